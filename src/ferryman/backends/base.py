@@ -1,0 +1,52 @@
+"""What a backend is: how a toolchain compiles and launches a kernel. It knows nothing of what an op means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class Target:
+    """The facts of a device that a kernel's launcher may read; derived from its profile.
+
+    arch: "sm_90", "gfx942", "cpu". vendor: "nvidia", "amd", "cpu". wave: lanes per warp or wavefront.
+    shared_memory: bytes one block may have (opt-in limit). units: SMs or CUs. l2_bytes: last on-die cache of the SMs.
+    """
+
+    arch: str
+    vendor: str
+    wave: int
+    shared_memory: int
+    max_threads: int
+    units: int
+    l2_bytes: int
+    features: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One compiled kernel image: ``image`` is a cubin, an hsaco, or PTX; ``resources`` what the toolchain reported."""
+
+    kernel: str
+    arch: str
+    kind: str
+    image: bytes
+    resources: dict[str, int] = field(default_factory=dict)
+    log: str = ""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One toolchain. ``vendors`` are the vendors whose devices it can ever serve."""
+
+    name: str
+    vendors: frozenset[str]
+
+    def probe(self, vendor: str) -> tuple[str, ...]:
+        """Why this backend cannot run on a device of ``vendor`` in this process; empty when it can. Never raises."""
+        ...
+
+    def compile(self, source: Any, options: Any, arch: str) -> Artefact:
+        """Compile for ``arch``, which need not be here. Raises CompileError with the toolchain's log."""
+        ...

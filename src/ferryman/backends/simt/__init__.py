@@ -1,0 +1,145 @@
+"""What the CUDA and HIP backends share: one C++ source per family, how a call becomes a launch, and the wave width.
+
+`portable.cuh` is the dialect, `rows.cuh` the loop over rows; a family adds its own `.cuh`. A kernel is one line that
+instantiates a macro of the family's file, so a compiled unit holds exactly the kernel that a launch needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.errors import ArgumentError, BackendUnavailable
+
+HERE = Path(__file__).parent
+TYPE_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+VECTOR_BYTES = 16
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# HIP refuses launches of 2^32 threads or more in one dimension, and some stacks 2^31 (hazard T04); the kernels loop.
+_MAX_THREADS = 2**31 - 1024
+
+
+class Unit(NamedTuple):
+    """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``."""
+
+    name: str
+    source: str
+    defines: tuple[str, ...] = ()
+
+
+class Runtime(Protocol):
+    """Loads a unit on a device and launches its kernel on that device's current stream."""
+
+    def launch(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
+               args: tuple[int | float, ...]) -> None:  # fmt: skip
+        """Arguments are 64-bit integers (pointers included) and, where a float stands, a 32-bit float."""
+        ...
+
+
+def wave_of(arch: str) -> int:
+    """Lanes per wave of the code compiled for ``arch``: CDNA and older are 64 wide; RDNA compiles to 32 by default."""
+    if re.fullmatch(r"gfx9[0-9a-f]{2,}", arch):
+        return 64
+    if re.fullmatch(r"sm_\d+[af]?|gfx1[0-9a-f]{3}", arch):
+        return 32
+    raise ArgumentError("simt", "arch", repr(arch), "sm_NN (NVIDIA) or gfxNNN (AMD)")
+
+
+def vendor_of(arch: str) -> str:
+    return "amd" if arch.startswith("gfx") else "nvidia"
+
+
+def defines_for(unit: Unit, arch: str) -> tuple[str, ...]:
+    """The macros that this unit is compiled with for ``arch``."""
+    return (f"FERRYMAN_WAVE={wave_of(arch)}", *unit.defines)
+
+
+def runtime(target: Target) -> Runtime:
+    """The launcher for this vendor. Raises BackendUnavailable for one that has none."""
+    found = _RUNTIMES.get(target.vendor)
+    return found if found is not None else _start_runtime(target.vendor)
+
+
+_RUNTIMES: dict[str, Runtime] = {}
+
+
+def _start_runtime(vendor: str) -> Runtime:
+    started: Runtime
+    if vendor == "nvidia":
+        from ferryman.backends.cuda import CudaRuntime
+
+        started = CudaRuntime()
+    elif vendor == "amd":
+        from ferryman.backends.hip import HipRuntime
+
+        started = HipRuntime()
+    else:
+        raise BackendUnavailable(f"SIMT kernels run on vendors nvidia and amd; this device's vendor is {vendor!r}")
+    return _RUNTIMES.setdefault(vendor, started)  # a second thread gets the first one's
+
+
+@functools.lru_cache(maxsize=None)
+def family_source(path: Path, rows: bool) -> str:
+    """The text before the instantiations: the dialect, the row loop where used, the family's file."""
+    files = [HERE / "portable.cuh", *([HERE / "rows.cuh"] if rows else []), path]
+    return "".join(f'#line 1 "{f.name}"\n{f.read_text(encoding="utf-8")}' for f in files)
+
+
+def instance(macro: str, stem: str, *args: object) -> tuple[str, str]:
+    """(kernel name, the line that instantiates it): the name spells every template argument, for profilers."""
+    words = [str(a).lower() if isinstance(a, bool) else str(a) for a in args]
+    name = "_".join([stem, *words])
+    if not all(re.fullmatch(r"[A-Za-z0-9_]+", w) for w in words) or not _IDENTIFIER.fullmatch(name):
+        raise ArgumentError("simt", "template arguments", words, "identifiers and numbers")
+    return name, f"{macro}({', '.join([name, *words])})"
+
+
+def unit(family: str, macro: str, stem: str, *args: object) -> Unit:
+    """A unit with one kernel. ``family`` is `family_source`'s text."""
+    name, line = instance(macro, stem, *args)
+    return Unit(name, f'{family}\n#line 1 "{name}"\n{line}\n')
+
+
+def type_name(x: Tensor | None) -> str:
+    return "none" if x is None else TYPE_NAMES[x.dtype]
+
+
+def pointer(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def as_rows(x: Tensor) -> tuple[Tensor, int, int]:
+    """(x, rows, elements from row to row): a view where the leading dimensions have one stride, else a copy."""
+    shape, stride = x.shape, x.stride()
+    n = shape[-1]
+    if n > 1 and stride[-1] != 1:
+        x = x.contiguous()
+        return x, x.numel() // n, n
+    rows, step = 1, n
+    for size, distance in zip(reversed(shape[:-1]), reversed(stride[:-1]), strict=True):
+        if size == 1:
+            continue
+        if rows == 1:
+            step = distance
+        elif distance != step * rows:
+            x = x.contiguous()
+            return x, x.numel() // n, n
+        rows *= size
+    return x, rows, step
+
+
+def vectorised(itemsize: int, n: int, strides: tuple[int, ...], pointers: tuple[int, ...]) -> bool:
+    """Whether every row of every tensor can be read in 16-byte words. 0 stands for an absent tensor."""
+    width = VECTOR_BYTES // itemsize
+    return not (any(v % width for v in (n, *strides)) or any(p % VECTOR_BYTES for p in pointers))
+
+
+def grid_of(work: int, threads: int) -> int:
+    """Blocks for ``work`` pieces of one block each; the kernels loop over what exceeds it."""
+    return min(work, _MAX_THREADS // threads)

@@ -1,0 +1,201 @@
+// Row operations: one row at a time is read once from memory, kept packed on the chip, reduced, and written.
+//
+// LANES threads share a row (part of a wave, or whole waves), ROWS rows share a block. Each thread holds PACKS
+// packs of V elements in registers. While a row is written, the next row of this block is loaded into the registers
+// that become free, so that loads stay in flight across the reduction. FIT says how n relates to that capacity:
+//   EXACT   n == LANES * PACKS * V: no bounds checks
+//   RAGGED  n < capacity
+//   LONG    n > capacity: the next `slots` packs of each thread live in dynamic shared memory, private to the
+//           thread that wrote them; what does not fit there either is read again, through L2, last read first (the
+//           most recent lines are the likeliest to be there still).
+//
+// An operation `Op` provides
+//   PASSES, INPUTS                       reductions over a row; 1 or 2 tensors
+//   void prepare(n, lane)                once, before the first row
+//   void begin(row, n)                   a new row
+//   void merge(x, residual, column)      INPUTS == 2: makes the row's pack out of both, in x
+//   const T* merged()                    INPUTS == 2: where merge left the row in memory
+//   void add<PASS>(values)               accumulate V elements
+//   void finish<PASS>(reduction)         reduce over the row's threads
+//   void emit(pack, column, p)           write V elements; p: register pack, or -1
+
+namespace ferryman {
+
+enum Fit { EXACT, RAGGED, LONG };
+
+struct RowInput {
+    const void* data;
+    i64 stride;  // elements from row to row
+};
+
+// Blocks an SM should hold, for the launch bound: 64 registers a thread while a thread keeps at most 16 words of its
+// row, 80 up to 32 words, 128 beyond. At these no kernel spills more than 56 bytes on sm_90 (most: none).
+FERRYMAN_DEVICE constexpr int resident_blocks(int threads, int words) {
+    int blocks = (words <= 16 ? 1024 : words <= 32 ? 768 : 512) / threads;
+    return blocks > 0 ? blocks : 1;
+}
+
+template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_> struct RowLayout {
+    typedef T Type;
+    static constexpr int V = V_, LANES = LANES_, ROWS = ROWS_, PACKS = PACKS_;
+    static constexpr Fit FIT = FIT_;
+    static constexpr int THREADS = LANES * ROWS;
+    // Four loads of 16 bytes in flight per thread cover the latency where registers do not already.
+    static constexpr int BATCH = 4;
+    static constexpr int WORDS = Pack<T, V>::WORDS * PACKS;
+    static_assert(THREADS <= 1024, "a block has at most 1024 threads");
+};
+
+template <typename L, typename Op> struct RowDriver {
+    typedef typename L::Type T;
+    typedef Pack<T, L::V> P;
+    typedef RowReduction<L::LANES, L::ROWS> Reduction;
+
+    Op& op;
+    RowInput x, residual;
+    i64 rows, n;
+    int slots;
+    P* shared;  // slots * THREADS packs
+    int lane;
+
+    // Register packs are all inside a LONG row.
+    FERRYMAN_DEVICE bool inside(int column) const { return L::FIT != RAGGED || column < (int)n; }
+    FERRYMAN_DEVICE int column_of(int p) const { return (p * L::LANES + lane) * L::V; }
+    FERRYMAN_DEVICE const T* at(const RowInput& in, i64 row, i64 column) const {
+        return (const T*)in.data + row * in.stride + column;
+    }
+    FERRYMAN_DEVICE P& slot(int k) const { return shared[k * L::THREADS + platform::thread_index()]; }
+
+    template <int PASS> FERRYMAN_DEVICE void add(const P& pack) {
+        float values[L::V];
+        unpack(pack, values);
+        op.template add<PASS>(values);
+    }
+
+    FERRYMAN_DEVICE void fetch(P& pack, const RowInput& in, i64 row, bool wanted, int column) const {
+        if (wanted) load<true>(pack, at(in, row, column));
+        else zero(pack);
+    }
+
+    // The packs of a LONG row that live in memory: BATCH at a time, all loaded before the first is used.
+    template <int PASS, bool EMIT> FERRYMAN_DEVICE void stream(i64 row) {
+        i64 first = L::PACKS + slots;
+        i64 end = (n + L::LANES * L::V - 1) / (L::LANES * L::V);
+        i64 batches = end > first ? (end - first + L::BATCH - 1) / L::BATCH : 0;
+        for (i64 b = 0; b < batches; ++b) {
+            i64 p0 = first + (EMIT ? batches - 1 - b : b) * L::BATCH;
+            P pack[L::BATCH], other[Op::INPUTS == 2 ? L::BATCH : 1];
+#pragma unroll
+            for (int j = 0; j < L::BATCH; ++j) {
+                i64 column = ((p0 + j) * L::LANES + lane) * L::V;
+                if (column >= n) continue;
+                if constexpr (Op::INPUTS == 2 && (EMIT || PASS > 0)) {
+                    load<false>(pack[j], op.merged() + column);  // written by this thread: not read-only
+                } else {
+                    load<false>(pack[j], at(x, row, column));
+                    if constexpr (Op::INPUTS == 2) load<true>(other[j], at(residual, row, column));
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < L::BATCH; ++j) {
+                i64 column = ((p0 + j) * L::LANES + lane) * L::V;
+                if (column >= n) continue;
+                if constexpr (EMIT) {
+                    op.emit(pack[j], column, -1);
+                } else {
+                    if constexpr (Op::INPUTS == 2 && PASS == 0) op.merge(pack[j], other[j], column);
+                    add<PASS>(pack[j]);
+                }
+            }
+        }
+    }
+
+    template <int PASS> FERRYMAN_DEVICE void reduce(P (&held)[L::PACKS], i64 row, bool live, Reduction& reduction) {
+        if (live) {
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p)
+                if (inside(column_of(p))) add<PASS>(held[p]);
+            if constexpr (L::FIT == LONG) {
+                for (int k = 0; k < slots; ++k)
+                    if (column_of(L::PACKS + k) < n) add<PASS>(slot(k));
+                stream<PASS, false>(row);
+            }
+        }
+        op.template finish<PASS>(reduction);
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) forget(held[p]);
+        if constexpr (PASS + 1 < Op::PASSES) reduce<PASS + 1>(held, row, live, reduction);
+    }
+
+    FERRYMAN_DEVICE void fetch_register(P& held, P& other, i64 row, bool live, int p) const {
+        int column = column_of(p);
+        bool wanted = live && inside(column);
+        fetch(held, x, row, wanted, column);
+        if constexpr (Op::INPUTS == 2) fetch(other, residual, row, wanted, column);
+    }
+
+    // Writes BATCH slots of `row` from number k (`emit`), and fills them with those of `next` (`more`).
+    FERRYMAN_DEVICE void turn_slots(int k, bool emit, i64 next, bool more) {
+        P pack[L::BATCH];
+#pragma unroll
+        for (int j = 0; j < L::BATCH; ++j) {
+            int column = column_of(L::PACKS + k + j);
+            fetch(pack[j], x, next, more && k + j < slots && column < n, column);
+        }
+#pragma unroll
+        for (int j = 0; j < L::BATCH; ++j) {
+            int column = column_of(L::PACKS + k + j);
+            if (k + j >= slots || column >= n) continue;
+            if (emit) op.emit(slot(k + j), column, -1);
+            slot(k + j) = pack[j];
+        }
+    }
+
+    FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
+        Reduction reduction{scratch, 0};
+        const i64 step = blocks * L::ROWS;
+        i64 base = platform::block_index() * L::ROWS;  // the same for the whole block, so that barriers are met
+        i64 row = base + platform::thread_index() / L::LANES;
+        P held[L::PACKS], other[Op::INPUTS == 2 ? L::PACKS : 1];
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p)
+            fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row, row < rows, p);
+        if constexpr (L::FIT == LONG)
+            for (int k = 0; k < slots; k += L::BATCH) turn_slots(k, false, row, row < rows);
+        op.prepare(n, lane);
+        for (; base < rows; base += step, row += step) {
+            const bool live = L::ROWS == 1 || row < rows, more = row + step < rows;
+            op.begin(row, n);
+            if constexpr (Op::INPUTS == 2) {
+#pragma unroll
+                for (int p = 0; p < L::PACKS; ++p)
+                    if (live && inside(column_of(p))) op.merge(held[p], other[p], column_of(p));
+            }
+            reduce<0>(held, row, live, reduction);
+            if constexpr (L::FIT == LONG) {
+                if (live) stream<Op::PASSES - 1, true>(row);
+                for (int k = 0; k < slots; k += L::BATCH) turn_slots(k, live, row + step, more);
+            }
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p) {
+                if (live && inside(column_of(p))) op.emit(held[p], column_of(p), p);
+                if (more) fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row + step, true, p);
+            }
+        }
+    }
+};
+
+template <typename L, typename Op>
+FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 rows, i64 n, int slots, i64 blocks) {
+    typedef Pack<typename L::Type, L::V> P;
+    FERRYMAN_SHARED(float, scratch, (RowReduction<L::LANES, L::ROWS>::SCRATCH));
+    P* shared = nullptr;
+    if constexpr (L::FIT == LONG) {
+        FERRYMAN_DYNAMIC_SHARED(platform::words4, dynamic);
+        shared = (P*)dynamic;
+    }
+    RowDriver<L, Op> driver{op, x, residual, rows, n, slots, shared, platform::thread_index() % L::LANES};
+    driver.run(blocks, scratch);
+}
+
+}  // namespace ferryman

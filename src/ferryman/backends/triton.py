@@ -1,0 +1,418 @@
+"""Triton, on NVIDIA and AMD, and its interpreter on the CPU: ahead-of-time compilation, and launching.
+
+Importing this module does not import triton; the kernels' files do. A process either interprets Triton or compiles
+it, fixed when triton is first imported, so parity checks on a CPU and ahead-of-time compilation use worker processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from ferryman.backends.base import Artefact, Target
+from ferryman.errors import ArgumentError, CaptureError, CompileError
+
+_TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
+    torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
+_TRUE = frozenset({"1", "true", "yes", "on", "y"})  # what triton.knobs accepts
+
+
+def interpreting() -> bool:
+    """Whether Triton interprets its kernels in this process. Asks triton once it is imported, the environment before."""
+    language = sys.modules.get("triton.language")
+    if language is None:
+        return os.environ.get("TRITON_INTERPRET", "0").lower() in _TRUE
+    return type(language.sum).__name__ == "InterpretedFunction"
+
+
+@dataclass(frozen=True, repr=False)
+class Specialisation:
+    """One configuration of a kernel, enough to compile it with no device and no tensors.
+
+    ``signature`` maps every parameter that is not a constexpr to its Triton type ("*bf16", "i32", "fp32");
+    ``constexprs`` maps the others to their values. ``unaligned`` names pointers that are not 16-byte aligned,
+    ``divisible`` integers known to be divisible by 16. ``options`` are the compiler's own (``waves_per_eu``).
+    """
+
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    unaligned: frozenset[str] = frozenset()
+    divisible: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return _kernel_name(self.kernel)
+
+    def __repr__(self) -> str:
+        types = ", ".join(
+            f"{n}: {t}{'' if n not in self.divisible else ' %16'}{' unaligned' if n in self.unaligned else ''}"
+            for n, t in self.signature.items()
+        )
+        given = ", ".join(f"{n}={v}" for n, v in {**self.constexprs, **self.options}.items() if v is not None)
+        # complete on purpose: two specialisations are the same if and only if they print the same
+        return f"{self.name}({types}; {given}; {self.num_warps} warps, {self.num_stages} stages)"
+
+
+class TritonBackend:
+    name = "triton"
+    vendors = frozenset({"nvidia", "amd", "cpu"})
+
+    def probe(self, vendor: str) -> tuple[str, ...]:
+        if vendor not in self.vendors:
+            return (f"triton does not serve vendor {vendor!r}; it serves {', '.join(sorted(self.vendors))}",)
+        if importlib.util.find_spec("triton") is None:
+            return ("triton is not installed; pip install 'ferryman[triton]'",)
+        if vendor == "cpu":
+            return _interpreter_reasons()
+        reasons = []
+        if interpreting():
+            reasons.append("TRITON_INTERPRET=1: this process interprets Triton, which serves CPU tensors only")
+        built_for = "amd" if torch.version.hip else "nvidia" if torch.version.cuda else None
+        if built_for != vendor:
+            reasons.append(f"this torch build ({torch.__version__}) drives {built_for or 'no GPU'}, not {vendor}")
+        elif not torch.cuda.is_available():
+            reasons.append(f"no {vendor} device is visible to torch (torch.cuda.is_available() is False)")
+        return tuple(reasons)
+
+    def compile(
+        self,
+        source: Specialisation,
+        options: Mapping[str, Any] | None,
+        arch: str,
+        target: Target | None = None,
+    ) -> Artefact:
+        """Compile ``source`` for ``arch``, which need not be here; ``options`` override the specialisation's own.
+
+        Triton ignores options that it does not know and does not check shared memory, so both are checked here
+        (the latter where a ``target`` is given).
+        """
+        if interpreting():
+            raise CompileError("triton", source.name, arch, "TRITON_INTERPRET=1: an interpreting process cannot compile")
+        import triton
+        from triton.compiler import ASTSource
+
+        gpu = gpu_target(arch)
+        chosen: dict[str, Any] = {
+            "num_warps": source.num_warps,
+            "num_stages": source.num_stages,
+            **source.options,
+            **(options or {}),
+        }
+        known = _known_options(gpu.backend)
+        unknown = sorted(set(chosen) - known)
+        if unknown:
+            raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
+        try:
+            compiled = triton.compile(
+                ASTSource(fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
+                          attrs=_attributes(source, gpu.backend)),
+                target=gpu,
+                options=chosen,
+            )
+        except (MemoryError, OSError):
+            raise
+        except Exception as error:  # Triton raises its own, RuntimeError, ValueError, AssertionError and KeyError
+            raise CompileError("triton", source.name, arch, f"{type(error).__name__}: {error}") from error
+        kind = "cubin" if gpu.backend == "cuda" else "hsaco"
+        resources = _cubin_resources(compiled.asm[kind]) if kind == "cubin" else _amdgcn_resources(compiled.asm["amdgcn"])
+        # Triton's shared memory is dynamic, so the image itself says 0
+        resources["shared"] = compiled.metadata.shared
+        resources["threads"] = compiled.metadata.num_warps * gpu.warp_size
+        if target is not None:
+            for what, limit in (("shared", target.shared_memory), ("threads", target.max_threads)):
+                if resources[what] > limit:
+                    log = f"{what}: {resources[what]} needed, {target.arch} has {limit} for a block"
+                    raise CompileError("triton", source.name, arch, log)
+        text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
+        return Artefact(source.name, arch, kind, compiled.asm[kind], resources, text)
+
+
+def gpu_target(arch: str) -> Any:
+    """Triton's name for ``arch``: "sm_90" or "gfx942"."""
+    from triton.backends.compiler import GPUTarget
+
+    if nvidia := re.fullmatch(r"sm_(\d+)[af]?", arch):
+        return GPUTarget("cuda", int(nvidia[1]), 32)
+    if amd := re.fullmatch(r"gfx(\d+)[0-9a-f]{2}", arch):
+        return GPUTarget("hip", arch, 32 if int(amd[1]) >= 10 else 64)
+    raise ArgumentError("triton.compile", "arch", repr(arch), "sm_NN or gfxNNN")
+
+
+def collapse_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """``x`` as rows of its last dimension: (tensor, number of rows, elements from one row to the next).
+
+    The tensor is ``x`` itself where one stride describes all its rows and the last dimension is dense; else a copy.
+    """
+    width = x.shape[-1]
+    rows = x.numel() // width if width else 0
+    if x.is_contiguous():
+        return x, rows, width
+    stride: int | None = None
+    if x.stride(-1) == 1 or width <= 1:
+        expected = 0
+        for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+            if size == 1:
+                continue
+            if stride is None:
+                stride, expected = step, step
+            elif step != expected:
+                break
+            expected *= size
+        else:
+            return x, rows, width if stride is None else stride
+    return x.contiguous(), rows, width
+
+
+class RowTile(NamedTuple):
+    """How one program covers whole rows: ``rows`` x ``block`` elements on ``warps``; ``fits`` if registers hold them."""
+
+    rows: int
+    block: int
+    warps: int
+    fits: bool
+
+
+def row_tile(
+    target: Target, width: int, itemsize: int, rows: int, stride: int = 0, arrays: int = 1
+) -> RowTile:
+    """Tile for a kernel that holds ``arrays`` rows of ``width`` elements of ``itemsize`` bytes in registers at a time.
+
+    A thread takes 64 bytes of input in all (four 16-byte loads in flight); at least 4 warps, filled with several rows
+    where rows are short. One row a program where there are few rows (decoding), or where rows lie so far apart that
+    32-bit offsets in a tile would overflow.
+    """
+    block = 1 << max(width - 1, 0).bit_length()
+    per_thread = 64 // itemsize // arrays
+    most = target.max_threads // target.wave // arrays
+    warps = min(max(4, block // (target.wave * per_thread)), most)
+    # measured with ptxas: with 64 bytes of each array a thread, float32 copies included, these limits leave no spills
+    fits = block * itemsize <= 64 * target.wave * most
+    together = min(max(1, warps * target.wave * per_thread // block), 64)
+    if rows < 4 * target.units * together or together * stride >= 2**31:
+        together = 1
+    return RowTile(together, block, warps, fits)
+
+
+LONG_BLOCK = 8192  # elements of a row read at a time where the row does not fit
+
+
+def long_warps(target: Target) -> int:
+    return min(LONG_BLOCK // (target.wave * 16), target.max_threads // target.wave)
+
+
+def _interpreter_reasons() -> tuple[str, ...]:
+    if not interpreting():
+        return ("a CPU is served only by Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported",)
+    from importlib.metadata import version
+
+    triton_version, numpy_version = version("triton"), version("numpy")
+    if _release(triton_version) == (3, 6) and _release(numpy_version) >= (2, 4):
+        # 3.6's interpreter turns a 1-element array into a loop bound, which numpy 2.4 refuses
+        return (f"triton {triton_version}'s interpreter needs numpy < 2.4, found {numpy_version}",)
+    return ()
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+@functools.cache
+def _known_options(backend: str) -> frozenset[str]:
+    if backend == "cuda":
+        from triton.backends.nvidia.compiler import CUDAOptions as options
+    else:
+        from triton.backends.amd.compiler import HIPOptions as options
+    return frozenset(options.__dataclass_fields__)
+
+
+def _signature(source: Specialisation) -> dict[str, str]:
+    missing = [n for n in source.kernel.arg_names if n not in source.signature and n not in source.constexprs]
+    extra = [n for n in (*source.signature, *source.constexprs) if n not in source.kernel.arg_names]
+    if missing or extra:
+        raise ArgumentError("triton.compile", "signature", f"missing {missing}, unknown {extra}", "the kernel's parameters")
+    return {n: "constexpr" if n in source.constexprs else source.signature[n] for n in source.kernel.arg_names}
+
+
+def _attributes(source: Specialisation, backend: str) -> dict[tuple[int], list[list[Any]]]:
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, name in enumerate(source.kernel.arg_names):
+        if name in source.constexprs:
+            continue
+        pointer = source.signature[name].startswith("*")
+        found: list[list[Any]] = []
+        if name in source.divisible or (pointer and name not in source.unaligned):
+            found.append(["tt.divisibility", 16])
+        if pointer and backend == "hip":
+            # as the JIT does for tensors below 2 GiB: without it every access is a 64-bit global one, no buffer ops
+            found.append(["tt.pointer_range", 32])
+        if found:
+            attributes[index,] = found
+    return attributes
+
+
+def _cubin_resources(image: bytes) -> dict[str, int]:
+    import triton
+
+    # with cuobjdump and not `ptxas -v`, whose log Triton drops: local memory is spills, as Triton has no local arrays
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    return {"registers": found["REG"], "spills": found["STACK"] + found["LOCAL"]}
+
+
+def _amdgcn_resources(text: str) -> dict[str, int]:
+    def note(key: str) -> int:
+        found = re.search(rf"^\s*(?:-\s+)?\.{key}:\s*(\d+)", text, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": note("vgpr_count"),
+        "agprs": note("agpr_count"),
+        "sgprs": note("sgpr_count"),
+        "spills": note("vgpr_spill_count") + note("sgpr_spill_count"),
+        "scratch": note("private_segment_fixed_size"),
+        "wave": note("wavefront_size"),
+    }
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **meta: Any) -> None:
+    """Launch a kernel on ``device``, on that device's current stream.
+
+    ``args`` are the kernel's leading parameters, ``meta`` its constexprs and the compiler's options. Triton launches on
+    the current device, so the tensors' device is made current where it is not. A failure of the toolchain is a
+    CompileError; out of memory and illegal accesses rise as they are; a compilation during graph capture is a
+    CaptureError.
+    """
+    if _recording.found is not None:
+        _recording.found.append(specialise(kernel, args, meta))
+        return
+    if "_ferryman_guard" not in kernel.__dict__:
+        _install_guard(kernel)
+    try:
+        if device.type == "cuda" and torch.cuda.current_device() != device.index and device.index is not None:
+            with torch.cuda.device(device):
+                kernel.run(*args, grid=grid, warmup=False, **meta)
+        else:
+            kernel.run(*args, grid=grid, warmup=False, **meta)
+    except _resource_errors() as error:
+        # raised when the binary is loaded, at the first launch: too much shared memory, too many threads
+        raise CompileError("triton", _kernel_name(kernel), _arch_of(device), str(error)) from error
+
+
+class _Recording(threading.local):
+    found: list[Specialisation] | None = None
+
+
+_recording = _Recording()
+
+
+def recorded(calls: Iterable[Callable[[], object]]) -> list[Specialisation]:
+    """Every distinct specialisation that ``calls`` would launch, without launching: run them on meta tensors.
+
+    So the configurations compiled ahead of time are those of the launchers, by construction.
+    """
+    _recording.found = []
+    try:
+        for call in calls:
+            call()
+        distinct = {repr(s): s for s in _recording.found}
+    finally:
+        _recording.found = None
+    return list(distinct.values())
+
+
+def specialise(kernel: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> Specialisation:
+    """The specialisation that Triton's JIT derives from these arguments (its rules, triton 3.6 runtime/jit.py)."""
+    names = [parameter.name for parameter in kernel.params]
+    bound = dict(zip(names, args, strict=False)) | {k: v for k, v in meta.items() if k in names}
+    options = {k: v for k, v in meta.items() if k not in names}
+    signature: dict[str, str] = {}
+    constexprs: dict[str, Any] = {}
+    unaligned, divisible = set(), set()
+    for parameter in kernel.params:
+        name = parameter.name
+        value = bound.get(name, parameter.default)
+        free = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (free and type(value) is int and value == 1):
+            constexprs[name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = "*" + _TYPES[value.dtype]
+            if value.data_ptr() % 16:
+                unaligned.add(name)
+        elif isinstance(value, bool):
+            signature[name] = "u1"
+        elif isinstance(value, int):
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if free and value % 16 == 0:
+                divisible.add(name)
+        else:
+            signature[name] = "fp32"
+    warps, stages = options.pop("num_warps", 4), options.pop("num_stages", 1)
+    return Specialisation(
+        kernel, signature, constexprs, warps, stages, options, frozenset(unaligned), frozenset(divisible)
+    )
+
+
+def _kernel_name(kernel: Any) -> str:
+    return str(kernel.fn.__name__)  # an interpreted function has no __name__ of its own
+
+
+@functools.cache
+def _resource_errors() -> type[Exception]:
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources
+
+
+def _arch_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
+
+
+def _install_guard(kernel: Any) -> None:
+    """Wrap this kernel's own compile step, which a cached launch never reaches: the checks cost a launch nothing.
+
+    Triton's hook for this (``knobs.runtime.jit_cache_hook``) is one global slot, which profilers and Inductor take.
+    """
+    compile_step = getattr(kernel, "_do_compile", None)  # an interpreted function has none
+    if compile_step is not None:
+
+        def guarded(key: Any, signature: Any, device: Any, *rest: Any, **more: Any) -> Any:
+            if torch.cuda.is_current_stream_capturing():
+                raise CaptureError(
+                    f"triton kernel {_kernel_name(kernel)} would be compiled while a graph is being captured; "
+                    "call the op once with these shapes and dtypes before capturing"
+                )
+            try:
+                return compile_step(key, signature, device, *rest, **more)
+            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError):
+                raise
+            except Exception as error:
+                where = _arch_of(torch.device("cuda", device))
+                raise CompileError("triton", _kernel_name(kernel), where, f"{type(error).__name__}: {error}") from error
+
+        kernel._do_compile = guarded
+    kernel._ferryman_guard = True

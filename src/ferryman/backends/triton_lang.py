@@ -1,0 +1,96 @@
+"""Device functions that Ferryman's Triton kernels share: rounding, and portable mathematics with known errors.
+
+Nothing here is a vendor's library function: one source, the same digits to within the rounding of exp2 and division on
+every target. Errors are in float32 ulp, measured by tests/unit/test_triton_rowops.py against mpmath-grade float64.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ferryman.backends.triton import interpreting
+
+INTERPRETED: tl.constexpr = tl.constexpr(interpreting())
+"""Whether kernels are interpreted here. Then bf16 ``tl.dot`` is silently wrong: kernels with one refuse bf16."""
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 ``x`` rounded to ``dtype``, to nearest even. The interpreter truncates bf16 casts, so there it is done by hand."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        return tl.where(x == x, rounded, bits | 0x400000).to(tl.float32, bitcast=True).to(dtype)
+    return x.to(dtype)
+
+
+@triton.jit
+def exp(x):
+    """2 ulp over the whole range. ``tl.exp`` alone is exp2(x * log2 e), whose error grows with abs(x): 40 ulp at -30."""
+    if INTERPRETED:
+        return tl.exp(x)
+    product = x * 1.4426950216293335
+    # the product's own rounding error, and the part of log2(e) that float32 leaves out
+    rest = tl.fma(x, 1.4426950216293335, -product) + x * 1.9259629911266175e-08
+    rest = tl.where(tl.abs(product) < 128.0, rest, 0.0)  # an infinite power times a negative rest would be -inf
+    power = tl.exp2(product)
+    return tl.fma(power, rest * 0.6931471805599453, power)
+
+
+@triton.jit
+def sigmoid(x):
+    """(sigmoid(x), 1 - sigmoid(x)), each with small *relative* error for any x: no cancellation, no overflow."""
+    e = exp(-tl.abs(x))
+    total = 1.0 + e
+    large = tl.div_rn(1.0, total)
+    small = e * large
+    return tl.where(x < 0, small, large), tl.where(x < 0, large, small)
+
+
+@triton.jit
+def tanh(x):
+    """3 ulp, small arguments included: an odd polynomial below 0.625 (our fit, 0.07 ulp), exponentials above."""
+    square = x * x
+    p = -5.717044696211815e-03
+    p = p * square + 2.0650586113333702e-02
+    p = p * square - 5.374349653720856e-02
+    p = p * square + 1.3331490755081177e-01
+    p = p * square - 3.333328366279602e-01
+    near = x + x * (square * p)
+    e = tl.exp2(tl.abs(x) * -2.8853900817779268)  # e <= 0.29 here: exp2's argument needs no second word
+    far = tl.div_rn(1.0 - e, 1.0 + e)
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def normal(x):
+    """(cumulative distribution, density) of the standard normal at x, with small *relative* error in both tails.
+
+    The tail is exp(-x^2/2) q(t), t = 1 / (1 + 0.35 abs(x)); q is our own degree-10 fit of erfcx, relative error 3e-9 on
+    0..14. 1 + erf(x / sqrt 2) would lose every digit by x = -5.
+    """
+    a = tl.minimum(tl.abs(x), 20.0, propagate_nan=tl.PropagateNan.ALL)  # exp(-200) is 0 already, and 20^2 is exact
+    square = a * a
+    lost = tl.fma(a, a, -square)
+    bell = exp(-0.5 * square) * (1.0 - 0.5 * lost)
+    t = tl.div_rn(1.0, 1.0 + 0.35 * a)
+    q = 0.01836301200091839
+    q = q * t - 0.10105621069669724
+    q = q * t + 0.2124243825674057
+    q = q * t - 0.18512718379497528
+    q = q * t + 0.026084674522280693
+    q = q * t + 0.0014171033399179578
+    q = q * t + 0.035078298300504684
+    q = q * t + 0.0916176289319992
+    q = q * t + 0.12187554687261581
+    q = q * t + 0.1396956890821457
+    q = q * t + 0.13962705433368683
+    tail = bell * (q * t)
+    return tl.where(x < 0, tail, 1.0 - tail), bell * 0.3989422804014327
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x), correctly rounded twice; ``tl.rsqrt`` is approximate on both vendors, by different amounts."""
+    return tl.div_rn(1.0, tl.sqrt_rn(x))

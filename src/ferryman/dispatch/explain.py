@@ -1,0 +1,107 @@
+"""Why a call runs where it runs, on a device that is here or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.device_profiles import Profile, resolve
+from ferryman.dispatch import lockfile, registry, select, state
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation: "chosen", "available", "refused" or "not requested", with actual against required."""
+
+    implementation: str
+    verdict: str
+    reasons: tuple[str, ...]
+    conditions: tuple[str, ...]
+    accumulation: str
+    roundings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The whole menu of an op for one call. Prints as text; ``rows`` and ``to_dict`` are for programs."""
+
+    op: str
+    device: str
+    here: bool
+    region: str
+    rows: tuple[Row, ...]
+
+    @property
+    def chosen(self) -> str | None:
+        return next((row.implementation for row in self.rows if row.verdict == "chosen"), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [vars(row) for row in self.rows]
+        return {"op": self.op, "device": self.device, "here": self.here, "region": self.region, "rows": rows}
+
+    def __str__(self) -> str:
+        place = self.device if self.here else f"{self.device}, which is not here: backends were not probed"
+        lines = [f"{self.op} on {place}", f"  {self.region}"]
+        for row in self.rows:
+            mark = "->" if row.verdict == "chosen" else "  "
+            lines.append(f"{mark} {row.implementation:<12} {row.verdict}")
+            lines += [f"{'':18}{reason}" for reason in row.reasons]
+        return "\n".join(lines)
+
+
+def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.device | str | None = None,
+            **kwargs: Any) -> Explanation:  # fmt: skip
+    """Which implementation would run for these arguments, and why not the others.
+
+    op: the op's function or name. args, kwargs: the call's arguments; tensors may be on "meta". device: a profile's
+    name ("mi300x") for a device that need not be here; by default the tensors' own. Raises ArgumentError for
+    invalid arguments, UnknownName for an unknown op or device.
+    """
+    known = registry.primitive(op)
+    kwargs = {k: v for k, v in kwargs.items() if k in known.names or k != "return_lse"}
+    bound = _bind(known, args, kwargs)
+    known.check(*bound)
+    tensors = [a for a in bound if isinstance(a, Tensor)]
+    if device is not None:
+        profile = resolve(device)
+    elif tensors and tensors[0].device.type != "meta":
+        profile = select.profile_for(tensors[0].device)
+    else:
+        profile = resolve(None)
+    here = device is None or _is_here(profile)
+    rows = select.explain_rows(known, bound, profile, state.effective(), absent=not here)
+    return Explanation(
+        known.name, profile.name, here, lockfile.region(known, bound),
+        tuple(
+            Row(line.name, verdict, tuple(why), tuple(map(str, line.when)), line.accumulation, line.roundings)
+            for line, verdict, why in rows
+        ),
+    )  # fmt: skip
+
+
+def _bind(known: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Defaults come from the public function where the schema has none (attention's are keywords)."""
+    from ferryman import ops
+
+    face = getattr(ops, known.name, None)
+    if face is None:
+        bound: tuple[Any, ...] = known.bind(args, kwargs)
+        return bound
+    import inspect
+
+    call = inspect.signature(face).bind(*args, **kwargs)
+    call.apply_defaults()
+    return tuple(call.arguments[name] for name in known.names)
+
+
+def _is_here(profile: Profile) -> bool:
+    if profile.vendor == "cpu":
+        return True
+    if not torch.cuda.is_available():
+        return False
+    here = {resolve(torch.device("cuda", i)).name for i in range(torch.cuda.device_count())}
+    return profile.name in here

@@ -1,0 +1,254 @@
+"""From a call to a launch: one dictionary look-up when the call was seen before, selection when it was not.
+
+For each op a function with the op's own parameters is generated, because that is what a look-up of 0.6 us allows:
+CPython binds the arguments, and the key is one tuple display. The key holds every fact that a clause can read: each
+tensor's class, dtype, device, shape, contiguity or strides, each scalar, whether a gradient is needed, the request, and
+the extra facts (alignment, tf32, determinism) of those clauses that read them.
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ferryman.backends.base import Target
+from ferryman.dispatch import registry, select, state
+from ferryman.dispatch.gradient import Recipe, differentiable
+from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+MOST_PLANS = 4096  # per op; then they are dropped and made again
+_all_plans: list[dict[Any, Any]] = []
+_lock = threading.Lock()
+_SCALARS = {"float": numbers.Real, "float?": numbers.Real, "int": numbers.Integral, "int?": numbers.Integral,
+            "bool": bool, "str": str}  # fmt: skip
+
+_TEMPLATE = """
+def {name}({params}):
+    if is_dynamo_compiling():
+        return compiled({args})
+    if dispatch_modes() or functorch_level() is not None or autocast() or forward_ad._current_level >= 0:
+        return library({args})
+    try:
+{lines}
+        key = ({key})
+        run, extra = plans[key]
+    except KEY_ERRORS:
+        return slow({args})
+    try:
+        return run({args}, extra)
+    except CompileError as error:
+        return recover(error, {args})
+
+def {name}_undifferentiated({params}):
+    try:
+{lines_plain}
+        key = ({key})
+        run, extra = plans[key]
+    except KEY_ERRORS:
+        return slow_plain({args})
+    try:
+        return run({args}, extra)
+    except CompileError as error:
+        return recover_plain(error, {args})
+"""
+_EXTRA = {
+    "aligned": "{arg}.data_ptr() % 16 == 0", "tf32": "float32_precision()", "deterministic": "deterministic()",
+}  # fmt: skip
+
+
+class Op:
+    """One primitive, able to run."""
+
+    def __init__(self, op: Primitive, library: Callable[..., Any]) -> None:
+        self.op = op
+        self.plans: dict[Any, tuple[Callable[..., Any], Any]] = {}
+        _all_plans.append(self.plans)
+        self.recipe = Recipe.of(op)
+        namespace: dict[str, Any] = {
+            "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
+            "dispatch_modes": torch._C._len_torch_dispatch_stack,
+            "functorch_level": torch._C._functorch.maybe_current_level,
+            "autocast": torch._C._is_any_autocast_enabled,
+            "grad_enabled": torch.is_grad_enabled,
+            "float32_precision": torch.get_float32_matmul_precision,
+            "deterministic": torch.are_deterministic_algorithms_enabled,
+            "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
+            "compiled": _compiled(op, library), "CompileError": CompileError,
+            "KEY_ERRORS": (KeyError, TypeError, AttributeError),
+            "slow": lambda *args: self.slow(args, differentiate=True),
+            "slow_plain": lambda *args: self.slow(args, differentiate=False),
+            "recover": lambda error, *args: self.recover(error, args, differentiate=True),
+            "recover_plain": lambda error, *args: self.recover(error, args, differentiate=False),
+        }  # fmt: skip
+        exec(compile(_source(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
+        self.resolve: Callable[..., Any] = namespace[op.name]
+        self.undifferentiated: Callable[..., Any] = namespace[f"{op.name}_undifferentiated"]
+        self._key: Callable[..., Any] = _key_function(op, namespace)
+        self._library = library
+
+    def slow(self, args: tuple[Any, ...], differentiate: bool) -> Any:
+        """Check, choose, remember, run."""
+        op = self.op
+        tensors = self._tensors(args)
+        if differentiate and any(type(t) not in PLAIN for t in tensors.values()):
+            return self._library(*args)
+        op.check(*args)
+        asked = state.effective()
+        device = next(iter(tensors.values())).device
+        profile = select.profile_for(device)
+        decision = select.select(op, args, profile, asked)
+        launch, target = registry.launcher(decision.implementation), select.target_of(profile)
+        grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+        if grads:
+            self.recipe.check_inputs(args)
+        if asked.tracer is not None:
+            asked.tracer.record(op.name, decision.implementation.name, decision.fallback)
+        elif len(self.plans) >= MOST_PLANS:
+            self.plans.clear()
+        extra: Any = target
+        if grads:
+            launch, extra = differentiable, self.recipe.plan(launch, target, asked)
+        if asked.tracer is None:
+            self.plans[self._key(*args, bool(grads))] = (launch, extra)
+        try:
+            return launch(*args, extra)
+        except CompileError as error:
+            return self.recover(error, args, differentiate)
+
+    def recover(self, error: CompileError, args: tuple[Any, ...], differentiate: bool) -> Any:
+        """A toolchain refused the kernel: leave this implementation out here, say so once, and choose again."""
+        op = self.op
+        profile = select.profile_for(next(iter(self._tensors(args).values())).device)
+        line = select.select(op, args, profile, state.effective()).implementation
+        if line.backend != error.backend:
+            raise error  # a backward inside, or a nested op: not ours to judge
+        if select.quarantine(op, args, line, profile, str(error)):
+            warnings.warn(
+                f"{op.name}: {line.name} is left out for these shapes on {profile.name}: {error}",
+                QuarantineWarning, stacklevel=4,
+            )  # fmt: skip
+        drop_plans()
+        return self.slow(args, differentiate)
+
+    def _tensors(self, args: tuple[Any, ...]) -> dict[str, Tensor]:
+        """The tensors that are there, by name; wrong types of any argument raise ArgumentError."""
+        found = {}
+        for name, value in zip(self.op.names, args, strict=True):
+            kind = self.op.types[name]
+            if kind.startswith("Tensor"):
+                if isinstance(value, Tensor):
+                    if value.layout is not torch.strided:
+                        raise ArgumentError(self.op.name, f"{name}.layout", value.layout, "torch.strided")
+                    found[name] = value
+                elif value is not None or kind == "Tensor":
+                    raise ArgumentError(self.op.name, name, type(value).__name__, "a torch.Tensor")
+            elif value is None and kind.endswith("?"):
+                continue
+            elif not isinstance(value, _SCALARS[kind]) or (kind[0] in "fi" and isinstance(value, bool)):
+                raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", kind.rstrip("?"))
+        return found
+
+
+def drop_plans() -> None:
+    """Forget every choice: settings, quarantine, lockfile or registry changed."""
+    with _lock:
+        for plans in _all_plans:
+            plans.clear()
+
+
+def _facts_of(line: Implementation) -> set[str]:
+    return {fact for clause in line.when for fact in clause.facts}
+
+
+def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
+    """(statements, key expressions, expression for "a gradient is needed")."""
+    lines, key = [], ["current()"]
+    for name in op.names:
+        if not op.types[name].startswith("Tensor"):
+            key.append(name)
+            continue
+        facts = f"{name}.__class__, {name}.dtype, {name}.device, {name}.shape, {name}.is_contiguous() or {name}.stride()"
+        if op.types[name] == "Tensor?":
+            lines.append(f"k_{name} = None if {name} is None else ({facts})")
+            key.append(f"k_{name}")
+        else:
+            key.append(facts)
+    read = {fact for line in registry.implementations(op.name) for fact in _facts_of(line)}
+    for fact in sorted(read):
+        aligned = re.fullmatch(r"(\w+)\.aligned", fact)
+        if aligned:
+            key.append(_EXTRA["aligned"].format(arg=aligned[1]))
+        elif fact in _EXTRA:
+            key.append(_EXTRA[fact])
+    key.append("deterministic()")  # any implementation may declare that it is not
+    wanted = {name for shared in op.grads for name in shared}
+    needs, fixed = [], []
+    for name in op.tensors:
+        test = f"{name}.requires_grad"
+        if op.types[name] == "Tensor?":
+            test = f"({name} is not None and {test})"
+        (needs if name in wanted or op.backward is None else fixed).append(test)
+    needed = f"grad_enabled() and ({' or '.join(needs + fixed)})"
+    for test in fixed if op.backward else ():
+        key.append(f"needs and {test}")
+    key.append("needs")
+    return lines, key, needed
+
+
+def _source(op: Primitive) -> str:
+    lines, key, needed = _key_parts(op)
+    names = ", ".join(op.names)
+    plain = [*lines, "needs = False"]
+    lines = [*lines, f"needs = {needed}"]
+    return _TEMPLATE.format(
+        name=op.name, params=names, args=names, key=", ".join(key),
+        lines="\n".join(f"        {line}" for line in lines), lines_plain="\n".join(f"        {line}" for line in plain),
+    )  # fmt: skip
+
+
+def _key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """The key alone, for `slow` to store under: the same expressions as the fast path's."""
+    lines, key, _ = _key_parts(op)
+    body = "".join(f"    {line}\n" for line in lines)
+    source = f"def key_of({', '.join(op.names)}, needs):\n{body}    return ({', '.join(key)})\n"
+    exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
+    made: Callable[..., Any] = namespace["key_of"]
+    return made
+
+
+def _compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
+    if op.lower is None:
+        return library
+    lower, check = op.lower, op.check
+
+    def compiled(*args: Any) -> Any:
+        if state.requests or torch.is_autocast_enabled(args[0].device.type):
+            return library(*args)
+        check(*args)
+        return lower(*args)
+
+    return compiled
+
+
+def targets(op: Primitive) -> tuple[Target, ...]:
+    """Targets of the plans now kept for an op; for tests."""
+    return tuple(extra for _, extra in Op_of(op).plans.values() if isinstance(extra, Target))
+
+
+_ops: dict[str, Op] = {}
+
+
+def Op_of(op: Primitive) -> Op:  # noqa: N802
+    return _ops[op.name]

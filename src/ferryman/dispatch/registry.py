@@ -1,0 +1,120 @@
+"""The catalogue: primitives, their implementations, and backends; ours, and other packages' through entry points."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from ferryman.backends.base import Backend
+from ferryman.errors import UnknownName
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+
+FAMILIES = ("norm", "activation", "softmax", "rope", "matmul", "attention")
+_BACKENDS = {
+    "torch": "ferryman.backends.torch:TorchBackend",
+    "triton": "ferryman.backends.triton:TritonBackend",
+    "cuda": "ferryman.backends.cuda:CudaBackend",
+    "hip": "ferryman.backends.hip:HipBackend",
+    "definition": "ferryman.backends.torch:DefinitionBackend",
+}
+
+
+def _load(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _modules(part: str) -> list[Any]:
+    ours = [importlib.import_module(f"ferryman.ops.{family}.{part}") for family in FAMILIES]
+    return ours + [importlib.import_module(f"{e.value}.{part}") for e in entry_points(group="ferryman.ops")]
+
+
+@lru_cache(maxsize=1)
+def primitives() -> Mapping[str, Primitive]:
+    """Every op by name, forward and backward. An entry point of ``ferryman.ops`` names a family package like ours."""
+    found: dict[str, Primitive] = {}
+    for module in _modules("definition"):
+        for value in vars(module).values():
+            known = getattr(value, "primitive", None)
+            if isinstance(known, Primitive) and found.setdefault(known.name, known) is not known:
+                raise ValueError(f"two primitives are called {known.name!r}; the second is in {module.__name__}")
+    return MappingProxyType(found)
+
+
+@lru_cache(maxsize=1)
+def _menu() -> Mapping[str, tuple[Implementation, ...]]:
+    found: dict[str, list[Implementation]] = {name: [] for name in primitives()}
+    for module in _modules("implementations"):
+        for line in module.IMPLEMENTATIONS:
+            found[line.op].append(line)
+    for name, known in primitives().items():
+        found[name].append(Implementation(name, "definition", f"{known.body.__module__}:{name}"))
+    return MappingProxyType({name: tuple(lines) for name, lines in found.items()})
+
+
+def primitive(op: str | Callable[..., Any]) -> Primitive:
+    """An op by name, or by the function that model code calls. Raises UnknownName with the nearest names."""
+    known = getattr(op, "primitive", None)
+    if isinstance(known, Primitive):
+        return known
+    if op not in primitives():
+        raise UnknownName("op", str(op), primitives())
+    return primitives()[str(op)]
+
+
+def implementations(op: str) -> tuple[Implementation, ...]:
+    """An op's menu, the definition last."""
+    return _menu()[op]
+
+
+def implementation(op: str, name: str) -> Implementation:
+    """One line of an op's menu. Raises UnknownName."""
+    for line in implementations(op):
+        if line.name == name:
+            return line
+    raise UnknownName(f"implementation of {op}", name, [line.name for line in implementations(op)])
+
+
+@lru_cache(maxsize=1)
+def backends() -> Mapping[str, Backend]:
+    """Backends by name; importing one imports no toolchain."""
+    found = {name: _load(where)() for name, where in _BACKENDS.items()}
+    for entry in entry_points(group="ferryman.backends"):
+        found[entry.name] = entry.load()()
+    return MappingProxyType(found)
+
+
+def check_backend(name: str) -> None:
+    if name not in backends():
+        raise UnknownName("backend", name, backends())
+
+
+@lru_cache(maxsize=None)
+def probe(backend: str, vendor: str) -> tuple[str, ...]:
+    """Why a backend cannot run for a vendor here; empty when it can. Kept until `forget`."""
+    return backends()[backend].probe(vendor)
+
+
+@lru_cache(maxsize=None)
+def launcher(line: Implementation) -> Callable[..., Any]:
+    """The function that computes an implementation: (arguments in schema order, target)."""
+    if line.backend != "definition":
+        return line.load()
+    body = primitives()[line.op].body
+    outputs = len(primitives()[line.op].outputs)
+
+    def definition(*args: Any) -> Any:
+        result = body(*args[:-1])
+        return result.contiguous() if outputs == 1 else result
+
+    return definition
+
+
+def forget() -> None:
+    """Probe backends afresh at the next use."""
+    probe.cache_clear()

@@ -1,0 +1,178 @@
+"""Which implementation runs for these arguments on this device, and why not the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ferryman import settings
+from ferryman.backends.base import Target
+from ferryman.backends.triton import interpreting
+from ferryman.device_profiles import Profile, detect
+from ferryman.device_profiles import profile as named_profile
+from ferryman.dispatch import lockfile, registry
+from ferryman.dispatch.state import State
+from ferryman.errors import StrictModeError, Unsupported
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+
+LAST_RESORTS = ("torch", "definition")
+_quarantined: dict[tuple[str, str, Any, str], str] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class View:
+    """A call as clauses see it."""
+
+    args: Mapping[str, Any]
+    features: frozenset[str]
+    shared_memory: int
+    flags: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, op: Primitive, args: Sequence[Any], profile: Profile) -> View:
+        flags = {
+            "interpreted": profile.vendor == "cpu" and interpreting(),
+            "tf32": torch.get_float32_matmul_precision() != "highest",
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        }
+        return cls(dict(zip(op.names, args, strict=True)), profile.features, profile.shared_memory, flags)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What runs. ``refused`` pairs each preferred implementation that could not serve the call with its reasons."""
+
+    implementation: Implementation
+    refused: tuple[tuple[Implementation, tuple[str, ...]], ...]
+    source: str
+
+    @property
+    def fallback(self) -> str | None:
+        """Why something less preferred runs; None when the first choice does."""
+        if not self.refused:
+            return None
+        return "; ".join(f"{line.name}: {', '.join(why)}" for line, why in self.refused)
+
+
+@lru_cache(maxsize=None)
+def target_of(profile: Profile) -> Target:
+    """The facts that a kernel's launcher may read."""
+    return Target(
+        arch=profile.arch, vendor=profile.vendor, wave=profile.wave, shared_memory=profile.shared_memory,
+        max_threads=profile.max_threads, units=profile.units or 1, l2_bytes=profile.l2_bytes or 0,
+        features=profile.features,
+    )  # fmt: skip
+
+
+def profile_for(device: torch.device) -> Profile:
+    """The profile of a tensor's device: detected, unless settings name one for the accelerator."""
+    name = settings.get("profile")
+    if name and device.type != "cpu":
+        return named_profile(name)
+    return detect(device)
+
+
+def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool = False) -> list[str]:
+    """Why an implementation cannot serve a call on a device; empty when it can.
+
+    ``absent``: the device need not be here, so only the vendor and the clauses are asked.
+    """
+    backend = registry.backends()[line.backend]
+    if profile.vendor not in backend.vendors:
+        return [f"{line.backend} does not serve {profile.vendor} devices"]
+    reasons = [] if absent else list(registry.probe(line.backend, profile.vendor))
+    if view.flags["deterministic"] and not line.deterministic:
+        reasons.append("not deterministic; required by torch.use_deterministic_algorithms")
+    return reasons + [r for r in (clause.reason(view) for clause in line.when) if r is not None]
+
+
+def _candidates(op: Primitive, profile: Profile, region: str, state: State) -> tuple[list[Implementation], str]:
+    menu = {line.name: line for line in registry.implementations(op.name)}
+    allowed = state.allowed(op.name)
+    if allowed is not None:
+        return [menu[name] for name in allowed if name in menu], "request"
+    order = [*profile.preference(op.name), *LAST_RESORTS]
+    locked = lockfile.choice(op.name, region, profile)
+    if locked is not None:
+        order.insert(0, locked)
+    # A backend that can never serve this vendor is no choice that was fallen back from.
+    serves = [n for n in dict.fromkeys(order) if n in menu and profile.vendor in registry.backends()[n].vendors]
+    return [menu[name] for name in serves], "profile" if locked is None else "lockfile"
+
+
+def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool = False) -> Decision:
+    """Choose. Raises Unsupported when a request is exhausted, StrictModeError when strict mode forbids the fallback."""
+    view = View.of(op, args, profile)
+    region = lockfile.region(op, args)
+    candidates, source = _candidates(op, profile, region, state)
+    refused: list[tuple[Implementation, tuple[str, ...]]] = []
+    for line in candidates:
+        why = refusals(line, view, profile, absent=absent)
+        broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
+        if broken is not None:
+            why.append(f"quarantined: {broken}")
+        if not why:
+            decision = Decision(line, tuple(refused), source)
+            if state.strict and refused:
+                raise StrictModeError(
+                    f"{op.name}: strict mode, and {line.name} would stand in. {decision.fallback}. "
+                    "Leave strict mode, or request an implementation with ferryman.use(...)"
+                )
+            return decision
+        refused.append((line, tuple(why)))
+    allowed = ", ".join(state.allowed(op.name) or ())
+    known = ", ".join(line.name for line in registry.implementations(op.name))
+    reasons = "; ".join(f"{line.name}: {', '.join(why)}" for line, why in refused)
+    raise Unsupported(
+        f"{op.name}: none of the requested implementations ({allowed}) can serve this call on {profile.name}. "
+        f"{reasons or 'none of them implements it'}. {op.name} has: {known}"
+    )
+
+
+def quarantine(op: Primitive, args: Sequence[Any], line: Implementation, profile: Profile, why: str) -> bool:
+    """Leave an implementation out for this device and shape region; True the first time."""
+    key = (op.name, line.name, profile.identity_key(), lockfile.region(op, args))
+    with _lock:
+        new = key not in _quarantined
+        _quarantined[key] = why.splitlines()[0] if why else "compile failure"
+        return new
+
+
+def clear_quarantine() -> None:
+    with _lock:
+        _quarantined.clear()
+
+
+def quarantined() -> Mapping[tuple[str, str, Any, str], str]:
+    return dict(_quarantined)
+
+
+def explain_rows(
+    op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool
+) -> list[tuple[Implementation, str, list[str]]]:
+    """(implementation, "chosen" | "available" | "refused" | "not requested", reasons) for the whole menu."""
+    view = View.of(op, args, profile)
+    region = lockfile.region(op, args)
+    try:
+        chosen: Callable[[Implementation], bool] = select(op, args, profile, state, absent=absent).implementation.__eq__
+    except (Unsupported, StrictModeError):
+        chosen = lambda line: False  # noqa: E731
+    allowed = state.allowed(op.name)
+    rows = []
+    for line in registry.implementations(op.name):
+        why = refusals(line, view, profile, absent=absent)
+        broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
+        if broken is not None:
+            why.append(f"quarantined: {broken}")
+        if allowed is not None and line.name not in allowed:
+            rows.append((line, "not requested", why))
+        else:
+            rows.append((line, "refused" if why else "chosen" if chosen(line) else "available", why))
+    return rows

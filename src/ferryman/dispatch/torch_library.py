@@ -1,0 +1,106 @@
+"""The second way in: every op as ``torch.ops.ferryman.*``, for torch.compile, subclasses, dispatch modes, functorch.
+
+Its kernel runs the same dispatch below autograd; fake, autograd, autocast and FLOP formula are registered from the
+primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from ferryman.dispatch import flops, state
+from ferryman.dispatch.gradient import Recipe
+from ferryman.errors import FerrymanError
+from ferryman.ops.primitive import Primitive
+
+_library = torch.library.Library("ferryman", "DEF")
+_AUTOCAST = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
+
+
+def define(op: Primitive) -> Callable[..., Any]:
+    """Define the schema; returns the overload that the eager path hands subclasses and modes to."""
+    _library.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
+    overload: Callable[..., Any] = getattr(torch.ops.ferryman, op.name).default
+    return overload
+
+
+def register(op: Primitive, kernel: Callable[..., Any], overload: Callable[..., Any], recipe: Recipe) -> None:
+    """Give the schema its kernel and everything that PyTorch's transforms ask of it."""
+    name = f"ferryman::{op.name}"
+    _library.impl(op.name, kernel, "CompositeExplicitAutograd")
+
+    def fake(*args: Any) -> Any:
+        op.check(*args)
+        return op.meta(*args)
+
+    torch.library.register_fake(name, fake, lib=_library)
+    _library.impl(op.name, _autograd(overload, recipe), "Autograd", with_keyset=True)
+    for device, key in _AUTOCAST.items():
+        _library.impl(op.name, _autocast(op, overload, device), key)
+    flops.register(op, overload)
+
+
+class _Registered(torch.autograd.function._SingleLevelFunction):
+    """Autograd at the dispatcher's Autograd key, where functorch has already picked its level.
+
+    `torch.library.register_autograd` goes through `autograd.Function`, which functorch refuses there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, recipe: Recipe, below: Callable[..., Any], *args: Any) -> Any:
+        output = below(*args)
+        op = recipe.op
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.set_materialize_grads(False)
+        if op.nondifferentiable:
+            ctx.mark_non_differentiable(*recipe.nondifferentiable(outputs))
+        recipe.save(ctx, args, outputs)
+        ctx.recipe, ctx.asked = recipe, state.effective()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        recipe = ctx.recipe
+        if recipe.backward is None:
+            raise FerrymanError(f"{recipe.op.name} is not differentiable: it is itself a gradient")
+        needs = ctx.needs_input_grad[2:]
+        args = recipe.backward_args(ctx, grads, needs)
+        with state.entered(ctx.asked):
+            results = getattr(torch.ops.ferryman, recipe.backward.name).default(*args)
+        return (None, None, *recipe.spread(results, needs, ctx.present))
+
+
+def _autograd(overload: Any, recipe: Recipe) -> Callable[..., Any]:
+    def run(keyset: Any, *args: Any) -> Any:
+        def below(*inner: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload.redispatch(keyset & torch._C._after_autograd_keyset, *inner)
+
+        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+            recipe.check_inputs(args)
+            with enable_single_level_autograd_function():
+                return _Registered.apply(recipe, below, *args)
+        return below(*args)
+
+    return run
+
+
+def _autocast(op: Primitive, overload: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """PyTorch's lists: "fp32" ops compute and return float32, "low" ops take the autocast dtype, others stay."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _AUTOCAST[device]))
+
+    def cast(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return value
+        return value.to(torch.float32 if op.autocast == "fp32" else torch.get_autocast_dtype(device))
+
+    def run(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return overload(*(map(cast, args) if op.autocast else args))
+
+    return run

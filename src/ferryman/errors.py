@@ -1,0 +1,87 @@
+"""Every exception a user of Ferryman can meet.
+
+Each message says what happened, the actual value against the required one, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FerrymanError(Exception):
+    """Base of every error that Ferryman raises on purpose."""
+
+
+class ArgumentError(FerrymanError, ValueError):
+    """An op's argument is invalid. ``argument`` names it; the message gives actual against required."""
+
+    def __init__(self, op: str, argument: str, actual: object, required: str) -> None:
+        super().__init__(f"{op}: {argument} is {actual}; required: {required}")
+        self.op, self.argument, self.actual, self.required = op, argument, actual, required
+
+
+class UnknownName(FerrymanError, LookupError):
+    """A name that is not in its catalogue; the message lists the nearest ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or known[:12]
+        super().__init__(f"unknown {kind} {name!r}; nearest: {', '.join(near) or 'none'}")
+        self.kind, self.name, self.nearest = kind, name, tuple(near)
+
+
+class Unsupported(FerrymanError, RuntimeError):
+    """No implementation in the requested list can serve the call; every failed clause is in the message."""
+
+
+class StrictModeError(FerrymanError, RuntimeError):
+    """Strict mode: an implementation that was preferred could not serve the call."""
+
+
+class CompileError(FerrymanError, RuntimeError):
+    """A toolchain refused a kernel. ``log`` holds its output."""
+
+    def __init__(self, backend: str, kernel: str, arch: str, log: str) -> None:
+        super().__init__(f"{backend} could not compile {kernel} for {arch}:\n{log.strip()}")
+        self.backend, self.kernel, self.arch, self.log = backend, kernel, arch, log
+
+
+class LaunchError(FerrymanError, RuntimeError):
+    """The driver refused a launch, or a launch failed."""
+
+
+class CaptureError(FerrymanError, RuntimeError):
+    """Something that may not happen during CUDA graph capture (compiling, tuning) was about to happen."""
+
+
+class BackendUnavailable(FerrymanError, RuntimeError):
+    """A backend cannot be used here; the message says why and what would make it usable."""
+
+
+class ProfileError(FerrymanError, ValueError):
+    """A device profile file is invalid; the message gives file and line."""
+
+
+class SettingError(FerrymanError, ValueError):
+    """An environment variable or a [tool.ferryman] key is invalid; the message names it."""
+
+
+class LockfileError(FerrymanError, ValueError):
+    """A lockfile is damaged, from a newer version, or holds names that are not identifiers."""
+
+
+class ResultError(FerrymanError, ValueError):
+    """A result document is damaged or from a newer schema."""
+
+
+class PortError(FerrymanError, RuntimeError):
+    """A model could not be ported or unported; the message names the module."""
+
+
+class QuarantineWarning(UserWarning):
+    """An implementation failed to compile and is left out for this device and shape region."""
+
+
+class ProfileWarning(UserWarning):
+    """The device is not in the catalogue, and a generic profile of its family stands in."""

@@ -1,0 +1,84 @@
+// silu(gate) * up and gelu(gate) * up. Two reads, one write; float arithmetic, one rounding.
+
+namespace ferryman {
+
+// 1 / (1 + exp(-v)) without overflow and without the cancellation of 1 + tanh for negative v. NaN stays NaN.
+FERRYMAN_DEVICE float sigmoid(float v) {
+    float e = platform::exp(v < 0.0f ? v : -v);
+    return (v < 0.0f ? e : 1.0f) * (1.0f / (1.0f + e));
+}
+
+struct Silu {  // -inf gives NaN (-inf * 0), as the definition does
+    static FERRYMAN_DEVICE float apply(float v) { return v * sigmoid(v); }
+};
+
+struct GeluTanh {  // (1 + tanh(u)) / 2 == sigmoid(2u)
+    static FERRYMAN_DEVICE float apply(float v) {
+        float twice_u = v * (1.5957691216f + 0.0713548163f * (v * v));  // 2*sqrt(2/pi) * (1, 0.044715)
+        return v * sigmoid(twice_u);
+    }
+};
+
+struct GeluErf {  // (1 + erf(t)) / 2 == erfc(-t) / 2
+    static FERRYMAN_DEVICE float apply(float v) { return v * (0.5f * platform::erfc(v * -0.70710678119f)); }
+};
+
+// LANES threads on a row's chunk of LANES * PACKS * V elements, ROWS rows a block. With rows == 1 (tensors that
+// are contiguous as a whole) n need not be a multiple of V: the first block finishes the rest one by one.
+template <typename Act, typename T, int V, int LANES, int ROWS, int PACKS>
+FERRYMAN_DEVICE void gated(const T* gate, i64 gate_stride, const T* up, i64 up_stride, T* y, i64 rows, i64 n,
+                           i64 chunks, i64 blocks) {
+    const int thread = platform::thread_index(), lane = thread % LANES;
+    const i64 whole = n - n % V;
+    const i64 work = (rows + ROWS - 1) / ROWS * chunks;
+    for (i64 item = platform::block_index(); item < work; item += blocks) {
+        i64 group = 0, chunk = item;
+        if (rows > 1) divide(item, chunks, group, chunk);
+        const i64 row = group * ROWS + thread / LANES;
+        if (row >= rows) continue;
+        Pack<T, V> g[PACKS], u[PACKS];
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            i64 column = ((chunk * PACKS + p) * LANES + lane) * V;
+            if (column >= whole) continue;
+            load<true>(g[p], gate + row * gate_stride + column);
+            load<true>(u[p], up + row * up_stride + column);
+        }
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            i64 column = ((chunk * PACKS + p) * LANES + lane) * V;
+            if (column >= whole) continue;
+            float a[V], b[V];
+            unpack(g[p], a);
+            unpack(u[p], b);
+#pragma unroll
+            for (int i = 0; i < V; ++i) a[i] = Act::apply(a[i]) * b[i];
+            pack(g[p], a);
+            store(y + row * n + column, g[p]);
+        }
+    }
+    if constexpr (V > 1) {
+        if (platform::block_index() == 0 && rows == 1 && thread < n - whole) {
+            Pack<T, 1> g, u;
+            load<true>(g, gate + whole + thread);
+            load<true>(u, up + whole + thread);
+            float a[1], b[1];
+            unpack(g, a);
+            unpack(u, b);
+            a[0] = Act::apply(a[0]) * b[0];
+            pack(g, a);
+            store(y + whole + thread, g);
+        }
+    }
+}
+
+}  // namespace ferryman
+
+#define FERRYMAN_GATED(name, ACT, T, V, LANES, ROWS, PACKS)                                                      \
+    FERRYMAN_KERNEL(LANES * ROWS, 1024 / (LANES * ROWS))                                                         \
+    void name(const ferryman::T* gate, ferryman::i64 gate_stride, const ferryman::T* up,                         \
+              ferryman::i64 up_stride, ferryman::T* y, ferryman::i64 rows, ferryman::i64 n,                      \
+              ferryman::i64 chunks, ferryman::i64 blocks) {                                                      \
+        ferryman::gated<ferryman::ACT, ferryman::T, V, LANES, ROWS, PACKS>(                                      \
+            gate, gate_stride, up, up_stride, y, rows, n, chunks, blocks);                                       \
+    }

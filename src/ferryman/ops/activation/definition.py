@@ -1,0 +1,171 @@
+"""Gated activations: meaning, error terms, cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.errors import ArgumentError
+from ferryman.ops import checks
+from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, primitive, wide
+
+ROUNDED_ACTIVATION = Rounding("activation", "the activation is rounded to the storage dtype before the product")
+FLUSH = 2.0**-126  # exp of a large negative argument may flush to zero; the product inherits it
+
+
+def _check(op: str, gate: Tensor, up: Tensor, grad: Tensor | None = None, approximate: str = "none") -> None:
+    given = {"gate": gate, "up": up} | ({} if grad is None else {"grad": grad})
+    checks.one_device(op, **given)
+    checks.floating(op, **given)
+    checks.same_dtype(op, **given)
+    checks.same_shape(op, **given)
+    if approximate not in ("none", "tanh"):
+        raise ArgumentError(op, "approximate", repr(approximate), "'tanh' or 'none'")
+
+
+def _cases(**extra: object) -> Sequence[Case]:
+    shapes = {
+        "one_row": (1, 64), "prime": (7, 257), "one": (1,), "scalar": (), "three_dims": (2, 3, 130), "empty": (0, 64),
+    }  # fmt: skip
+    found = [Case(n, {"gate": TensorSpec(s), "up": TensorSpec(s), **extra}) for n, s in shapes.items()]
+    for layout in ("rows", "last", "offset"):
+        spec = TensorSpec((6, 200), layout=layout)
+        found.append(Case(f"layout_{layout}", {"gate": spec, "up": TensorSpec((6, 200)), **extra}))
+    for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
+        spec = TensorSpec((5, 384), fill=fill)
+        found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
+    for name, shape in {"mlp_14336": (1024, 14_336), "mlp_ragged": (1021, 9_973)}.items():
+        found.append(Case(name, {"gate": TensorSpec(shape), "up": TensorSpec(shape), **extra}, "standard"))
+    return found
+
+
+def _both(approximate: str) -> Sequence[Case]:
+    return _cases(approximate=approximate)
+
+
+def _cost(x: Tensor, tensors: int) -> Cost:
+    return Cost(6.0 * x.numel(), float(tensors * x.numel() * x.element_size()))
+
+
+def _silu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """exp's argument is rounded twice (times log2 e): (1 - sigma)|g| units reach the result; 8 for the rest."""
+    gate, up = args
+    y = outputs[0].abs()
+    return (
+        {
+            "accumulate": y * (2 * gate.abs() * torch.sigmoid(-gate) + 8),
+            "activation": y,
+            "absolute": FLUSH * (gate * up).abs(),
+        },
+    )
+
+
+def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """d silu = sigma (1 + g (1 - sigma)): the inner sum can cancel, so its terms count separately."""
+    grad, gate, up = args
+    s = torch.sigmoid(gate)
+    error = 2 * gate.abs() * (1 - s) + 8
+    terms = s * (1 + gate.abs() * (1 - s)) * (error + 2 * gate.abs() * s)
+    flush = FLUSH * (1 + gate.abs())
+    return (
+        {"accumulate": (grad * up).abs() * terms, "absolute": flush * (grad * up).abs()},
+        {"accumulate": outputs[1].abs() * error, "activation": outputs[1].abs(), "absolute": flush * grad.abs()},
+    )
+
+
+@primitive(
+    outputs=("y",),
+    check=lambda gate, up: _check("silu_mul", gate, up),
+    meta=lambda gate, up: gate.new_empty(gate.shape),
+    cost=lambda gate, up: _cost(gate, 3),
+    cases=_cases, bound=_silu_bound, roundings=(ROUNDED_ACTIVATION,),
+    backward="silu_mul_backward", grads=("gate", "up"), lower="definition",
+)  # fmt: skip
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Gated SiLU (SwiGLU's elementwise part): ``gate * sigmoid(gate) * up``.
+
+    gate, up: same shape and dtype (float32, float16, bfloat16), any strides. Returns the same, contiguous. Arithmetic
+    is float32 with one rounding; an implementation may also round the activation. Raises ArgumentError.
+    Source: Shazeer, arXiv:2002.05202.
+    """
+    return (functional.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+@primitive(
+    outputs=("grad_gate", "grad_up"),
+    check=lambda grad, gate, up: _check("silu_mul_backward", gate, up, grad),
+    meta=lambda grad, gate, up: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
+    cost=lambda grad, gate, up: _cost(gate, 5),
+    bound=_silu_gradient_bound, roundings=(ROUNDED_ACTIVATION,),
+)  # fmt: skip
+def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of `silu_mul`: (grad_gate, grad_up)."""
+    d, g, u = wide(grad), wide(gate), wide(up)
+    s = torch.sigmoid(g)
+    return (d * u * s * (1 + g * (1 - s))).to(gate.dtype), (d * g * s).to(gate.dtype)
+
+
+def _derivative(g: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
+    """(gate's factor F, F', |z|) with gelu(g) = g F(g)."""
+    if approximate == "none":
+        return 0.5 * (1 + torch.erf(g * 0.5**0.5)), torch.exp(-0.5 * g * g) / math.sqrt(2 * math.pi), g.abs()
+    c = math.sqrt(2 / math.pi)
+    z = c * (g + 0.044715 * g**3)
+    t = torch.tanh(z)
+    return 0.5 * (1 + t), 0.5 * (1 - t * t) * c * (1 + 3 * 0.044715 * g * g), z.abs()
+
+
+def _gelu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """1 + tanh(z) cancels for negative gates, so the factor's error is absolute: 4 units, and z's 4 through F'."""
+    gate, up, approximate = args
+    _, slope, z = _derivative(gate, approximate)
+    y = outputs[0].abs()
+    return ({"accumulate": (gate * up).abs() * (4 + 4 * z * slope) + 8 * y, "activation": y},)
+
+
+def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    grad, gate, up, approximate = args
+    _, slope, z = _derivative(gate, approximate)
+    steep = (gate * slope).abs()
+    factor = 4 + 4 * z * slope + steep * (4 * z * (1 + z) + 12)
+    return (
+        {"accumulate": (grad * up).abs() * factor, "absolute": FLUSH * (1 + (grad * up * gate).abs())},
+        {"accumulate": (grad * gate).abs() * (4 + 4 * z * slope) + 8 * outputs[1].abs(), "activation": outputs[1].abs()},
+    )
+
+
+@primitive(
+    outputs=("y",),
+    check=lambda gate, up, approximate: _check("gelu_mul", gate, up, None, approximate),
+    meta=lambda gate, up, approximate: gate.new_empty(gate.shape),
+    cost=lambda gate, up, approximate: _cost(gate, 3),
+    cases=lambda: [*_both("tanh"), *(Case(f"erf_{c.name}", c.args, c.tier) for c in _both("none"))],
+    bound=_gelu_bound, roundings=(ROUNDED_ACTIVATION,),
+    backward="gelu_mul_backward", grads=("gate", "up"), lower="definition",
+)  # fmt: skip
+def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
+    """Gated GELU (GeGLU's elementwise part): ``gelu(gate) * up``.
+
+    gate, up: same shape and dtype (float32, float16, bfloat16), any strides. approximate: "tanh" or "none" (erf), as
+    in torch. Returns the same, contiguous; float32 arithmetic, one rounding; an implementation may also round the
+    activation. Raises ArgumentError. Source: Hendrycks & Gimpel, arXiv:1606.08415.
+    """
+    return (functional.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype)
+
+
+@primitive(
+    outputs=("grad_gate", "grad_up"),
+    check=lambda grad, gate, up, approximate: _check("gelu_mul_backward", gate, up, grad, approximate),
+    meta=lambda grad, gate, up, approximate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
+    cost=lambda grad, gate, up, approximate: _cost(gate, 5),
+    bound=_gelu_gradient_bound, roundings=(ROUNDED_ACTIVATION,),
+)  # fmt: skip
+def gelu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """Gradients of `gelu_mul`: (grad_gate, grad_up)."""
+    d, g, u = wide(grad), wide(gate), wide(up)
+    factor, slope, _ = _derivative(g, approximate)
+    return (d * u * (factor + g * slope)).to(gate.dtype), (d * g * factor).to(gate.dtype)

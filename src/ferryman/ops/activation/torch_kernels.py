@@ -1,0 +1,32 @@
+"""Gated activations through PyTorch: two kernels, with the activation rounded between them (declared)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.backends.base import Target
+
+
+def silu_mul(gate: Tensor, up: Tensor, target: Target) -> Tensor:
+    return functional.silu(gate.contiguous()).mul_(up)
+
+
+def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    d = grad.float()
+    grad_gate = torch.ops.aten.silu_backward(d * up.float(), gate.float()).to(gate.dtype)
+    return grad_gate.contiguous(), (d * functional.silu(gate.float())).to(gate.dtype).contiguous()
+
+
+def gelu_mul(gate: Tensor, up: Tensor, approximate: str, target: Target) -> Tensor:
+    return functional.gelu(gate.contiguous(), approximate=approximate).mul_(up)
+
+
+def gelu_mul_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, approximate: str, target: Target
+) -> tuple[Tensor, Tensor]:
+    d = grad.float()
+    grad_gate = torch.ops.aten.gelu_backward(d * up.float(), gate.float(), approximate=approximate).to(gate.dtype)
+    grad_up = (d * functional.gelu(gate.float(), approximate=approximate)).to(gate.dtype)
+    return grad_gate.contiguous(), grad_up.contiguous()

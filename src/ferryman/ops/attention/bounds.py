@@ -1,0 +1,101 @@
+"""Error terms of attention, derived in docs/parity.md. Arguments and outputs are float64.
+
+A score is off by e = (6 sqrt(D) + 6)(|q| @ |k|) scale units of u; its probability by that, by exp's argument
+(3 |s - lse|), and by the row's mean of both through the sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Terms = dict[str, Tensor]
+
+
+def _repeat(x: Tensor, heads: int) -> Tensor:
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _row_terms(
+    q: Tensor, k: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(probabilities, their relative error in units of u, the scores' absolute error in units of u)."""
+    from ferryman.ops.attention.definition import _scores
+
+    heads, depth = q.shape[1], q.shape[-1]
+    factor = abs(depth**-0.5 if scale is None else scale)
+    s, _ = _scores(q, k, causal, scale, window, softcap, mask)
+    error = (6 * math.sqrt(depth) + 6) * (q.abs() @ _repeat(k, heads).abs().transpose(-1, -2)) * factor
+    if softcap:
+        error = error + 6 * softcap  # tanh by exp: absolute error of a few u, times the cap
+    if mask is not None and mask.dtype != torch.bool:
+        error = error + mask.abs().nan_to_num(posinf=0.0) + s.abs().nan_to_num(posinf=0.0)
+    lse = torch.logsumexp(s, -1, keepdim=True)
+    p = torch.where(torch.isneginf(lse), 0.0, torch.exp(s - lse))
+    distance = torch.where(p > 0, error + 3 * (s - lse).abs(), 0.0)
+    relative = distance + (p * distance).sum(-1, keepdim=True) + 6 * math.sqrt(s.shape[-1]) + 12
+    return p, relative, torch.where(p > 0, error, 0.0)
+
+
+def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    q, k, v, *options = args
+    if q.numel() == 0 or k.shape[2] == 0:
+        return {"accumulate": torch.zeros_like(outputs[0])}, {"accumulate": torch.zeros_like(outputs[1])}
+    p, relative, error = _row_terms(q, k, *options)
+    values = _repeat(v, q.shape[1]).abs()
+    weighted = p @ values
+    # exp of a far smaller score flushes to zero, as does its product in the storage dtype.
+    tiny = values.amax(-2, keepdim=True) * 2.0**-120
+    lse_error = (p * (error + relative)).sum(-1) + 3 * torch.nan_to_num(outputs[1].abs(), posinf=0.0)
+    return (
+        {
+            "accumulate": (p * relative) @ values + (6 * math.sqrt(k.shape[2]) + 4) * weighted,
+            "p": weighted,
+            "p_flush": values.sum(-2, keepdim=True).expand_as(weighted),
+            "absolute": tiny.expand_as(weighted),
+        },
+        {"accumulate": lse_error},
+    )
+
+
+def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask = args
+    if q.numel() == 0 or k.shape[2] == 0:
+        return tuple({"accumulate": torch.zeros_like(t)} for t in outputs)
+    batch, heads, sq, depth = q.shape
+    group, sk = k.shape[1], k.shape[2]
+    factor = abs(depth**-0.5 if scale is None else scale)
+    p, relative, _ = _row_terms(q, k, causal, scale, window, softcap, mask)
+    relative = relative + torch.nan_to_num(lse.abs(), posinf=0.0).unsqueeze(-1)
+    g, keys, values = grad_out.abs(), _repeat(k, heads).abs(), _repeat(v, heads).abs()
+
+    def per_key_head(x: Tensor) -> Tensor:
+        return x.reshape(batch, group, heads // group, *x.shape[2:]).sum(2)
+
+    pull = g @ values.transpose(-1, -2)  # |dP|
+    delta = (g * out.abs()).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta + grad_lse.abs().unsqueeze(-1)
+    ds = p * (pull + delta)
+    ds_error = ds * (relative + 6 * math.sqrt(depth) + 8)
+    many = 6 * math.sqrt(sq * (heads // group)) + 4
+    stored = p * delta  # `out` reaches the backward rounded to the storage dtype
+
+    def along(x: Tensor) -> tuple[Tensor, Tensor]:
+        return factor * (x @ keys), factor * per_key_head(x.transpose(-1, -2) @ q.abs())
+
+    error_q, error_k = along(ds_error + ds * (6 * math.sqrt(sk) + many))
+    ds_q, ds_k = along(ds)
+    stored_q, stored_k = along(stored)
+    p_v = per_key_head(p.transpose(-1, -2) @ g)
+    error_v = per_key_head((p * (relative + many)).transpose(-1, -2) @ g)
+    flush_v = per_key_head(g.sum(-2, keepdim=True).expand(-1, -1, sk, -1))
+    flush_q, flush_k = along(torch.ones_like(ds))
+    flush = 2.0**-120
+    return (
+        {"accumulate": error_q, "ds": ds_q, "ds_flush": flush_q, "storage": stored_q, "absolute": flush * flush_q},
+        {"accumulate": error_k, "ds": ds_k, "ds_flush": flush_k, "storage": stored_k, "absolute": flush * flush_k},
+        {"accumulate": error_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
+    )

@@ -1,0 +1,284 @@
+"""Scaled dot-product attention: meaning and cases. Error terms stand in bounds.py."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError
+from ferryman.ops import checks
+from ferryman.ops.attention import bounds
+from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, primitive, public, wide
+
+MAX_HEAD_DIM = 256
+ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
+ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
+
+
+def visible(sq: int, sk: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
+    """(Sq, Sk), True where key j may be seen by query i; None when every key may. The last query sees the last key."""
+    if not causal and window is None:
+        return None
+    i = torch.arange(sq, device=device).unsqueeze(1) + (sk - sq)
+    j = torch.arange(sk, device=device).unsqueeze(0)
+    seen = j <= i if causal else torch.ones(sq, sk, dtype=torch.bool, device=device)
+    if window is not None:
+        seen = seen & (j > i - window)
+        if not causal:
+            seen = seen & (j < i + window)
+    return seen
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    """(B, Hk, S, D) -> (B, H, S, D), each key/value head serving heads/Hk query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _scores(
+    q: Tensor, k: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(scores with -inf where hidden, tanh of the capped scores or an empty tensor), in the wide dtype."""
+    s = (wide(q) @ wide(_grouped(k, q.shape[1])).transpose(-1, -2)) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
+    t = s.new_empty(0)
+    if softcap:
+        t = torch.tanh(s / softcap)
+        s = softcap * t
+    seen = visible(q.shape[2], k.shape[2], causal, window, q.device)
+    if seen is not None:
+        s = s.masked_fill(~seen, -math.inf)
+    if mask is not None:
+        s = s.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else s + wide(mask)
+    return s, t
+
+
+def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
+    """exp(s - lse), and zeros for rows that see nothing."""
+    return torch.where(torch.isneginf(lse).unsqueeze(-1), 0.0, torch.exp(s - lse.unsqueeze(-1)))
+
+
+def _model_layout(out: Tensor) -> Tensor:
+    """(B, H, S, D) laid out as (B, S, H, D), which is how a model reads it back."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, round_p: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    s, _ = _scores(q, k, causal, scale, window, softcap, mask)
+    lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    values = wide(_grouped(v, q.shape[1]))
+    if round_p:
+        # Kernels round exp(s - running maximum) and divide by the unrounded sum at the end.
+        m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(())
+        p = torch.where(torch.isneginf(m), 0.0, torch.exp(s - m))
+        out = (wide(p.to(q.dtype)) @ values) * torch.exp(m.squeeze(-1) - lse).nan_to_num(nan=0.0).unsqueeze(-1)
+    else:
+        out = _probabilities(s, lse) @ values
+    return _model_layout(out.to(q.dtype)), lse
+
+
+def _backward(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, roundings: frozenset[str] = frozenset(),
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, heads, _, head_dim = q.shape
+    group = k.shape[1]
+    s, t = _scores(q, k, causal, scale, window, softcap, mask)
+    p = _probabilities(s, lse.to(s.dtype))
+    g = wide(grad_out)
+
+    def rounded(x: Tensor, name: str) -> Tensor:
+        return wide(x.to(q.dtype)) if name in roundings else x
+
+    def per_key_head(x: Tensor) -> Tensor:
+        return x.reshape(batch, group, heads // group, *x.shape[2:]).sum(2)
+
+    grad_v = per_key_head(rounded(p, "p").transpose(-1, -2) @ g)
+    delta = (g * wide(out)).sum(-1)
+    if grad_lse is not None:
+        delta = delta - grad_lse
+    ds = p * (g @ wide(_grouped(v, heads)).transpose(-1, -2) - delta.unsqueeze(-1))
+    if softcap:
+        ds = ds * (1 - t * t)
+    ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
+    grad_q = ds @ wide(_grouped(k, heads))
+    grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
+    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+def _check(
+    op: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, **others: Tensor | None,
+) -> None:  # fmt: skip
+    given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
+    checks.one_device(op, **given, mask=mask, **others)
+    checks.floating(op, **given)
+    checks.same_dtype(op, **given)
+    for name, x in given.items():
+        if x is not None and x.dim() != 4:
+            raise ArgumentError(op, f"{name}.shape", tuple(x.shape), "(batch, heads, seq, head_dim)")
+    batch, heads, sq, head_dim = q.shape
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ArgumentError(op, "q.shape[-1]", head_dim, f"a head_dim from 1 to {MAX_HEAD_DIM}")
+    if k.shape[0] != batch or k.shape[3] != head_dim:
+        raise ArgumentError(op, "k.shape", tuple(k.shape), f"({batch}, heads, seq, {head_dim})")
+    checks.shaped(op, "v", v, *k.shape)
+    if k.shape[1] == 0 or heads % k.shape[1]:
+        raise ArgumentError(op, "k.shape[1]", k.shape[1], f"a divisor of q's {heads} heads")
+    if scale is not None and not math.isfinite(scale):
+        raise ArgumentError(op, "scale", scale, "a finite number or None")
+    if window is not None and window < 1:
+        raise ArgumentError(op, "window", window, "None or an integer >= 1 (keys seen, self included)")
+    checks.non_negative(op, softcap=softcap)
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            checks.floating(op, mask=mask)
+        full = (batch, heads, sq, k.shape[2])
+        if mask.dim() > 4 or any(m not in (1, f) for m, f in zip(reversed(mask.shape), reversed(full), strict=False)):
+            raise ArgumentError(op, "mask.shape", tuple(mask.shape), f"broadcastable to {full}")
+
+
+def _meta(q: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, seq, head_dim = q.shape
+    lse = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((batch, seq, heads, head_dim)).transpose(1, 2), q.new_empty((batch, heads, seq), dtype=lse)
+
+
+def _work(q: Tensor, k: Tensor, causal: bool, window: int | None) -> float:
+    """Score entries that must be computed."""
+    batch, heads, sq, _ = q.shape
+    sk = k.shape[2]
+    per_query = float(sk)
+    if causal:
+        per_query = max(sk - (sq - 1) / 2, 0.0) if sq <= sk else (sk + 1) * sk / 2 / max(sq, 1)
+    if window is not None:
+        per_query = min(per_query, float(window if causal else 2 * window - 1))
+    return batch * heads * sq * per_query
+
+
+def _cost(q: Tensor, k: Tensor, causal: bool, window: int | None, products: int, tensors: int) -> Cost:
+    moved = tensors * (q.numel() + k.numel()) * q.element_size()
+    return Cost(2.0 * products * q.shape[-1] * _work(q, k, causal, window), float(moved))
+
+
+def _cases() -> Sequence[Case]:
+    found = []
+
+    def add(name: str, shape: tuple[int, int, int, int], *, kv_heads: int | None = None, sk: int | None = None,
+            mask: TensorSpec | None = None, layout: str = "heads", fill: str | None = None, tier: str = "small",
+            **options: object) -> None:  # fmt: skip
+        batch, heads, sq, head_dim = shape
+        keys = TensorSpec((batch, kv_heads or heads, sq if sk is None else sk, head_dim), layout=layout, fill=fill)
+        args: dict[str, object] = {"q": TensorSpec(shape, layout=layout, fill=fill), "k": keys, "v": keys}
+        args |= {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": mask} | options
+        found.append(Case(name, args, tier))  # type: ignore[arg-type]
+
+    add("full", (1, 2, 33, 64))
+    add("causal", (1, 2, 65, 64), causal=True)
+    add("gqa", (2, 6, 17, 64), kv_heads=2, causal=True)
+    add("multi_query", (1, 5, 19, 64), kv_heads=1)
+    add("d80", (1, 2, 29, 80), causal=True)
+    add("d96", (1, 1, 21, 96))
+    add("d128", (1, 2, 31, 128), causal=True)
+    add("d256", (1, 1, 18, 256), causal=True)
+    add("d_odd", (1, 2, 13, 37))
+    add("decode", (2, 4, 1, 64), kv_heads=2, sk=77, causal=True)
+    add("append", (1, 2, 5, 64), sk=70, causal=True)
+    add("longer_queries", (1, 2, 40, 64), sk=11, causal=True)  # rows that see nothing
+    add("window", (1, 2, 70, 64), causal=True, window=9)
+    add("window_both_sides", (1, 2, 45, 64), window=7)
+    add("window_one", (1, 1, 20, 64), causal=True, window=1)
+    add("softcap", (1, 2, 33, 64), causal=True, softcap=20.0)
+    add("scale", (1, 2, 20, 64), scale=0.3)
+    add("bool_mask", (2, 2, 21, 64), mask=TensorSpec((2, 1, 21, 21), dtype="bool", fill="mask"))
+    add("float_mask", (1, 4, 18, 64), sk=35, mask=TensorSpec((1, 4, 18, 35), fill="bias"))
+    add("row_mask", (2, 2, 9, 64), sk=30, causal=True, mask=TensorSpec((2, 1, 1, 30), dtype="bool", fill="mask"))
+    add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
+    add("one_key", (2, 2, 3, 64), sk=1)
+    add("no_keys", (1, 2, 3, 64), sk=0)
+    add("no_queries", (1, 2, 0, 64), sk=5)
+    add("contiguous", (1, 3, 20, 64), layout="contiguous", causal=True)
+    add("offset", (1, 3, 20, 64), layout="offset")
+    for fill in ("offset", "constant", "large_logits", "nonfinite", "zeros"):
+        add(f"fill_{fill}", (1, 2, 37, 64), fill=fill)
+    add("llama_2k", (1, 32, 2048, 128), kv_heads=8, causal=True, tier="standard")
+    add("ragged_1021", (2, 8, 1021, 128), sk=1531, causal=True, tier="standard")
+    add("d64_window", (1, 16, 2000, 64), causal=True, window=511, tier="standard")
+    add("d256_softcap", (1, 8, 777, 256), kv_heads=4, causal=True, softcap=50.0, tier="standard")
+    add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
+    return found
+
+
+def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
+    return functools.partial(_forward, round_p="p" in roundings)
+
+
+@primitive(
+    name="attention",
+    outputs=("out", "lse"),
+    check=lambda q, k, v, causal, scale, window, softcap, mask: _check(
+        "attention", q, k, v, scale, window, softcap, mask
+    ),
+    meta=lambda q, k, v, causal, scale, window, softcap, mask: _meta(q),
+    cost=lambda q, k, v, causal, scale, window, softcap, mask: _cost(q, k, causal, window, 2, 2),
+    cases=_cases, bound=bounds.attention, roundings=(ROUNDED_P,), rounded=_with_roundings,
+    backward="attention_backward", grads=("q", "k", "v"), autocast="low",
+)  # fmt: skip
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`attention` with every argument positional, returning (out, lse)."""
+    return _forward(q, k, v, causal, scale, window, softcap, mask)
+
+
+@public(attention_with_lse)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, window: int | None = None,
+    softcap: float = 0.0, mask: Tensor | None = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Scaled dot-product attention.
+
+    q: (batch, heads, Sq, head_dim). k, v: (batch, kv_heads, Sk, head_dim); kv_heads divides heads (grouped-query).
+    float32, float16 or bfloat16, one dtype; any strides; head_dim 1 to 256. scale: default head_dim**-0.5.
+    causal is aligned bottom-right: query i sees keys j <= i + Sk - Sq, so decoding with Sq = 1 sees every key. window:
+    how many keys a query sees, itself included (both sides when not causal). softcap > 0: scores become
+    softcap * tanh(scores / softcap). mask: broadcastable to (batch, heads, Sq, Sk); bool is True = attend, float is
+    added after the softcap; not differentiable.
+    Returns out (batch, heads, Sq, head_dim) in q's dtype, as a view of (batch, Sq, heads, head_dim) storage; with
+    return_lse also the natural-log float32 (batch, heads, Sq) log-sum-exp. A row that sees no key gives 0 and -inf.
+    float32 accumulation; an implementation may round P to the storage dtype. Raises ArgumentError.
+    Source: Vaswani et al., arXiv:1706.03762; softcap: Gemma 2, arXiv:2408.00118.
+    """
+    out, lse = attention_with_lse(q, k, v, causal, scale, window, softcap, mask)
+    return (out, lse) if return_lse else out
+
+
+@primitive(
+    outputs=("grad_q", "grad_k", "grad_v"),
+    check=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _check(
+        "attention_backward", q, k, v, scale, window, softcap, mask, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse
+    ),
+    meta=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: (
+        q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    ),
+    cost=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _cost(
+        q, k, causal, window, 5, 4
+    ),
+    bound=bounds.attention_backward, roundings=(ROUNDED_P, ROUNDED_DS),
+    rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
+)  # fmt: skip
+def attention_backward(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of `attention` for q, k and v, from its saved output and log-sum-exp. Source: arXiv:2307.08691."""
+    return _backward(grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask)

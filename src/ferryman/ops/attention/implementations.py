@@ -1,0 +1,19 @@
+"""Which implementations of attention exist, and under which conditions."""
+
+from __future__ import annotations
+
+import torch
+
+from ferryman.ops.clauses import dtypes, when_interpreted
+from ferryman.ops.menu import menu
+
+_HERE = "ferryman.ops.attention"
+_DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
+
+IMPLEMENTATIONS = (
+    *menu(_HERE, "torch", "attention", roundings=("p",)),
+    # FlashAttention-2's backward adds dQ atomically.
+    *menu(_HERE, "torch", "attention_backward", roundings=("p", "ds"), deterministic=False),
+    *menu(_HERE, "triton", "attention", when=_DOT, roundings=("p",)),
+    *menu(_HERE, "triton", "attention_backward", when=_DOT, roundings=("p", "ds")),
+)

@@ -1,0 +1,131 @@
+"""Attention through PyTorch's fused kernels (cuDNN, FlashAttention-2, memory-efficient, CPU flash), else composed.
+
+The fused kernels are called below `scaled_dot_product_attention`, because only there do they return the log-sum-exp.
+Their causal mask is aligned top-left, so they serve causal calls with Sq = Sk only (decoding needs no mask at all).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+
+aten = torch.ops.aten
+
+
+def _model_layout(out: Tensor) -> Tensor:
+    batch, heads, seq, head_dim = out.shape
+    if out.stride() == (seq * heads * head_dim, head_dim, heads * head_dim, 1):
+        return out
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    if x.shape[1] == heads:
+        return x
+    batch, group, seq, head_dim = x.shape
+    return x.unsqueeze(2).expand(-1, -1, heads // group, -1, -1).reshape(batch, heads, seq, head_dim)
+
+
+def _hidden(sq: int, sk: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
+    """(Sq, Sk), True where a query may not look; the diagonal is bottom-right."""
+    if not causal and window is None:
+        return None
+    every = torch.ones(sq, sk, dtype=torch.bool, device=device)
+    diagonal = sk - sq
+    seen = every.tril(diagonal) if causal else every
+    if window is not None:
+        seen = seen.triu(diagonal - window + 1)
+        if not causal:
+            seen = seen.tril(diagonal + window - 1)
+    return seen.logical_not()
+
+
+def _composed_scores(
+    q: Tensor, k: Tensor, causal: bool, scale: float, window: int | None, softcap: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    s = torch.matmul(q.float() * scale, k.float().mT)
+    capped = None
+    if softcap:
+        capped = torch.tanh(s / softcap)
+        s = capped * softcap
+    if mask is not None and mask.dtype != torch.bool:
+        s = s + mask.float()
+    elif mask is not None:
+        s = s.masked_fill(mask.logical_not(), -math.inf)
+    hidden = _hidden(q.shape[2], k.shape[2], causal, window, q.device)
+    return (s if hidden is None else s.masked_fill(hidden, -math.inf)), capped
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
+    """(out, lse) from the fastest fused kernel that takes the call, or None."""
+    head_dim = q.shape[-1]
+    if q.is_cuda and q.dtype != torch.float32 and head_dim % 8 == 0:
+        keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
+        got = aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, causal, False, scale=scale)
+        return got[0], got[1]
+    if q.is_cpu and q.dtype != torch.float16:
+        keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
+        got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, causal, scale=scale)
+        return got[0], got[1]
+    return None
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    heads, sq, head_dim = q.shape[1:]
+    factor = head_dim**-0.5 if scale is None else scale
+    plain = window is None and softcap == 0.0 and mask is None and q.numel() > 0 and k.shape[2] > 0
+    needs_mask = causal and sq > 1
+    if plain and (not needs_mask or sq == k.shape[2]) and all(t.stride(-1) == 1 for t in (q, k, v)):
+        found = _fused(q, k, v, needs_mask, factor)
+        if found is not None:
+            return _model_layout(found[0]), found[1].float().contiguous()
+    s, _ = _composed_scores(q, _grouped(k, heads), causal, factor, window, softcap, mask)
+    lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+    out = torch.matmul(p, _grouped(v, heads).float()).to(q.dtype)
+    return _model_layout(out), lse
+
+
+def attention_backward(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    batch, heads, sq, head_dim = q.shape
+    group = k.shape[1]
+    factor = head_dim**-0.5 if scale is None else scale
+    keys, values = _grouped(k, heads), _grouped(v, heads)
+
+    def per_key_head(x: Tensor, like: Tensor) -> Tensor:
+        return x.unflatten(1, (group, heads // group)).sum(2).to(like.dtype).contiguous()
+
+    plain = window is None and softcap == 0.0 and mask is None and grad_lse is None and q.numel() > 0
+    if plain and q.is_cuda and q.dtype != torch.float32 and head_dim % 8 == 0 and sq == k.shape[2]:
+        # FlashAttention-2's backward takes any forward's natural-log lse; without dropout its random state is unused.
+        nothing = torch.empty(0, dtype=torch.int64, device=q.device)
+        layout = [_model_layout(t) for t in (grad_out, q, keys, values, out)]
+        gq, gk, gv = aten._scaled_dot_product_flash_attention_backward(
+            *layout, lse, None, None, sq, sq, 0.0, causal, nothing, nothing, scale=factor
+        )
+        return gq.contiguous(), per_key_head(gk, k), per_key_head(gv, v)
+    s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)
+    p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+    g = grad_out.float()
+    delta = torch.einsum("bhsd,bhsd->bhs", g, out.float())
+    if grad_lse is not None:
+        delta = delta - grad_lse
+    ds = p * (torch.matmul(g, values.float().mT) - delta.unsqueeze(-1))
+    if capped is not None:
+        ds = ds * (1 - capped.square())
+
+    return (
+        (torch.matmul(ds, keys.float()) * factor).to(q.dtype).contiguous(),
+        per_key_head(torch.matmul(ds.mT, q.float()) * factor, k),
+        per_key_head(torch.matmul(p.mT, g), v),
+    )

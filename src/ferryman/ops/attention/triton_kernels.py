@@ -1,0 +1,914 @@
+"""Attention in Triton, forward and backward, on NVIDIA, AMD and the interpreter.
+
+Forward: one program per block of query rows, an online softmax over the blocks of keys in base 2. Few query rows (decoding)
+pack the heads of a group into one tile and may split the keys over programs, merged in float32 by a second kernel.
+Backward: two kernels and no atomics, so results are bitwise reproducible: queries stay put for dQ (which also computes
+delta), keys stay put for dK and dV.
+
+Rounding points: P is rounded to the input dtype before P@V and P^T@dO ("p"), dS before dS@K and dS^T@Q ("ds").
+An invisible key has weight exactly 0; a NaN or Inf in *V* at an invisible key still reaches rows of the same tile (0*NaN).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ferryman.backends.base import Target
+from ferryman.backends.triton import Specialisation, launch, recorded
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+_LOG2E = 1.4426950408889634
+
+# How a mask tensor is read; 0 is none.
+_BOOL_MASK, _FLOAT_MASK = 1, 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- kernels
+
+
+@triton.jit
+def _wide(x):
+    """As int64: tile bases may lie beyond 2^31 elements. Takes a constexpr, a tensor, or the interpreter's int."""
+    return tl.full((), 0, tl.int64) + x
+
+
+@triton.jit
+def _tile_and_head(num_tiles, num_heads, heads_together, NUM_XCD: tl.constexpr):
+    """Which tile and head this program serves: tile-major within as many heads as have K and V in L2 together.
+
+    Programs go round-robin over the XCDs of an MI300, each with its own L2, so there the ids are first regrouped.
+    """
+    pid = tl.program_id(0)
+    if NUM_XCD > 1:
+        total = num_tiles * num_heads
+        xcd = pid % NUM_XCD
+        pid = xcd * (total // NUM_XCD) + tl.minimum(xcd, total % NUM_XCD) + pid // NUM_XCD
+    group_size = heads_together * num_tiles
+    first = (pid // group_size) * heads_together
+    count = tl.minimum(heads_together, num_heads - first)
+    within = pid % group_size
+    return within // count, first + within % count
+
+
+@triton.jit
+def _load_rows(base, stride, rows, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
+    """A (rows, BLOCK_D) tile; zero beyond HEAD_DIM and, where CHECK, from row ``limit`` on."""
+    cols = tl.arange(0, BLOCK_D)
+    pointers = base + rows[:, None] * stride + cols[None, :]
+    if CHECK:
+        if HEAD_DIM < BLOCK_D:
+            tile = tl.load(pointers, mask=(rows[:, None] < limit) & (cols[None, :] < HEAD_DIM), other=0.0)
+        else:
+            tile = tl.load(pointers, mask=rows[:, None] < limit, other=0.0)
+    else:
+        if HEAD_DIM < BLOCK_D:
+            tile = tl.load(pointers, mask=cols[None, :] < HEAD_DIM, other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def _saturation(x):
+    """(tanh x, 1 - tanh^2 x). The series below 1/4 is good to 1e-8; the exponential form cancels there."""
+    size = tl.abs(x)
+    e = tl.exp2(size * (-2.0 * LOG2E))
+    large = (1.0 - e) / (1.0 + e)
+    square = x * x
+    series = 1.0 + square * (-1.0 / 3 + square * (2.0 / 15 + square * (-17.0 / 315 + square * (62.0 / 2835))))
+    tanh = tl.where(size < 0.25, x * series, tl.where(x < 0, -large, large))
+    return tanh, 4.0 * e / ((1.0 + e) * (1.0 + e))
+
+
+@triton.jit
+def _visible(position, key, window, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """``position`` is the key index that the query row is aligned with, i + Sk - Sq. One of both always applies."""
+    if CAUSAL:
+        seen = key <= position
+        if HAS_WINDOW:
+            seen = seen & (key > position - window)
+    else:
+        seen = (key > position - window) & (key < position + window)
+    return seen
+
+
+@triton.jit
+def _add_mask(scores, pointers, inside, MASK: tl.constexpr):
+    """Scores are in base 2. A bool mask arrives as int8."""
+    if MASK == 1:
+        scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
+    else:
+        scores += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
+    return scores
+
+
+@triton.jit
+def _key_ranges(
+    first, last, num_queries, num_keys, window,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """[lo, hi) holds every key that a row in first..last sees, [full_lo, full_hi) whole blocks that all of them see."""
+    shift = num_keys - num_queries
+    lo = 0
+    hi = num_keys
+    full_lo = 0
+    full_hi = num_keys
+    if CAUSAL:
+        hi = tl.minimum(num_keys, last + shift + 1)
+        full_hi = tl.minimum(num_keys, first + shift + 1)
+    elif HAS_WINDOW:
+        hi = tl.minimum(num_keys, last + shift + window)
+        full_hi = tl.minimum(num_keys, first + shift + window)
+    if HAS_WINDOW:
+        lo = tl.maximum(0, first + shift - window + 1) // BLOCK_N * BLOCK_N
+        full_lo = (tl.maximum(0, last + shift - window + 1) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    full_hi = tl.maximum(full_hi, 0) // BLOCK_N * BLOCK_N
+    return lo, hi, full_lo, full_hi
+
+
+@triton.jit
+def _forward_range(
+    acc, row_max, row_sum, q, k, v, mask, row_inside, position, lo, hi, num_keys, window,
+    stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over keys [lo, hi). EDGE: a block may reach beyond the keys, the diagonal or the window."""
+    tile = tl.arange(0, BLOCK_N)
+    if WIDE:
+        tile = tile.to(tl.int64)
+    for start in tl.range(lo, hi, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        k_tile = _load_rows(k + _wide(start) * stride_kn, stride_kn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
+        scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION)
+        if EDGE or HAS_CAP or MASK > 0:
+            if HAS_CAP:
+                scores, _ = _saturation(scores * score_scale)
+                scores = scores * score_cap
+            else:
+                scores = scores * score_scale
+            if MASK > 0:
+                inside = row_inside[:, None] & (tile < num_keys - start)[None, :]
+                pointers = mask + (_wide(start) * stride_mask_n + tile * stride_mask_n)[None, :]
+                scores = _add_mask(scores, pointers, inside, MASK)
+            if EDGE:
+                keys = start + tl.arange(0, BLOCK_N)
+                scores = tl.where(keys[None, :] < num_keys, scores, float("-inf"))
+                if CAUSAL or HAS_WINDOW:
+                    seen = _visible(position[:, None], keys[None, :], window, CAUSAL, HAS_WINDOW)
+                    scores = tl.where(seen, scores, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(scores, 1))
+            # -inf: no key seen yet. +inf: the sum becomes inf and the row NaN, as inf/inf is. Neither may give inf - inf.
+            finite_max = tl.where(tl.abs(new_max) == float("inf"), 0.0, new_max)
+            p = tl.exp2(scores - finite_max[:, None])
+        else:
+            # score_scale >= 0, so the scale commutes with max, and scale and subtraction are one fma
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * score_scale)
+            finite_max = tl.where(tl.abs(new_max) == float("inf"), 0.0, new_max)
+            p = tl.exp2(scores * score_scale - finite_max[:, None])
+        decay = tl.exp2(row_max - finite_max)
+        row_sum = row_sum * decay + tl.sum(p, 1)
+        acc = acc * decay[:, None]
+        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+# Lengths (and what follows from them) never specialise: a new sequence length must not compile.
+_FORWARD_DYNAMIC = [
+    "num_heads", "group", "heads_together", "num_queries", "num_keys", "window", "batch_heads", "score_scale", "score_cap",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_FORWARD_DYNAMIC)
+def attention_forward(
+    q, k, v, mask, out, lse,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_mask_b, stride_mask_h, stride_mask_m, stride_mask_n,
+    num_heads, group, heads_together, num_queries, num_keys, window, batch_heads, score_scale, score_cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, NEGATE: tl.constexpr,
+    PACK: tl.constexpr, SPLIT: tl.constexpr, NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid axis 1,
+    and out, lse are float32 partials [split][batch*heads][query], lse in base 2."""
+    rows_in_head = num_queries
+    heads_in_grid = num_heads
+    if PACK:
+        rows_in_head = num_queries * group
+        heads_in_grid = num_heads // group
+    num_tiles = tl.cdiv(rows_in_head, BLOCK_M)
+    tile, head_id = _tile_and_head(num_tiles, batch_heads // num_heads * heads_in_grid, heads_together, NUM_XCD)
+    if CAUSAL:
+        tile = num_tiles - 1 - tile  # longest first
+    batch = head_id // heads_in_grid
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_inside = rows < rows_in_head
+    if PACK:
+        kv_head = head_id % heads_in_grid
+        head = kv_head * group + rows % group
+        query = rows // group
+        first = tile * BLOCK_M // group
+        last = tl.minimum(tile * BLOCK_M + BLOCK_M - 1, rows_in_head - 1) // group
+    else:
+        head = tl.zeros([BLOCK_M], tl.int32) + head_id % heads_in_grid
+        kv_head = head_id % heads_in_grid // group
+        query = rows
+        first = tile * BLOCK_M
+        last = tl.minimum(tile * BLOCK_M + BLOCK_M, num_queries) - 1
+    cols = tl.arange(0, BLOCK_D)
+
+    q_rows = _wide(batch) * stride_qb + head.to(tl.int64) * stride_qh + query.to(tl.int64) * stride_qm
+    inside = row_inside[:, None]
+    if HEAD_DIM < BLOCK_D:
+        inside = inside & (cols[None, :] < HEAD_DIM)
+    q_tile = tl.load(q + q_rows[:, None] + cols[None, :], mask=inside, other=0.0)
+    if NEGATE:
+        q_tile = -q_tile
+    k += _wide(batch) * stride_kb + _wide(kv_head) * stride_kh
+    v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
+    mask_rows = mask
+    if MASK > 0:
+        offsets = head.to(tl.int64) * stride_mask_h + query.to(tl.int64) * stride_mask_m
+        mask_rows = mask + (_wide(batch) * stride_mask_b + offsets)[:, None]
+    position = query + (num_keys - num_queries)
+
+    lo, hi, full_lo, full_hi = _key_ranges(first, last, num_queries, num_keys, window, BLOCK_N, CAUSAL, HAS_WINDOW)
+    if SPLIT:
+        blocks = tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N)
+        share = tl.cdiv(blocks, tl.num_programs(1)) * BLOCK_N
+        lo += tl.program_id(1) * share
+        hi = tl.minimum(hi, lo + share)
+    full_lo = tl.minimum(tl.maximum(full_lo, lo), hi)
+    full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_WINDOW:
+        acc, row_max, row_sum = _forward_range(
+            acc, row_max, row_sum, q_tile, k, v, mask_rows, row_inside, position, lo, full_lo, num_keys, window,
+            stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+        )  # fmt: skip
+    acc, row_max, row_sum = _forward_range(
+        acc, row_max, row_sum, q_tile, k, v, mask_rows, row_inside, position, full_lo, full_hi, num_keys, window,
+        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
+    )  # fmt: skip
+    acc, row_max, row_sum = _forward_range(
+        acc, row_max, row_sum, q_tile, k, v, mask_rows, row_inside, position, full_hi, hi, num_keys, window,
+        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+    )  # fmt: skip
+
+    empty = row_sum == 0.0  # a NaN sum is not empty
+    safe_sum = tl.where(empty, 1.0, row_sum)
+    result = tl.where(empty[:, None], 0.0, acc * (1.0 / safe_sum)[:, None])
+    log_sum = tl.where(empty, float("-inf"), row_max + tl.log2(safe_sum))
+    lse_rows = (_wide(batch) * num_heads + head) * num_queries + query
+    if SPLIT:
+        lse_rows += _wide(tl.program_id(1)) * batch_heads * num_queries
+        out_rows = lse_rows * HEAD_DIM
+    else:
+        log_sum *= LN2
+        out_rows = ((_wide(batch) * num_queries + query) * num_heads + head) * HEAD_DIM
+    tl.store(out + out_rows[:, None] + cols[None, :], result.to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + lse_rows, log_sum, mask=row_inside)
+
+
+@triton.jit(do_not_specialize=["num_heads", "num_queries", "num_splits", "batch_heads"])
+def attention_merge(
+    partial, partial_lse, out, lse, num_heads, num_queries, num_splits, batch_heads,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One row per program: the splits' partial outputs, weighted by their share of the softmax's sum, in split order."""
+    row = _wide(tl.program_id(0))  # (batch * heads + head) * queries + query
+    rows = _wide(batch_heads) * num_queries
+    cols = tl.arange(0, BLOCK_D)
+    row_max = tl.full((), float("-inf"), tl.float32)
+    for split in tl.range(0, num_splits):
+        row_max = tl.maximum(row_max, tl.load(partial_lse + split * rows + row))
+    row_max = tl.where(tl.abs(row_max) == float("inf"), 0.0, row_max)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    total = tl.zeros((), tl.float32)
+    for split in tl.range(0, num_splits):
+        share = tl.exp2(tl.load(partial_lse + split * rows + row) - row_max)
+        acc += share * tl.load(partial + (split * rows + row) * HEAD_DIM + cols, mask=cols < HEAD_DIM, other=0.0)
+        total += share
+    empty = total == 0.0
+    safe_total = tl.where(empty, 1.0, total)
+    query = row % num_queries
+    head = row // num_queries % num_heads
+    batch = row // num_queries // num_heads
+    out_row = ((batch * num_queries + query) * num_heads + head) * HEAD_DIM
+    result = tl.where(empty, 0.0, acc / safe_total)
+    tl.store(out + out_row + cols, result.to(out.dtype.element_ty), mask=cols < HEAD_DIM)
+    tl.store(lse + row, tl.where(empty, float("-inf"), (row_max + tl.log2(safe_total)) * LN2))
+
+
+@triton.jit
+def _dq_range(
+    dq, q, do, k, v, mask, lse, delta, row_inside, position, lo, hi, num_keys, window,
+    stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """dQ += dS K over keys [lo, hi); ``lse`` in base 2, +inf for rows that see nothing."""
+    tile = tl.arange(0, BLOCK_N)
+    if WIDE:
+        tile = tile.to(tl.int64)
+    for start in tl.range(lo, hi, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        k_tile = _load_rows(k + _wide(start) * stride_kn, stride_kn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
+        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
+        scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * score_scale
+        slope = scores
+        if HAS_CAP:
+            scores, slope = _saturation(scores)
+            scores = scores * score_cap
+        if MASK > 0:
+            inside = row_inside[:, None] & (tile < num_keys - start)[None, :]
+            pointers = mask + (_wide(start) * stride_mask_n + tile * stride_mask_n)[None, :]
+            scores = _add_mask(scores, pointers, inside, MASK)
+        if EDGE:
+            keys = start + tl.arange(0, BLOCK_N)
+            scores = tl.where(keys[None, :] < num_keys, scores, float("-inf"))
+            if CAUSAL or HAS_WINDOW:
+                seen = _visible(position[:, None], keys[None, :], window, CAUSAL, HAS_WINDOW)
+                scores = tl.where(seen, scores, float("-inf"))
+        p = tl.exp2(scores - lse[:, None])
+        dp = tl.dot(do, tl.trans(v_tile), input_precision=PRECISION)
+        ds = p * (dp - delta[:, None])
+        if HAS_CAP:
+            ds = ds * slope
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
+    return dq
+
+
+_BACKWARD_DYNAMIC = [
+    "num_heads", "group", "heads_together", "num_queries", "num_keys", "window", "batch_heads",
+    "score_scale", "score_cap", "grad_scale",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_BACKWARD_DYNAMIC)
+def attention_backward_dq(
+    q, k, v, mask, out, grad_out, grad_lse, lse, delta, grad_q,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
+    stride_mask_b, stride_mask_h, stride_mask_m, stride_mask_n,
+    num_heads, group, heads_together, num_queries, num_keys, window, batch_heads, score_scale, score_cap, grad_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, HAS_GRAD_LSE: tl.constexpr, WIDE: tl.constexpr,
+    NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse, which the dK/dV kernel reads."""
+    num_tiles = tl.cdiv(num_queries, BLOCK_M)
+    tile, head_id = _tile_and_head(num_tiles, batch_heads, heads_together, NUM_XCD)
+    if CAUSAL:
+        tile = num_tiles - 1 - tile
+    batch = head_id // num_heads
+    head = head_id % num_heads
+    kv_head = head // group
+    first = tile * BLOCK_M
+    last = tl.minimum(first + BLOCK_M, num_queries) - 1
+    tile_rows = tl.arange(0, BLOCK_M)
+    rows = first + tile_rows
+    row_inside = rows < num_queries
+    position = rows + (num_keys - num_queries)
+    offsets = tile_rows
+    if WIDE:
+        offsets = tile_rows.to(tl.int64)
+    left = num_queries - first
+
+    q += _wide(batch) * stride_qb + _wide(head) * stride_qh + _wide(first) * stride_qm
+    out += _wide(batch) * stride_ob + _wide(head) * stride_oh + _wide(first) * stride_om
+    grad_out += _wide(batch) * stride_gb + _wide(head) * stride_gh + _wide(first) * stride_gm
+    k += _wide(batch) * stride_kb + _wide(kv_head) * stride_kh
+    v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
+    per_row = _wide(head_id) * num_queries + rows
+    q_tile = _load_rows(q, stride_qm, offsets, left, HEAD_DIM, BLOCK_D, True)
+    do_tile = _load_rows(grad_out, stride_gm, offsets, left, HEAD_DIM, BLOCK_D, True)
+    o_tile = _load_rows(out, stride_om, offsets, left, HEAD_DIM, BLOCK_D, True)
+    row_delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_GRAD_LSE:
+        row_delta -= tl.load(grad_lse + per_row, mask=row_inside, other=0.0).to(tl.float32)
+    tl.store(delta + per_row, row_delta, mask=row_inside)
+    row_lse = tl.load(lse + per_row, mask=row_inside, other=float("-inf")) * LOG2E
+    row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)  # rows that see nothing: P = exp2(-inf) = 0
+    mask_rows = mask
+    if MASK > 0:
+        mask_base = _wide(batch) * stride_mask_b + _wide(head) * stride_mask_h
+        mask_rows = mask + (mask_base + rows.to(tl.int64) * stride_mask_m)[:, None]
+
+    lo, hi, full_lo, full_hi = _key_ranges(first, last, num_queries, num_keys, window, BLOCK_N, CAUSAL, HAS_WINDOW)
+    full_lo = tl.minimum(tl.maximum(full_lo, lo), hi)
+    full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_WINDOW:
+        dq = _dq_range(
+            dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, lo, full_lo, num_keys, window,
+            stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+        )  # fmt: skip
+    dq = _dq_range(
+        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_lo, full_hi, num_keys, window,
+        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
+    )  # fmt: skip
+    dq = _dq_range(
+        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_hi, hi, num_keys, window,
+        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+    )  # fmt: skip
+
+    cols = tl.arange(0, BLOCK_D)
+    inside = row_inside[:, None]
+    if HEAD_DIM < BLOCK_D:
+        inside = inside & (cols[None, :] < HEAD_DIM)
+    tl.store(
+        grad_q + (per_row * HEAD_DIM)[:, None] + cols[None, :], (dq * grad_scale).to(grad_q.dtype.element_ty), mask=inside
+    )
+
+
+@triton.jit
+def _dkv_range(
+    dk, dv, k, v, q, do, mask, lse, delta, keys, key_inside, lo, hi, num_queries, num_keys, window,
+    stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """dK += dS^T Q and dV += P^T dO over queries [lo, hi). Scores are kept transposed, (keys, queries).
+
+    EDGE: a block may reach beyond the queries, the diagonal or the window. Keys beyond the end touch only rows that are
+    never stored.
+    """
+    tile = tl.arange(0, BLOCK_M)
+    offsets = tile
+    if WIDE:
+        offsets = tile.to(tl.int64)
+    for start in tl.range(lo, hi, BLOCK_M):
+        start = tl.multiple_of(start, BLOCK_M)
+        left = num_queries - start
+        rows = start + tile
+        row_inside = tile < left
+        q_tile = _load_rows(q + _wide(start) * stride_qm, stride_qm, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
+        if EDGE:
+            row_lse = tl.load(lse + rows, mask=row_inside, other=0.0) * LOG2E
+            row_delta = tl.load(delta + rows, mask=row_inside, other=0.0)
+        else:
+            row_lse = tl.load(lse + rows) * LOG2E
+            row_delta = tl.load(delta + rows)
+        row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
+        scores = tl.dot(k, tl.trans(q_tile), input_precision=PRECISION) * score_scale
+        slope = scores
+        if HAS_CAP:
+            scores, slope = _saturation(scores)
+            scores = scores * score_cap
+        if MASK > 0:
+            inside = key_inside[:, None] & row_inside[None, :]
+            pointers = mask + (_wide(start) * stride_mask_m + offsets * stride_mask_m)[None, :]
+            scores = _add_mask(scores, pointers, inside, MASK)
+        if EDGE:
+            scores = tl.where(row_inside[None, :], scores, float("-inf"))
+            if CAUSAL or HAS_WINDOW:
+                seen = _visible((rows + (num_keys - num_queries))[None, :], keys[:, None], window, CAUSAL, HAS_WINDOW)
+                scores = tl.where(seen, scores, float("-inf"))
+        p = tl.exp2(scores - row_lse[None, :])
+        do_tile = _load_rows(do + _wide(start) * stride_gm, stride_gm, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
+        dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision=PRECISION)
+        dp = tl.dot(v, tl.trans(do_tile), input_precision=PRECISION)
+        ds = p * (dp - row_delta[None, :])
+        if HAS_CAP:
+            ds = ds * slope
+        if EDGE:
+            ds = tl.where(row_inside[None, :], ds, 0.0)  # 0 * v is NaN where v is Inf
+        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=_BACKWARD_DYNAMIC)
+def attention_backward_dkv(
+    q, k, v, mask, grad_out, lse, delta, grad_k, grad_v,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_gb, stride_gh, stride_gm, stride_mask_b, stride_mask_h, stride_mask_m, stride_mask_n,
+    num_heads, group, heads_together, num_queries, num_keys, window, batch_heads, score_scale, score_cap, grad_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one block of keys of one KV head, summed over the heads of its group in order: no atomics."""
+    kv_heads = num_heads // group
+    tile, head_id = _tile_and_head(tl.cdiv(num_keys, BLOCK_N), batch_heads // group, heads_together, NUM_XCD)
+    batch = head_id // kv_heads
+    kv_head = head_id % kv_heads
+    first = tile * BLOCK_N
+    last = tl.minimum(first + BLOCK_N, num_keys) - 1
+    tile_keys = tl.arange(0, BLOCK_N)
+    keys = first + tile_keys
+    key_inside = keys < num_keys
+    offsets = tile_keys
+    if WIDE:
+        offsets = tile_keys.to(tl.int64)
+    left = num_keys - first
+    k += _wide(batch) * stride_kb + _wide(kv_head) * stride_kh + _wide(first) * stride_kn
+    v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh + _wide(first) * stride_vn
+    k_tile = _load_rows(k, stride_kn, offsets, left, HEAD_DIM, BLOCK_D, True)
+    v_tile = _load_rows(v, stride_vn, offsets, left, HEAD_DIM, BLOCK_D, True)
+
+    # rows [lo, hi) see a key of this block, rows [full_lo, full_hi) see all of them
+    shift = num_keys - num_queries
+    lo = 0
+    hi = num_queries
+    full_lo = 0
+    full_hi = num_queries
+    if CAUSAL:
+        lo = tl.maximum(0, first - shift)
+        full_lo = tl.maximum(0, last - shift)
+    elif HAS_WINDOW:
+        lo = tl.maximum(0, first - shift - window + 1)
+        full_lo = tl.maximum(0, last - shift - window + 1)
+    lo = lo // BLOCK_M * BLOCK_M
+    full_lo = (full_lo + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+    if HAS_WINDOW:
+        hi = tl.minimum(num_queries, last - shift + window)
+        full_hi = tl.maximum(tl.minimum(num_queries, first - shift + window), 0)
+    full_hi = full_hi // BLOCK_M * BLOCK_M
+    full_lo = tl.maximum(tl.minimum(full_lo, hi), lo)
+    full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    for member in tl.range(0, group):
+        head = kv_head * group + member
+        q_head = q + (_wide(batch) * stride_qb + _wide(head) * stride_qh)
+        do_head = grad_out + (_wide(batch) * stride_gb + _wide(head) * stride_gh)
+        lse_head = lse + (_wide(batch) * num_heads + head) * num_queries
+        delta_head = delta + (_wide(batch) * num_heads + head) * num_queries
+        mask_keys = mask
+        if MASK > 0:
+            mask_base = _wide(batch) * stride_mask_b + _wide(head) * stride_mask_h
+            mask_keys = mask + (mask_base + keys.to(tl.int64) * stride_mask_n)[:, None]
+        if CAUSAL or HAS_WINDOW:
+            dk, dv = _dkv_range(
+                dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside, lo, full_lo,
+                num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
+                HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+            )  # fmt: skip
+        dk, dv = _dkv_range(
+            dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside, full_lo, full_hi,
+            num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
+            HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
+        )  # fmt: skip
+        dk, dv = _dkv_range(
+            dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside, full_hi, hi,
+            num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
+            HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+        )  # fmt: skip
+
+    cols = tl.arange(0, BLOCK_D)
+    inside = key_inside[:, None]
+    if HEAD_DIM < BLOCK_D:
+        inside = inside & (cols[None, :] < HEAD_DIM)
+    where = ((_wide(head_id) * num_keys + keys) * HEAD_DIM)[:, None] + cols[None, :]
+    tl.store(grad_k + where, (dk * grad_scale).to(grad_k.dtype.element_ty), mask=inside)
+    tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=inside)
+
+
+# ---------------------------------------------------------------------------------------------------------- configurations
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes and compiler options of one kernel on one target. ``options`` are AMD's own (waves_per_eu, ..)."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _block_d(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def _family(target: Target) -> str:
+    """Which table of tiles serves ``target``: by vendor first, then by what one block may hold in shared memory."""
+    if target.vendor == "amd":
+        if target.wave == 32:
+            return "rdna"
+        return "cdna-160k" if target.shared_memory >= 160 * 1024 else "cdna-64k"
+    if target.vendor == "nvidia":
+        if target.shared_memory >= 227 * 1024:
+            return "nvidia-227k"
+        return "nvidia-160k" if target.shared_memory >= 160 * 1024 else "nvidia-99k"
+    return "cpu"
+
+
+# (forward, dq, dkv) by family and padded head_dim, 16-bit inputs; each (block_m, block_n, num_warps, num_stages).
+_HALF: dict[str, dict[int, tuple[tuple[int, int, int, int], ...]]] = {
+    "nvidia-227k": {
+        64: ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
+        128: ((128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2)),
+        256: ((128, 64, 8, 2), (64, 64, 8, 1), (64, 64, 8, 1)),
+    },
+    "nvidia-160k": {
+        64: ((128, 64, 4, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
+        128: ((128, 64, 8, 3), (64, 64, 8, 2), (64, 64, 8, 2)),
+        256: ((128, 32, 8, 2), (64, 32, 8, 1), (32, 64, 8, 1)),
+    },
+    "nvidia-99k": {
+        64: ((128, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 2)),
+        128: ((128, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
+        256: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+    },
+    "cdna-160k": {
+        64: ((128, 64, 4, 1), (128, 64, 4, 1), (64, 128, 4, 1)),
+        128: ((128, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+        256: ((128, 64, 8, 1), (64, 32, 8, 1), (32, 64, 8, 1)),
+    },
+    "cdna-64k": {
+        64: ((128, 64, 4, 1), (128, 64, 4, 1), (64, 128, 4, 1)),
+        128: ((128, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
+        256: ((128, 32, 8, 1), (64, 32, 8, 1), (32, 64, 8, 1)),
+    },
+    "rdna": {
+        64: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+        128: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+        256: ((32, 32, 8, 1), (32, 16, 8, 1), (16, 32, 8, 1)),
+    },
+    "cpu": {
+        64: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+        128: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+        256: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+    },
+}
+# float32: NVIDIA multiplies exactly ("ieee") on the FMA units, so the operands take registers; AMD has fp32 matrix units.
+_FLOAT: dict[str, dict[int, tuple[tuple[int, int, int, int], ...]]] = {
+    "nvidia": {
+        64: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+        128: ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+        256: ((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+    },
+    "cdna": {
+        64: ((64, 32, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
+        128: ((64, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+        256: ((32, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    },
+    "rdna": {
+        64: ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+        128: ((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+        256: ((16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+    },
+    "cpu": _HALF["cpu"],
+}
+
+
+_AMD_OPTIONS: dict[str, Any] = {}
+
+
+@functools.cache
+def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich: bool) -> Config:
+    """``kernel`` is "forward", "dq" or "dkv". ``rich``: a mask or a softcap, whose tiles take registers too."""
+    family = _family(target)
+    by_dim = _HALF[family] if dtype != torch.float32 else _FLOAT[family.split("-")[0]]
+    which = ("forward", "dq", "dkv").index(kernel) + (3 if rich else 0)
+    tiles = by_dim[max(64, _block_d(head_dim))]
+    m, n, warps, stages = tiles[which % len(tiles)]
+    return Config(m, n, warps, stages, _AMD_OPTIONS if target.vendor == "amd" else {})
+
+
+@functools.cache
+def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
+    """Few query rows: a 16-row tile (the least that a matrix unit takes), bound by the reading of K and V."""
+    family, block_d = _family(target), max(64, _block_d(head_dim))
+    if family == "cpu":
+        return Config(16, 32, 4, 1)
+    if dtype == torch.float32:
+        return Config(16, 32 if block_d <= 128 else 16, 4, 1)
+    n = 64 if block_d <= 128 else 32
+    if target.vendor == "amd":
+        return Config(16, n, 4, 1)
+    return Config(16, n, 4, 3 if family != "nvidia-99k" or block_d <= 64 else 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- launchers
+
+
+def _xcds(target: Target) -> int:
+    # MI300X and MI355X: 8 dies, each with its own 4 MiB L2, programs dealt round-robin (amd.md); elsewhere one L2
+    return 8 if target.arch in ("gfx942", "gfx950") else 1
+
+
+def _precision(dtype: torch.dtype) -> str | None:
+    return "ieee" if dtype == torch.float32 else None
+
+
+def _unit_last(x: torch.Tensor) -> torch.Tensor:
+    """The menu admits unit last strides only; autograd also brings expanded gradients."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _mask_arguments(mask: torch.Tensor | None, shape: tuple[int, ...]) -> tuple[torch.Tensor | None, int, tuple[int, ...]]:
+    """(tensor as the kernels read it, kind, strides over (batch, head, query, key))."""
+    if mask is None:
+        return None, 0, (0, 0, 0, 0)
+    kind = _BOOL_MASK if mask.dtype == torch.bool else _FLOAT_MASK
+    view = mask.expand(shape)
+    return (view.view(torch.int8) if kind == _BOOL_MASK else view), kind, view.stride()
+
+
+def _score_factors(scale: float, softcap: float) -> tuple[float, float]:
+    """What a raw q.k is multiplied by, and the softcap in base 2: s = tanh(qk * first) * second, or qk * first."""
+    return (scale / softcap, softcap * _LOG2E) if softcap > 0 else (scale * _LOG2E, 0.0)
+
+
+def _heads_together(target: Target, num_keys: int, head_dim: int, element_size: int) -> int:
+    """How many heads' K and V fill half of the L2."""
+    return max(1, target.l2_bytes // 2 // max(1, 2 * num_keys * head_dim * element_size))
+
+
+def _num_splits(target: Target, programs: int, num_keys: int) -> int:
+    """Enough pieces for two programs per unit, each of at least 256 keys: below that the merge costs more than it saves."""
+    return max(1, min(-(-2 * target.units // max(1, programs)), num_keys // 256, 128))
+
+
+def _too_wide(*spans: int) -> bool:
+    return max(spans) >= 2**31
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    device = q.device
+    rich = mask is not None or softcap > 0
+    out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=device)
+    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
+    if out.numel() == 0:
+        return out.transpose(1, 2), lse
+    if keys == 0:
+        return out.zero_().transpose(1, 2), lse.fill_(-math.inf)
+    q, k, v = _unit_last(q), _unit_last(k), _unit_last(v)
+    scale = dim**-0.5 if scale is None else scale
+    score_scale, score_cap = _score_factors(abs(scale), softcap)
+    mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
+    group = heads // kv_heads
+
+    decode = _decode_config(target, q.dtype, dim)
+    pack = queries * group <= decode.block_m
+    config = decode if pack else _config(target, q.dtype, dim, "forward", rich)
+    grid_heads = batch * (kv_heads if pack else heads)
+    programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
+    together = _heads_together(target, keys, dim, k.element_size()) * (1 if pack else group)
+    splits = _num_splits(target, programs, keys) if pack else 1
+    wide = _too_wide(
+        config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
+    )  # fmt: skip
+    if splits > 1:
+        to = torch.empty((splits, *lse.shape, dim), dtype=torch.float32, device=device)
+        to_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=device)
+    else:
+        to, to_lse = out, lse
+    launch(
+        attention_forward, (programs, splits),
+        q, k, v, mask, to, to_lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides,
+        heads, group, together, queries, keys, min(window or 0, queries + keys), batch * heads, score_scale, score_cap,
+        device=device,
+        **_forward_constexprs(
+            config, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide, scale < 0, pack, splits > 1
+        ),
+        **_options(config, device),
+    )  # fmt: skip
+    if splits > 1:
+        launch(
+            attention_merge, (lse.numel(),), to, to_lse, out, lse, heads, queries, splits, batch * heads,
+            device=device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), num_warps=1, num_stages=1,
+        )  # fmt: skip
+    return out.transpose(1, 2), lse
+
+
+def attention_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    device = q.device
+    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
+    if q.numel() == 0 or k.numel() == 0:
+        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
+    q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
+    lse = lse.contiguous()
+    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    delta = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
+    scale = dim**-0.5 if scale is None else scale
+    score_scale, score_cap = _score_factors(scale, softcap)
+    mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
+    group = heads // kv_heads
+    together = _heads_together(target, keys, dim, k.element_size())
+    seen = min(window or 0, queries + keys)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+    rich = mask_kind > 0 or softcap > 0
+    dq, dkv = (_config(target, q.dtype, dim, kernel, rich) for kernel in ("dq", "dkv"))
+    wide = _too_wide(
+        max(dq.block_m, dkv.block_m) * max(q.stride(2), out.stride(2), grad_out.stride(2), mask_strides[2]),
+        max(dq.block_n, dkv.block_n) * max(k.stride(2), v.stride(2), mask_strides[3]),
+    )
+    launch(
+        attention_backward_dq, (batch * heads * triton.cdiv(queries, dq.block_m),),
+        q, k, v, mask, out, grad_out, grad_lse, lse, delta, grad_q,
+        *strides, *out.stride()[:3], *grad_out.stride()[:3], *mask_strides,
+        heads, group, together * group, queries, keys, seen, batch * heads, score_scale, score_cap, scale,
+        device=device, HAS_GRAD_LSE=grad_lse is not None,
+        **_backward_constexprs(dq, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
+        **_options(dq, device),
+    )  # fmt: skip
+    launch(
+        attention_backward_dkv, (batch * kv_heads * triton.cdiv(keys, dkv.block_n),),
+        q, k, v, mask, grad_out, lse, delta, grad_k, grad_v,
+        *strides, *grad_out.stride()[:3], *mask_strides,
+        heads, group, together, queries, keys, seen, batch * heads, score_scale, score_cap, scale,
+        device=device,
+        **_backward_constexprs(dkv, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
+        **_options(dkv, device),
+    )  # fmt: skip
+    return grad_q, grad_k, grad_v
+
+
+def _options(config: Config, device: torch.device) -> dict[str, Any]:
+    # the interpreter knows Triton's own options only
+    own = config.options if device.type != "cpu" else {}
+    return {"num_warps": config.num_warps, "num_stages": config.num_stages, **own}
+
+
+def _backward_constexprs(
+    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int, wide: bool
+) -> dict[str, Any]:
+    return {
+        "HEAD_DIM": dim, "BLOCK_D": _block_d(dim), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "CAUSAL": causal,
+        "HAS_WINDOW": window, "HAS_CAP": cap, "MASK": mask, "WIDE": wide, "NUM_XCD": _xcds(target),
+        "PRECISION": _precision(dtype),
+    }  # fmt: skip
+
+
+def _forward_constexprs(
+    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int, wide: bool,
+    negate: bool, pack: bool, split: bool,
+) -> dict[str, Any]:  # fmt: skip
+    shared = _backward_constexprs(config, target, dtype, dim, causal, window, cap, mask, wide)
+    return {**shared, "NEGATE": negate, "PACK": pack, "SPLIT": split}
+
+
+# -------------------------------------------------------------------------------------------------- ahead-of-time compiling
+
+
+def specialisations(
+    target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
+) -> list[Specialisation]:
+    """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full attention,
+    decoding, and everything at once (window, softcap, float mask, a gradient of lse)."""
+    kind = getattr(torch, dtype)
+
+    def calls(dim: int, queries: int, causal: bool, rich: bool) -> None:
+        q = torch.empty((2, 32, queries, dim), dtype=kind, device="meta")
+        k = torch.empty((2, 8, 4096, dim), dtype=kind, device="meta")
+        mask = torch.empty((2, 1, queries, 4096), dtype=kind, device="meta") if rich else None
+        options = (causal, None, 512 if rich else None, 20.0 if rich else 0.0, mask)
+        out, lse = attention(q, k, k, *options, target)
+        if queries > 1:
+            attention_backward(q, lse if rich else None, q, k, k, out, lse, *options, target)
+
+    kinds = [(4096, True, False), (4096, False, False), (4096, True, True), (1, True, False), (1, True, True)]
+    return recorded(lambda a=(dim, *kind): calls(*a) for dim in head_dims for kind in kinds)  # type: ignore[misc]

@@ -1,0 +1,66 @@
+"""Argument checks shared by the definitions. Each raises ArgumentError naming op and argument, before any launch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError
+from ferryman.ops.primitive import STORAGE_DTYPES
+
+_FLOATS = (*STORAGE_DTYPES, torch.float64)
+
+
+def floating(op: str, **tensors: Tensor | None) -> None:
+    """Every given tensor has a supported floating dtype (float64 serves the definitions)."""
+    for name, x in tensors.items():
+        if x is not None and x.dtype not in _FLOATS:
+            raise ArgumentError(op, f"{name}.dtype", x.dtype, "float32, float16 or bfloat16")
+
+
+def one_device(op: str, **tensors: Tensor | None) -> None:
+    first = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise ArgumentError(op, name, type(x).__name__, "a torch.Tensor")
+        if first is None:
+            first = (name, x.device)
+        elif x.device != first[1]:
+            raise ArgumentError(op, f"{name}.device", x.device, f"{first[1]}, the device of {first[0]}")
+
+
+def same_dtype(op: str, **tensors: Tensor | None) -> None:
+    given = [(n, x) for n, x in tensors.items() if x is not None]
+    for name, x in given[1:]:
+        if x.dtype != given[0][1].dtype:
+            raise ArgumentError(op, f"{name}.dtype", x.dtype, f"{given[0][1].dtype}, the dtype of {given[0][0]}")
+
+
+def same_shape(op: str, **tensors: Tensor) -> None:
+    given = list(tensors.items())
+    for name, x in given[1:]:
+        if x.shape != given[0][1].shape:
+            raise ArgumentError(
+                op, f"{name}.shape", tuple(x.shape), f"{tuple(given[0][1].shape)}, the shape of {given[0][0]}"
+            )
+
+
+def at_least_1d(op: str, **tensors: Tensor) -> None:
+    for name, x in tensors.items():
+        if x.dim() == 0:
+            raise ArgumentError(op, f"{name}.dim()", 0, "at least 1")
+
+
+def shaped(op: str, name: str, x: Tensor | None, *shape: int) -> None:
+    if x is not None and tuple(x.shape) != shape:
+        raise ArgumentError(op, f"{name}.shape", tuple(x.shape), str(shape))
+
+
+def non_negative(op: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ArgumentError(op, name, value, "a finite number >= 0")

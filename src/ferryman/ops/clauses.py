@@ -1,0 +1,127 @@
+"""Conditions as data: a clause can be evaluated on a call, printed as a reason, and listed by docs and tests.
+
+A clause names the facts that it reads. Facts that follow from a tensor's metadata or from a scalar argument are always
+in the cache key; the rest (`EXTRA_FACTS`) are added to an op's key when one of its clauses reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+_PATH = re.compile(r"(?P<arg>[a-z_0-9]+)(\.(?P<attr>shape|stride|dtype|dim|aligned)(\[(?P<index>-?\d+)\])?)?")
+EXTRA_FACTS = ("aligned", "tf32", "deterministic")
+
+
+class View(Protocol):
+    """What a clause may look at: the call's arguments, the device's profile facts, and process flags."""
+
+    args: Mapping[str, Any]
+    features: frozenset[str]
+    shared_memory: int
+    flags: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One condition. ``text`` states what is required; ``measure`` gives the actual value; ``test`` decides on it."""
+
+    text: str
+    facts: tuple[str, ...]
+    measure: Callable[[View], Any]
+    test: Callable[[Any], bool]
+
+    def holds(self, view: View) -> bool:
+        return self.test(self.measure(view))
+
+    def reason(self, view: View) -> str | None:
+        """None when the clause holds; otherwise actual against required."""
+        actual = self.measure(view)
+        return None if self.test(actual) else f"{', '.join(self.facts)} is {_show(actual)}; required: {self.text}"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _show(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def read(path: str) -> Callable[[View], Any]:
+    """A reader of ``x.shape[-1]``, ``x.stride[-1]``, ``x.dtype``, ``x.dim``, ``x.aligned`` or a scalar argument.
+
+    An absent optional tensor reads as None.
+    """
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise ValueError(f"fact path {path!r} is not of the form arg, arg.dtype, arg.shape[i] or arg.stride[i]")
+    arg, attr, index = match["arg"], match["attr"], match["index"]
+
+    def measure(view: View) -> Any:
+        value = view.args[arg]
+        if attr is None or value is None:
+            return value
+        if attr == "aligned":
+            return value.data_ptr() % 16 == 0
+        if attr == "dim":
+            return value.dim()
+        got = value.stride() if attr == "stride" else getattr(value, attr)
+        return got if index is None else got[int(index)]
+
+    return measure
+
+
+def dtypes(arg: str, *allowed: torch.dtype) -> Clause:
+    names = ", ".join(_show(d) for d in allowed)
+    return Clause(f"{arg} in {names}", (f"{arg}.dtype",), read(f"{arg}.dtype"), lambda d: d is None or d in allowed)
+
+
+def unit_stride(arg: str) -> Clause:
+    """The last dimension is contiguous (or has at most one element)."""
+
+    def measure(view: View) -> Any:
+        x = view.args[arg]
+        return 1 if x is None or x.dim() == 0 or x.shape[-1] <= 1 else x.stride(-1)
+
+    return Clause(f"{arg} contiguous in its last dimension", (f"{arg}.stride[-1]",), measure, lambda s: s == 1)
+
+
+def at_most(path: str, limit: int) -> Clause:
+    return Clause(f"{path} <= {limit}", (path,), read(path), lambda v: v is None or v <= limit)
+
+
+def one_of(path: str, *allowed: Any) -> Clause:
+    return Clause(f"{path} in {', '.join(map(str, allowed))}", (path,), read(path), lambda v: v in allowed)
+
+
+def multiple_of(path: str, factor: int) -> Clause:
+    return Clause(f"{path} a multiple of {factor}", (path,), read(path), lambda v: v % factor == 0)
+
+
+def absent(arg: str) -> Clause:
+    return Clause(f"no {arg}", (arg,), lambda view: view.args[arg] is not None, lambda present: not present)
+
+
+def feature(name: str) -> Clause:
+    """The device's profile lists the feature (``wgmma``, ``mfma``, ``tma`` and so on)."""
+    return Clause(f"a device with {name}", ("profile.features",), lambda view: sorted(view.features),
+                  lambda have: name in have)  # fmt: skip
+
+
+def shared_memory(required: int) -> Clause:
+    return Clause(f"{required} bytes of shared memory per block", ("profile.shared_memory",),
+                  lambda view: view.shared_memory, lambda have: have >= required)  # fmt: skip
+
+
+def when_interpreted(clause: Clause) -> Clause:
+    """The clause binds only where Triton interprets kernels on the CPU."""
+
+    def measure(view: View) -> Any:
+        return (view.flags["interpreted"], clause.measure(view))
+
+    return Clause(f"{clause.text} (Triton's interpreter)", clause.facts, measure,
+                  lambda got: not got[0] or clause.test(got[1]))  # fmt: skip

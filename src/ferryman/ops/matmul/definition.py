@@ -1,0 +1,140 @@
+"""Matrix products: meaning, error terms, cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.errors import ArgumentError
+from ferryman.ops import checks
+from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, wide
+
+
+def _check(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor | None = None) -> None:
+    given = {"x": x, "weight": weight, "bias": bias, "grad": grad}
+    checks.one_device(op, **given)
+    checks.floating(op, **given)
+    checks.same_dtype(op, **given)
+    checks.at_least_1d(op, x=x)
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        raise ArgumentError(op, "weight.shape", tuple(weight.shape), f"(N, {x.shape[-1]}), to match x {tuple(x.shape)}")
+    checks.shaped(op, "bias", bias, weight.shape[0])
+    checks.shaped(op, "grad", grad, *x.shape[:-1], weight.shape[0])
+
+
+def _product_error(a: Tensor, b: Tensor) -> dict[str, Tensor]:
+    """6 sqrt(K) |a| @ |b| from probabilistic analysis (Higham & Mary 2019); tf32 rounds both
+    operands; split-k rounds each partial sum to the storage dtype."""
+    return {
+        "accumulate": (6 * math.sqrt(max(a.shape[-1], 1)) + 1) * (a.abs() @ b.abs()),
+        "split-k": a.abs() @ b.abs(),
+        "tf32": 6 * math.sqrt(2) * torch.sqrt(a.square() @ b.square()),
+    }
+
+
+def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    x, weight, bias = args
+    terms = _product_error(x, weight.T)
+    if bias is not None:
+        terms["accumulate"] = terms["accumulate"] + bias.abs() + outputs[0].abs()
+    return (terms,)
+
+
+def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    grad, x, weight, bias, need_x, need_weight = args
+    g, flat = grad.reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
+    empty = {"accumulate": x.new_empty(0)}
+    root = 6 * math.sqrt(max(len(g), 1))
+    return (
+        _product_error(grad, weight) if need_x else empty,
+        _product_error(g.T, flat) if need_weight else empty,
+        empty if bias is None else {"accumulate": root * g.abs().sum(0)},
+    )
+
+
+def _cases() -> Sequence[Case]:
+    found = []
+
+    def add(name: str, x: tuple[int, ...], n: int, bias: bool = False, layout: str = "contiguous",
+            weight_layout: str = "contiguous", tier: str = "small", fill: str | None = None) -> None:  # fmt: skip
+        found.append(
+            Case(name, {
+                "x": TensorSpec(x, layout=layout, fill=fill),
+                "weight": TensorSpec((n, x[-1]), layout=weight_layout, fill=fill),
+                "bias": TensorSpec((n,)) if bias else None,
+            }, tier)  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    add("square", (64, 64), 64)
+    add("ragged", (37, 71), 101, bias=True)
+    add("one_row", (1, 128), 96)
+    add("one_column", (33, 65), 1, bias=True)
+    add("depth_one", (9, 1), 17)
+    add("depth_zero", (5, 0), 8, bias=True)
+    add("three_dims", (2, 5, 48), 40, bias=True)
+    add("vector", (64,), 24)
+    add("empty", (0, 32), 16)
+    add("tile_edge", (129, 65), 130)
+    for layout in ("rows", "last", "offset"):
+        add(f"layout_{layout}", (20, 72), 40, layout=layout, weight_layout=layout)
+    for fill in ("integer", "offset", "nonfinite", "constant"):
+        add(f"fill_{fill}", (24, 96), 40, fill=fill)
+    add("mlp_up", (1024, 4096), 14_336, tier="standard")
+    add("mlp_ragged", (1021, 4093), 2051, bias=True, tier="standard")
+    add("decode_16", (16, 4096), 4096, tier="standard")
+    add("decode_1", (1, 4096), 14_336, tier="standard")
+    return found
+
+
+def _product_bytes(x: Tensor, weight: Tensor) -> float:
+    rows = x.numel() // max(x.shape[-1], 1)
+    return float((x.numel() + weight.numel() + rows * weight.shape[0]) * x.element_size())
+
+
+@primitive(
+    outputs=("y",),
+    check=lambda x, weight, bias: _check("linear", x, weight, bias),
+    meta=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    cost=lambda x, weight, bias: Cost(2.0 * x.numel() * weight.shape[0], _product_bytes(x, weight)),
+    cases=_cases, bound=_bound,
+    backward="linear_backward", grads=("x", "weight", "bias"), lower=functional.linear, autocast="low",
+)  # fmt: skip
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias``.
+
+    x: (..., K), float32, float16 or bfloat16, any strides. weight: (N, K), bias: (N,) or None, both in x's dtype.
+    Returns (..., N), contiguous, in x's dtype; float32 accumulation, one rounding. float32 inputs use IEEE products
+    unless ``torch.set_float32_matmul_precision`` allows tf32. Raises ArgumentError.
+    """
+    y = wide(x) @ wide(weight).T
+    return (y if bias is None else y + wide(bias)).to(x.dtype)
+
+
+@primitive(
+    outputs=("grad_x", "grad_weight", "grad_bias"),
+    check=lambda grad, x, weight, bias, need_x, need_weight: _check("linear_backward", x, weight, bias, grad),
+    meta=lambda grad, x, weight, bias, need_x, need_weight: (
+        x.new_empty(x.shape if need_x else 0),
+        weight.new_empty(weight.shape if need_weight else 0),
+        x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
+    ),
+    cost=lambda grad, x, weight, bias, need_x, need_weight: Cost(
+        2.0 * x.numel() * weight.shape[0] * (need_x + need_weight), _product_bytes(x, weight) * (need_x + need_weight)
+    ),
+    bound=_gradient_bound,
+)
+def linear_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_x: bool, need_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `linear`: grad_x, grad_weight, grad_bias; an empty tensor where not needed or without a bias."""
+    g = wide(grad)
+    flat = g.reshape(-1, weight.shape[0])
+    return (
+        (g @ wide(weight)).to(x.dtype) if need_x else x.new_empty(0),
+        (flat.T @ wide(x).reshape(-1, weight.shape[1])).to(weight.dtype) if need_weight else weight.new_empty(0),
+        x.new_empty(0) if bias is None else flat.sum(0).to(bias.dtype),
+    )

@@ -1,0 +1,110 @@
+"""Error terms of the norms; derived in docs/parity.md. Arguments and outputs are float64.
+
+Each function returns one mapping per output: "accumulate" is multiplied by the accumulator's unit roundoff, "storage"
+by that of x's dtype, a declared rounding's name likewise by the latter.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Terms = dict[str, Tensor]
+U32 = 2.0**-24
+
+
+def _relative(n: int) -> float:
+    """Relative error of rsqrt(mean square) times x times weight: half of 6 sqrt(n) for the sum, and 8 roundings."""
+    return 3 * math.sqrt(n) + 8
+
+
+def rms_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    x, weight, _, cast = args
+    y = outputs[0].abs()
+    return ({"accumulate": _relative(x.shape[-1]) * y, "storage": y * float(cast and weight is not None)},)
+
+
+def add_rms_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    """The rounded sum moves y twice: directly, and through the root mean square."""
+    x, _, weight, _, cast = args
+    y, s = (t.abs() for t in outputs)
+    return (
+        {"accumulate": _relative(x.shape[-1]) * y, "storage": y * (2.0 + float(cast and weight is not None))},
+        {"accumulate": s},
+    )
+
+
+def _rms_gradient(g: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    n = x.shape[-1]
+    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    hat, gw = (x * r).abs(), (g if weight is None else g * weight).abs()
+    inner = (gw * hat).mean(-1, keepdim=True)
+    grad_x = r * (gw * _relative(n) + hat * inner * (6 * math.sqrt(n) + 3 * _relative(n)))
+    if weight is None:
+        return grad_x, x.new_empty(0)
+    products = (g.abs() * hat).reshape(-1, n)
+    return grad_x, products.sum(0) * (6 * math.sqrt(max(len(products), 1)) + _relative(n))
+
+
+def rms_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    grad_x, grad_weight = _rms_gradient(*args)
+    return {"accumulate": grad_x}, {"accumulate": grad_weight}
+
+
+def add_rms_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    """The saved sum is rounded to the storage dtype, which moves the gradient as it moves the forward result."""
+    grad_y, grad_residual, s, weight, eps = args
+    grad_x, grad_weight = _rms_gradient(grad_y, s, weight, eps)
+    n = s.shape[-1]
+    r = torch.rsqrt(s.square().mean(-1, keepdim=True) + eps)
+    hat, gw = (s * r).abs(), (grad_y if weight is None else grad_y * weight).abs()
+    saved = r * (gw + 4 * hat * (gw * hat).mean(-1, keepdim=True))
+    terms: Terms = {"accumulate": grad_x + grad_residual.abs(), "storage": saved}
+    if weight is None:
+        return terms, {"accumulate": grad_weight}
+    return terms, {"accumulate": grad_weight, "storage": 2 * (grad_y.abs() * hat).reshape(-1, n).sum(0)}
+
+
+def _layer(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(rstd, normalised, error of the normalised value in units of u, relative error of rstd in units of u).
+
+    The mean is off by at most e = 6 sqrt(n) u mean|x|; the centred value inherits e, and its variance e squared, which
+    matters when the mean dwarfs the deviation.
+    """
+    n = x.shape[-1]
+    d = x - x.mean(-1, keepdim=True)
+    r = torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
+    e = 6 * math.sqrt(n) * x.abs().mean(-1, keepdim=True)
+    second = 0.5 * (e * r).square() * U32
+    rstd = _relative(n) + second
+    return r, d * r, r * (e + x.abs()) + (d * r).abs() * rstd, rstd
+
+
+def layer_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    x, weight, bias, eps = args
+    _, _, error, _ = _layer(x, eps)
+    total = error if weight is None else error * weight.abs()
+    total = total + 2 * outputs[0].abs()
+    return ({"accumulate": total if bias is None else total + bias.abs()},)
+
+
+def layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    g, x, weight, bias, eps = args
+    n = x.shape[-1]
+    r, hat, error, rstd = _layer(x, eps)
+    gw = (g if weight is None else g * weight).abs()
+    root = 6 * math.sqrt(n)
+    mean, inner = gw.mean(-1, keepdim=True), (gw * hat.abs()).mean(-1, keepdim=True)
+    moved = error * inner + hat.abs() * (gw * error).mean(-1, keepdim=True)
+    grad_x = r * ((gw + mean + hat.abs() * inner) * (rstd + 4) + mean * root + hat.abs() * inner * root + moved)
+    rows = max(g.numel() // max(n, 1), 1)
+    many = 6 * math.sqrt(rows)
+    flat = g.abs().reshape(-1, n)
+    grad_weight = (flat * hat.abs().reshape(-1, n)).sum(0) * many + (flat * error.reshape(-1, n)).sum(0)
+    return (
+        {"accumulate": grad_x},
+        {"accumulate": x.new_empty(0) if weight is None else grad_weight},
+        {"accumulate": x.new_empty(0) if bias is None else flat.sum(0) * many},
+    )

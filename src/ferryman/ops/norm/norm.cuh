@@ -1,0 +1,231 @@
+// rms_norm, add_rms_norm and layer_norm over rows, forward. float arithmetic; one rounding to T, except the ones
+// that the ops define (residual_out; the product before the weight when CAST).
+
+namespace ferryman {
+
+// Weights of a thread's register packs stay in registers across rows while they take at most this many words: with
+// 16 words of x and 16 of weights a kernel stays within 64 registers, 1024 threads an SM.
+constexpr int HELD_WEIGHT_WORDS = 16;
+
+template <typename L, typename W, bool HOLD> struct Weights {
+    typedef Pack<W, L::V> P;
+    const W* data;
+    P held[HOLD ? L::PACKS : 1];
+
+    FERRYMAN_DEVICE void prepare(i64 n, int lane) {
+        if constexpr (HOLD) {
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p) {
+                int column = (p * L::LANES + lane) * L::V;
+                if (L::FIT != RAGGED || column < (int)n) load<false>(held[p], data + column);
+                else zero(held[p]);
+            }
+        }
+    }
+    FERRYMAN_DEVICE void get(float (&out)[L::V], i64 column, int p) {
+        if constexpr (HOLD) {
+            if (p >= 0) {
+                forget(held[p]);
+                return unpack(held[p], out);
+            }
+        }
+        P pack;
+        load<false>(pack, data + column);
+        unpack(pack, out);
+    }
+};
+
+// Rounds to T and back.
+template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
+    Pack<T, V> rounded;
+    pack(rounded, values);
+    unpack(rounded, values);
+}
+
+template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
+    typedef typename L::Type T;
+    static constexpr int PASSES = 1, INPUTS = 1;
+    static constexpr bool WEIGHTED = !is_none<W>::value;
+    static constexpr bool HOLD =
+        WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16;
+
+    T* y;
+    Weights<L, W, HOLD> weights;
+    float eps, count;
+    T* out;
+    float squares, scale;
+
+    FERRYMAN_DEVICE void prepare(i64 n, int lane) {
+        count = (float)n;
+        if constexpr (WEIGHTED) weights.prepare(n, lane);
+    }
+    FERRYMAN_DEVICE void begin(i64 row, i64 n) {
+        out = y + row * n;
+        squares = 0.0f;
+    }
+    template <int PASS> FERRYMAN_DEVICE void add(const float (&values)[L::V]) {
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) squares += values[i] * values[i];
+    }
+    template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
+        squares = reduction.template reduce<Sum>(squares);
+        scale = 1.0f / platform::sqrt(squares / count + eps);
+    }
+    FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
+        float values[L::V];
+        unpack(x, values);
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) values[i] *= scale;
+        if constexpr (WEIGHTED) {
+            float w[L::V];
+            weights.get(w, column, p);
+            if constexpr (CAST) round_to<T>(values);
+#pragma unroll
+            for (int i = 0; i < L::V; ++i) values[i] *= w[i];
+        }
+        Pack<T, L::V> rounded;
+        pack(rounded, values);
+        store(out + column, rounded);
+    }
+};
+
+template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, CAST, 2> {
+    typedef typename L::Type T;
+    static constexpr int INPUTS = 2;
+    T* sums;
+    T* sum_row;
+
+    FERRYMAN_DEVICE void begin(i64 row, i64 n) {
+        RmsNorm<L, W, CAST, 2>::begin(row, n);
+        sum_row = sums + row * n;
+    }
+    FERRYMAN_DEVICE const T* merged() const { return sum_row; }
+    FERRYMAN_DEVICE void merge(Pack<T, L::V>& x, const Pack<T, L::V>& residual, i64 column) const {
+        float a[L::V], b[L::V];
+        unpack(x, a);
+        unpack(residual, b);
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) a[i] += b[i];
+        pack(x, a);
+        store(sum_row + column, x);
+    }
+};
+
+template <typename L, typename W, typename B> struct LayerNorm {
+    typedef typename L::Type T;
+    static constexpr int PASSES = 2, INPUTS = 1;
+    static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
+    static constexpr bool HOLD =
+        (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16;
+
+    T* y;
+    Weights<L, W, HOLD && WEIGHTED> weights;
+    Weights<L, B, HOLD && BIASED> biases;
+    float eps, count;
+    T* out;
+    float sum, squares, mean, scale;
+
+    FERRYMAN_DEVICE void prepare(i64 n, int lane) {
+        count = (float)n;
+        if constexpr (WEIGHTED) weights.prepare(n, lane);
+        if constexpr (BIASED) biases.prepare(n, lane);
+    }
+    FERRYMAN_DEVICE void begin(i64 row, i64 n) {
+        out = y + row * n;
+        sum = squares = 0.0f;
+    }
+    template <int PASS> FERRYMAN_DEVICE void add(const float (&values)[L::V]) {
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) {
+            if constexpr (PASS == 0) {
+                sum += values[i];
+            } else {
+                float centred = values[i] - mean;
+                squares += centred * centred;
+            }
+        }
+    }
+    template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
+        if constexpr (PASS == 0) mean = reduction.template reduce<Sum>(sum) / count;
+        else scale = 1.0f / platform::sqrt(reduction.template reduce<Sum>(squares) / count + eps);
+    }
+    FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
+        float values[L::V];
+        unpack(x, values);
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) values[i] = (values[i] - mean) * scale;
+        if constexpr (WEIGHTED) {
+            float w[L::V];
+            weights.get(w, column, p);
+#pragma unroll
+            for (int i = 0; i < L::V; ++i) values[i] *= w[i];
+        }
+        if constexpr (BIASED) {
+            float b[L::V];
+            biases.get(b, column, p);
+#pragma unroll
+            for (int i = 0; i < L::V; ++i) values[i] += b[i];
+        }
+        Pack<T, L::V> rounded;
+        pack(rounded, values);
+        store(out + column, rounded);
+    }
+};
+
+template <typename L, typename W, bool CAST>
+FERRYMAN_DEVICE void rms_norm(RowInput x, const W* weight, typename L::Type* y, i64 rows, i64 n, i64 slots,
+                              i64 blocks, float eps) {
+    RmsNorm<L, W, CAST> op;
+    op.y = y, op.weights.data = weight, op.eps = eps;
+    for_each_row<L>(op, x, RowInput{}, rows, n, (int)slots, blocks);
+}
+
+template <typename L, typename W, bool CAST>
+FERRYMAN_DEVICE void add_rms_norm(RowInput x, RowInput residual, const W* weight, typename L::Type* y,
+                                  typename L::Type* sums, i64 rows, i64 n, i64 blocks, float eps) {
+    AddRmsNorm<L, W, CAST> op;
+    op.y = y, op.sums = sums, op.weights.data = weight, op.eps = eps;
+    for_each_row<L>(op, x, residual, rows, n, 0, blocks);
+}
+
+template <typename L, typename W, typename B>
+FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, typename L::Type* y, i64 rows, i64 n,
+                                i64 slots, i64 blocks, float eps) {
+    LayerNorm<L, W, B> op;
+    op.y = y, op.weights.data = weight, op.biases.data = bias, op.eps = eps;
+    for_each_row<L>(op, x, RowInput{}, rows, n, (int)slots, blocks);
+}
+
+}  // namespace ferryman
+
+#define FERRYMAN_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT)                                          \
+    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
+                    (ferryman::resident_blocks(LANES * ROWS, PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))    \
+    void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, ferryman::T* y,           \
+              ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks, float eps) {       \
+        using namespace ferryman;                                                                                \
+        rms_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>, ferryman::W, CAST>(                         \
+            RowInput{x, x_stride}, weight, y, rows, n, slots, blocks, eps);                                      \
+    }
+
+#define FERRYMAN_ADD_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT)                                      \
+    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
+                    (ferryman::resident_blocks(LANES * ROWS, 2 * PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))\
+    void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::T* residual,                         \
+              ferryman::i64 residual_stride, const ferryman::W* weight, ferryman::T* y, ferryman::T* sums,       \
+              ferryman::i64 rows, ferryman::i64 n, ferryman::i64 blocks, float eps) {                            \
+        using namespace ferryman;                                                                                \
+        add_rms_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>, ferryman::W, CAST>(                     \
+            RowInput{x, x_stride}, RowInput{residual, residual_stride}, weight, y, sums, rows, n, blocks, eps);  \
+    }
+
+#define FERRYMAN_LAYER_NORM(name, T, W, B, V, LANES, ROWS, PACKS, FIT)                                           \
+    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
+                    (ferryman::resident_blocks(LANES * ROWS, PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))    \
+    void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, const ferryman::B* bias,  \
+              ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks,    \
+              float eps) {                                                                                       \
+        using namespace ferryman;                                                                                \
+        layer_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>, ferryman::W, ferryman::B>(                \
+            RowInput{x, x_stride}, weight, bias, y, rows, n, slots, blocks, eps);                                \
+    }

@@ -1,0 +1,412 @@
+"""RMS and layer norm in Triton, forward and backward.
+
+Rows of up to 32768 elements stay in registers: one read, one write. Longer rows are read again, from L2. Gradients of
+weight and bias are summed in float32 by a fixed number of programs, and those sums in a fixed order: no atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.triton import LONG_BLOCK, Specialisation, collapse_rows, launch, long_warps, recorded, row_tile
+from ferryman.backends.triton_lang import inverse_root, narrow
+
+# ------------------------------------------------------------------------------------------------------- forward
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, x_stride, residual_stride, rows, width, eps,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    mask = col < width
+    if ROWS > 1:
+        mask = mask & (row < rows - first)
+    x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        other = residual_ptr + first * residual_stride + (row * residual_stride + col)
+        total = narrow(x + tl.load(other, mask=mask, other=0.0).to(tl.float32), sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + first * width + (row * width + col), total, mask=mask)
+        x = total.to(tl.float32)
+    if CENTRED:
+        mean = tl.div_rn(tl.sum(x, 1), width.to(tl.float32))
+        x = tl.where(mask, x - mean[:, None], 0.0)
+    variance = tl.div_rn(tl.sum(x * x, 1), width.to(tl.float32))
+    y = x * inverse_root(variance + eps)[:, None]
+    if weight_ptr is not None:
+        if CAST:
+            y = narrow(y, y_ptr.dtype.element_ty).to(tl.float32)
+        y = y * tl.load(weight_ptr + col, mask=col < width, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        y = y + tl.load(bias_ptr + col, mask=col < width, other=0.0).to(tl.float32)
+    tl.store(y_ptr + first * width + (row * width + col), narrow(y, y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _row_sum(x_ptr, residual_ptr, sum_dtype: tl.constexpr, col, mask):
+    """A chunk of a row in float32; with a residual, of the rounded sum."""
+    x = tl.load(x_ptr + col, mask=mask, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        x = narrow(x + tl.load(residual_ptr + col, mask=mask, other=0.0).to(tl.float32), sum_dtype).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _long_statistics(x_ptr, residual_ptr, sum_dtype: tl.constexpr, width, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
+    """(mean, 1 / deviation) of one row read in chunks: each lane runs Welford's update, and the lanes merge at the end."""
+    col = tl.arange(0, BLOCK)
+    mean = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
+    count = 0.0
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        x = _row_sum(x_ptr + start, residual_ptr if residual_ptr is None else residual_ptr + start, sum_dtype, col, mask)
+        if CENTRED:
+            count += 1.0
+            d = x - mean
+            moved = mean + d * tl.div_rn(1.0, count)
+            squares += tl.where(mask, d * (x - moved), 0.0)
+            mean = tl.where(mask, moved, mean)
+        else:
+            squares += x * x
+    n = width.to(tl.float32)
+    centre = 0.0
+    if CENTRED:
+        lane = ((width - col + BLOCK - 1) // BLOCK).to(tl.float32)  # how many elements each lane saw
+        lane = tl.maximum(lane, 0.0)
+        centre = tl.div_rn(tl.sum(lane * mean, 0), n)
+        squares += lane * (mean - centre) * (mean - centre)
+    return centre, inverse_root(tl.div_rn(tl.sum(squares, 0), n) + eps)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm_long(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, x_stride, residual_stride, rows, width, eps,
+    CENTRED: tl.constexpr, CAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    y_ptr += row * width
+    if residual_ptr is not None:
+        residual_ptr += row * residual_stride
+        sum_ptr += row * width
+    dtype = y_ptr.dtype.element_ty
+    mean, scale = _long_statistics(x_ptr, residual_ptr, dtype, width, eps, CENTRED, BLOCK)
+    col = tl.arange(0, BLOCK)
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        if residual_ptr is None:
+            x = _row_sum(x_ptr + start, None, dtype, col, mask)
+        else:
+            x = _row_sum(x_ptr + start, residual_ptr + start, dtype, col, mask)
+            tl.store(sum_ptr + start + col, narrow(x, dtype), mask=mask)
+        y = (x - mean) * scale
+        if weight_ptr is not None:
+            if CAST:
+                y = narrow(y, dtype).to(tl.float32)
+            y = y * tl.load(weight_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            y = y + tl.load(bias_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        tl.store(y_ptr + start + col, narrow(y, dtype), mask=mask)
+
+
+# ------------------------------------------------------------------------------------------------------ backward
+
+
+@triton.jit(do_not_specialize=["rows", "tiles"])
+def _norm_backward(
+    grad_ptr, x_ptr, weight_ptr, extra_ptr, out_ptr, partial_ptr, statistics_ptr, grad_stride, x_stride, extra_stride,
+    rows, tiles, width, eps, CENTRED: tl.constexpr, WEIGHT_GRAD: tl.constexpr, BIAS_GRAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Persistent over tiles of rows. Sums for weight and bias stay in registers until the end (``partial_ptr``), or the
+    row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide for that."""
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    inside = col < width
+    n = width.to(tl.float32)
+    PERSISTENT: tl.constexpr = WEIGHT_GRAD or BIAS_GRAD
+    if PERSISTENT and weight_ptr is not None:
+        weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
+    if WEIGHT_GRAD:
+        weight_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    if BIAS_GRAD:
+        bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        first = tile.to(tl.int64) * ROWS
+        mask = inside
+        if ROWS > 1:
+            mask = inside & (row < rows - first)
+        x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0).to(tl.float32)
+        if CENTRED:
+            mean = tl.div_rn(tl.sum(x, 1), n)
+            x = tl.where(mask, x - mean[:, None], 0.0)
+        scale = inverse_root(tl.div_rn(tl.sum(x * x, 1), n) + eps)
+        unit = x * scale[:, None]
+        if WEIGHT_GRAD:
+            weight_sum += tl.where(mask, g * unit, 0.0)  # rows past the end have an infinite scale where eps is 0
+        if BIAS_GRAD:
+            bias_sum += g
+        if weight_ptr is not None:
+            if not PERSISTENT:  # one tile a program: loaded late, it does not hold registers
+                weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
+            g = g * weight
+        inner = unit * tl.div_rn(tl.sum(g * unit, 1), n)[:, None]
+        if CENTRED:
+            inner += tl.div_rn(tl.sum(g, 1), n)[:, None]
+        out = (g - inner) * scale[:, None]
+        if extra_ptr is not None:
+            extra = extra_ptr + first * extra_stride + (row * extra_stride + col)
+            out += tl.load(extra, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
+        if statistics_ptr is not None:
+            line = tl.arange(0, ROWS)
+            tl.store(statistics_ptr + rows + first + line, scale, mask=line < rows - first)
+            if CENTRED:
+                tl.store(statistics_ptr + first + line, mean, mask=line < rows - first)
+    line = tl.arange(0, BLOCK)
+    if WEIGHT_GRAD:
+        place = partial_ptr + tl.program_id(0).to(tl.int64) * width
+        tl.store(place + line, tl.sum(weight_sum, 0), mask=line < width)
+    if BIAS_GRAD:
+        place = partial_ptr + (tl.program_id(0) + tl.num_programs(0) * WEIGHT_GRAD).to(tl.int64) * width
+        tl.store(place + line, tl.sum(bias_sum, 0), mask=line < width)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _norm_long_backward(
+    grad_ptr, x_ptr, weight_ptr, extra_ptr, out_ptr, statistics_ptr, grad_stride, x_stride, extra_stride,
+    rows, width, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    grad_ptr += row * grad_stride
+    out_ptr += row * width
+    mean, scale = _long_statistics(x_ptr, None, tl.float32, width, eps, CENTRED, BLOCK)
+    if statistics_ptr is not None:
+        tl.store(statistics_ptr + row, mean)
+        tl.store(statistics_ptr + rows + row, scale)
+    col = tl.arange(0, BLOCK)
+    inner = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        if weight_ptr is not None:
+            g = g * tl.load(weight_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        inner += tl.where(mask, g * ((x - mean) * scale), 0.0)
+        total += g
+    n = width.to(tl.float32)
+    inner_mean = tl.div_rn(tl.sum(inner, 0), n)
+    grad_mean = 0.0
+    if CENTRED:
+        grad_mean = tl.div_rn(tl.sum(total, 0), n)
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        if weight_ptr is not None:
+            g = g * tl.load(weight_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        out = (g - (x - mean) * scale * inner_mean - grad_mean) * scale
+        if extra_ptr is not None:
+            out += tl.load(extra_ptr + row * extra_stride + start + col, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + start + col, narrow(out, out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "rows_each"])
+def _norm_columns(
+    grad_ptr, x_ptr, statistics_ptr, partial_ptr, grad_stride, x_stride, rows, rows_each, width,
+    CENTRED: tl.constexpr, WEIGHT_GRAD: tl.constexpr, BIAS_GRAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Sums over a span of rows of grad * normalised x, and of grad, for a block of columns."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+    inside = col < width
+    weight_sum = tl.zeros([ROWS, COLS], tl.float32)
+    bias_sum = tl.zeros([ROWS, COLS], tl.float32)
+    begin = tl.program_id(1) * rows_each
+    for start in range(begin, tl.minimum(begin + rows_each, rows), ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)
+        mask = inside & (row < rows)[:, None]
+        g = tl.load(grad_ptr + row[:, None] * grad_stride + col, mask=mask, other=0.0).to(tl.float32)
+        if BIAS_GRAD:
+            bias_sum += g
+        if WEIGHT_GRAD:
+            x = tl.load(x_ptr + row[:, None] * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+            scale = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
+            if CENTRED:
+                x -= tl.load(statistics_ptr + row, mask=row < rows, other=0.0)[:, None]
+            weight_sum += tl.where(mask, g * (x * scale[:, None]), 0.0)
+    line = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    if WEIGHT_GRAD:
+        place = partial_ptr + tl.program_id(1).to(tl.int64) * width
+        tl.store(place + line, tl.sum(weight_sum, 0), mask=line < width)
+    if BIAS_GRAD:
+        place = partial_ptr + (tl.program_id(1) + tl.num_programs(1) * WEIGHT_GRAD).to(tl.int64) * width
+        tl.store(place + line, tl.sum(bias_sum, 0), mask=line < width)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def _sum_partials(first_ptr, second_ptr, partial_ptr, programs, width, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Adds the programs' partial sums in a fixed order; the second result's follow the first's."""
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    row = tl.arange(0, ROWS)[:, None]
+    partial_ptr += tl.program_id(1).to(tl.int64) * programs * width
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for start in range(0, programs, ROWS):
+        mask = (row < programs - start) & (col < width)[None, :]
+        total += tl.load(partial_ptr + (start + row).to(tl.int64) * width + col[None, :], mask=mask, other=0.0)
+    result = tl.sum(total, 0)
+    if tl.program_id(1) == 0:
+        tl.store(first_ptr + col, narrow(result, first_ptr.dtype.element_ty), mask=col < width)
+    else:
+        tl.store(second_ptr + col, narrow(result, second_ptr.dtype.element_ty), mask=col < width)
+
+
+# ------------------------------------------------------------------------------------------------------ launchers
+
+FUSED_WIDTH = 8192  # wider rows leave no registers for the sums over rows: 16 elements a thread of five arrays
+COLUMN_ROWS, COLUMNS = 32, 128
+
+
+def _forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool,
+             cast: bool, target: Target) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = None if residual is None else torch.empty_like(y)
+    if x.numel() == 0:
+        return y, total
+    width = x.shape[-1]
+    x, rows, stride = collapse_rows(x)
+    other_stride = 0
+    if residual is not None:
+        residual, _, other_stride = collapse_rows(residual)
+    weight = None if weight is None else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    args = (x, residual, weight, bias, y, total, stride, other_stride, rows, width, float(eps), centred, cast)
+    tile = row_tile(target, width, x.element_size(), rows, max(stride, other_stride), 1 if residual is None else 2)
+    if tile.fits:
+        grid = (triton.cdiv(rows, tile.rows),)
+        launch(_norm, grid, *args, tile.rows, tile.block, device=x.device, num_warps=tile.warps)
+    else:
+        launch(_norm_long, (rows,), *args, LONG_BLOCK, device=x.device, num_warps=long_warps(target))
+    return y, total
+
+
+def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
+              centred: bool, target: Target) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    width, device = x.shape[-1], x.device
+    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    grads = [
+        torch.empty(0, dtype=x.dtype, device=device) if p is None else torch.empty(width, dtype=p.dtype, device=device)
+        for p in (weight, bias)
+    ]
+    if x.numel() == 0:
+        return out, grads[0].zero_(), grads[1].zero_()
+    x, rows, x_stride = collapse_rows(x)
+    grad, _, grad_stride = collapse_rows(grad)
+    extra_stride = 0
+    if extra is not None:
+        extra, _, extra_stride = collapse_rows(extra)
+    weight = None if weight is None else weight.contiguous()
+    wanted = [p is not None for p in (weight, bias)]
+    tile = row_tile(target, width, x.element_size(), rows, max(x_stride, grad_stride, extra_stride), arrays=2)
+    fused = sum(wanted) > 0 and width <= FUSED_WIDTH
+    statistics = None
+    if sum(wanted) and not fused:
+        statistics = torch.empty(2, rows, dtype=torch.float32, device=device)
+    partial = None
+    if tile.fits:
+        tiles = triton.cdiv(rows, tile.rows)
+        # 512 threads a unit hide the latency at 128 registers each; more programs only lengthen the final sum
+        programs = min(tiles, target.units * max(1, 512 // (tile.warps * target.wave))) if fused else tiles
+        if fused:
+            partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
+        launch(
+            _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
+            extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], tile.rows,
+            tile.block, device=device, num_warps=tile.warps,
+        )  # fmt: skip
+    else:
+        launch(
+            _norm_long_backward, (rows,), grad, x, weight, extra, out, statistics, grad_stride, x_stride, extra_stride,
+            rows, width, float(eps), centred, LONG_BLOCK, device=device, num_warps=long_warps(target),
+        )  # fmt: skip
+    if statistics is not None:
+        blocks = triton.cdiv(width, COLUMNS)
+        programs = max(1, min(triton.cdiv(rows, 4 * COLUMN_ROWS), 4 * target.units // blocks))
+        each = triton.cdiv(triton.cdiv(rows, programs), COLUMN_ROWS) * COLUMN_ROWS
+        programs = triton.cdiv(rows, each)
+        partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
+        launch(
+            _norm_columns, (blocks, programs), grad, x, statistics, partial, grad_stride, x_stride, rows, each, width,
+            centred, wanted[0], wanted[1], COLUMN_ROWS, COLUMNS, device=device, num_warps=4,
+        )  # fmt: skip
+    if partial is not None:
+        results = [g for g, w in zip(grads, wanted, strict=True) if w]
+        launch(
+            _sum_partials, (triton.cdiv(width, 64), len(results)), results[0], results[-1], partial, partial.shape[1],
+            width, 32, 64, device=device, num_warps=4,
+        )  # fmt: skip
+    return out, grads[0], grads[1]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool, target: Target) -> Tensor:
+    return _forward(x, None, weight, None, eps, False, cast_before_weight, target)[0]
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    return _backward(grad, None, x, weight, None, eps, False, target)[:2]
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool, target: Target
+) -> tuple[Tensor, Tensor]:
+    y, total = _forward(x, residual, weight, None, eps, False, cast_before_weight, target)
+    assert total is not None
+    return y, total
+
+
+def add_rms_norm_backward(
+    grad_y: Tensor, grad_residual: Tensor, residual_out: Tensor, weight: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    return _backward(grad_y, grad_residual, residual_out, weight, None, eps, False, target)[:2]
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target) -> Tensor:
+    return _forward(x, None, weight, bias, eps, True, False, target)[0]
+
+
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(grad, None, x, weight, bias, eps, True, target)
+
+
+def specialisations(target: Target, dtype: str) -> list[Specialisation]:
+    """What the launchers choose for head_dim, hidden sizes on and off the powers of two, and rows beyond registers."""
+    kind = getattr(torch, dtype)
+
+    def calls(rows: int, width: int) -> None:
+        x = torch.empty(rows, width, dtype=kind, device="meta")
+        w = torch.empty(width, dtype=kind, device="meta")
+        rms_norm(x, w, 1e-6, True, target)
+        rms_norm(x, None, 1e-6, False, target)
+        add_rms_norm(x, x, w, 1e-6, False, target)
+        layer_norm(x, w, w, 1e-5, target)
+        rms_norm_backward(x, x, w, 1e-6, target)
+        add_rms_norm_backward(x, x, x, w, 1e-6, target)
+        layer_norm_backward(x, x, w, w, 1e-5, target)
+
+    shapes = [(2**17, 128), (8192, 257), (4096, 1024), (8192, 4096), (4096, 5120), (8192, 8192), (1024, 16384)]
+    shapes += [(1, 4096), (512, 32768), (64, 131072)]
+    return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]

@@ -1,0 +1,218 @@
+"""How an op is defined: its meaning, and everything that follows from the meaning rather than from an implementation.
+
+The decorated body *is* the meaning. On float64 inputs it is the oracle; on the storage dtype it accumulates in float32
+(`wide`) and rounds once, and is the last resort on any device. A primitive learns how to run from a resolver that
+`ferryman.dispatch` installs; until then, calling it runs the definition.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,63}")
+STORAGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_SCHEMA_TYPES: dict[Any, str] = {
+    Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", float | None: "float?",
+    int: "int", int | None: "int?", bool: "bool", str: "str",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least work the op can be done with: floating-point operations, and bytes moved once each."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """An intermediate that an implementation is permitted to round to the storage dtype."""
+
+    name: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a case. ``dtype`` "storage" is the dtype under test; ``layout`` is how it lies in memory.
+
+    layouts: "contiguous"; "rows" (rows padded apart); "last" (strided last dimension); "heads" ((B, S, H, D) storage
+    seen as (B, H, S, D)); "offset" (storage offset of one element, which breaks 16-byte alignment).
+    ``fill`` None takes the fill of the run; integers draw from [low, high).
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "storage"
+    fill: str | None = None
+    layout: str = "contiguous"
+    low: int = 0
+    high: int = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of arguments. ``tier``: "small" is quick everywhere (interpreters too), "standard" for real devices."""
+
+    name: str
+    args: Mapping[str, Any]
+    tier: Literal["small", "standard"] = "small"
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """An op as a record. ``parameters`` are in schema order; ``tensors`` names those that are tensors."""
+
+    name: str
+    body: Callable[..., Any]
+    parameters: tuple[inspect.Parameter, ...]
+    types: Mapping[str, str]
+    outputs: tuple[str, ...]
+    check: Callable[..., None]
+    meta: Callable[..., Any]
+    cost: Callable[..., Cost]
+    cases: Callable[[], Sequence[Case]]
+    bound: Callable[..., Any]
+    accumulate: str
+    roundings: tuple[Rounding, ...]
+    backward: str | None
+    grads: tuple[tuple[str, ...], ...]
+    lower: Callable[..., Any] | None
+    autocast: Literal["fp32", "low", None]
+    nondifferentiable: tuple[str, ...]
+    rounded: Callable[[frozenset[str]], Callable[..., Any]] | None
+    namespace: dict[str, Any] = field(repr=False, compare=False)
+    doc: str = field(default="", repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.parameters)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(n for n in self.names if self.types[n].startswith("Tensor"))
+
+    @property
+    def schema(self) -> str:
+        """The torch.library schema, without a namespace. It has no defaults: kernels would not be handed them."""
+        args = [f"{self.types[p.name]} {p.name}" for p in self.parameters]
+        returns = "Tensor" if len(self.outputs) == 1 else f"({', '.join(['Tensor'] * len(self.outputs))})"
+        return f"{self.name}({', '.join(args)}) -> {returns}"
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments in schema order, defaults filled in; TypeError as Python words it."""
+        bound = inspect.Signature(list(self.parameters)).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(bound.arguments[n] for n in self.names)
+
+    def saved(self, backward: Primitive) -> tuple[str, ...]:
+        """What forward saves: the backward's parameters that are not gradients of outputs."""
+        return tuple(n for n in backward.names if n not in self.gradient_names())
+
+    def gradient_names(self) -> dict[str, int]:
+        """Backward parameter name -> index of the output whose gradient it is."""
+        own = [(i, n) for i, n in enumerate(self.outputs) if n not in self.nondifferentiable]
+        return {"grad": own[0][0]} if len(own) == 1 else {f"grad_{name}": i for i, name in own}
+
+
+def wide(x: Tensor) -> Tensor:
+    """The accumulate dtype's view of a tensor: 16-bit floats become float32; float32 and float64 stay."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def no_cases() -> Sequence[Case]:
+    return ()
+
+
+def primitive(
+    *,
+    outputs: tuple[str, ...],
+    check: Callable[..., None],
+    meta: Callable[..., Any],
+    cost: Callable[..., Cost],
+    bound: Callable[..., Any],
+    cases: Callable[[], Sequence[Case]] = no_cases,
+    accumulate: str = "fp32",
+    roundings: tuple[Rounding, ...] = (),
+    backward: str | None = None,
+    grads: tuple[str | tuple[str, ...], ...] = (),
+    lower: Callable[..., Any] | Literal["definition"] | None = None,
+    autocast: Literal["fp32", "low", None] = None,
+    nondifferentiable: tuple[str, ...] = (),
+    rounded: Callable[[frozenset[str]], Callable[..., Any]] | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Turn a definition into an op.
+
+    outputs: names of what the schema returns. check: raises ArgumentError, takes the op's arguments. meta: empty
+    outputs of the right shape, dtype and strides (also the fake implementation). bound: the error terms of a result
+    (see docs/parity.md). backward: the primitive that computes gradients; its parameters that are not ``grad...`` say
+    what forward saves. grads: the forward arguments that its results belong to (a tuple shares one result).
+    lower: what torch.compile traces ("definition", another function, or None for an opaque call).
+    autocast: PyTorch's list that the op follows. rounded: gives the definition with a set of its permitted roundings
+    applied, where the body itself does not show them.
+    """
+
+    def decorate(body: Callable[P, R]) -> Callable[P, R]:
+        op = name or body.__name__
+        if not IDENTIFIER.fullmatch(op) or keyword.iskeyword(op):
+            raise ArgumentError("primitive", "name", repr(op), "a lower-case identifier")
+        hints = typing.get_type_hints(body)
+        signature = inspect.signature(body)
+        parameters = tuple(signature.parameters.values())
+        types = {p.name: _SCHEMA_TYPES[hints[p.name]] for p in parameters}
+        namespace: dict[str, Any] = {"_resolve": body}
+        source = _entry_source(op, parameters, namespace)
+        exec(compile(source, f"<ferryman op {op}>", "exec"), namespace)  # noqa: S102 - built from our own signature
+        entry = namespace[op]
+        entry.__doc__, entry.__module__, entry.__qualname__ = body.__doc__, body.__module__, op
+        entry.__annotations__, entry.__signature__ = hints, signature
+        entry.primitive = Primitive(
+            name=op, body=body, parameters=parameters, types=types, outputs=outputs, check=check, meta=meta,
+            cost=cost, cases=cases, bound=bound, accumulate=accumulate, roundings=roundings, backward=backward,
+            grads=tuple((g,) if isinstance(g, str) else g for g in grads),
+            lower=body if lower == "definition" else lower,
+            autocast=autocast, nondifferentiable=nondifferentiable, rounded=rounded, namespace=namespace,
+            doc=inspect.getdoc(body) or "",
+        )  # fmt: skip
+        return typing.cast("Callable[P, R]", entry)
+
+    return decorate
+
+
+def public(op: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Mark the Python face of a primitive whose schema returns more than the call does."""
+
+    def decorate(face: Callable[P, R]) -> Callable[P, R]:
+        face.primitive = op.primitive  # type: ignore[attr-defined]
+        return face
+
+    return decorate
+
+
+def _entry_source(op: str, parameters: Sequence[inspect.Parameter], namespace: dict[str, Any]) -> str:
+    """A function with the op's own signature, so that CPython itself binds keywords (0.1 us; inspect takes 8)."""
+    declared, star = [], False
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and not star:
+            declared.append("*")
+            star = True
+        if p.default is p.empty:
+            declared.append(p.name)
+        else:
+            namespace[f"_default_{p.name}"] = p.default
+            declared.append(f"{p.name}=_default_{p.name}")
+    return f"def {op}({', '.join(declared)}):\n    return _resolve({', '.join(p.name for p in parameters)})\n"

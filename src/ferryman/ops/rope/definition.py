@@ -1,0 +1,168 @@
+"""Rotary position embedding: meaning, error terms, cases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError
+from ferryman.ops import checks
+from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, public, wide
+
+
+def _rotate(x: Tensor, interleaved: bool) -> Tensor:
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def _unrotate(x: Tensor, interleaved: bool) -> Tensor:
+    """The transpose of the rotation, which is also its inverse."""
+    return -_rotate(x, interleaved)
+
+
+def _apply(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    width = cos.shape[-1]
+    h, c, s = wide(x), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
+    turned = h[..., :width] * c + _rotate(h[..., :width], interleaved) * s
+    return torch.cat((turned, h[..., width:]), -1).to(x.dtype)
+
+
+def _apply_transposed(g: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    width = cos.shape[-1]
+    h, c, s = wide(g), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
+    turned = h[..., :width] * c + _unrotate(h[..., :width] * s, interleaved)
+    return torch.cat((turned, h[..., width:]), -1).to(g.dtype)
+
+
+def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """Two products and a sum: three roundings of each term's magnitude."""
+    *inputs, cos, sin, interleaved = args
+    found = []
+    for x in inputs:
+        width = cos.shape[-1]
+        a, c, s = x.abs(), cos.abs().unsqueeze(1), sin.abs().unsqueeze(1)
+        turned = a[..., :width]
+        error = 3 * (turned * c + _rotate(turned, interleaved).abs() * s)
+        found.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
+    return tuple(found)
+
+
+def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    *grads, cos, sin, interleaved = args
+    found = []
+    for g in grads:
+        width = cos.shape[-1]
+        a, c, s = g.abs(), cos.abs().unsqueeze(1), sin.abs().unsqueeze(1)
+        error = 3 * (a[..., :width] * c + _rotate(a[..., :width] * s, interleaved).abs())
+        found.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
+    return tuple(found)
+
+
+def _check(op: str, cos: Tensor, sin: Tensor, **pair: Tensor) -> None:
+    checks.one_device(op, **pair, cos=cos, sin=sin)
+    checks.floating(op, **pair, cos=cos, sin=sin)
+    checks.same_dtype(op, **pair)
+    checks.same_dtype(op, cos=cos, sin=sin)
+    (first, q), (second, k) = pair.items()
+    for name, x in pair.items():
+        if x.dim() != 4:
+            raise ArgumentError(op, f"{name}.shape", tuple(x.shape), "(batch, heads, seq, head_dim)")
+    if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
+        raise ArgumentError(op, f"{second}.shape", tuple(k.shape), f"batch, seq and head_dim of {first} {tuple(q.shape)}")
+    batch, _, seq, head_dim = q.shape
+    if cos.dim() != 3 or cos.shape[0] not in (1, batch) or cos.shape[1] != seq:
+        raise ArgumentError(op, "cos.shape", tuple(cos.shape), f"({batch} or 1, {seq}, rotary_dim)")
+    checks.shaped(op, "sin", sin, *cos.shape)
+    if cos.shape[2] > head_dim or cos.shape[2] % 2:
+        raise ArgumentError(op, "cos.shape[-1]", cos.shape[2], f"an even rotary_dim <= head_dim {head_dim}")
+
+
+def _empty(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _cost(q: Tensor, k: Tensor, cos: Tensor) -> Cost:
+    moved = 2 * (q.numel() + k.numel()) * q.element_size() + 2 * cos.numel() * cos.element_size()
+    return Cost(3.0 * (q.numel() + k.numel()), float(moved))
+
+
+def _cases() -> Sequence[Case]:
+    found = []
+
+    def add(name: str, q: tuple[int, ...], kv_heads: int, rotary: int | None = None, cos_dtype: str = "storage",
+            batch: int = 1, layout: str = "heads", interleaved: bool = False, tier: str = "small",
+            fill: str | None = None) -> None:  # fmt: skip
+        angle = TensorSpec((batch, q[2], rotary or q[3]), dtype=cos_dtype, fill="unit")
+        found.append(
+            Case(name, {
+                "q": TensorSpec(q, layout=layout, fill=fill),
+                "k": TensorSpec((q[0], kv_heads, *q[2:]), layout=layout, fill=fill),
+                "cos": angle, "sin": angle, "interleaved": interleaved,
+            }, tier)  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    add("d64", (2, 4, 7, 64), 2)
+    add("d128_float32_angles", (1, 3, 5, 128), 1, cos_dtype="float32")
+    add("partial", (2, 2, 5, 80), 2, rotary=32)
+    add("per_batch", (2, 2, 5, 64), 1, batch=2)
+    add("interleaved", (2, 3, 7, 64), 1, interleaved=True)
+    add("interleaved_partial", (1, 2, 7, 96), 2, rotary=48, interleaved=True)
+    add("decode", (3, 4, 1, 128), 2)
+    add("tiny_head", (1, 1, 3, 2), 1)
+    add("contiguous", (2, 2, 5, 64), 2, layout="contiguous")
+    add("offset", (2, 2, 5, 64), 2, layout="offset")
+    add("strided_last", (2, 2, 5, 64), 2, layout="last")
+    add("empty", (0, 2, 5, 64), 2)
+    for fill in ("offset", "large", "nonfinite"):
+        add(f"fill_{fill}", (1, 2, 9, 64), 2, fill=fill)
+    add("llama_prefill", (2, 32, 1023, 128), 8, tier="standard")
+    add("glm_prefill", (1, 32, 2048, 128), 2, rotary=64, interleaved=True, tier="standard")
+    return found
+
+
+@primitive(
+    outputs=("q", "k"),
+    check=lambda q, k, cos, sin, interleaved: _check("rope", cos, sin, q=q, k=k),
+    meta=lambda q, k, cos, sin, interleaved: (_empty(q), _empty(k)),
+    cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos),
+    cases=_cases, bound=_bound, name="rope",
+    backward="rope_backward", grads=("q", "k"), lower="definition",
+)  # fmt: skip
+def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """`rope` with every argument positional."""
+    return _apply(q, cos, sin, interleaved), _apply(k, cos, sin, interleaved)
+
+
+@public(rope_both)
+def rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding: ``x * cos + rotate(x) * sin`` on the first rotary_dim of each head; the rest is copied.
+
+    q: (batch, heads, seq, head_dim); k: the same with its own heads; any strides; float32, float16 or bfloat16.
+    cos, sin: (batch or 1, seq, rotary_dim), any of these dtypes, rotary_dim even and <= head_dim; not differentiable.
+    interleaved False pairs element i with i + rotary_dim/2 (Llama, NeoX); True pairs 2i with 2i + 1 (GPT-J, GLM).
+    Returns (q, k) rotated, contiguous, in their dtype; float32 arithmetic, one rounding. Raises ArgumentError.
+    Source: Su et al., arXiv:2104.09864.
+    """
+    return rope_both(q, k, cos, sin, interleaved)
+
+
+@primitive(
+    outputs=("q", "k"),
+    check=lambda grad_q, grad_k, cos, sin, interleaved: _check(
+        "rope_backward", cos, sin, grad_q=grad_q, grad_k=grad_k
+    ),
+    meta=lambda grad_q, grad_k, cos, sin, interleaved: (_empty(grad_q), _empty(grad_k)),
+    cost=lambda grad_q, grad_k, cos, sin, interleaved: _cost(grad_q, grad_k, cos),
+    bound=_gradient_bound,
+)
+def rope_backward(
+    grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `rope` for q and k: the transposed rotation."""
+    return _apply_transposed(grad_q, cos, sin, interleaved), _apply_transposed(grad_k, cos, sin, interleaved)

@@ -1,0 +1,16 @@
+"""Which implementations of rotary embedding exist, and under which conditions."""
+
+from __future__ import annotations
+
+from ferryman.ops.clauses import unit_stride
+from ferryman.ops.menu import menu
+
+_HERE = "ferryman.ops.rope"
+_PLAIN = (unit_stride("q"), unit_stride("k"))
+
+IMPLEMENTATIONS = (
+    *menu(_HERE, "torch", "rope rope_backward"),
+    *menu(_HERE, "triton", "rope rope_backward"),
+    *menu(_HERE, "cuda", "rope", module="simt_kernels", when=_PLAIN),
+    *menu(_HERE, "hip", "rope", module="simt_kernels", when=_PLAIN),
+)

@@ -1,0 +1,236 @@
+"""Softmax and cross entropy over the last dimension: meaning, error terms, cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError
+from ferryman.ops import checks
+from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, public, wide
+
+FLUSH = 2.0**-126  # exp of a far smaller logit may flush to zero
+
+
+def _exponent(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(softmax, relative error of its numerators and sum in units of u): 3|x - m| for the argument, 6 sqrt(n) + 8."""
+    p = torch.softmax(x, -1)
+    distance = 3 * (x - x.amax(-1, keepdim=True)).abs()
+    return p, distance + (p * distance).nansum(-1, keepdim=True) + 6 * math.sqrt(max(x.shape[-1], 1)) + 8
+
+
+def _softmax_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    (x,) = args
+    if x.numel() == 0:
+        return ({"accumulate": x},)
+    p, relative = _exponent(x)
+    relative = torch.where(p == 0, torch.zeros_like(p), relative)
+    return ({"accumulate": p * relative, "absolute": torch.full_like(p, FLUSH)},)
+
+
+def _softmax_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    grad, y = args
+    inner = (grad * y).abs().sum(-1, keepdim=True)
+    terms = y * (inner * (6 * math.sqrt(max(y.shape[-1], 1)) + 4) + 4 * grad.abs())
+    return ({"accumulate": terms, "storage": y * (grad.abs() + 2 * inner)},)
+
+
+def _softmax_cases() -> Sequence[Case]:
+    shapes = {"one_row": (1, 64), "prime": (7, 257), "row_of_one": (3, 1), "wide": (2, 4099), "empty_rows": (0, 64),
+              "three_dims": (2, 3, 130), "vector": (96,)}  # fmt: skip
+    found = [Case(n, {"x": TensorSpec(s)}) for n, s in shapes.items()]
+    found += [Case(f"layout_{lay}", {"x": TensorSpec((6, 200), layout=lay)}) for lay in ("rows", "last", "offset")]
+    for fill in ("offset", "constant", "large", "nonfinite", "masked", "zeros"):
+        found.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
+    found += [
+        Case("scores", {"x": TensorSpec((8, 16, 127, 1031))}, "standard"),
+        Case("rows_8192", {"x": TensorSpec((1024, 8192))}, "standard"),
+        Case("vocabulary", {"x": TensorSpec((33, 128_256))}, "standard"),
+    ]
+    return found
+
+
+def _check_softmax(op: str, **tensors: Tensor) -> None:
+    checks.one_device(op, **tensors)
+    checks.floating(op, **tensors)
+    checks.at_least_1d(op, **tensors)
+    checks.same_shape(op, **tensors)
+
+
+@primitive(
+    outputs=("y",),
+    check=lambda x: _check_softmax("softmax", x=x),
+    meta=lambda x: x.new_empty(x.shape),
+    cost=lambda x: Cost(5.0 * x.numel(), 2.0 * x.numel() * x.element_size()),
+    cases=_softmax_cases, bound=_softmax_bound,
+    backward="softmax_backward", grads=("x",), lower="definition", autocast="fp32",
+)  # fmt: skip
+def softmax(x: Tensor) -> Tensor:
+    """Softmax over the last dimension, shifted by the row's maximum.
+
+    x: (..., N), float32, float16 or bfloat16, any strides. Returns (..., N), contiguous, in x's dtype; float32
+    arithmetic, one rounding. A row of -inf alone, or with NaN or +inf in it, gives NaN, as in torch. Raises ArgumentError.
+    """
+    return torch.softmax(wide(x), -1).to(x.dtype)
+
+
+@primitive(
+    outputs=("grad_x",),
+    check=lambda grad, y: _check_softmax("softmax_backward", grad=grad, y=y),
+    meta=lambda grad, y: y.new_empty(y.shape),
+    cost=lambda grad, y: Cost(4.0 * y.numel(), 3.0 * y.numel() * y.element_size()),
+    bound=_softmax_gradient_bound,
+)  # fmt: skip
+def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
+    """Gradient of `softmax` from its result: ``y * (grad - sum(grad * y))``."""
+    g, p = wide(grad), wide(y)
+    return (p * (g - (g * p).sum(-1, keepdim=True))).to(y.dtype)
+
+
+def _loss_parts(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(float rows, lse, target's logit or NaN where out of range, rows that count)."""
+    x = wide(logits)
+    counted = target != ignore_index
+    valid = (target >= 0) & (target < x.shape[-1])
+    picked = x.gather(-1, torch.where(valid, target, 0).unsqueeze(-1)).squeeze(-1)
+    return x, torch.logsumexp(x, -1), torch.where(valid, picked, math.nan), counted
+
+
+def _lse_error(x: Tensor) -> Tensor:
+    """Absolute error of a row's log-sum-exp in units of u."""
+    p, relative = _exponent(x)
+    return torch.logsumexp(x, -1).abs() * 2 + x.abs().amax(-1) + torch.where(p > 0, p * relative, 0.0).sum(-1)
+
+
+def _loss_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    logits, target, ignore_index, smoothing = args
+    if logits.numel() == 0:
+        return {"accumulate": torch.zeros_like(outputs[0])}, {"accumulate": torch.zeros_like(outputs[1])}
+    x, lse, picked, counted = _loss_parts(logits, target, ignore_index)
+    lse_error = _lse_error(x)
+    row = lse_error + 2 * (lse.abs() + picked.abs())
+    row = row + smoothing * (6 * math.sqrt(x.shape[-1]) + 4) * (x.abs().mean(-1) + lse.abs())
+    n = counted.sum()
+    row = torch.where(counted, row + (lse.abs() + picked.abs()) * 6 * torch.sqrt(n.double()), 0.0)
+    return {"accumulate": row.sum() / n}, {"accumulate": lse_error}
+
+
+def _loss_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    grad, logits, target, lse, ignore_index, smoothing = args
+    if logits.numel() == 0:
+        return ({"accumulate": logits},)
+    counted = (target != ignore_index).unsqueeze(-1)
+    n = counted.sum()
+    p = torch.exp(logits - lse.unsqueeze(-1))
+    error = p * (3 * (logits - lse.unsqueeze(-1)).abs() + 4 + lse.abs().unsqueeze(-1))
+    error = torch.where(p > 0, error, 0.0)
+    scale = grad.abs() / n
+    total = scale * (error + 3) * 1.0 + 4 * outputs[0].abs()
+    return ({"accumulate": torch.where(counted, total, 0.0), "absolute": scale * FLUSH + torch.zeros_like(p)},)
+
+
+def _loss_cases() -> Sequence[Case]:
+    def case(name: str, shape: tuple[int, ...], tier: str = "small", smoothing: float = 0.0, low: int = 0,
+             **spec: object) -> Case:  # fmt: skip
+        target = TensorSpec(shape[:-1], dtype="int64", low=low, high=shape[-1])
+        args = {"logits": TensorSpec(shape, **spec), "target": target, "ignore_index": -100,  # type: ignore[arg-type]
+                "label_smoothing": smoothing}  # fmt: skip
+        if low < 0:
+            args["ignore_index"] = -1
+        return Case(name, args, tier)  # type: ignore[arg-type]
+
+    found = [case("one_row", (1, 64)), case("prime", (7, 257)), case("three_dims", (2, 3, 130)), case("vector", (96,))]
+    found += [case("wide", (3, 4099)), case("smoothing", (7, 257), smoothing=0.1), case("ignored", (64, 9), low=-1)]
+    found += [case("empty", (0, 64)), case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1)]
+    found += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
+    found += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
+    found += [case("vocabulary", (257, 128_256), "standard"), case("vocabulary_ragged", (63, 50_257), "standard", 0.1)]
+    return found
+
+
+def _check_loss(op: str, logits: Tensor, target: Tensor, smoothing: float, **others: Tensor) -> None:
+    checks.one_device(op, logits=logits, target=target, **others)
+    checks.floating(op, logits=logits)
+    checks.at_least_1d(op, logits=logits)
+    if target.dtype != torch.int64:
+        raise ArgumentError(op, "target.dtype", target.dtype, "torch.int64")
+    checks.shaped(op, "target", target, *logits.shape[:-1])
+    if logits.shape[-1] == 0:
+        raise ArgumentError(op, "logits.shape[-1]", 0, "at least one class")
+    if not 0.0 <= smoothing <= 1.0:
+        raise ArgumentError(op, "label_smoothing", smoothing, "a number in [0, 1]")
+
+
+def _float32(like: Tensor) -> torch.dtype:
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
+@primitive(
+    name="cross_entropy",
+    outputs=("loss", "lse"),
+    check=lambda logits, target, ignore_index, label_smoothing: _check_loss(
+        "cross_entropy", logits, target, label_smoothing
+    ),
+    meta=lambda logits, target, ignore_index, label_smoothing: (
+        logits.new_empty((), dtype=_float32(logits)),
+        logits.new_empty(target.shape, dtype=_float32(logits)),
+    ),
+    cost=lambda logits, target, ignore_index, label_smoothing: Cost(
+        5.0 * logits.numel(), float(logits.numel() * logits.element_size() + 12 * target.numel())
+    ),
+    cases=_loss_cases, bound=_loss_bound,
+    backward="cross_entropy_backward", grads=("logits",), autocast="fp32", nondifferentiable=("lse",),
+)  # fmt: skip
+def cross_entropy_with_lse(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """`cross_entropy`, with each row's natural log-sum-exp (float32, target's shape) beside the loss."""
+    x, lse, picked, counted = _loss_parts(logits, target, ignore_index)
+    row = lse - picked
+    if label_smoothing:
+        row = (1 - label_smoothing) * row + label_smoothing * (lse - x.mean(-1))
+    loss = torch.where(counted, row, 0.0).sum() / counted.sum()
+    return loss.to(_float32(logits)), lse.to(_float32(logits))
+
+
+@public(cross_entropy_with_lse)
+def cross_entropy(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """Mean cross entropy of class indices; reads the logits once and leaves them as they are.
+
+    logits: (..., V), float32, float16 or bfloat16, any strides. target: (...), int64, class indices. Rows whose target
+    is ``ignore_index`` do not count. label_smoothing in [0, 1] mixes in the uniform distribution, as in torch.
+    Returns a float32 scalar whatever the logits' dtype; NaN when no row counts, or when a target that counts lies
+    outside [0, V). Raises ArgumentError.
+    """
+    loss, _ = cross_entropy_with_lse(logits, target, ignore_index, label_smoothing)
+    return loss
+
+
+@primitive(
+    outputs=("grad_logits",),
+    check=lambda grad, logits, target, lse, ignore_index, label_smoothing: _check_loss(
+        "cross_entropy_backward", logits, target, label_smoothing, grad=grad, lse=lse
+    ),
+    meta=lambda grad, logits, target, lse, ignore_index, label_smoothing: logits.new_empty(logits.shape),
+    cost=lambda grad, logits, target, lse, ignore_index, label_smoothing: Cost(
+        4.0 * logits.numel(), 2.0 * logits.numel() * logits.element_size()
+    ),
+    bound=_loss_gradient_bound,
+)
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float
+) -> Tensor:
+    """Gradient of `cross_entropy` for its logits: ``grad / count * (softmax - smoothed one-hot)``, 0 where ignored."""
+    x, _, picked, counted = _loss_parts(logits, target, ignore_index)
+    classes = x.shape[-1]
+    p = torch.exp(x - lse.unsqueeze(-1).to(x.dtype))
+    hot = torch.arange(classes, device=x.device) == target.unsqueeze(-1)
+    d = p - (1 - label_smoothing) * hot.to(x.dtype) - label_smoothing / classes
+    d = torch.where(((target < 0) | (target >= classes)).unsqueeze(-1), math.nan, d)
+    scale = grad.to(x.dtype) / counted.sum()
+    return torch.where(counted.unsqueeze(-1), d * scale, 0.0).to(logits.dtype)

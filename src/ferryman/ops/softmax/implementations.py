@@ -1,0 +1,16 @@
+"""Which implementations of softmax and cross entropy exist, and under which conditions."""
+
+from __future__ import annotations
+
+from ferryman.ops.clauses import unit_stride
+from ferryman.ops.menu import menu
+
+_HERE = "ferryman.ops.softmax"
+_ALL = "softmax softmax_backward cross_entropy cross_entropy_backward"
+
+IMPLEMENTATIONS = (
+    *menu(_HERE, "torch", _ALL),
+    *menu(_HERE, "triton", _ALL),
+    *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),)),
+    *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),)),
+)

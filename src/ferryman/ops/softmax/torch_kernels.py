@@ -1,0 +1,52 @@
+"""Softmax and cross entropy through PyTorch's own kernels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+
+
+def softmax(x: Tensor, target: Target) -> Tensor:
+    return torch.softmax(x, -1).contiguous()
+
+
+def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
+    if y.is_cuda:
+        same = grad.to(y.dtype)
+        return torch.ops.aten._softmax_backward_data(same.contiguous(), y.contiguous(), -1, y.dtype)
+    # PyTorch's CPU kernel rounds grad * y to bfloat16 before its sum; float32 keeps the bound.
+    wide = torch.ops.aten._softmax_backward_data(grad.float().contiguous(), y.float().contiguous(), -1, torch.float32)
+    return wide.to(y.dtype)
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    lse = torch.logsumexp(logits.float(), -1)
+    valid = (labels >= 0) & (labels < logits.shape[-1])
+    picked = logits.gather(-1, labels.where(valid, 0).unsqueeze(-1)).squeeze(-1).float()
+    row = lse - picked.masked_fill(~valid, math.nan)
+    if label_smoothing:
+        row = torch.lerp(row, lse - logits.mean(-1, dtype=torch.float32), label_smoothing)
+    counted = labels != ignore_index
+    return row.masked_fill(~counted, 0.0).sum() / counted.sum(), lse
+
+
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> Tensor:
+    classes = logits.shape[-1]
+    counted = labels != ignore_index
+    valid = (labels >= 0) & (labels < classes)
+    scale = (grad / counted.sum()).expand(labels.shape).masked_fill(~counted, 0.0).unsqueeze(-1)
+    d = torch.exp(logits.float() - lse.unsqueeze(-1))
+    if label_smoothing:
+        d -= label_smoothing / classes
+    hot = labels.where(valid, 0).unsqueeze(-1)
+    d.scatter_add_(-1, hot, torch.full_like(hot, label_smoothing - 1.0, dtype=d.dtype))
+    d.masked_fill_((counted & ~valid).unsqueeze(-1), math.nan)
+    return (d * scale).masked_fill_(~counted.unsqueeze(-1), 0.0).to(logits.dtype).contiguous()

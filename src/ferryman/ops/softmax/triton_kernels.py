@@ -1,0 +1,333 @@
+"""Softmax and cross entropy over the last dimension in Triton, forward and backward.
+
+Softmax keeps rows of up to 32768 elements in registers. Cross entropy reads the logits once whatever the vocabulary:
+every thread keeps a running maximum and sum of its own elements, and they merge once at the end of the row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.triton import LONG_BLOCK, Specialisation, collapse_rows, launch, long_warps, recorded, row_tile
+from ferryman.backends.triton_lang import exp, narrow
+
+# ------------------------------------------------------------------------------------------------------- softmax
+
+
+@triton.jit
+def _exp_for(x, dtype: tl.constexpr):
+    """exp as exact as ``dtype`` can show: a 16-bit result cannot show exp2's error for large arguments."""
+    if dtype == tl.float32:
+        return exp(x)
+    return tl.exp(x)
+
+
+@triton.jit
+def _finite(maximum):
+    """The maximum to subtract: 0 for a row of -inf alone, whose terms are then 0 and not NaN."""
+    return tl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _softmax(x_ptr, y_ptr, x_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    mask = col < width
+    if ROWS > 1:
+        mask = mask & (row < rows - first)
+    x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=float("-inf")).to(tl.float32)
+    # a maximum that skips NaN is enough: exp(NaN - m) makes the sum NaN, and with it the whole row
+    e = _exp_for(x - _finite(tl.max(x, 1))[:, None], y_ptr.dtype.element_ty)
+    y = e * tl.div_rn(1.0, tl.sum(e, 1))[:, None]
+    tl.store(y_ptr + first * width + (row * width + col), narrow(y, y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _online(x, maximum, total):
+    """Adds exp of a chunk to each lane's running (maximum, sum). ``x`` is [lanes, n]; n elements of a lane share one
+    rescaling, so the cost is 1 + 1/n exponentials an element."""
+    larger = tl.maximum(maximum, tl.max(x, 1))
+    # +inf too: then the sum is inf and so is the log-sum-exp, as torch.logsumexp has it
+    shift = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)
+    total = total * tl.exp(maximum - shift) + tl.sum(tl.exp(x - shift[:, None]), 1)
+    return larger, total
+
+
+@triton.jit
+def _merge(maximum, total):
+    """(row maximum, shift, sum of exp(x - shift)) of the lanes' running values."""
+    larger = tl.max(maximum, 0)
+    shift = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)
+    lane = tl.where(tl.abs(maximum) == float("inf"), 0.0, maximum)  # what each lane has subtracted
+    scale = tl.where(total == 0.0, 0.0, tl.exp(lane - shift))
+    return larger, shift, tl.sum(tl.where(total == 0.0, 0.0, total * scale), 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _softmax_long(x_ptr, y_ptr, x_stride, rows, width, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    y_ptr += row * width
+    place = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    maximum = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK // GROUP], tl.float32)
+    for start in range(0, width, BLOCK):
+        x = tl.load(x_ptr + start + place, mask=place < width - start, other=float("-inf")).to(tl.float32)
+        maximum, total = _online(x, maximum, total)
+    larger, _, total_sum = _merge(maximum, total)
+    shift = _finite(larger)
+    scale = tl.where(larger == float("inf"), float("nan"), tl.div_rn(1.0, total_sum))  # as torch: inf / inf
+    col = tl.arange(0, BLOCK)
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        x = tl.load(x_ptr + start + col, mask=mask, other=float("-inf")).to(tl.float32)
+        y = _exp_for(x - shift, y_ptr.dtype.element_ty) * scale
+        tl.store(y_ptr + start + col, narrow(y, y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _softmax_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, width, ROWS: tl.constexpr,
+                      BLOCK: tl.constexpr):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row = tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, BLOCK)[None, :]
+    mask = col < width
+    if ROWS > 1:
+        mask = mask & (row < rows - first)
+    g = tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + first * y_stride + (row * y_stride + col), mask=mask, other=0.0).to(tl.float32)
+    out = y * (g - tl.sum(g * y, 1)[:, None])
+    tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _softmax_long_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    grad_ptr += row * grad_stride
+    y_ptr += row * y_stride
+    out_ptr += row * width
+    col = tl.arange(0, BLOCK)
+    inner = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        inner += g * tl.load(y_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+    total = tl.sum(inner, 0)
+    for start in range(0, width, BLOCK):
+        mask = col < width - start
+        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + start + col, narrow(y * (g - total), out_ptr.dtype.element_ty), mask=mask)
+
+
+# ------------------------------------------------------------------------------------------------- cross entropy
+
+
+@triton.jit(do_not_specialize=["rows", "ignore_index"])
+def _loss(
+    x_ptr, target_ptr, loss_ptr, lse_ptr, x_stride, rows, width, ignore_index, smoothing,
+    SMOOTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    label = tl.load(target_ptr + row)
+    valid = (label >= 0) & (label < width)
+    place = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    maximum = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK // GROUP], tl.float32)
+    plain = tl.zeros([BLOCK // GROUP], tl.float32)
+    for start in range(0, width, BLOCK):
+        mask = place < width - start
+        x = tl.load(x_ptr + start + place, mask=mask, other=float("-inf")).to(tl.float32)
+        maximum, total = _online(x, maximum, total)
+        if SMOOTH:
+            plain += tl.sum(tl.where(mask, x, 0.0), 1)
+    _, shift, total_sum = _merge(maximum, total)
+    lse = shift + tl.log(total_sum)
+    picked = tl.load(x_ptr + label, mask=valid, other=float("nan")).to(tl.float32)
+    loss = lse - picked
+    if SMOOTH:
+        mean = tl.div_rn(tl.sum(plain, 0), width.to(tl.float32))
+        loss = (1.0 - smoothing) * loss + smoothing * (lse - mean)
+    tl.store(lse_ptr + row, lse)
+    tl.store(loss_ptr + row, tl.where(label == ignore_index, 0.0, loss))
+
+
+@triton.jit(do_not_specialize=["rows", "ignore_index"])
+def _loss_short(
+    x_ptr, target_ptr, loss_ptr, lse_ptr, x_stride, rows, width, ignore_index, smoothing,
+    SMOOTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`_loss` for few classes: several rows a program."""
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    line = tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)[None, :]
+    inside = line < rows - first
+    mask = (col < width) & inside[:, None]
+    label = tl.load(target_ptr + first + line, mask=inside, other=0)
+    valid = (label >= 0) & (label < width) & inside
+    x_ptr += first * x_stride
+    x = tl.load(x_ptr + (line[:, None] * x_stride + col), mask=mask, other=float("-inf")).to(tl.float32)
+    maximum = tl.max(x, 1)
+    shift = tl.where(tl.abs(maximum) == float("inf"), 0.0, maximum)
+    lse = shift + tl.log(tl.sum(tl.exp(x - shift[:, None]), 1))
+    picked = tl.load(x_ptr + line * x_stride + label, mask=valid, other=float("nan")).to(tl.float32)
+    loss = lse - picked
+    if SMOOTH:
+        mean = tl.div_rn(tl.sum(tl.where(mask, x, 0.0), 1), width.to(tl.float32))
+        loss = (1.0 - smoothing) * loss + smoothing * (lse - mean)
+    tl.store(lse_ptr + first + line, lse, mask=inside)
+    tl.store(loss_ptr + first + line, tl.where(label == ignore_index, 0.0, loss), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "ignore_index"])
+def _mean_loss(value_ptr, target_ptr, out_ptr, rows, ignore_index, ROW_LOSS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program, so that the order is fixed: sum / count, where value is every row's loss, or (not ROW_LOSS) the
+    gradient of the mean. Its 12 bytes a row are nothing beside a row of logits."""
+    col = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, rows, BLOCK):
+        mask = col < rows - start
+        label = tl.load(target_ptr + start + col, mask=mask, other=0)
+        count += (mask & (label != ignore_index)).to(tl.int32)
+        if ROW_LOSS:
+            total += tl.load(value_ptr + start + col, mask=mask, other=0.0)
+    if ROW_LOSS:
+        value = tl.sum(total, 0)
+    else:
+        value = tl.load(value_ptr)
+    tl.store(out_ptr, tl.div_rn(value, tl.sum(count, 0).to(tl.float32)))
+
+
+@triton.jit(do_not_specialize=["rows", "ignore_index"])
+def _loss_backward(
+    x_ptr, target_ptr, lse_ptr, scale_ptr, out_ptr, x_stride, rows, width, ignore_index, smoothing,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    across = tl.cdiv(width, BLOCK)
+    first = (tl.program_id(0) // across).to(tl.int64) * ROWS
+    start = (tl.program_id(0) % across) * BLOCK
+    line = tl.arange(0, ROWS)
+    inside = line < rows - first
+    label = tl.load(target_ptr + first + line, mask=inside, other=ignore_index)
+    lse = tl.load(lse_ptr + first + line, mask=inside, other=0.0)
+    scale = tl.load(scale_ptr)
+    counted = inside & (label != ignore_index)
+    bad = (label < 0) | (label >= width)
+    row = line[:, None]
+    col = start + tl.arange(0, BLOCK)[None, :]
+    # ignored rows are not read: their gradient is 0 whatever their logits hold
+    mask = (col < width) & counted[:, None]
+    x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0).to(tl.float32)
+    d = _exp_for(x - lse[:, None], out_ptr.dtype.element_ty) - tl.div_rn(smoothing, width.to(tl.float32))
+    d = tl.where(col == label[:, None], d - (1.0 - smoothing), d)
+    d = tl.where(bad[:, None], float("nan"), d * scale)
+    d = narrow(tl.where(counted[:, None], d, 0.0), out_ptr.dtype.element_ty)
+    tl.store(out_ptr + first * width + (row * width + col), d, mask=(col < width) & inside[:, None])
+
+
+# ------------------------------------------------------------------------------------------------------ launchers
+
+SHORT = 2048  # classes up to which a program takes several rows
+
+
+def _group(x: Tensor) -> int:
+    return 16 // x.element_size()  # one 16-byte load: the elements that a thread owns
+
+
+def softmax(x: Tensor, target: Target) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel() == 0:
+        return y
+    width = x.shape[-1]
+    x, rows, stride = collapse_rows(x)
+    tile = row_tile(target, width, x.element_size(), rows, stride)
+    if tile.fits:
+        grid = (triton.cdiv(rows, tile.rows),)
+        launch(_softmax, grid, x, y, stride, rows, width, tile.rows, tile.block, device=x.device, num_warps=tile.warps)
+    else:
+        args = (x, y, stride, rows, width, LONG_BLOCK, _group(x))
+        launch(_softmax_long, (rows,), *args, device=x.device, num_warps=long_warps(target))
+    return y
+
+
+def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
+    out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    if y.numel() == 0:
+        return out
+    width = y.shape[-1]
+    y, rows, stride = collapse_rows(y)
+    grad, _, grad_stride = collapse_rows(grad)
+    tile = row_tile(target, width, y.element_size(), rows, max(stride, grad_stride), arrays=2)
+    args = (grad, y, out, grad_stride, stride, rows, width)
+    if tile.fits:
+        grid = (triton.cdiv(rows, tile.rows),)
+        launch(_softmax_backward, grid, *args, tile.rows, tile.block, device=y.device, num_warps=tile.warps)
+    else:
+        launch(_softmax_long_backward, (rows,), *args, LONG_BLOCK, device=y.device, num_warps=long_warps(target))
+    return out
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    device = logits.device
+    lse = torch.empty(labels.shape, dtype=torch.float32, device=device)
+    loss = torch.empty((), dtype=torch.float32, device=device)
+    labels, width = labels.contiguous(), logits.shape[-1]
+    if logits.numel() == 0:
+        return loss.fill_(float("nan")), lse.fill_(float("-inf"))
+    logits, rows, stride = collapse_rows(logits)
+    losses = torch.empty(rows, dtype=torch.float32, device=device)
+    args = (logits, labels, losses, lse, stride, rows, width, ignore_index, float(label_smoothing), label_smoothing != 0)
+    tile = row_tile(target, width, logits.element_size(), rows, stride)
+    if width <= SHORT:
+        grid = (triton.cdiv(rows, tile.rows),)
+        launch(_loss_short, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
+    else:
+        launch(_loss, (rows,), *args, LONG_BLOCK, _group(logits), device=device, num_warps=long_warps(target))
+    launch(_mean_loss, (1,), losses, labels, loss, rows, ignore_index, True, 1024, device=device, num_warps=4)
+    return loss, lse
+
+
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> Tensor:
+    device = logits.device
+    out = torch.empty(logits.shape, dtype=logits.dtype, device=device)
+    if logits.numel() == 0:
+        return out
+    labels, lse, width = labels.contiguous(), lse.contiguous(), logits.shape[-1]
+    logits, rows, stride = collapse_rows(logits)
+    scale = torch.empty((), dtype=torch.float32, device=device)
+    launch(_mean_loss, (1,), grad, labels, scale, rows, ignore_index, False, 1024, device=device, num_warps=4)
+    tile = row_tile(target, min(width, 4096), logits.element_size(), rows, stride)
+    grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.block),)
+    args = (logits, labels, lse, scale, out, stride, rows, width, ignore_index, float(label_smoothing))
+    launch(_loss_backward, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
+    return out
+
+
+def specialisations(target: Target, dtype: str) -> list[Specialisation]:
+    """Attention scores, classifier heads and vocabularies, on and off the powers of two."""
+    kind = getattr(torch, dtype)
+
+    def calls(rows: int, width: int) -> None:
+        x = torch.empty(rows, width, dtype=kind, device="meta")
+        softmax(x, target)
+        softmax_backward(x, x, target)
+        labels = torch.empty(rows, dtype=torch.int64, device="meta")
+        value = torch.empty((), dtype=torch.float32, device="meta")
+        lse = torch.empty(rows, dtype=torch.float32, device="meta")
+        for smoothing in (0.0, 0.1):
+            cross_entropy(x, labels, -100, smoothing, target)
+            cross_entropy_backward(value, x, labels, lse, -100, smoothing, target)
+
+    shapes = [(2**17, 128), (8192, 1000), (4096, 1031), (8192, 8192), (512, 32000), (512, 50257), (64, 128256)]
+    return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]

@@ -1,0 +1,181 @@
+"""Errors against the oracle in units of a derived bound, and the statistics on them. docs/parity.md derives the terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ferryman.porting.fills import SUBNORMAL
+
+UNIT: Mapping[torch.dtype, float] = {
+    torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float64: 2.0**-53,
+}  # fmt: skip
+_ACCUMULATOR = 2.0**-24  # float32
+_TF32 = 2.0**-11  # 10 stored bits, rounded to nearest
+_SIGMAS = 6.0  # the bounds' "accumulate" terms stand six standard deviations out (docs/parity.md)
+_NOISE = 1.25  # G3: how much noisier than the low-precision reference
+_ENOUGH = 256  # elements that a confidence interval of a root mean square needs
+_BLOCKS = 64
+_RESAMPLES = 1000
+_QUANTILE = 0.001
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What an implementation declares, as the bounds read it."""
+
+    accumulation: str = "fp32"
+    roundings: frozenset[str] = frozenset()
+    tf32: bool = False
+
+    def terms(self, storage: torch.dtype, saved_exact: bool) -> dict[str, float]:
+        """Term name -> its factor. ``saved_exact``: the oracle reads the saved tensors as stored, so "storage" (their
+        rounding) is no error of the implementation's."""
+        u, smallest = UNIT[storage], SUBNORMAL[storage]
+        factors = {"accumulate": _ACCUMULATOR, "absolute": 1.0}
+        if not saved_exact:
+            factors["storage"] = u
+        for name in self.roundings:
+            factors |= {name: u, f"{name}_flush": smallest}
+        if self.accumulation == "split-k":
+            factors["split-k"] = u
+        if self.tf32 or self.accumulation in ("tf32-rne", "tf32"):
+            factors["tf32"] = _TF32
+        return factors
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Per element: the largest error allowed, and the variance that G3 allows beside the reference's own."""
+
+    total: Tensor
+    variance: Tensor
+
+
+def bounds(
+    terms: Iterable[Mapping[str, Tensor]], oracle: Iterable[Tensor], out_dtypes: Iterable[torch.dtype],
+    declared: Declared, storage: torch.dtype, *, saved_exact: bool, shown: bool,
+) -> tuple[Bound, ...]:  # fmt: skip
+    """``shown``: the low-precision reference itself applies the declared roundings, so they add no variance."""
+    factors = declared.terms(storage, saved_exact)
+    found = []
+    for given, exact, dtype in zip(terms, oracle, out_dtypes, strict=True):
+        total = UNIT[dtype] * exact.abs() + SUBNORMAL[dtype]
+        variance = torch.zeros_like(exact)
+        for name, term in given.items():
+            if name not in factors:
+                continue
+            part = term * factors[name]
+            total = total + part
+            if name == "accumulate":
+                variance = variance + (part / _SIGMAS).square()
+            elif name in declared.roundings and not shown:
+                variance = variance + part.square() / 3  # a rounding error is uniform in [-part, part]
+            elif name in ("split-k", "tf32"):
+                variance = variance + part.square()
+        found.append(Bound(total, variance))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element that is furthest out, in units of its bound."""
+
+    output: str
+    index: tuple[int, ...]
+    value: float
+    expected: float
+    bound: float
+    ratio: float
+
+
+def _at(flat: int, shape: Iterable[int]) -> tuple[int, ...]:
+    index = []
+    for n in reversed(tuple(shape)):
+        index.insert(0, flat % n)
+        flat //= n
+    return tuple(index)
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The magnitude from which rounding to nearest gives Inf: the maximum and half a unit in its last place."""
+    top = torch.finfo(dtype).max
+    return top * (1 + UNIT[dtype] / (2 - 2 * UNIT[dtype]))
+
+
+def masks(output: str, got: Tensor, exact: Tensor, bound: Tensor) -> tuple[Tensor, Worst | None]:
+    """(finite elements that G2 judges, the first element whose NaN or Inf differs from the oracle's after rounding).
+
+    Where the oracle is within its bound of overflowing, both the largest values and Inf of its sign are right.
+    """
+    dtype, value = got.dtype, got.double()
+    expected = exact.to(dtype).double()
+    edge = (exact.abs() - largest(dtype)).abs() <= bound
+    same = torch.where(expected.isnan(), value.isnan(), torch.where(expected.isinf(), value == expected, value.isfinite()))
+    same = same | (edge & (value.sign() == exact.sign()) & ~value.isnan())
+    judged = value.isfinite() & exact.isfinite() & same
+    if bool(same.all()):
+        return judged, None
+    first = int((~same).flatten().nonzero()[0])
+    flat = (value.flatten()[first].item(), expected.flatten()[first].item(), bound.flatten()[first].item())
+    return judged, Worst(output, _at(first, got.shape), *flat, math.inf)
+
+
+def worst(output: str, got: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) -> Worst | None:
+    """The largest error in units of its bound; None where nothing is judged. NaN bounds count as unmet."""
+    if got.numel() == 0 or not bool(judged.any()):
+        return None
+    ratio = (got.double() - exact).abs() / bound
+    ratio = torch.where(judged, ratio.nan_to_num(nan=math.inf, posinf=math.inf), -1.0)
+    flat = int(ratio.argmax())
+    pick = [t.flatten()[flat].item() for t in (got.double(), exact, bound, ratio)]
+    return Worst(output, _at(flat, got.shape), *pick)
+
+
+def usable(bound: Tensor, judged: Tensor) -> bool:
+    """Whether every judged element has a finite bound: an infinite one would accept anything."""
+    return bool((bound.isfinite() | ~judged).all())
+
+
+@lru_cache(maxsize=8)
+def _resamples(blocks: int) -> Tensor:
+    generator = torch.Generator().manual_seed(20_240_607)
+    return torch.randint(blocks, (_RESAMPLES, blocks), generator=generator)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """G3 of one output: RMS of the normalised error over what is allowed; ``low`` the interval's lower end."""
+
+    ratio: float
+    low: float
+    elements: int
+
+
+def noise(got: Tensor, reference: Tensor, exact: Tensor, bound: Bound, judged: Tensor) -> Noise | None:
+    """RMS error against 1.25 x the low-precision reference's, with a bootstrap interval over blocks of elements.
+
+    The reference sums in PyTorch's order; another honest order is allowed the variance of the accumulation term
+    (a sixth of it is one standard deviation), and declared roundings that the reference does not show theirs.
+    None: too few elements for an interval.
+    """
+    where = judged & reference.isfinite()
+    if int(where.sum()) < _ENOUGH:
+        return None
+    scale = bound.total[where]
+    mine = ((got[where].double() - exact[where]) / scale).square()
+    allowed = _NOISE**2 * ((reference[where].double() - exact[where]) / scale).square()
+    allowed = allowed + bound.variance[where] / scale.square()
+    blocks = min(_BLOCKS, len(mine) // 4)
+    keep = len(mine) // blocks * blocks
+    a, b = (t[:keep].reshape(blocks, -1).mean(1).cpu() for t in (mine, allowed))
+    draws = _resamples(blocks)
+    excess = (a[draws].mean(1) - b[draws].mean(1)).sort().values
+    top, bottom = float(mine.mean()), float(allowed.mean())
+    ratio = math.sqrt(top / bottom) if bottom > 0 else (0.0 if top == 0 else math.inf)
+    return Noise(ratio, float(excess[int(_RESAMPLES * _QUANTILE)]), len(mine))

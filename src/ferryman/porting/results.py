@@ -1,0 +1,256 @@
+"""The result document: one versioned JSON of cells, timings and the environment. Renderings stand in ``report/``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import platform
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ferryman.errors import ResultError
+
+SCHEMA_VERSION = 1
+SIZE_LIMIT = 256 * 2**20  # a full run writes about 4 MiB
+
+Verdict = Literal[
+    "PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"
+]
+GateName = Literal["G0", "G1", "G2", "G3", "G4", "G5", "G6", "G7"]
+Outcome = Literal["pass", "fail", "n/a"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,127}$")]
+# From the worst to the best that one row can say; a row is as bad as its worst cell, and green only if something ran.
+_BAD: tuple[Verdict, ...] = ("FAIL", "MISTRUSTED", "QUARANTINED")
+_RAN: tuple[Verdict, ...] = ("PASS", "SIMULATED", "COMPILED_ONLY", "NOT_RUN", "UNIMPLEMENTED")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings", frozen=True)
+
+
+class Gate(_Model):
+    """One gate's outcome; "n/a" and "fail" carry a reason. ``measure`` is the number that was compared with 1."""
+
+    outcome: Outcome
+    reason: str | None = None
+    measure: float | None = None
+
+
+class WorstElement(_Model):
+    """The element furthest out, in units of its bound."""
+
+    output: str
+    index: list[int]
+    value: float
+    expected: float
+    bound: float
+
+
+class Cell(_Model):
+    """One implementation of one op on one case, in one dtype, on one device."""
+
+    op: Name
+    implementation: Name
+    device: str
+    dtype: Name
+    case: str
+    verdict: Verdict
+    reason: str | None = None
+    ratio: float | None = Field(None, description="worst error in units of its bound; at most 1 is right")
+    noise: float | None = Field(None, description="G3: RMS error over what is allowed")
+    worst: WorstElement | None = None
+    gates: dict[GateName, Gate] = {}
+    seconds: float | None = Field(None, description="median of the runs, host clock, launch included")
+    refusals: list[str] = []
+    accumulation: str = "fp32"
+    roundings: list[str] = []
+    capsule: str | None = Field(None, description="the capsule whose inputs were used; None: generated here")
+
+
+class Timing(_Model):
+    """Time of one standard case against the device profile's roofline."""
+
+    op: Name
+    implementation: Name
+    device: str
+    dtype: Name
+    case: str
+    seconds: float
+    clock: Literal["device events", "host clock"]
+    floor_seconds: float | None = None
+    percent_of_roofline: float | None = None
+    bound_by: str = "unknown"
+    source: str = ""
+
+
+class Environment(_Model):
+    device: str
+    device_name: str
+    profile: str
+    arch: str
+    vendor: str
+    versions: dict[str, str]
+    flags: dict[str, str | bool]
+    platform: str
+    time: str
+    seed: int
+    tier: str
+    seconds: float = 0.0
+
+
+class Row(_Model):
+    """One op x implementation: how many cells ended how. Derived from the cells; `load` checks that it agrees."""
+
+    op: Name
+    implementation: Name
+    verdict: Verdict
+    counts: dict[Verdict, int]
+    refusals: int
+    ratio: dict[str, float]
+    reason: str | None = None
+
+
+class Results(_Model):
+    schema_version: int = SCHEMA_VERSION
+    kind: Literal["ferryman-results"] = "ferryman-results"
+    environment: Environment
+    cells: list[Cell]
+    timings: list[Timing] = []
+    summary: list[Row] = []
+
+
+def row_verdict(counts: dict[Verdict, int]) -> Verdict:
+    for verdict in (*_BAD, *_RAN):
+        if counts.get(verdict):
+            return verdict
+    return "NOT_RUN"
+
+
+def summarise(cells: Iterable[Cell]) -> list[Row]:
+    grouped: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault((cell.op, cell.implementation), []).append(cell)
+    rows = []
+    for (op, implementation), group in grouped.items():
+        counts: dict[Verdict, int] = dict(sorted(Counter(c.verdict for c in group).items()))
+        ratio: dict[str, float] = {}
+        for cell in group:
+            if cell.ratio is not None:
+                ratio[cell.dtype] = max(ratio.get(cell.dtype, 0.0), cell.ratio)
+        verdict = row_verdict(counts)
+        first = next((c.reason for c in group if c.verdict == verdict and c.reason), None)
+        refused = sum(1 for c in group if c.refusals)
+        rows.append(Row(op=op, implementation=implementation, verdict=verdict, counts=counts, refusals=refused,
+                        ratio=ratio, reason=first))  # fmt: skip
+    return rows
+
+
+def results(environment: Environment, cells: Sequence[Cell], timings: Sequence[Timing] = ()) -> Results:
+    return Results(environment=environment, cells=list(cells), timings=list(timings), summary=summarise(cells))
+
+
+def failed(document: Results) -> bool:
+    """Whether ``ferryman check`` exits with 1: something is wrong, or its check cannot be trusted."""
+    return any(cell.verdict in ("FAIL", "MISTRUSTED") for cell in document.cells)
+
+
+def dumps(document: Results) -> str:
+    """JSON; NaN and infinities are the strings "NaN", "Infinity" and "-Infinity"."""
+    return document.model_dump_json(indent=1)
+
+
+def save(document: Results, path: str | Path) -> None:
+    Path(path).write_text(dumps(document), encoding="utf-8")
+
+
+def schema() -> dict[str, Any]:
+    return Results.model_json_schema()
+
+
+def load(path: str | Path) -> Results:
+    """A result document from a file. Raises ResultError: too large, not JSON, from a newer schema, or inconsistent."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > SIZE_LIMIT:
+            raise ResultError(f"{path} is {size} bytes; a result document has at most {SIZE_LIMIT}")
+        raw = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ResultError):
+            raise
+        raise ResultError(f"{path} is not JSON: {error}") from error
+    return parse(raw, str(path))
+
+
+def parse(raw: Any, where: str = "the document") -> Results:
+    """A result document from parsed JSON; see `load`."""
+    if not isinstance(raw, dict) or raw.get("kind") != "ferryman-results":
+        raise ResultError(f"{where} is not a Ferryman result document: its kind is not 'ferryman-results'")
+    version = raw.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ResultError(f"{where}: schema_version is {version!r}; required: an integer from 1 to {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise ResultError(
+            f"{where} has schema version {version}; this Ferryman reads up to {SCHEMA_VERSION}. Upgrade ferryman"
+        )
+    try:
+        document = Results.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
+    if document.summary != summarise(document.cells):
+        raise ResultError(f"{where} is damaged: its summary does not follow from its cells")
+    return document
+
+
+def _no_constant(token: str) -> float:
+    raise ValueError(f"{token} is not JSON")
+
+
+def environment(device: torch.device, profile: Any, seed: int, tier: str, seconds: float = 0.0) -> Environment:
+    """What a reader of the numbers must know about the machine and the process."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for package in ("ferryman", "triton", "numpy", "transformers", "cupy-cuda13x", "cupy-cuda12x", "hip-python"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    if torch.version.hip:
+        versions["hip"] = torch.version.hip
+    name = platform.processor() or platform.machine()
+    flags: dict[str, str | bool] = {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "bf16_reduced_precision_reduction": _reduced("bf16"),
+        "fp16_reduced_precision_reduction": _reduced("fp16"),
+    }
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return Environment(
+        device=str(device), device_name=name, profile=profile.name, arch=profile.arch, vendor=profile.vendor,
+        versions=versions, flags=flags, platform=platform.platform(), seed=seed, tier=tier, seconds=seconds,
+        time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _reduced(kind: str) -> str:
+    return str(getattr(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction"))
+
+
+def number(value: float | None) -> str:
+    """A short number for tables: three digits, a dash where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if math.isfinite(value) else str(value)
