@@ -16,7 +16,6 @@ def _install() -> None:
         runner = plan.Op(op, overload)
         plan._ops[op.name] = runner
         torch_library.register(op, runner.undifferentiated, overload, runner.recipe)
-        op.namespace["_resolve"] = runner.resolve
     state.count_settings()
 
 

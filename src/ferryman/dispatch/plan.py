@@ -34,7 +34,7 @@ _SCALARS = {"float": numbers.Real, "float?": numbers.Real, "int": numbers.Integr
             "bool": bool, "str": str}  # fmt: skip
 
 _TEMPLATE = """
-def {name}({params}):
+def resolve({params}):
     if is_dynamo_compiling():
         return compiled({args})
     if dispatch_modes() or functorch_level() is not None or autocast() or forward_ad._current_level >= 0:
@@ -50,7 +50,7 @@ def {name}({params}):
     except CompileError as error:
         return recover(error, {args})
 
-def {name}_undifferentiated({params}):
+def undifferentiated({params}):
     try:
 {lines_plain}
         key = ({key})
@@ -75,14 +75,16 @@ class Op:
         self.plans: dict[Any, tuple[Callable[..., Any], Any]] = {}
         _all_plans.append(self.plans)
         self.recipe = Recipe.of(op)
-        namespace: dict[str, Any] = {
+        # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
+        namespace = op.namespace
+        namespace |= {
             "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
             "dispatch_modes": torch._C._len_torch_dispatch_stack,
             "functorch_level": torch._C._functorch.maybe_current_level,
             "autocast": torch._C._is_any_autocast_enabled,
             "grad_enabled": torch.is_grad_enabled,
             "float32_precision": torch.get_float32_matmul_precision,
-            "deterministic": torch.are_deterministic_algorithms_enabled,
+            "deterministic": torch._C._get_deterministic_algorithms,
             "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
             "compiled": _compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
@@ -91,9 +93,12 @@ class Op:
             "recover": lambda error, *args: self.recover(error, args, differentiate=True),
             "recover_plain": lambda error, *args: self.recover(error, args, differentiate=False),
         }  # fmt: skip
+        entry = namespace[op.name]
         exec(compile(_source(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
-        self.resolve: Callable[..., Any] = namespace[op.name]
-        self.undifferentiated: Callable[..., Any] = namespace[f"{op.name}_undifferentiated"]
+        self.resolve: Callable[..., Any] = namespace["resolve"]
+        self.undifferentiated: Callable[..., Any] = namespace["undifferentiated"]
+        entry.__code__ = self.resolve.__code__
+        namespace["_resolve"] = self.resolve
         self._key: Callable[..., Any] = _key_function(op, namespace)
         self._library = library
 
@@ -191,7 +196,8 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
             key.append(_EXTRA["aligned"].format(arg=aligned[1]))
         elif fact in _EXTRA:
             key.append(_EXTRA[fact])
-    key.append("deterministic()")  # any implementation may declare that it is not
+    if not all(line.deterministic for line in registry.implementations(op.name)):
+        key.append("deterministic()")
     wanted = {name for shared in op.grads for name in shared}
     needs, fixed = [], []
     for name in op.tensors:
@@ -212,7 +218,7 @@ def _source(op: Primitive) -> str:
     plain = [*lines, "needs = False"]
     lines = [*lines, f"needs = {needed}"]
     return _TEMPLATE.format(
-        name=op.name, params=names, args=names, key=", ".join(key),
+        params=names, args=names, key=", ".join(key),
         lines="\n".join(f"        {line}" for line in lines), lines_plain="\n".join(f"        {line}" for line in plain),
     )  # fmt: skip
 

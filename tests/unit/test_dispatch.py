@@ -1,0 +1,374 @@
+"""Which implementation runs, why not the others, and that a warmed call notices every changed fact."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import ferryman
+from ferryman import ops
+from ferryman.backends.base import Target
+from ferryman.device_profiles import profile
+from ferryman.dispatch import lockfile, plan, registry, select, state
+from ferryman.errors import (
+    ArgumentError,
+    CompileError,
+    LockfileError,
+    QuarantineWarning,
+    SettingError,
+    StrictModeError,
+    UnknownName,
+    Unsupported,
+)
+from ferryman.ops.clauses import at_most, dtypes, unit_stride
+from ferryman.ops.menu import Implementation
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    ferryman.reload()
+    yield
+    ferryman.reload()
+
+
+@contextlib.contextmanager
+def planted(monkeypatch: pytest.MonkeyPatch, line: Implementation, launch: object) -> Iterator[None]:
+    """A further implementation on an op's menu, in the place of the profile's first choice."""
+    menu, launcher = registry.implementations, registry.launcher
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "implementations", lambda op: (line, *menu(op)) if op == line.op else menu(op))
+        patch.setattr(registry, "launcher", lambda asked: launch if asked is line else launcher(asked))
+        backends = registry.backends()
+        patch.setattr(registry, "backends", lambda: {**backends, line.backend: backends["torch"]})
+        patch.setattr(registry, "probe", lambda name, vendor: ())
+        plan.drop_plans()
+        yield
+    plan.drop_plans()
+
+
+def served(call: object, op: str) -> str:
+    with ferryman.trace() as seen:
+        call()  # type: ignore[operator]
+    names = [name for (known, name), count in seen.calls.items() if known == op and count]
+    assert len(names) == 1
+    return names[0]
+
+
+def test_a_request_decides_and_is_recorded() -> None:
+    x = torch.randn(3, 8)
+    assert served(lambda: ops.rms_norm(x), "rms_norm") == "torch"
+    with ferryman.use("definition"):
+        assert served(lambda: ops.rms_norm(x), "rms_norm") == "definition"
+        with ferryman.use(rms_norm="torch"):
+            assert served(lambda: ops.rms_norm(x), "rms_norm") == "torch"
+            assert served(lambda: ops.softmax(x), "softmax") == "definition"
+
+
+def test_a_request_that_is_exhausted_raises_with_every_reason() -> None:
+    with ferryman.use("cuda", "hip"), pytest.raises(Unsupported) as raised:
+        ops.rms_norm(torch.randn(3, 8))
+    message = str(raised.value)
+    assert "cuda does not serve cpu" in message and "hip does not serve cpu" in message and "definition" in message
+
+
+def test_a_request_for_an_op_without_such_an_implementation_raises() -> None:
+    with ferryman.use("cuda"), pytest.raises(Unsupported, match="linear has: torch, triton, definition"):
+        ops.linear(torch.randn(3, 8), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("ask", [lambda: ferryman.use("tritno"), lambda: ferryman.use(rms_nrm="torch"),
+                                 lambda: ferryman.use(rms_norm="cda")])  # fmt: skip
+def test_unknown_names_list_the_nearest(ask: object) -> None:
+    with pytest.raises(UnknownName, match="nearest: (triton|rms_norm|cuda)"), ask():  # type: ignore[operator]
+        pass
+
+
+def test_an_empty_request_is_refused() -> None:
+    with pytest.raises(ArgumentError), ferryman.use():
+        pass
+
+
+def test_backward_outside_the_block_follows_the_forwards_request() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    with ferryman.trace() as seen, ferryman.use("definition"):
+        y = ops.rms_norm(x)
+    y.sum().backward()
+    assert seen.calls == {("rms_norm", "definition"): 1, ("rms_norm_backward", "definition"): 1}
+
+
+def test_a_request_reaches_a_backward_on_another_thread() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    with ferryman.trace() as seen, ferryman.use("definition"):
+        y = ops.softmax(x)
+    worker = threading.Thread(target=lambda: y.sum().backward())
+    worker.start()
+    worker.join()
+    assert seen.calls["softmax_backward", "definition"] == 1
+
+
+def test_threads_do_not_share_requests() -> None:
+    x, found = torch.randn(3, 8), []
+    with ferryman.use("definition"):
+        worker = threading.Thread(target=lambda: found.append(served(lambda: ops.rms_norm(x), "rms_norm")))
+        worker.start()
+        worker.join()
+    assert found == ["torch"]
+
+
+def test_many_threads_on_warm_and_cold_keys() -> None:
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for i in range(60):
+            name = ("torch", "definition")[(seed + i) % 2]
+            with ferryman.use(name):
+                if served(lambda: ops.rms_norm(torch.ones(1 + i % 7, 8)), "rms_norm") != name:
+                    wrong.append(name)
+                ops.rms_norm(torch.ones(1 + i % 5, 8))
+            if i % 20 == seed % 20:
+                plan.drop_plans()
+
+    workers = [threading.Thread(target=work, args=(s,)) for s in range(6)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert not wrong
+
+
+# Each flips one fact of rms_norm(x, weight) on a warmed call; the answer must be the changed call's own.
+X, W = torch.randn(4, 16), torch.randn(16)
+FLIPS = {
+    "dtype of x": lambda: (X.half(), W),
+    "dtype of weight": lambda: (X, W.bfloat16()),
+    "rows": lambda: (torch.randn(5, 16), W),
+    "width": lambda: (torch.randn(4, 24), torch.randn(24)),
+    "rank": lambda: (torch.randn(2, 4, 16), W),
+    "row stride": lambda: (torch.randn(4, 32)[:, :16], W),
+    "last stride": lambda: (torch.randn(4, 32)[:, ::2], W),
+    "no weight": lambda: (X, None),
+    "strided weight": lambda: (X, torch.randn(32)[::2]),
+    "requires grad": lambda: (X.clone().requires_grad_(), W),
+    "Parameter": lambda: (X, torch.nn.Parameter(W)),
+    "storage offset": lambda: (torch.randn(65)[1:].view(4, 16), W),
+}
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+def test_a_warmed_call_notices(flip: str) -> None:
+    ops.rms_norm(X, W)
+    x, w = FLIPS[flip]()
+    for _ in range(2):
+        y = ops.rms_norm(x, w)
+        expected = ops.rms_norm.primitive.body(x.double(), None if w is None else w.double(), 1e-6, False)
+        assert y.dtype == x.dtype and y.is_contiguous() and y.shape == x.shape
+        unit = torch.finfo(x.dtype).eps
+        assert ((y.double() - expected).abs() <= unit * expected.abs() + 1e-6).all()
+        assert y.requires_grad == (x.requires_grad or (w is not None and w.requires_grad))
+    ops.rms_norm(X, W)
+
+
+INVALID = {
+    "weight on another device": (lambda: ops.rms_norm(X, W.to("meta")), "weight.device"),
+    "weight of another width": (lambda: ops.rms_norm(X, torch.randn(15)), "weight.shape"),
+    "negative eps": (lambda: ops.rms_norm(X, W, -1e-6), "eps"),
+    "eps not a number": (lambda: ops.rms_norm(X, W, float("nan")), "eps"),
+    "eps of another type": (lambda: ops.rms_norm(X, W, "1e-6"), "eps"),  # type: ignore[arg-type]
+    "integer x": (lambda: ops.rms_norm(X.long(), W), "x.dtype"),
+    "x not a tensor": (lambda: ops.rms_norm([1.0], W), "x"),  # type: ignore[arg-type]
+    "scalar x": (lambda: ops.rms_norm(torch.tensor(1.0)), "x.dim"),
+    "sparse x": (lambda: ops.rms_norm(X.to_sparse(), W), "x.layout"),
+    "residual of another dtype": (lambda: ops.add_rms_norm(X, X.half()), "residual.dtype"),
+    "residual of another shape": (lambda: ops.add_rms_norm(X, X[:2]), "residual.shape"),
+    "bias width": (lambda: ops.layer_norm(X, W, W[:3]), "bias.shape"),
+    "up of another shape": (lambda: ops.silu_mul(X, X[:1]), "up.shape"),
+    "approximate": (lambda: ops.gelu_mul(X, X, "erf"), "approximate"),
+    "target dtype": (lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int32)), "target.dtype"),
+    "target shape": (lambda: ops.cross_entropy(X, torch.zeros(3, dtype=torch.int64)), "target.shape"),
+    "label smoothing": (lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int64), label_smoothing=1.5), "label_s"),
+    "linear width": (lambda: ops.linear(X, torch.randn(3, 15)), "weight.shape"),
+    "linear dtype": (lambda: ops.linear(X, torch.randn(3, 16).half()), "weight.dtype"),
+}  # fmt: skip
+Q = torch.randn(1, 4, 8, 64)
+INVALID |= {
+    "window 0": (lambda: ops.attention(Q, Q, Q, window=0), "window"),
+    "window negative": (lambda: ops.attention(Q, Q, Q, window=-3), "window"),
+    "softcap negative": (lambda: ops.attention(Q, Q, Q, softcap=-1.0), "softcap"),
+    "mask shape": (lambda: ops.attention(Q, Q, Q, mask=torch.ones(3, 8, dtype=torch.bool)), "mask.shape"),
+    "mask integer": (lambda: ops.attention(Q, Q, Q, mask=torch.ones(8, 8, dtype=torch.int64)), "mask.dtype"),
+    "heads": (lambda: ops.attention(Q, Q[:, :3], Q[:, :3]), "k.shape"),
+    "head_dim": (lambda: ops.attention(torch.randn(1, 1, 2, 257), *[torch.randn(1, 1, 2, 257)] * 2), "q.shape"),
+    "rank": (lambda: ops.attention(Q[0], Q, Q), "q.shape"),
+    "v shape": (lambda: ops.attention(Q, Q, Q[:, :, :4]), "v.shape"),
+    "mask wants a gradient": (
+        lambda: ops.attention(Q.clone().requires_grad_(), Q, Q, mask=torch.zeros(8, 8, requires_grad=True)), "mask.req",
+    ),
+    "rope angles": (lambda: ops.rope(Q, Q, torch.randn(1, 7, 64), torch.randn(1, 7, 64)), "cos.shape"),
+    "rope odd": (lambda: ops.rope(Q, Q, torch.randn(1, 8, 63), torch.randn(1, 8, 63)), "cos.shape"),
+    "rope k": (lambda: ops.rope(Q, Q[:, :, :4], torch.randn(1, 8, 64), torch.randn(1, 8, 64)), "k.shape"),
+}
+
+
+@pytest.mark.parametrize("what", INVALID)
+@pytest.mark.parametrize("warm", [False, True])
+def test_invalid_arguments_are_named_before_any_launch(what: str, warm: bool) -> None:
+    call, argument = INVALID[what]
+    if warm:
+        ops.rms_norm(X, W)
+        ops.add_rms_norm(X, X)
+        ops.attention(Q, Q, Q)
+    with ferryman.trace() as seen, pytest.raises(ArgumentError, match="required") as raised:
+        call()
+    assert raised.value.argument.startswith(argument) and not seen.calls
+
+
+def test_a_clause_is_reason_key_and_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (unit_stride("x"), at_most("x.shape[-1]", 16)))
+    with planted(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7), ferryman.use("torch2", "torch"):
+        assert served(lambda: ops.rms_norm(X), "rms_norm") == "torch2"
+        assert torch.equal(ops.rms_norm(X), X + 7)
+        assert served(lambda: ops.rms_norm(torch.randn(4, 17)), "rms_norm") == "torch"
+        assert served(lambda: ops.rms_norm(torch.randn(4, 32)[:, ::2]), "rms_norm") == "torch"
+        with ferryman.trace() as seen:
+            ops.rms_norm(torch.randn(4, 17))
+        assert "x.shape[-1] is 17; required: x.shape[-1] <= 16" in next(iter(seen.fallbacks))[2]
+        with ferryman.strict(), pytest.raises(StrictModeError, match="x.shape"):
+            ops.rms_norm(torch.randn(4, 17))
+        rows = {r.implementation: r for r in ferryman.explain(ops.rms_norm, torch.randn(4, 17)).rows}
+        assert rows["torch2"].verdict == "refused" and rows["torch"].verdict == "chosen"
+        assert rows["definition"].verdict == "not requested"
+
+
+def test_dtype_clause_reads_optional_tensors() -> None:
+    clause = dtypes("weight", torch.float32)
+    of = ops.rms_norm.primitive
+    holds = [clause.holds(select.View.of(of, (X, w, 1e-6, False), profile("cpu"))) for w in (None, W, W.half())]
+    assert holds == [True, True, False]
+
+
+def test_a_compile_failure_quarantines_one_implementation_here_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def launch(x: torch.Tensor, weight: object, eps: float, cast: bool, target: Target) -> torch.Tensor:
+        calls.append(x.shape)
+        if x.shape[-1] == 16:
+            raise CompileError("torch2", "rms_norm", "cpu", "ptxas: out of registers")
+        return x + 7
+
+    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm")
+    with planted(monkeypatch, line, launch), ferryman.use("torch2", "torch"):
+        with pytest.warns(QuarantineWarning, match="out of registers"):
+            y = ops.rms_norm(X)
+        assert torch.equal(y, torch.nn.functional.rms_norm(X, (16,), None, 1e-6))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ops.rms_norm(X)
+            ops.rms_norm(torch.randn(3, 16))  # same region: 2^2 rows
+        assert len(calls) == 1
+        assert torch.equal(ops.rms_norm(torch.ones(4, 32)), torch.ones(4, 32) + 7)  # another region still works
+        assert "quarantined" in str(ferryman.explain(ops.rms_norm, X))
+    with planted(monkeypatch, line, launch), ferryman.use("torch2"), pytest.raises(Unsupported, match="quarantined"):
+        ops.rms_norm(X)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), RuntimeError("illegal memory access")])
+def test_other_failures_rise_as_they_are(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def launch(*args: object) -> None:
+        raise error
+
+    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm")
+    with planted(monkeypatch, line, launch), ferryman.use("torch2", "torch"), pytest.raises(type(error)):
+        ops.rms_norm(X)
+    assert not select.quarantined()
+
+
+def test_settings_request_and_strictness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRYMAN_BACKEND", "definition, torch")
+    ferryman.reload()
+    assert served(lambda: ops.rms_norm(X), "rms_norm") == "definition"
+    monkeypatch.setenv("FERRYMAN_STRICT", "maybe")
+    ferryman.reload()
+    with pytest.raises(SettingError, match="FERRYMAN_STRICT is 'maybe'"):
+        ops.rms_norm(X)
+
+
+def _lock(path: Path, name: str = "definition") -> None:
+    of = ops.rms_norm.primitive
+    key = lockfile.region(of, (X, None, 1e-6, False))
+    lockfile.save(path, ferryman.devices()[-1], {"rms_norm": {key: {"implementation": name, "us": 3.0}}})
+
+
+def test_a_lockfile_choice_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _lock(tmp_path / "lock.json")
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(tmp_path / "lock.json"))
+    ferryman.reload()
+    assert served(lambda: ops.rms_norm(X), "rms_norm") == "definition"
+    assert served(lambda: ops.rms_norm(torch.randn(4, 17)), "rms_norm") == "torch"
+    assert [p.name for p in tmp_path.iterdir()] == ["lock.json"]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 1', '"version": 99'),
+    lambda text: text.replace('"definition"', '"../../evil"'), lambda text: "[]", lambda text: "[" * 100_000,
+])  # fmt: skip
+def test_a_damaged_lockfile_is_reported_and_ignored(damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    _lock(path)
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    with pytest.raises(LockfileError, match="lock.json"):
+        lockfile.load(path)
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    ferryman.reload()
+    with pytest.warns(UserWarning, match="lockfile ignored"):
+        assert served(lambda: ops.rms_norm(X), "rms_norm") == "torch"
+
+
+def test_a_lockfile_of_another_device_is_reported_and_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    _lock(path)
+    path.write_text(path.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    ferryman.reload()
+    with pytest.warns(UserWarning, match="profile is 'h200', here 'cpu'"):
+        assert served(lambda: ops.rms_norm(X), "rms_norm") == "torch"
+
+
+def test_explain_answers_for_a_device_that_is_not_here() -> None:
+    x = torch.empty(8, 64, dtype=torch.bfloat16, device="meta")
+    for device, expected in {"mi300x": "hip", "h200": "cuda"}.items():
+        found = ferryman.explain("rms_norm", x, device=device)
+        assert not found.here and "not probed" in str(found)
+        verdicts = {r.implementation: r.verdict for r in found.rows}
+        assert verdicts[expected] in ("chosen", "available")
+        assert verdicts["hip" if expected == "cuda" else "cuda"] == "refused"
+    with pytest.raises(UnknownName, match="nearest"):
+        ferryman.explain("rms_norm", x, device="mi30x")
+
+
+def test_plans_are_bounded() -> None:
+    before = plan.MOST_PLANS
+    runner = plan.Op_of(ops.rms_norm.primitive)
+    for rows in range(1, 40):
+        ops.rms_norm(torch.ones(rows, 4))
+    assert len(runner.plans) >= 39
+    plan.MOST_PLANS = 10
+    try:
+        for rows in range(100, 140):
+            ops.rms_norm(torch.ones(rows, 4))
+        assert len(runner.plans) <= 10
+    finally:
+        plan.MOST_PLANS = before
+
+
+def test_traced_calls_leave_no_plan_behind() -> None:
+    runner = plan.Op_of(ops.softmax.primitive)
+    with ferryman.trace():
+        ops.softmax(torch.ones(3, 4))
+    assert not runner.plans
+    assert state.current() is None
