@@ -1,0 +1,103 @@
+"""Every forward with every backward: gradients in their own dtype against float64 autograd of the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman.dispatch import registry, select
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting import metrics
+from ferryman.porting.cases import arguments, as_tuple, double
+
+# Planted NaN and Inf are judged op by op (G0); through two ops their gradients have no bound.
+UNBOUNDED = ("nonfinite", "masked", "large")
+
+
+def differentiable() -> list[Primitive]:
+    return [p for p in registry.primitives().values() if p.backward is not None]
+
+
+def pairs(op: Primitive, device: torch.device) -> Iterator[tuple[Implementation, Implementation]]:
+    """Every implementation of the forward with every one of the backward, as far as their backends run here."""
+    vendor = select.profile_for(device).vendor
+
+    def runs(name: str) -> list[Implementation]:
+        found = registry.implementations(name)
+        backends = registry.backends()
+        return [i for i in found if vendor in backends[i.backend].vendors and not registry.probe(i.backend, vendor)]
+
+    for forward in runs(op.name):
+        for backward in runs(op.backward or ""):
+            yield forward, backward
+
+
+def cases(op: Primitive, tier: str = "small") -> list[Case]:
+    return [c for c in op.cases() if c.tier == tier and not any(word in c.name for word in UNBOUNDED)]
+
+
+def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: torch.device) -> bool:
+    profile = select.profile_for(device)
+    return bool(select.refusals(line, select.View.of(op, args, profile), profile))
+
+
+def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
+    """The arguments with those that have a gradient made leaves, in their own layout."""
+    wanted = [n for shared in op.grads for n in shared]
+    found = []
+    for name, value in zip(op.names, args, strict=True):
+        found.append(value.detach().requires_grad_() if isinstance(value, Tensor) and name in wanted else value)
+    return tuple(found), [n for n, v in zip(op.names, found, strict=True) if isinstance(v, Tensor) and v.requires_grad]
+
+
+def worst_ratio(
+    op: Primitive, case: Case, dtype: torch.dtype, device: torch.device, forward: Implementation, backward: Implementation
+) -> tuple[float, str]:
+    """(largest error in units of its bound, where), after asserting that exactly this pair ran."""
+    values = arguments(case, op, dtype, 0, device).values
+    args, names = _leaves(op, values)
+    with ferryman.trace() as seen, ferryman.use(**{op.name: forward.name, str(op.backward): backward.name}):
+        outputs = as_tuple(op.namespace["_resolve"](*args))
+        kept = [i for i, n in enumerate(op.outputs) if n not in op.nondifferentiable]
+        generator = torch.Generator().manual_seed(1)
+        cotangents = [torch.randn(outputs[i].shape, generator=generator).to(outputs[i]) for i in kept]
+        leaves = [a for n, a in zip(op.names, args, strict=True) if n in names]
+        got = torch.autograd.grad([outputs[i] for i in kept], leaves, cotangents)
+    ran = {k: v for k, v in seen.calls.items()}
+    assert ran == {(op.name, forward.name): 1, (op.backward, backward.name): 1}, ran
+
+    exact_args, _ = _leaves(op, double(values))
+    exact = as_tuple(op.body(*exact_args))
+    exact_leaves = [a for n, a in zip(op.names, exact_args, strict=True) if n in names]
+    # Attention without keys has a constant log-sum-exp, and k and v play no part.
+    live = [(exact[i], c.double()) for i, c in zip(kept, cotangents, strict=True) if exact[i].requires_grad]
+    oracle = torch.autograd.grad(
+        [e for e, _ in live], exact_leaves, [c for _, c in live], allow_unused=True, materialize_grads=True
+    )
+
+    gradient = registry.primitives()[str(op.backward)]
+    given = dict(zip(op.names, (a.detach() if isinstance(a, Tensor) else a for a in exact_args), strict=True))
+    for name, output in zip(op.outputs, exact, strict=True):
+        given.setdefault(name, output.detach())
+        given[f"out_{name}"] = output.detach()
+    by_output = {i: c.double() for i, c in zip(kept, cotangents, strict=True)}
+    given |= {name: by_output[i] for name, i in op.gradient_names().items()}
+    given |= {n: True for n in gradient.names if n.startswith("need_")}
+    backward_args = tuple(given[n] for n in gradient.names)
+    terms = gradient.bound(backward_args, as_tuple(gradient.body(*backward_args)))
+    declared = metrics.Declared(backward.accumulation, frozenset(backward.roundings) | frozenset(forward.roundings))
+    owner = {n: i for i, shared in enumerate(op.grads) for n in shared}
+    largest, where = 0.0, ""
+    for name, mine, right in zip(names, got, oracle, strict=True):
+        (bound,) = metrics.bounds([terms[owner[name]]], [right], [mine.dtype], declared, dtype, saved_exact=False,
+                                  shown=False)  # fmt: skip
+        ratio = ((mine.double() - right).abs() / bound.total).flatten()
+        top = float(ratio.max()) if ratio.numel() else 0.0
+        if not top <= largest:
+            largest, where = top, f"{name} of {case.name}"
+    return largest, where

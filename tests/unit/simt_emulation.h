@@ -1,0 +1,264 @@
+// A block of a SIMT kernel, executed on the CPU: every thread is a fiber, and a fiber runs until it meets a barrier or
+// a shuffle. Compiled before portable.cuh (FERRYMAN_EMULATED), whose platform section it stands in for.
+//
+// It refuses what a GPU may get away with: an access outside the registered buffers, a vector access off its
+// alignment, a write to an input, a barrier or shuffle that not all threads reach, a write past dynamic shared memory.
+// Shared memory starts as NaN in every block. The order in which threads run is a parameter: a result that depends on
+// it misses a barrier.
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace emulation {
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+constexpr int WAVE_LANES = FERRYMAN_WAVE;
+constexpr int MOST_THREADS = 1024;
+constexpr size_t STACK = 96 * 1024;
+constexpr size_t GUARD = 256;  // bytes after dynamic shared memory that must stay as they are
+
+struct Region {
+    const char* begin;
+    long long bytes;
+    long long writable;
+};
+
+struct Gate {  // a meeting point of several fibers
+    int arrived = 0, passed = 0;
+};
+
+struct State {
+    int threads = 0, current = 0, alive = 0, position = 0;
+    long long block = 0, progress = 0;
+    ucontext_t start[MOST_THREADS], back;
+    jmp_buf resume[MOST_THREADS], scheduler;
+    bool started[MOST_THREADS], done[MOST_THREADS];
+    int shuffles[MOST_THREADS];
+    u32 exchanged[2][MOST_THREADS];
+    Gate block_gate, wave_gate[MOST_THREADS / 32];
+    std::vector<char> stacks, dynamic;
+    std::vector<std::pair<void*, size_t>> poisoned;
+    const Region* regions = nullptr;
+    int region_count = 0;
+    char error[512];
+    void (*body)(void*) = nullptr;
+    void* context = nullptr;
+};
+inline State state;
+
+inline void fail(const char* what, const void* p, long long a, long long b) {
+    if (state.error[0] == 0)
+        snprintf(state.error, sizeof state.error, "block %lld thread %d: %s (%p, %lld, %lld)", state.block,
+                 state.current, what, p, a, b);
+}
+
+inline void yield() {
+    if (_setjmp(state.resume[state.current]) == 0) _longjmp(state.scheduler, 1);
+}
+
+inline void meet(Gate& gate, int members) {
+    int ticket = gate.passed;
+    if (++gate.arrived == members) {
+        gate.arrived = 0;
+        ++gate.passed;
+        ++state.progress;
+        return;
+    }
+    while (gate.passed == ticket) yield();
+}
+
+inline bool allowed(const void* p, int bytes, bool write) {
+    if ((u64)p % bytes != 0) {
+        fail("misaligned access", p, bytes, write);
+        return false;
+    }
+    for (int i = 0; i < state.region_count; ++i) {
+        const Region& r = state.regions[i];
+        if ((const char*)p < r.begin || (const char*)p + bytes > r.begin + r.bytes) continue;
+        if (write && !r.writable) fail("write to an input", p, bytes, i);
+        return !write || r.writable;
+    }
+    fail(write ? "write outside every buffer" : "read outside every buffer", p, bytes, 0);
+    return false;
+}
+
+inline void poison(void* p, size_t bytes) {
+    for (auto& known : state.poisoned)
+        if (known.first == p) return;
+    state.poisoned.push_back({p, bytes});
+    memset(p, 0xff, bytes);
+}
+
+inline void enter() {
+    state.body(state.context);
+    state.done[state.current] = true;
+    --state.alive;
+    ++state.progress;
+    _longjmp(state.scheduler, 1);
+}
+
+inline void step() {  // runs the current fiber until it yields or ends
+    if (_setjmp(state.scheduler) != 0) return;
+    if (state.started[state.current]) _longjmp(state.resume[state.current], 1);
+    state.started[state.current] = true;
+    setcontext(&state.start[state.current]);
+}
+
+// order 0: threads ascending; 1: descending; 2: a fixed shuffle.
+inline void run_block(int order) {
+    state.alive = state.threads;
+    state.block_gate = Gate();
+    for (Gate& g : state.wave_gate) g = Gate();
+    state.poisoned.clear();
+    for (int t = 0; t < state.threads; ++t) {
+        state.started[t] = state.done[t] = false;
+        state.shuffles[t] = 0;
+        getcontext(&state.start[t]);
+        state.start[t].uc_stack.ss_sp = state.stacks.data() + t * STACK;
+        state.start[t].uc_stack.ss_size = STACK;
+        state.start[t].uc_link = nullptr;
+        makecontext(&state.start[t], enter, 0);
+    }
+    while (state.alive > 0 && state.error[0] == 0) {
+        long long before = state.progress;
+        for (state.position = 0; state.position < state.threads; ++state.position) {
+            int i = state.position;
+            state.current = order == 0 ? i : order == 1 ? state.threads - 1 - i : (i * 7 + 3) % state.threads;
+            if (!state.done[state.current]) step();
+        }
+        if (state.progress == before) fail("deadlock: a barrier or shuffle that not all threads reach", nullptr, state.alive, 0);
+    }
+}
+
+template <typename... A, size_t... I>
+void call(void (*kernel)(A...), const u64* slots, std::index_sequence<I...>) {
+    auto convert = [](u64 bits, auto* out) { memcpy(out, &bits, sizeof *out); };
+    auto get = [&](u64 bits, auto tag) {
+        decltype(tag) value;
+        convert(bits, &value);
+        return value;
+    };
+    kernel(get(slots[I], A())...);
+}
+
+template <typename... A>
+const char* run(void (*kernel)(A...), long long grid, int threads, long long shared, const u64* args,
+                const Region* regions, int region_count, int order) {
+    struct Context {
+        void (*kernel)(A...);
+        const u64* args;
+    } context{kernel, args};
+    state.threads = threads;
+    state.regions = regions, state.region_count = region_count;
+    state.error[0] = 0;
+    if (threads % 7 == 0 || threads > MOST_THREADS) return "the emulation takes at most 1024 threads, no multiple of 7";
+    if (state.stacks.size() < threads * STACK) state.stacks.resize(threads * STACK);
+    state.context = &context;
+    state.body = [](void* p) {
+        Context* c = (Context*)p;
+        call(c->kernel, c->args, std::make_index_sequence<sizeof...(A)>());
+    };
+    state.dynamic.assign(shared + GUARD + 16, (char)0xff);
+    for (state.block = 0; state.block < grid && state.error[0] == 0; ++state.block) {
+        memset(state.dynamic.data(), 0xff, state.dynamic.size());
+        run_block(order);
+        const char* end = (const char*)(((u64)state.dynamic.data() + 15) / 16 * 16 + shared);
+        for (size_t i = 0; i < GUARD; ++i)
+            if (end[i] != (char)0xff) fail("write past dynamic shared memory", end + i, (long long)i, shared);
+    }
+    return state.error[0] == 0 ? nullptr : state.error;
+}
+
+}  // namespace emulation
+
+#define FERRYMAN_DEVICE inline
+#define FERRYMAN_KERNEL(threads, blocks) static
+#define FERRYMAN_SHARED(type, name, count) \
+    static type name[count];               \
+    emulation::poison(name, sizeof name)
+#define FERRYMAN_DYNAMIC_SHARED(type, name) \
+    type* name = (type*)(((unsigned long long)emulation::state.dynamic.data() + 15) / 16 * 16)
+#define FERRYMAN_EMULATE(name)                                                                                \
+    extern "C" const char* run_##name(long long grid, int threads, long long shared, const emulation::u64* args, \
+                                      const emulation::Region* regions, int count, int order) {               \
+        return emulation::run(&name, grid, threads, shared, args, regions, count, order);                     \
+    }
+
+namespace ferryman {
+namespace platform {
+typedef unsigned int u32;
+struct alignas(16) words4 {
+    u32 x, y, z, w;
+};
+inline int thread_index() { return emulation::state.current; }
+inline long long block_index() { return emulation::state.block; }
+inline void barrier() { emulation::meet(emulation::state.block_gate, emulation::state.threads); }
+inline u32 shuffle_xor(u32 value, int mask) {
+    auto& s = emulation::state;
+    int thread = s.current, wave = thread / emulation::WAVE_LANES, first = wave * emulation::WAVE_LANES;
+    int lanes = s.threads - first < emulation::WAVE_LANES ? s.threads - first : emulation::WAVE_LANES;
+    // two buffers: nobody starts exchange k + 2 before all have read exchange k
+    u32* slots = s.exchanged[s.shuffles[thread]++ & 1];
+    slots[thread] = value;
+    emulation::meet(s.wave_gate[wave], lanes);
+    int other = (thread - first) ^ mask;
+    if (other >= lanes) emulation::fail("shuffle from a lane that does not exist", nullptr, other, lanes);
+    return other < lanes ? slots[first + other] : 0;
+}
+inline u32 bits_of(float value) {
+    u32 bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+inline float float_of(u32 bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+inline void opaque(u32&) {}
+inline float exp(float v) { return std::exp(v); }
+inline float exp2(float v) { return std::exp2(v); }
+inline float erfc(float v) { return std::erfc(v); }
+inline float sqrt(float v) { return std::sqrt(v); }
+inline float fmax(float a, float b) { return std::fmax(a, b); }
+
+inline float half_to_float(u32 bits) {
+    u32 sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, mantissa = bits & 0x3ffu;
+    if (exponent == 31) return float_of(sign | 0x7f800000u | (mantissa << 13));
+    float magnitude = std::ldexp((float)(exponent == 0 ? mantissa : mantissa | 0x400u), (exponent == 0 ? 1 : (int)exponent) - 25);
+    return float_of(sign | bits_of(magnitude));
+}
+inline u32 half_bits(float value) {
+    u32 sign = bits_of(value) >> 16 & 0x8000u;
+    float magnitude = std::fabs(value);
+    if (magnitude != magnitude) return sign | 0x7e00u;
+    if (magnitude >= 65520.0f) return sign | 0x7c00u;
+    int exponent;
+    std::frexp(magnitude, &exponent);
+    int scale = exponent - 11 < -24 ? -24 : exponent - 11;  // the last bit's weight; subnormals share 2^-24
+    u32 units = (u32)std::nearbyint(std::ldexp(magnitude, -scale));
+    if (units == 2048) units = 1024, ++scale;
+    return sign | (units < 1024 ? units : (u32)(scale + 25) << 10 | (units & 0x3ffu));
+}
+inline u32 half_pair(float low, float high) { return half_bits(low) | half_bits(high) << 16; }
+
+template <int BYTES> struct Memory {
+    static void load(const void* p, u32* out) {
+        memset(out, 0, BYTES < 4 ? 4 : BYTES);
+        if (emulation::allowed(p, BYTES, false)) memcpy(out, p, BYTES);
+    }
+    static void load_once(const void* p, u32* out) { load(p, out); }
+    static void store(void* p, const u32* in) {
+        if (emulation::allowed(p, BYTES, true)) memcpy(p, in, BYTES);
+    }
+};
+}  // namespace platform
+}  // namespace ferryman

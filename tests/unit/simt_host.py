@@ -1,0 +1,143 @@
+"""Runs SIMT kernels on the CPU: the launchers, plans and C++ are the real ones, `simt_emulation.h` is the device.
+
+`EmulatedRuntime` stands in for the CUDA or HIP runtime. It first collects the units that a set of calls needs, then
+compiles them with the host compiler as one library, then executes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ferryman.backends import simt
+from ferryman.backends.base import Target
+
+_HEADER = Path(__file__).with_name("simt_emulation.h")
+_FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "-DFERRYMAN_EMULATED")
+
+
+def target(wave: int, shared_memory: int = 65_536, units: int = 1) -> Target:
+    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0)
+
+
+def host_compiler() -> list[str] | None:
+    if shutil.which("g++"):
+        return ["g++"]
+    try:
+        import ziglang
+    except ImportError:
+        return None
+    return [str(Path(ziglang.__file__).with_name("zig")), "c++", "-fno-sanitize=undefined"]
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_void_p), ("bytes", ctypes.c_longlong), ("writable", ctypes.c_longlong)]
+
+
+class _Watch(TorchDispatchMode):
+    """Registers every tensor made inside a call, and poisons what `empty` returns, so that a missed write shows."""
+
+    def __init__(self, made: list[Tensor]) -> None:
+        super().__init__()
+        self.made = made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            if func is torch.ops.aten.empty.memory_format:
+                out.untyped_storage().fill_(0xFF)
+            self.made.append(out)
+        return out
+
+
+class EmulatedRuntime:
+    """A `Runtime` for one wave width. ``order``: 0, 1 or 2, in which order the threads of a block run."""
+
+    def __init__(self, wave: int, folder: Path) -> None:
+        self.wave, self.folder = wave, folder
+        self.collected: dict[str, simt.Unit] = {}
+        self.launched: list[tuple[str, int, int, int]] = []
+        self.order = 0
+        self._inputs: list[Tensor] = []
+        self._made: list[Tensor] = []
+        self._libraries: list[ctypes.CDLL] = []
+        self._functions: dict[str, Any] = {}
+
+    def launch(self, unit: simt.Unit, device: torch.device, grid: int, block: int, shared: int,
+               args: tuple[int | float, ...]) -> None:  # fmt: skip
+        self.collected[unit.name] = unit
+        self.launched.append((unit.name, grid, block, shared))
+        if not self._libraries:
+            return
+        regions = [(t, 0) for t in self._inputs] + [(t, 1) for t in self._made]
+        table = (_Region * len(regions))(
+            *[(s.data_ptr(), s.nbytes(), w) for s, w in ((t.untyped_storage(), w) for t, w in regions)]
+        )
+        slots = (ctypes.c_ulonglong * len(args))(
+            *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
+        )
+        error = self._function(unit.name)(
+            ctypes.c_longlong(grid), block, ctypes.c_longlong(shared), slots, table, len(regions), self.order
+        )
+        if error is not None:
+            raise AssertionError(f"{unit.name}: {error.decode()}")
+
+    def _function(self, name: str) -> Any:
+        if name not in self._functions:
+            function = next(getattr(lib, f"run_{name}") for lib in self._libraries if hasattr(lib, f"run_{name}"))
+            function.restype = ctypes.c_char_p
+            self._functions[name] = function
+        return self._functions[name]
+
+    def call(self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target) -> Any:
+        """One call of a launcher, with every buffer registered."""
+        self._inputs, self._made = [t for t in inputs if isinstance(t, Tensor)], []
+        watch: AbstractContextManager[Any] = _Watch(self._made)
+        with watch:
+            return kernel(*inputs, where)
+
+    def compile_collected(self) -> subprocess.Popen[bytes] | None:
+        """Starts compiling what was collected; None if the library is already there."""
+        families: dict[str, list[simt.Unit]] = {}
+        for unit in self.collected.values():
+            text, _, line = unit.source.rpartition("\n#line 1 ")
+            families.setdefault(text, []).append(unit._replace(source=line.split("\n", 1)[1]))
+        # portable.cuh and rows.cuh are the same text in every family: they come once
+        parts, seen = [_HEADER.read_text()], set()
+        for text, units in families.items():
+            for piece in text.split('#line 1 "'):
+                if piece and piece not in seen:
+                    seen.add(piece)
+                    parts.append('#line 1 "' + piece)
+            for unit in units:
+                parts.append(f"\n{unit.source}FERRYMAN_EMULATE({unit.name})\n")
+        source = "\n".join(parts)
+        compiler = host_compiler()
+        assert compiler is not None
+        key = hashlib.sha256("\0".join([source, *_FLAGS, *compiler]).encode()).hexdigest()[:24]
+        self._path = self.folder / f"simt{self.wave}-{key}.so"
+        if self._path.exists():
+            return None
+        file = self._path.with_suffix(".cpp")
+        file.write_text(source)
+        command = [*compiler, *_FLAGS, f"-DFERRYMAN_WAVE={self.wave}", str(file), "-o", str(self._path) + ".part"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+
+    def load(self, building: subprocess.Popen[bytes] | None) -> None:
+        if building is not None:
+            assert building.wait(timeout=300) == 0, "the host compiler refused the kernels"
+            Path(str(self._path) + ".part").replace(self._path)
+        self._libraries = [ctypes.CDLL(str(self._path))]
+        self.launched.clear()

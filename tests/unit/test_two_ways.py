@@ -1,0 +1,232 @@
+"""Eager and `torch.ops.ferryman.*` are one meaning: bitwise equal, gradients included; transforms and modes work."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.cases import arguments, as_tuple, cases_of
+from tests import pairs
+
+CPU = torch.device("cpu")
+ALL = list(registry.primitives().values())
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def overload(op: Primitive) -> Any:
+    return getattr(torch.ops.ferryman, op.name).default
+
+
+def first_cases(op: Primitive, count: int) -> list[Any]:
+    return [c for c in cases_of(op) if "nonfinite" not in c.name][:count]
+
+
+def with_gradients(op: Primitive, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Tensor]]:
+    wanted = {n for shared in op.grads for n in shared}
+    made = tuple(
+        v.detach().requires_grad_() if n in wanted and isinstance(v, Tensor) else v
+        for n, v in zip(op.names, values, strict=True)
+    )
+    return made, [v for v in made if isinstance(v, Tensor) and v.requires_grad]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", ALL, ids=lambda op: op.name)
+def test_both_ways_are_bitwise_equal(op: Primitive, dtype: torch.dtype) -> None:
+    for case in cases_of(op):
+        values = arguments(case, op, dtype, 0, CPU).values
+        results = []
+        for way in (op.namespace["_resolve"], overload(op)):
+            args, leaves = with_gradients(op, values)
+            outputs = as_tuple(way(*args))
+            grads: tuple[Tensor, ...] = ()
+            if op.backward is not None and leaves:
+                kept = [o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.nondifferentiable]
+                cotangents = [torch.ones_like(o) for o in kept]
+                grads = torch.autograd.grad(kept, leaves, cotangents)
+            results.append([t.detach() for t in (*outputs, *grads)])
+        for eager, library in zip(*results, strict=True):
+            assert eager.dtype == library.dtype and eager.stride() == library.stride(), case.name
+            assert torch.equal(torch.nan_to_num(eager, nan=7.5), torch.nan_to_num(library, nan=7.5)), case.name
+
+
+@pytest.mark.parametrize("op", ALL, ids=lambda op: op.name)
+def test_opcheck_with_inputs_that_require_grad(op: Primitive) -> None:
+    for case in first_cases(op, 2):
+        for dtype in (torch.float32, torch.bfloat16):
+            args, leaves = with_gradients(op, arguments(case, op, dtype, 0, CPU).values)
+            assert leaves or op.backward is None
+            opcheck(overload(op), args)
+
+
+@pytest.mark.parametrize("op", ALL, ids=lambda op: op.name)
+def test_fake_outputs_are_the_real_ones(op: Primitive) -> None:
+    for case in cases_of(op):
+        values = arguments(case, op, torch.bfloat16, 0, CPU).values
+        real = as_tuple(overload(op)(*values))
+        with FakeTensorMode() as mode:
+            fake = as_tuple(overload(op)(*(mode.from_tensor(v) if isinstance(v, Tensor) else v for v in values)))
+        for a, b in zip(real, fake, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), case.name
+            if a.numel():  # a dimension of one element has no stride worth the name
+                assert all(m == n for m, n, k in zip(a.stride(), b.stride(), a.shape, strict=True) if k > 1), case.name
+
+
+def test_the_fake_implementation_checks_arguments() -> None:
+    with FakeTensorMode(), pytest.raises(ArgumentError, match="weight.shape"):
+        ops.rms_norm(torch.empty(3, 8), torch.empty(7))
+
+
+@pytest.mark.parametrize("op", pairs.differentiable(), ids=lambda op: op.name)
+def test_compiled_in_one_graph_forward_and_backward(op: Primitive) -> None:
+    """A request keeps the op opaque, so the compiled call must be bitwise the eager one, and be served as asked."""
+    torch._dynamo.reset()
+    case = first_cases(op, 2)[1]
+    values = arguments(case, op, torch.bfloat16, 0, CPU).values
+    function = torch.compile(op.namespace[op.name], fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (op.namespace[op.name], function):
+        args, leaves = with_gradients(op, values)
+        with ferryman.use("definition"), ferryman.trace() as seen:
+            outputs = as_tuple(call(*args))
+            kept = [o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.nondifferentiable]
+            grads = torch.autograd.grad([o.float().sum() for o in kept], leaves)
+        assert seen.calls == {(op.name, "definition"): 1, (op.backward, "definition"): 1}
+        results.append([t.detach() for t in (*outputs, *grads)])
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)
+
+
+LOWERED = [op for op in ALL if op.lower is not None]
+
+
+@pytest.mark.parametrize("op", LOWERED, ids=lambda op: op.name)
+def test_pointwise_ops_lower_to_their_definition_unless_requested(op: Primitive) -> None:
+    torch._dynamo.reset()
+    case = first_cases(op, 2)[1]
+    args = arguments(case, op, torch.float32, 0, CPU).values
+    names: list[str] = []
+
+    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    function = torch.compile(op.namespace[op.name], fullgraph=True, backend=record)
+    lowered = as_tuple(function(*args))
+    assert names and not any("ferryman" in name for name in names)
+    names.clear()
+    with ferryman.use("torch"):
+        opaque = as_tuple(function(*args))
+    assert names == [f"ferryman.{op.name}.default"] or f"ferryman.{op.name}" in names[0]
+    for a, b in zip(lowered, opaque, strict=True):
+        assert (a.double() - b.double()).abs().max() <= 1e-4 * (1 + b.abs().max())
+
+
+def test_inductor_compiles_a_block_and_dynamic_lengths_do_not_recompile() -> None:
+    torch._dynamo.reset()
+    weight = torch.nn.Parameter(torch.randn(64))
+
+    def block(x: Tensor) -> Tensor:
+        h = ops.rms_norm(x, weight)
+        q = h.view(1, -1, 2, 32).transpose(1, 2)
+        out = ops.attention(q, q, q, causal=True)
+        return ops.silu_mul(out.transpose(1, 2).reshape(x.shape), h)
+
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    compiled = torch.compile(block, fullgraph=True, backend=counter)
+    for length in (7, 8, 9, 23, 40):
+        x = torch.randn(length, 64)
+        got, expected = compiled(x), block(x)
+        assert (got - expected).abs().max() <= 1e-4 * (1 + expected.abs().max())
+    assert counter.frame_count <= 2  # the first length, then any length
+
+
+def test_functorch_grad_and_vmap() -> None:
+    x, w = torch.randn(3, 5, 16), torch.randn(16)
+    gradient = torch.func.grad(lambda v: ops.rms_norm(x, v).sum())(w)
+    exact = torch.func.grad(lambda v: ops.rms_norm.primitive.body(x.double(), v).sum())(w.double())
+    assert (gradient.double() - exact).abs().max() <= 1e-5 * exact.abs().max()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its loop for an op without a batching rule
+        mapped = torch.vmap(lambda v: ops.rms_norm(v, w))(x)
+    assert torch.equal(mapped, torch.stack([ops.rms_norm(v, w) for v in x]))
+
+
+def test_flop_counter_sees_eager_calls() -> None:
+    with FlopCounterMode(display=False) as counter:
+        ops.linear(torch.randn(3, 4), torch.randn(5, 4))
+        ops.attention(*[torch.randn(1, 2, 8, 16)] * 3)
+    assert counter.get_total_flops() == 2 * 3 * 4 * 5 + 4 * 2 * 8 * 8 * 16
+
+
+def test_autocast_follows_torchs_lists() -> None:
+    x, w = torch.randn(3, 16), torch.randn(16, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ops.linear(x, w).dtype == torch.bfloat16
+        assert ops.rms_norm(x.bfloat16()).dtype == torch.float32
+        assert ops.softmax(x.bfloat16()).dtype == torch.float32
+        assert ops.silu_mul(x.bfloat16(), x.bfloat16()).dtype == torch.bfloat16
+        q = torch.randn(1, 2, 4, 16, requires_grad=True)
+        out = ops.attention(q, q, q)
+        assert out.dtype == torch.bfloat16
+        linear = torch.compile(lambda a: ops.linear(a, w), fullgraph=True, backend="aot_eager")
+        assert linear(x).dtype == torch.bfloat16
+    out.sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32
+    assert ops.linear(x, w).dtype == torch.float32
+
+
+def test_a_second_derivative_is_refused_not_silently_wrong() -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    (g,) = torch.autograd.grad(ops.rms_norm(x).square().sum(), x, create_graph=True)
+    with pytest.raises((RuntimeError, FerrymanError)):
+        g.sum().backward()
+
+
+def test_gradients_only_where_needed_and_shared_residuals() -> None:
+    x, w = torch.randn(3, 8), torch.randn(8, requires_grad=True)
+    ops.rms_norm(x, w).sum().backward()
+    assert x.grad is None and w.grad is not None
+    a, b = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+    y, s = ops.add_rms_norm(a, b)
+    (y.sum() + 2 * s.sum()).backward()
+    assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
+    s_only = ops.add_rms_norm(a.detach().requires_grad_(), b)[1]  # y's gradient is undefined here
+    s_only.sum().backward()
+
+
+def test_grad_mode_off_and_inference_mode_leave_no_graph() -> None:
+    w = torch.nn.Parameter(torch.randn(8))
+    with torch.no_grad():
+        assert not ops.rms_norm(torch.randn(2, 8), w).requires_grad
+    with torch.inference_mode():
+        assert ops.rms_norm(torch.randn(2, 8), w).is_inference()
+    assert ops.rms_norm(torch.randn(2, 8), w).requires_grad
+
+
+@pytest.mark.parametrize("op", [op for op in ALL if op.backward], ids=lambda op: op.name)
+def test_gradcheck_of_the_definition(op: Primitive) -> None:
+    """The oracle of every gradient is float64 autograd of the definition: that autograd against finite differences."""
+    checked = 0
+    for case in first_cases(op, 40):
+        values = arguments(case, op, torch.float32, 0, CPU).values
+        exact = tuple(v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in values)
+        args, leaves = with_gradients(op, exact)
+        if "fill" in case.name or not 0 < sum(leaf.numel() for leaf in leaves) <= 6000:
+            continue
+        kept = [i for i, n in enumerate(op.outputs) if n not in op.nondifferentiable]
+        assert torch.autograd.gradcheck(lambda *a: tuple(as_tuple(op.body(*a))[i] for i in kept), args, fast_mode=True)
+        checked += 1
+    assert checked >= 3
