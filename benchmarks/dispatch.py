@@ -12,6 +12,7 @@ device), and `torch.library.custom_op` over its body.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -24,15 +25,19 @@ import torch
 import ferryman
 from ferryman.dispatch import plan, registry, select
 
-BATCH, TRIALS = 250, 300  # short batches: a median over many survives a busy machine
+BATCH, TRIALS = 40, 1500  # a batch shorter than a time slice: the median survives a busy machine
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Time of one call in the mean over a batch."""
+    """Time of one call in the mean over a batch, without the garbage collector, as timeit does."""
+    gc.collect(0)
+    gc.disable()
     start = time.perf_counter()
     for _ in range(BATCH):
         call()
-    return (time.perf_counter() - start) / BATCH
+    taken = (time.perf_counter() - start) / BATCH
+    gc.enable()
+    return taken
 
 
 def overhead(op: Callable[[], Any], direct: Callable[[], Any]) -> tuple[float, float]:
@@ -77,11 +82,9 @@ class Quiet:
         return lambda: launcher(*args, target)
 
     def __enter__(self) -> Quiet:
-        runner = plan.Op_of(self.op)
         plan.drop_plans()
         self.kept = registry.launcher
         registry.launcher = lambda line: self.launcher  # type: ignore[assignment]
-        del runner
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,7 +140,7 @@ def peers() -> dict[str, float]:
 
 def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for label, name, launcher, call, args, differentiate in cases():
         with Quiet(name, launcher) as quiet, torch.set_grad_enabled(differentiate):
             median, spread = overhead(call, quiet.direct(args, differentiate))

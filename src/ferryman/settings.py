@@ -64,16 +64,22 @@ TABLE = (
 _BY_KEY = {s.key: s for s in TABLE}
 
 
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    return {}  # Python 3.10 has no TOML reader: there, the environment only
+
+
 @lru_cache(maxsize=1)
 def _pyproject() -> Mapping[str, Any]:
     path = Path("pyproject.toml")
-    if sys.version_info < (3, 11) or not path.is_file():  # tomllib is new in 3.11; 3.10 has the environment only
+    if not path.is_file():
         return {}
-    import tomllib
-
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("ferryman", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = _toml(path.read_text(encoding="utf-8")).get("tool", {}).get("ferryman", {})
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise SettingError(f"{path.resolve()} cannot be read: {error}") from error
     for key in table:
         if key not in _BY_KEY:

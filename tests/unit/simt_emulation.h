@@ -23,7 +23,7 @@ typedef unsigned long long u64;
 constexpr int WAVE_LANES = FERRYMAN_WAVE;
 constexpr int MOST_THREADS = 1024;
 constexpr size_t STACK = 96 * 1024;
-constexpr size_t GUARD = 256;  // bytes after dynamic shared memory that must stay as they are
+constexpr size_t GUARD = 16 * 1024;  // bytes after dynamic shared memory that must stay as they are
 
 struct Region {
     const char* begin;
@@ -112,7 +112,15 @@ inline void step() {  // runs the current fiber until it yields or ends
     setcontext(&state.start[state.current]);
 }
 
-// order 0: threads ascending; 1: descending; 2: a fixed shuffle.
+inline void run_lanes(int first, int count, bool descending) {
+    for (state.position = 0; state.position < count; ++state.position) {
+        state.current = first + (descending ? count - 1 - state.position : state.position);
+        if (!state.done[state.current]) step();
+    }
+}
+
+// order 0: all threads in turn. 1: the last wave as far as it gets, then the one before; 2: likewise from the first.
+// In 1 and 2 a wave runs ahead of the others by everything that the barriers allow.
 inline void run_block(int order) {
     state.alive = state.threads;
     state.block_gate = Gate();
@@ -127,14 +135,21 @@ inline void run_block(int order) {
         state.start[t].uc_link = nullptr;
         makecontext(&state.start[t], enter, 0);
     }
+    const int waves = (state.threads + WAVE_LANES - 1) / WAVE_LANES;
     while (state.alive > 0 && state.error[0] == 0) {
-        long long before = state.progress;
-        for (state.position = 0; state.position < state.threads; ++state.position) {
-            int i = state.position;
-            state.current = order == 0 ? i : order == 1 ? state.threads - 1 - i : (i * 7 + 3) % state.threads;
-            if (!state.done[state.current]) step();
+        const long long before = state.progress;
+        if (order == 0) run_lanes(0, state.threads, false);
+        for (int w = 0; order != 0 && w < waves; ++w) {
+            const int first = (order == 1 ? waves - 1 - w : w) * WAVE_LANES;
+            const int lanes = state.threads - first < WAVE_LANES ? state.threads - first : WAVE_LANES;
+            long long seen;
+            do {
+                seen = state.progress;
+                run_lanes(first, lanes, order == 1);
+            } while (state.progress != seen && state.error[0] == 0);
         }
-        if (state.progress == before) fail("deadlock: a barrier or shuffle that not all threads reach", nullptr, state.alive, 0);
+        if (state.progress == before)
+            fail("deadlock: a barrier or shuffle that not all threads reach", nullptr, state.alive, 0);
     }
 }
 
@@ -159,7 +174,7 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
     state.threads = threads;
     state.regions = regions, state.region_count = region_count;
     state.error[0] = 0;
-    if (threads % 7 == 0 || threads > MOST_THREADS) return "the emulation takes at most 1024 threads, no multiple of 7";
+    if (threads > MOST_THREADS) return "the emulation takes at most 1024 threads";
     if (state.stacks.size() < threads * STACK) state.stacks.resize(threads * STACK);
     state.context = &context;
     state.body = [](void* p) {
@@ -193,6 +208,7 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
     }
 
 namespace ferryman {
+enum Access : int;
 namespace platform {
 typedef unsigned int u32;
 struct alignas(16) words4 {
@@ -225,7 +241,11 @@ inline float float_of(u32 bits) {
 }
 inline void opaque(u32&) {}
 inline float exp(float v) { return std::exp(v); }
-inline float exp2(float v) { return std::exp2(v); }
+inline float quick_exp2(float v) {
+    float result = std::exp2(v);
+    return result < 1.1754944e-38f ? 0.0f : result;
+}
+inline float reciprocal(float v) { return 1.0f / v; }
 inline float erfc(float v) { return std::erfc(v); }
 inline float sqrt(float v) { return std::sqrt(v); }
 inline float fmax(float a, float b) { return std::fmax(a, b); }
@@ -251,11 +271,10 @@ inline u32 half_bits(float value) {
 inline u32 half_pair(float low, float high) { return half_bits(low) | half_bits(high) << 16; }
 
 template <int BYTES> struct Memory {
-    static void load(const void* p, u32* out) {
+    template <Access ACCESS> static void load(const void* p, u32* out) {
         memset(out, 0, BYTES < 4 ? 4 : BYTES);
         if (emulation::allowed(p, BYTES, false)) memcpy(out, p, BYTES);
     }
-    static void load_once(const void* p, u32* out) { load(p, out); }
     static void store(void* p, const u32* in) {
         if (emulation::allowed(p, BYTES, true)) memcpy(p, in, BYTES);
     }

@@ -23,6 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ferryman.backends import simt
 from ferryman.backends.base import Target
+from ferryman.backends.simt.offline import target_for
+from ferryman.ops.activation import simt_kernels as activation
+from ferryman.ops.norm import simt_kernels as norm
+from ferryman.ops.rope import simt_kernels as rope
+from ferryman.ops.softmax import simt_kernels as softmax
 
 _HEADER = Path(__file__).with_name("simt_emulation.h")
 _FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "-DFERRYMAN_EMULATED")
@@ -30,6 +35,20 @@ _FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "
 
 def target(wave: int, shared_memory: int = 65_536, units: int = 1) -> Target:
     return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0)
+
+
+def all_units(arch: str) -> list[simt.Unit]:
+    """Every unit of every family, planned for an architecture."""
+    return [unit for family in (norm, activation, softmax, rope) for unit in family.units(target_for(arch))]
+
+
+def some_units(arch: str) -> list[simt.Unit]:
+    """The first, a middle and the last unit of every op: part of a wave, the scalar path, a long row."""
+    ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax", "rope")
+    found: dict[str, list[simt.Unit]] = {op: [] for op in ops}
+    for unit in all_units(arch):
+        found[next(op for op in ops if unit.name.startswith(op))].append(unit)
+    return [units[i] for units in found.values() for i in sorted({0, len(units) // 2, len(units) - 1})]
 
 
 def host_compiler() -> list[str] | None:
@@ -108,8 +127,8 @@ class EmulatedRuntime:
         with watch:
             return kernel(*inputs, where)
 
-    def compile_collected(self) -> subprocess.Popen[bytes] | None:
-        """Starts compiling what was collected; None if the library is already there."""
+    def compile_collected(self, edit: Callable[[str], str] = str) -> subprocess.Popen[bytes] | None:
+        """Starts compiling what was collected, edited; None if the library is already there."""
         families: dict[str, list[simt.Unit]] = {}
         for unit in self.collected.values():
             text, _, line = unit.source.rpartition("\n#line 1 ")
@@ -123,7 +142,7 @@ class EmulatedRuntime:
                     parts.append('#line 1 "' + piece)
             for unit in units:
                 parts.append(f"\n{unit.source}FERRYMAN_EMULATE({unit.name})\n")
-        source = "\n".join(parts)
+        source = edit("\n".join(parts))
         compiler = host_compiler()
         assert compiler is not None
         key = hashlib.sha256("\0".join([source, *_FLAGS, *compiler]).encode()).hexdigest()[:24]
@@ -140,4 +159,5 @@ class EmulatedRuntime:
             assert building.wait(timeout=300) == 0, "the host compiler refused the kernels"
             Path(str(self._path) + ".part").replace(self._path)
         self._libraries = [ctypes.CDLL(str(self._path))]
+        self._functions.clear()
         self.launched.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import fake_tensor as fake
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import ferryman
 from ferryman import ops
@@ -19,6 +23,7 @@ from ferryman.dispatch import lockfile, plan, registry, select, state
 from ferryman.errors import (
     ArgumentError,
     CompileError,
+    FerrymanError,
     LockfileError,
     QuarantineWarning,
     SettingError,
@@ -128,7 +133,7 @@ def test_many_threads_on_warm_and_cold_keys() -> None:
         for i in range(60):
             name = ("torch", "definition")[(seed + i) % 2]
             with ferryman.use(name):
-                if served(lambda: ops.rms_norm(torch.ones(1 + i % 7, 8)), "rms_norm") != name:
+                if served(functools.partial(ops.rms_norm, torch.ones(1 + i % 7, 8)), "rms_norm") != name:
                     wrong.append(name)
                 ops.rms_norm(torch.ones(1 + i % 5, 8))
             if i % 20 == seed % 20:
@@ -172,6 +177,83 @@ def test_a_warmed_call_notices(flip: str) -> None:
         assert ((y.double() - expected).abs() <= unit * expected.abs() + 1e-6).all()
         assert y.requires_grad == (x.requires_grad or (w is not None and w.requires_grad))
     ops.rms_norm(X, W)
+
+
+def test_a_warmed_call_notices_changes_in_place() -> None:
+    x, w = torch.randn(4, 16), torch.nn.Parameter(torch.randn(16), requires_grad=False)
+
+    def right() -> bool:
+        y = ops.rms_norm(x, w)
+        expected = ops.rms_norm.primitive.body(x.double(), w.detach().double(), 1e-6, False)
+        close = ((y.double() - expected).abs() <= 2 * torch.finfo(y.dtype).eps * expected.abs() + 1e-6).all()
+        return bool(close) and y.requires_grad == w.requires_grad
+
+    for _ in range(3):
+        assert right()
+    w.requires_grad_(True)
+    assert right() and right()
+    w.data = torch.randn(16, dtype=torch.bfloat16)  # what Module.to does
+    assert right() and right()
+    w.data = torch.randn(32)[::2]
+    assert right() and right()
+    w.data = torch.randn(15)
+    with pytest.raises(ArgumentError, match="weight.shape"):
+        ops.rms_norm(x, w)
+
+
+def test_a_warmed_call_notices_modes() -> None:
+    x, w = torch.randn(4, 16, dtype=torch.bfloat16), torch.randn(16, 16, dtype=torch.bfloat16)
+    for _ in range(3):
+        ops.linear(x, w)
+    with FlopCounterMode(display=False) as counter:
+        ops.linear(x, w)
+    assert counter.get_total_flops() == 2 * 4 * 16 * 16
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert ops.linear(x, w).dtype == torch.float16
+    with torch.inference_mode():
+        assert ops.linear(x, w).is_inference()
+    assert torch.vmap(lambda a: ops.linear(a, w))(x[None]).shape == (1, 4, 16)
+    with fake.FakeTensorMode() as mode:
+        assert isinstance(ops.linear(mode.from_tensor(x), mode.from_tensor(w)), fake.FakeTensor)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(FerrymanError, match="forward-mode"):
+            ops.linear(dual, w)  # never a silently lost tangent
+    assert type(ops.linear(x, w)) is torch.Tensor
+
+
+def test_the_same_tensor_twice_and_then_not() -> None:
+    a, b = torch.randn(4, 16), torch.randn(4, 16)
+    for left, right in ((a, a), (a, b), (a, a), (b, a), (a, b.double().float())):
+        for _ in range(2):
+            _, s = ops.add_rms_norm(left, right)
+            assert torch.equal(s, left + right)
+    with pytest.raises(ArgumentError, match="residual.dtype"):
+        ops.add_rms_norm(a, b.half())
+
+
+def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_TensorGuards", None)
+    plan.drop_plans()
+    runner = plan.Op_of(ops.rms_norm.primitive)
+    for _ in range(3):
+        ops.rms_norm(X, W)
+    assert not runner.hot and len(runner.plans) == 1
+
+
+@pytest.mark.parametrize("change", [
+    lambda: torch.randn(4, 32)[:, :16], lambda: torch.randn(4, 16).double(), lambda: torch.randn(4, 16, requires_grad=True),
+    lambda: torch.randn(16, 4).t(), lambda: torch.nn.Parameter(torch.randn(4, 16)), lambda: torch.randn(4, 16).to("meta"),
+])  # fmt: skip
+def test_the_guard_in_front_refuses(change: object) -> None:
+    """By itself, beside what the brief key already tells apart."""
+    runner = plan.Op_of(ops.add_rms_norm.primitive)
+    for _ in range(2):
+        ops.add_rms_norm(X, X + 1, W)
+    ((check, _, _),) = runner.hot.values()
+    assert check(X, X + 2, W)
+    other = change()  # type: ignore[operator]
+    assert not check(other, X, W) and not check(X, other, W)
 
 
 INVALID = {

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,7 +31,7 @@ _TRUE = frozenset({"1", "true", "yes", "on", "y"})  # what triton.knobs accepts
 
 
 def interpreting() -> bool:
-    """Whether Triton interprets its kernels in this process. Asks triton once it is imported, the environment before."""
+    """Whether Triton interprets kernels in this process. Asks triton once it is imported, the environment before."""
     language = sys.modules.get("triton.language")
     if language is None:
         return os.environ.get("TRITON_INTERPRET", "0").lower() in _TRUE
@@ -104,7 +104,8 @@ class TritonBackend:
         (the latter where a ``target`` is given).
         """
         if interpreting():
-            raise CompileError("triton", source.name, arch, "TRITON_INTERPRET=1: an interpreting process cannot compile")
+            log = "TRITON_INTERPRET=1: an interpreting process cannot compile"
+            raise CompileError("triton", source.name, arch, log)
         import triton
         from triton.compiler import ASTSource
 
@@ -119,19 +120,19 @@ class TritonBackend:
         unknown = sorted(set(chosen) - known)
         if unknown:
             raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
+        ast = ASTSource(
+            fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
+            attrs=_attributes(source, gpu.backend),
+        )  # fmt: skip
         try:
-            compiled = triton.compile(
-                ASTSource(fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
-                          attrs=_attributes(source, gpu.backend)),
-                target=gpu,
-                options=chosen,
-            )
+            compiled = triton.compile(ast, target=gpu, options=chosen)
         except (MemoryError, OSError):
             raise
         except Exception as error:  # Triton raises its own, RuntimeError, ValueError, AssertionError and KeyError
             raise CompileError("triton", source.name, arch, f"{type(error).__name__}: {error}") from error
         kind = "cubin" if gpu.backend == "cuda" else "hsaco"
-        resources = _cubin_resources(compiled.asm[kind]) if kind == "cubin" else _amdgcn_resources(compiled.asm["amdgcn"])
+        text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
+        resources = _cubin_resources(compiled.asm[kind]) if kind == "cubin" else _amdgcn_resources(text)
         # Triton's shared memory is dynamic, so the image itself says 0
         resources["shared"] = compiled.metadata.shared
         resources["threads"] = compiled.metadata.num_warps * gpu.warp_size
@@ -140,7 +141,6 @@ class TritonBackend:
                 if resources[what] > limit:
                     log = f"{what}: {resources[what]} needed, {target.arch} has {limit} for a block"
                     raise CompileError("triton", source.name, arch, log)
-        text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
         return Artefact(source.name, arch, kind, compiled.asm[kind], resources, text)
 
 
@@ -153,68 +153,6 @@ def gpu_target(arch: str) -> Any:
     if amd := re.fullmatch(r"gfx(\d+)[0-9a-f]{2}", arch):
         return GPUTarget("hip", arch, 32 if int(amd[1]) >= 10 else 64)
     raise ArgumentError("triton.compile", "arch", repr(arch), "sm_NN or gfxNNN")
-
-
-def collapse_rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """``x`` as rows of its last dimension: (tensor, number of rows, elements from one row to the next).
-
-    The tensor is ``x`` itself where one stride describes all its rows and the last dimension is dense; else a copy.
-    """
-    width = x.shape[-1]
-    rows = x.numel() // width if width else 0
-    if x.is_contiguous():
-        return x, rows, width
-    stride: int | None = None
-    if x.stride(-1) == 1 or width <= 1:
-        expected = 0
-        for size, step in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
-            if size == 1:
-                continue
-            if stride is None:
-                stride, expected = step, step
-            elif step != expected:
-                break
-            expected *= size
-        else:
-            return x, rows, width if stride is None else stride
-    return x.contiguous(), rows, width
-
-
-class RowTile(NamedTuple):
-    """How one program covers whole rows: ``rows`` x ``block`` elements on ``warps``; ``fits`` if registers hold them."""
-
-    rows: int
-    block: int
-    warps: int
-    fits: bool
-
-
-def row_tile(
-    target: Target, width: int, itemsize: int, rows: int, stride: int = 0, arrays: int = 1
-) -> RowTile:
-    """Tile for a kernel that holds ``arrays`` rows of ``width`` elements of ``itemsize`` bytes in registers at a time.
-
-    A thread takes 64 bytes of input in all (four 16-byte loads in flight); at least 4 warps, filled with several rows
-    where rows are short. One row a program where there are few rows (decoding), or where rows lie so far apart that
-    32-bit offsets in a tile would overflow.
-    """
-    block = 1 << max(width - 1, 0).bit_length()
-    per_thread = 64 // itemsize // arrays
-    most = target.max_threads // target.wave // arrays
-    warps = min(max(4, block // (target.wave * per_thread)), most)
-    # measured with ptxas: with 64 bytes of each array a thread, float32 copies included, these limits leave no spills
-    fits = block * itemsize <= 64 * target.wave * most
-    together = min(max(1, warps * target.wave * per_thread // block), 64)
-    if rows < 4 * target.units * together or together * stride >= 2**31:
-        together = 1
-    return RowTile(together, block, warps, fits)
-
-
-LONG_BLOCK = 8192  # elements of a row read at a time where the row does not fit
-
-
-def long_warps(target: Target) -> int:
-    return min(LONG_BLOCK // (target.wave * 16), target.max_threads // target.wave)
 
 
 def _interpreter_reasons() -> tuple[str, ...]:
@@ -237,17 +175,18 @@ def _release(version: str) -> tuple[int, int]:
 @functools.cache
 def _known_options(backend: str) -> frozenset[str]:
     if backend == "cuda":
-        from triton.backends.nvidia.compiler import CUDAOptions as options
+        from triton.backends.nvidia.compiler import CUDAOptions as Options
     else:
-        from triton.backends.amd.compiler import HIPOptions as options
-    return frozenset(options.__dataclass_fields__)
+        from triton.backends.amd.compiler import HIPOptions as Options
+    return frozenset(Options.__dataclass_fields__)
 
 
 def _signature(source: Specialisation) -> dict[str, str]:
     missing = [n for n in source.kernel.arg_names if n not in source.signature and n not in source.constexprs]
     extra = [n for n in (*source.signature, *source.constexprs) if n not in source.kernel.arg_names]
     if missing or extra:
-        raise ArgumentError("triton.compile", "signature", f"missing {missing}, unknown {extra}", "the kernel's parameters")
+        found = f"missing {missing}, unknown {extra}"
+        raise ArgumentError("triton.compile", "signature", found, "the kernel's parameters")
     return {n: "constexpr" if n in source.constexprs else source.signature[n] for n in source.kernel.arg_names}
 
 
@@ -379,10 +318,10 @@ def _kernel_name(kernel: Any) -> str:
 
 
 @functools.cache
-def _resource_errors() -> type[Exception]:
+def _resource_errors() -> tuple[type[Exception], ...]:
     from triton.runtime.errors import OutOfResources
 
-    return OutOfResources
+    return (OutOfResources,)
 
 
 def _arch_of(device: torch.device) -> str:

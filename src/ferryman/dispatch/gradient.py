@@ -153,4 +153,4 @@ class _Bridge(torch.autograd.Function):
 
 def differentiable(*args: Any) -> Any:
     """Run a plan under autograd: (arguments in schema order, plan)."""
-    return _Bridge.apply(args[-1], *args[:-1])
+    return _Bridge.apply(args[-1], *args[:-1])  # type: ignore[no-untyped-call]

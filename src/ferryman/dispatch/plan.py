@@ -1,9 +1,11 @@
 """From a call to a launch: one dictionary look-up when the call was seen before, selection when it was not.
 
-For each op a function with the op's own parameters is generated, because that is what a look-up of 0.6 us allows:
-CPython binds the arguments, and the key is one tuple display. The key holds every fact that a clause can read: each
-tensor's class, dtype, device, shape, contiguity or strides, each scalar, whether a gradient is needed, the request, and
-the extra facts (alignment, tf32, determinism) of those clauses that read them.
+For each op a function with the op's own parameters is generated, so that CPython binds the arguments and a key is one
+tuple display. The full key (`cold`) holds every fact that a clause can read: each tensor's class, dtype, device, shape,
+contiguity or strides, each scalar, whether a gradient is needed, the request, and the extra facts (alignment, tf32,
+determinism) of those clauses that read them. Reading so many attributes from Python takes 1.2 us for three tensors, so
+in front of it stands a brief key whose entry is confirmed by Dynamo's own C++ tensor guard (0.2 us), which compares
+the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from ferryman.backends.base import Target
 from ferryman.dispatch import registry, select, state
 from ferryman.dispatch.gradient import Recipe, differentiable
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
-from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 MOST_PLANS = 4096  # per op; then they are dropped and made again
+MOST_REBUILDS = 32  # of one brief key's guard; a call site that alternates further goes by the full key
+_GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_TensorGuards = getattr(_GUARDS, "TensorGuards", None)  # private to PyTorch: without it every call goes by the full key
+_MISS: tuple[Any, ...] = (lambda *tensors: False, None, None)
 _all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
 _SCALARS = {"float": numbers.Real, "float?": numbers.Real, "int": numbers.Integral, "int?": numbers.Integral,
@@ -37,14 +42,27 @@ _TEMPLATE = """
 def resolve({params}):
     if is_dynamo_compiling():
         return compiled({args})
+    try:
+        check, run, extra = hot.get(({brief})) or MISS
+        same = check({guarded})
+    except KEY_ERRORS:
+        return cold({args})
+    if not same:
+        return cold({args})
+    try:
+        return run({args}, extra)
+    except CompileError as error:
+        return recover(error, {args})
+
+def cold({params}):
     if dispatch_modes() or functorch_level() is not None or autocast() or forward_ad._current_level >= 0:
         return library({args})
     try:
 {lines}
-        key = ({key})
-        run, extra = plans[key]
+        run, extra = plans[{key}]
     except KEY_ERRORS:
         return slow({args})
+    warm(({brief}), (run, extra), {guarded})
     try:
         return run({args}, extra)
     except CompileError as error:
@@ -53,8 +71,7 @@ def resolve({params}):
 def undifferentiated({params}):
     try:
 {lines_plain}
-        key = ({key})
-        run, extra = plans[key]
+        run, extra = plans[{key}]
     except KEY_ERRORS:
         return slow_plain({args})
     try:
@@ -73,7 +90,9 @@ class Op:
     def __init__(self, op: Primitive, library: Callable[..., Any]) -> None:
         self.op = op
         self.plans: dict[Any, tuple[Callable[..., Any], Any]] = {}
-        _all_plans.append(self.plans)
+        self.hot: dict[Any, tuple[Callable[..., bool], Callable[..., Any], Any]] = {}
+        self.rebuilds: dict[Any, int] = {}
+        _all_plans.extend((self.plans, self.hot, self.rebuilds))
         self.recipe = Recipe.of(op)
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
         namespace = op.namespace
@@ -86,6 +105,8 @@ class Op:
             "float32_precision": torch.get_float32_matmul_precision,
             "deterministic": torch._C._get_deterministic_algorithms,
             "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
+            "hot": self.hot, "warm": self.warm, "MISS": _MISS,
+            **{f"no_{name}": torch.empty(0) for name in op.tensors},
             "compiled": _compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),
@@ -101,6 +122,19 @@ class Op:
         namespace["_resolve"] = self.resolve
         self._key: Callable[..., Any] = _key_function(op, namespace)
         self._library = library
+
+    def warm(self, brief: Any, plan: tuple[Callable[..., Any], Any], *tensors: Tensor) -> None:
+        """Put a guard that knows these tensors in front of the full key."""
+        rebuilt = self.rebuilds.get(brief, 0)
+        if _TensorGuards is None or rebuilt >= MOST_REBUILDS:
+            return
+        if len(self.hot) >= MOST_PLANS:
+            self.hot.clear()
+            self.rebuilds.clear()
+        sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+        guard = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        self.rebuilds[brief] = rebuilt + 1
+        self.hot[brief] = (guard.check, *plan)
 
     def slow(self, args: tuple[Any, ...], differentiate: bool) -> Any:
         """Check, choose, remember, run."""
@@ -172,10 +206,6 @@ def drop_plans() -> None:
             plans.clear()
 
 
-def _facts_of(line: Implementation) -> set[str]:
-    return {fact for clause in line.when for fact in clause.facts}
-
-
 def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     """(statements, key expressions, expression for "a gradient is needed")."""
     lines, key = [], ["current()"]
@@ -189,17 +219,10 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
             key.append(f"k_{name}")
         else:
             key.append(facts)
-    read = {fact for line in registry.implementations(op.name) for fact in _facts_of(line)}
-    for fact in sorted(read):
-        aligned = re.fullmatch(r"(\w+)\.aligned", fact)
-        if aligned:
-            key.append(_EXTRA["aligned"].format(arg=aligned[1]))
-        elif fact in _EXTRA:
-            key.append(_EXTRA[fact])
-    if not all(line.deterministic for line in registry.implementations(op.name)):
-        key.append("deterministic()")
+    key += _extra_facts(op)
     wanted = {name for shared in op.grads for name in shared}
-    needs, fixed = [], []
+    needs: list[str] = []
+    fixed: list[str] = []
     for name in op.tensors:
         test = f"{name}.requires_grad"
         if op.types[name] == "Tensor?":
@@ -212,13 +235,38 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     return lines, key, needed
 
 
+def _extra_facts(op: Primitive) -> list[str]:
+    """Expressions of the facts that no tensor's metadata gives, as far as the op's menu reads them."""
+    menu = registry.implementations(op.name)
+    found = []
+    for fact in sorted({fact for line in menu for clause in line.when for fact in clause.facts}):
+        aligned = re.fullmatch(r"(\w+)\.aligned", fact)
+        if aligned:
+            found.append(_EXTRA["aligned"].format(arg=aligned[1]))
+        elif fact in _EXTRA:
+            found.append(_EXTRA[fact])
+    if not all(line.deterministic for line in menu):
+        found.append("deterministic()")
+    return found
+
+
 def _source(op: Primitive) -> str:
     lines, key, needed = _key_parts(op)
     names = ", ".join(op.names)
     plain = [*lines, "needs = False"]
     lines = [*lines, f"needs = {needed}"]
+    scalars = [name for name in op.names if not op.types[name].startswith("Tensor")]
+    extra = _extra_facts(op)
+    brief, guarded = ["current()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra], []
+    for i, name in enumerate(op.tensors):
+        # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
+        other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
+        if op.backward is not None and op.types[name] == "Tensor":
+            other += [f"{name} is {earlier}" for earlier in op.tensors[:i] if op.types[earlier] == "Tensor"]
+        brief += other
+        guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
     return _TEMPLATE.format(
-        params=names, args=names, key=", ".join(key),
+        params=names, args=names, key=", ".join(key), brief=", ".join(brief), guarded=", ".join(guarded),
         lines="\n".join(f"        {line}" for line in lines), lines_plain="\n".join(f"        {line}" for line in plain),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch._functorch.utils import enable_single_level_autograd_function
 
 from ferryman.dispatch import flops, state
@@ -41,7 +42,7 @@ def register(op: Primitive, kernel: Callable[..., Any], overload: Callable[..., 
     torch.library.register_fake(name, fake, lib=_library)
     _library.impl(op.name, _autograd(overload, recipe), "Autograd", with_keyset=True)
     for device, key in _AUTOCAST.items():
-        _library.impl(op.name, _autocast(op, overload, device), key)
+        _library.impl(op.name, _autocast(op, overload, device, key), key)
     flops.register(op, overload)
 
 
@@ -75,32 +76,43 @@ class _Registered(torch.autograd.function._SingleLevelFunction):
         return (None, None, *recipe.spread(results, needs, ctx.present))
 
 
+def _is_dual(value: Any) -> bool:
+    return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
+
+
 def _autograd(overload: Any, recipe: Recipe) -> Callable[..., Any]:
     def run(keyset: Any, *args: Any) -> Any:
         def below(*inner: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
                 return overload.redispatch(keyset & torch._C._after_autograd_keyset, *inner)
 
+        if forward_ad._current_level >= 0 and any(_is_dual(a) for a in args):
+            raise FerrymanError(f"{overload}: no forward-mode derivative; use reverse mode, or the definition's own body")
         if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
             recipe.check_inputs(args)
             with enable_single_level_autograd_function():
-                return _Registered.apply(recipe, below, *args)
+                return _Registered.apply(recipe, below, *args)  # type: ignore[attr-defined]
         return below(*args)
 
     return run
 
 
-def _autocast(op: Primitive, overload: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """PyTorch's lists: "fp32" ops compute and return float32, "low" ops take the autocast dtype, others stay."""
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _AUTOCAST[device]))
+def _autocast(op: Primitive, overload: Callable[..., Any], device: str, key: str) -> Callable[..., Any]:
+    """PyTorch's lists, which differ by device and version (rms_norm is on CUDA's since a release after 2.11, not on the CPU's).
+
+    "fp32" ops compute and return float32, "low" ops take the autocast dtype, others stay.
+    """
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    kind, like = op.autocast or (None, "")
+    listed = kind is not None and torch._C._dispatch_has_kernel_for_dispatch_key(like, key)
 
     def cast(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return value
-        return value.to(torch.float32 if op.autocast == "fp32" else torch.get_autocast_dtype(device))
+        return value.to(torch.float32 if kind == "fp32" else torch.get_autocast_dtype(device))
 
     def run(*args: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return overload(*(map(cast, args) if op.autocast else args))
+            return overload(*(map(cast, args) if listed else args))
 
     return run

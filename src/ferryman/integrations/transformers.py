@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import sys
 import weakref
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ferryman.errors import PortError
-from ferryman.integrations.transformers_modules import FAMILIES, FORWARDS, NAME, Ported, ported_class, role_of
+from ferryman.integrations.transformers_modules import (
+    FAMILIES,
+    FORWARDS,
+    NAME,
+    is_ported,
+    original_of,
+    ported_class,
+    role_of,
+)
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
+from ferryman.porting.model import ModelResult
+from ferryman.porting.model import check_model as _check_model
 
-from transformers.activations import GELUActivation, GELUTanh, SiLUActivation  # isort: skip
+from transformers.activations import GELUActivation, GELUTanh, SiLUActivation  # isort: skip - after the check above
+
+_STATE = "_ferryman_port"
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,8 @@ def port(model: nn.Module) -> PortReport:
         served = {"silu": "silu_mul", "tanh": "gelu_mul", "none": "gelu_mul", "norm": "rms_norm"}.get(variant)
         names = (served,) if served else ("rope",) if path in kept else ("rope", "attention")
         sites.append(Site(path, type(module).__name__, names))
-        module.__class__ = ported_class(type(module), variant)
+        original: Any = type(module)
+        module.__class__ = ported_class(original, variant)
     before = []
     for path, config in configs:
         before.append((path, config._attn_implementation))
@@ -108,7 +120,7 @@ def port(model: nn.Module) -> PortReport:
 
 
 def unport(model: nn.Module) -> None:
-    """Take a model back to what `port` found: classes and attention implementation. Unported models stay as they are."""
+    """Take a model back to what `port` found: classes and attention implementation. An unported one stays."""
     model = getattr(model, "_orig_mod", model)
     state = model.__dict__.pop(_STATE, None) if isinstance(model, nn.Module) else None
     if state is None:
@@ -118,8 +130,8 @@ def unport(model: nn.Module) -> None:
         config._attn_implementation = implementation
         _owners.pop(id(config), None)
     for module in model.modules():
-        if isinstance(module, Ported):
-            module.__class__ = module.ferryman_original  # type: ignore[assignment]
+        if is_ported(module):
+            module.__class__ = original_of(module)
 
 
 def _survey(model: nn.Module) -> tuple[dict[str, str], list[Left]]:
@@ -128,7 +140,7 @@ def _survey(model: nn.Module) -> tuple[dict[str, str], list[Left]]:
     left: list[Left] = []
     for path, module in model.named_modules():
         name = type(module).__name__
-        if isinstance(module, Ported) or _STATE in module.__dict__:
+        if is_ported(module) or _STATE in module.__dict__:
             raise PortError(f"{path or name}: ported already, alone or with a larger model; unport that one first")
         if any(role_of(base) for base in type(module).__mro__):
             variant, reason = _variant(module)
@@ -143,7 +155,8 @@ def _survey(model: nn.Module) -> tuple[dict[str, str], list[Left]]:
 
 def _variant(module: nn.Module) -> tuple[str, str | None]:
     """(variant of the ported class, why it cannot be ported or None)."""
-    found = role_of(type(module))
+    own: Any = type(module)
+    found = role_of(own)
     if found is None:
         return "", "a subclass of a supported class: its forward may mean something else"
     role = found[1]
@@ -207,3 +220,8 @@ def _switchable(model: nn.Module, attention: list[tuple[str, nn.Module]]) -> tup
         else:
             left += [Left(p, type(m).__name__, f"attention stays (rotary is ported): {reason}") for p, m in modules]
     return switched, left
+
+
+def check_model(model: str | os.PathLike[str], **options: Any) -> ModelResult:
+    """`ferryman.porting.model.check_model` with this module as the porter."""
+    return _check_model(model, porter=sys.modules[__name__], **options)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ NAME = "ferryman"
 _BEYOND = ("position_bias", "cache", "s_aux", "head_mask", "alibi")
 
 
-# The attention and mask functions ------------------------------------------------------------------------------------
+# The attention and mask functions --------------------------------------------------------------------------
 
 
 def attention_forward(
@@ -43,7 +42,7 @@ def attention_forward(
     Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself.
     """
     if dropout:
-        raise PortError(f"{type(module).__name__}: dropout {dropout} on attention; required: 0 (set attention_dropout=0)")
+        raise PortError(f"{type(module).__name__}: attention dropout is {dropout}; required: 0 (attention_dropout=0)")
     for name in _BEYOND:
         if kwargs.get(name) is not None:
             raise PortError(f"{type(module).__name__}: ferryman's attention takes no {name}; unport the model")
@@ -104,7 +103,7 @@ AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, attention_mask)
 
 
-# The ported classes --------------------------------------------------------------------------------------------------
+# The ported forwards ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -126,89 +125,62 @@ FAMILIES = {
 }
 
 
-class Ported:
-    """Comes before the original class in a ported module's class. ``ferryman_variant`` says which activation it fuses.
-
-    Pickles by the original's name, as a class made at run time has none that another process could import.
-    """
-
-    __slots__ = ()
-    ferryman_original: type[nn.Module]
-    ferryman_family: Family
-    ferryman_variant: str
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (self.ferryman_original, self.ferryman_variant), self.__dict__
-
-
-class _Norm(Ported):
+def _norm(self: Any, hidden_states: Tensor) -> Tensor:
     """x / rms(x), rounded to x's dtype, times weight. transformers lets a wider weight widen the result."""
-
-    __slots__ = ()
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        module: Any = self
-        weight, eps = module.weight, module.variance_epsilon
-        if torch.promote_types(weight.dtype, hidden_states.dtype) == hidden_states.dtype:
-            return ops.rms_norm(hidden_states, weight, eps, True)
-        normalised: Tensor = weight * ops.rms_norm(hidden_states, None, eps).to(hidden_states.dtype)
-        return normalised
+    if torch.promote_types(self.weight.dtype, hidden_states.dtype) == hidden_states.dtype:
+        return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, True)
+    normalised = ops.rms_norm(hidden_states, None, self.variance_epsilon).to(hidden_states.dtype)
+    widened: Tensor = self.weight * normalised
+    return widened
 
 
-class _OffsetNorm(Ported):
-    __slots__ = ()
-
-    def forward(self, x: Tensor) -> Tensor:
-        module: Any = self
-        return ops.rms_norm(x, 1.0 + module.weight.float(), module.eps).type_as(x)
+def _offset_norm(self: Any, x: Tensor) -> Tensor:
+    return ops.rms_norm(x, 1.0 + self.weight.float(), self.eps).type_as(x)
 
 
-class _Mlp(Ported):
-    __slots__ = ()
-
-    def forward(self, x: Tensor) -> Tensor:
-        module: Any = self
-        gate, up = module.gate_proj(x), module.up_proj(x)
-        silu = self.ferryman_variant == "silu"
-        projected: Tensor = module.down_proj(
-            ops.silu_mul(gate, up) if silu else ops.gelu_mul(gate, up, self.ferryman_variant)
-        )
-        return projected
+def _mlp(self: Any, x: Tensor) -> Tensor:
+    gate, up = self.gate_proj(x), self.up_proj(x)
+    if self.ferryman_variant == "silu":
+        gated = ops.silu_mul(gate, up)
+    else:
+        gated = ops.gelu_mul(gate, up, self.ferryman_variant)
+    projected: Tensor = self.down_proj(gated)
+    return projected
 
 
-class _Attention(Ported):
+def _attention(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
     """Rotary embedding through `ops.rope`; attention through whatever interface the config names."""
-
-    __slots__ = ()
-    ferryman_eager: Callable[..., Any]
-
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Tensor | None = None,
-        past_key_values: Any = None, **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        module: Any = self
-        family, shape = self.ferryman_family, hidden_states.shape[:-1]
-        heads = (*shape, -1, module.head_dim)
-        q, k = module.q_proj(hidden_states).view(heads), module.k_proj(hidden_states).view(heads)
-        if family.qk_norm:
-            q, k = module.q_norm(q), module.k_norm(k)
-        v = module.v_proj(hidden_states).view(heads).transpose(1, 2)
-        cos, sin = position_embeddings
-        q, k = ops.rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, module.layer_idx)
-        if family.window == "module":
-            kwargs["sliding_window"] = module.sliding_window
-        elif family.window == "config":
-            kwargs["sliding_window"] = getattr(module.config, "sliding_window", None)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(module.config._attn_implementation, self.ferryman_eager)
-        out, weights = attend(
-            self, q, k, v, attention_mask,
-            dropout=module.attention_dropout if module.training else 0.0, scaling=module.scaling, **kwargs,
-        )  # fmt: skip
-        return module.o_proj(out.reshape(*shape, -1).contiguous()), weights
+    family: Family = self.ferryman_family
+    shape = hidden_states.shape[:-1]
+    heads = (*shape, -1, self.head_dim)
+    q, k = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
+    if family.qk_norm:
+        q, k = self.q_norm(q), self.k_norm(k)
+    v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+    cos, sin = position_embeddings
+    q, k = ops.rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, self.layer_idx)
+    if family.window == "module":
+        kwargs["sliding_window"] = self.sliding_window
+    elif family.window == "config":
+        kwargs["sliding_window"] = getattr(self.config, "sliding_window", None)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, self.ferryman_eager)
+    dropout = self.attention_dropout if self.training else 0.0
+    out, weights = attend(self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
+    return self.o_proj(out.reshape(*shape, -1).contiguous()), weights
 
 
+# The ported classes ---------------------------------------------------------------------------------------
+
+# The parameters that a forward must take for ours to stand in for it.
 FORWARDS = {
     "RMSNorm": (("hidden_states",), ("x",)),
     "MLP": (("x",),),
@@ -217,7 +189,7 @@ FORWARDS = {
 
 
 @functools.cache
-def role_of(original: type) -> tuple[Family, str] | None:
+def role_of(original: Any) -> tuple[Family, str] | None:
     """(family, "RMSNorm" | "MLP" | "Attention") of a supported class itself, not of a subclass."""
     for name, family in FAMILIES.items():
         home = f"transformers.models.{name}.modeling_{name}"
@@ -228,18 +200,46 @@ def role_of(original: type) -> tuple[Family, str] | None:
 
 
 @functools.cache
-def ported_class(original: type[nn.Module], variant: str) -> type[nn.Module]:
+def ported_class(original: Any, variant: str) -> type[nn.Module]:
+    """The subclass of a supported class that calls ops. ``variant`` names the activation of an MLP.
+
+    It adds nothing to an instance's layout, so an instance can change into it and back.
+    """
     found = role_of(original)
     if found is None:
         raise PortError(f"{original.__module__}.{original.__name__} has no port")
     family, role = found
-    own: dict[str, Any] = {"ferryman_original": original, "ferryman_family": family, "ferryman_variant": variant}
+    own: dict[str, Any] = {
+        "__module__": __name__,
+        "__doc__": f"{original.__name__} on ferryman.ops.",
+        "__reduce_ex__": _reduce,
+        "forward": {"Attention": _attention, "MLP": _mlp, "RMSNorm": _norm}[role],
+        "ferryman_original": original,
+        "ferryman_family": family,
+        "ferryman_variant": variant,
+    }
+    if role == "RMSNorm" and family.offset_norm:
+        own["forward"] = _offset_norm
     if role == "Attention":
-        own["ferryman_eager"] = staticmethod(importlib.import_module(original.__module__).eager_attention_forward)
-    base = {"Attention": _Attention, "MLP": _Mlp, "RMSNorm": _OffsetNorm if family.offset_norm else _Norm}[role]
-    return type(f"Ferryman{original.__name__}", (base, original), {"__module__": __name__, **own})
+        home = importlib.import_module(original.__module__)
+        own["ferryman_eager"] = staticmethod(home.eager_attention_forward)
+    return type(f"Ferryman{original.__name__}", (original,), own)
 
 
-def _rebuild(original: type[nn.Module], variant: str) -> nn.Module:
+def is_ported(module: nn.Module) -> bool:
+    return hasattr(type(module), "ferryman_original")
+
+
+def original_of(module: nn.Module) -> type[nn.Module]:
+    original: type[nn.Module] = type(module).ferryman_original  # type: ignore[attr-defined]
+    return original
+
+
+def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+    """Pickle by the original's name: a class made at run time has none that another process could import."""
+    return _rebuild, (self.ferryman_original, self.ferryman_variant), self.__dict__
+
+
+def _rebuild(original: Any, variant: str) -> nn.Module:
     ported = ported_class(original, variant)
     return ported.__new__(ported)

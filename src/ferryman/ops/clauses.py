@@ -20,10 +20,14 @@ EXTRA_FACTS = ("aligned", "tf32", "deterministic")
 class View(Protocol):
     """What a clause may look at: the call's arguments, the device's profile facts, and process flags."""
 
-    args: Mapping[str, Any]
-    features: frozenset[str]
-    shared_memory: int
-    flags: Mapping[str, Any]
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+    @property
+    def features(self) -> frozenset[str]: ...
+    @property
+    def shared_memory(self) -> int: ...
+    @property
+    def flags(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)

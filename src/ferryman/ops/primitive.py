@@ -91,7 +91,7 @@ class Primitive:
     backward: str | None
     grads: tuple[tuple[str, ...], ...]
     lower: Callable[..., Any] | None
-    autocast: Literal["fp32", "low", None]
+    autocast: tuple[Literal["fp32", "low"], str] | None
     nondifferentiable: tuple[str, ...]
     rounded: Callable[[frozenset[str]], Callable[..., Any]] | None
     namespace: dict[str, Any] = field(repr=False, compare=False)
@@ -150,7 +150,7 @@ def primitive(
     backward: str | None = None,
     grads: tuple[str | tuple[str, ...], ...] = (),
     lower: Callable[..., Any] | Literal["definition"] | None = None,
-    autocast: Literal["fp32", "low", None] = None,
+    autocast: tuple[Literal["fp32", "low"], str] | None = None,
     nondifferentiable: tuple[str, ...] = (),
     rounded: Callable[[frozenset[str]], Callable[..., Any]] | None = None,
     name: str | None = None,
@@ -162,7 +162,8 @@ def primitive(
     (see docs/parity.md). backward: the primitive that computes gradients; its parameters that are not ``grad...`` say
     what forward saves. grads: the forward arguments that its results belong to (a tuple shares one result).
     lower: what torch.compile traces ("definition", another function, or None for an opaque call).
-    autocast: PyTorch's list that the op follows. rounded: gives the definition with a set of its permitted roundings
+    autocast: the dtype that autocast gives the op, on devices where
+    PyTorch's list has the ATen op that is named beside it. rounded: gives the definition with a set of its permitted roundings
     applied, where the body itself does not show them.
     """
 

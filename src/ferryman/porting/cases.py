@@ -23,6 +23,12 @@ class Arguments:
     values: tuple[Any, ...]
     buffers: dict[str, Buffer]
 
+    def to(self, device: torch.device) -> Arguments:
+        """The same arguments on another device, bit for bit and layout for layout."""
+        moved = {name: buffer.to(device) for name, buffer in self.buffers.items()}
+        there = {id(b.tensor): moved[name].tensor for name, b in self.buffers.items()}
+        return Arguments(tuple(there.get(id(v), v) for v in self.values), moved)
+
     def untouched(self) -> list[str]:
         """What was written to that should not have been; empty when nothing was."""
         found = []
@@ -50,11 +56,12 @@ def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
     needs = [n for n in primitive.names if n.startswith("need_")]
     optional = [n for n in _gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
     for index, case in enumerate(c for c in forward.cases() if c.tier == tier):
-        extra: dict[str, Any] = dict.fromkeys(needs, True) | {n: index % 2 == 1 for n in optional}
+        extra: dict[str, Any] = dict.fromkeys(needs, True) | dict.fromkeys(optional, index % 2 == 1)
         found.append(replace(case, args={**case.args, **extra}))
         if index == 0:
             for name in needs:
-                found.append(replace(case, name=f"{case.name}_without_{name}", args={**case.args, **extra, name: False}))
+                args = {**case.args, **extra, name: False}
+                found.append(replace(case, name=f"{case.name}_without_{name}", args=args))
     return found
 
 
@@ -86,7 +93,8 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
     saved = dict(zip(forward.outputs, zip(outputs, declared, strict=True), strict=True))
     gradients = _gradients(primitive, forward)
     first = next(a for a in case.args.values() if isinstance(a, TensorSpec))
-    values, buffers = [], {}
+    values: list[Any] = []
+    buffers: dict[str, Buffer] = {}
     for name in primitive.names:
         if name in gradients:
             index = gradients[name]
@@ -123,7 +131,7 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
     values, buffers = [], {}
     for parameter in primitive.parameters:
         name = parameter.name
-        value = case.args[name] if name in case.args else parameter.default
+        value = case.args.get(name, parameter.default)
         if isinstance(value, TensorSpec):
             buffers[name] = _buffer(value, Draw.of(
                 seed, primitive.name, case.name, name, value.shape,

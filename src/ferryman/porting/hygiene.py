@@ -1,4 +1,4 @@
-"""How an implementation is run under check: poisoned outputs, guarded inputs, three times, and what it left behind (G5)."""
+"""How an implementation is run under check: poisoned outputs, guarded inputs, three times (G5)."""
 
 from __future__ import annotations
 
@@ -33,18 +33,14 @@ def _poison(primitive: Primitive, args: tuple[Any, ...], pattern: int) -> None:
     """Fill memory of the outputs' sizes and free it: the allocator hands it to the implementation next."""
     for block in as_tuple(primitive.meta(*args)):
         if block.numel():
-            flat = torch.empty(block.untyped_storage().nbytes(), dtype=torch.uint8, device=block.device)
-            flat.fill_(pattern)
-            block.untyped_storage().copy_(flat.untyped_storage())
+            torch.empty(0, dtype=torch.uint8, device=block.device).set_(block.untyped_storage()).fill_(pattern)
 
 
 def bitwise_equal(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit, NaN payloads and signs of zero included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if a.dim() else (
-        torch.equal(a.reshape(1).view(torch.uint8), b.reshape(1).view(torch.uint8))
-    )  # fmt: skip
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
 def _aliased(outputs: tuple[Any, ...], args: Arguments) -> list[str]:
@@ -63,8 +59,13 @@ def _aliased(outputs: tuple[Any, ...], args: Arguments) -> list[str]:
 
 
 def run(
-    primitive: Primitive, kernel: Callable[..., Any], args: Arguments, target: Target, device: torch.device, times: int = 3
-) -> Runs:  # fmt: skip
+    primitive: Primitive,
+    kernel: Callable[..., Any],
+    args: Arguments,
+    target: Target,
+    device: torch.device,
+    times: int = 3,
+) -> Runs:
     """Run ``times`` times; the kernel's own exceptions rise."""
     first: tuple[Any, ...] = ()
     faults: list[str] = []
@@ -81,17 +82,25 @@ def run(
         seconds.append(time.perf_counter() - start)
         if number == 0:
             first = outputs
-            faults += args.untouched() + _aliased(outputs, args)
-            if early is not None and not all(
-                bitwise_equal(a, b) for a, b in zip(early, _copies(outputs), strict=True)
-            ):
-                faults.append("work was left on another stream: the outputs changed after the current stream had finished")
+            faults += _aliased(outputs, args)
+            if early is not None and not all(bitwise_equal(a, b) for a, b in zip(early, _copies(outputs), strict=True)):
+                faults.append("work was left on another stream: the outputs changed after the current one's end")
             first = tuple(o.clone() if isinstance(o, Tensor) and _aliased((o,), args) else o for o in outputs)
-        elif differing is None:
-            differing = _difference(first, outputs, number)
-    if times > 1:
-        faults += [f for f in args.untouched() if f not in faults]
+        else:
+            faults += [f for f in _recycled(first, outputs) if f not in faults]
+            differing = differing or _difference(first, outputs, number)
+    faults += args.untouched()
     return Runs(first, statistics.median(seconds), faults, differing)
+
+
+def _recycled(first: tuple[Any, ...], again: tuple[Any, ...]) -> list[str]:
+    """The first run's outputs are still held here: memory that comes back belongs to two results."""
+    held = {o.data_ptr() for o in first if isinstance(o, Tensor) and o.numel()}
+    return [
+        f"output {i} is memory of an earlier call's output, which is still in use"
+        for i, o in enumerate(again)
+        if isinstance(o, Tensor) and o.numel() and o.data_ptr() in held
+    ]
 
 
 def _copies(outputs: tuple[Any, ...]) -> list[Tensor]:

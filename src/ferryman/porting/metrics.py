@@ -1,4 +1,4 @@
-"""Errors against the oracle in units of a derived bound, and the statistics on them. docs/parity.md derives the terms."""
+"""Errors against the oracle in units of a derived bound (docs/parity.md), and the statistics on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Declared:
         u, smallest = UNIT[storage], SUBNORMAL[storage]
         factors = {"accumulate": _ACCUMULATOR, "absolute": 1.0}
         if not saved_exact:
-            factors["storage"] = u
+            factors |= {"storage": u, "storage_flush": smallest}
         for name in self.roundings:
             factors |= {name: u, f"{name}_flush": smallest}
         if self.accumulation == "split-k":
@@ -51,10 +51,14 @@ class Declared:
 
 @dataclass(frozen=True)
 class Bound:
-    """Per element: the largest error allowed, and the variance that G3 allows beside the reference's own."""
+    """Per element: the largest error allowed, and the variance that G3 allows beside the reference's own.
+
+    ``ambiguous``: elements where float64 gives NaN by one formula and +Inf by another, so that either is right.
+    """
 
     total: Tensor
     variance: Tensor
+    ambiguous: Tensor | None = None
 
 
 def bounds(
@@ -78,7 +82,9 @@ def bounds(
                 variance = variance + part.square() / 3  # a rounding error is uniform in [-part, part]
             elif name in ("split-k", "tf32"):
                 variance = variance + part.square()
-        found.append(Bound(total, variance))
+            elif name == "absolute":
+                variance = variance + part.square() / 3
+        found.append(Bound(total, variance, given.get("ambiguous")))
     return tuple(found)
 
 
@@ -95,7 +101,7 @@ class Worst:
 
 
 def _at(flat: int, shape: Iterable[int]) -> tuple[int, ...]:
-    index = []
+    index: list[int] = []
     for n in reversed(tuple(shape)):
         index.insert(0, flat % n)
         flat //= n
@@ -108,16 +114,19 @@ def largest(dtype: torch.dtype) -> float:
     return top * (1 + UNIT[dtype] / (2 - 2 * UNIT[dtype]))
 
 
-def masks(output: str, got: Tensor, exact: Tensor, bound: Tensor) -> tuple[Tensor, Worst | None]:
+def masks(output: str, got: Tensor, exact: Tensor, allowed: Bound) -> tuple[Tensor, Worst | None]:
     """(finite elements that G2 judges, the first element whose NaN or Inf differs from the oracle's after rounding).
 
     Where the oracle is within its bound of overflowing, both the largest values and Inf of its sign are right.
     """
-    dtype, value = got.dtype, got.double()
+    dtype, value, bound = got.dtype, got.double(), allowed.total
     expected = exact.to(dtype).double()
     edge = (exact.abs() - largest(dtype)).abs() <= bound
-    same = torch.where(expected.isnan(), value.isnan(), torch.where(expected.isinf(), value == expected, value.isfinite()))
+    unless_nan = torch.where(expected.isinf(), value == expected, value.isfinite())
+    same = torch.where(expected.isnan(), value.isnan(), unless_nan)
     same = same | (edge & (value.sign() == exact.sign()) & ~value.isnan())
+    if allowed.ambiguous is not None:
+        same = same | (allowed.ambiguous & (value.isnan() | value.isposinf()))
     judged = value.isfinite() & exact.isfinite() & same
     if bool(same.all()):
         return judged, None
@@ -150,7 +159,8 @@ def _resamples(blocks: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Noise:
-    """G3 of one output: RMS of the normalised error over what is allowed; ``low`` the interval's lower end."""
+    """G3 of one output: RMS of the normalised error over what is allowed; ``low`` the lower end of the excess of the
+    mean square, or the excess itself where there is none."""
 
     ratio: float
     low: float
@@ -171,11 +181,13 @@ def noise(got: Tensor, reference: Tensor, exact: Tensor, bound: Bound, judged: T
     mine = ((got[where].double() - exact[where]) / scale).square()
     allowed = _NOISE**2 * ((reference[where].double() - exact[where]) / scale).square()
     allowed = allowed + bound.variance[where] / scale.square()
+    top, bottom = float(mine.mean()), float(allowed.mean())
+    if top <= bottom:
+        return Noise(math.sqrt(top / bottom) if bottom > 0 else 0.0, top - bottom, len(mine))
     blocks = min(_BLOCKS, len(mine) // 4)
     keep = len(mine) // blocks * blocks
     a, b = (t[:keep].reshape(blocks, -1).mean(1).cpu() for t in (mine, allowed))
     draws = _resamples(blocks)
     excess = (a[draws].mean(1) - b[draws].mean(1)).sort().values
-    top, bottom = float(mine.mean()), float(allowed.mean())
-    ratio = math.sqrt(top / bottom) if bottom > 0 else (0.0 if top == 0 else math.inf)
+    ratio = math.sqrt(top / bottom) if bottom > 0 else math.inf
     return Noise(ratio, float(excess[int(_RESAMPLES * _QUANTILE)]), len(mine))

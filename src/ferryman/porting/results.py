@@ -20,9 +20,7 @@ from ferryman.errors import ResultError
 SCHEMA_VERSION = 1
 SIZE_LIMIT = 256 * 2**20  # a full run writes about 4 MiB
 
-Verdict = Literal[
-    "PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"
-]
+Verdict = Literal["PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"]
 GateName = Literal["G0", "G1", "G2", "G3", "G4", "G5", "G6", "G7"]
 Outcome = Literal["pass", "fail", "n/a"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,127}$")]
@@ -63,15 +61,17 @@ class Cell(_Model):
     case: str
     verdict: Verdict
     reason: str | None = None
-    ratio: float | None = Field(None, description="worst error in units of its bound; at most 1 is right")
-    noise: float | None = Field(None, description="G3: RMS error over what is allowed")
+    ratio: float | None = Field(default=None, description="worst error in units of its bound; at most 1 is right")
+    noise: float | None = Field(default=None, description="G3: RMS error over what is allowed")
     worst: WorstElement | None = None
     gates: dict[GateName, Gate] = {}
-    seconds: float | None = Field(None, description="median of the runs, host clock, launch included")
+    seconds: float | None = Field(
+        default=None, description="median of the runs, host clock, launch included; none interpreted"
+    )
     refusals: list[str] = []
     accumulation: str = "fp32"
     roundings: list[str] = []
-    capsule: str | None = Field(None, description="the capsule whose inputs were used; None: generated here")
+    capsule: str | None = Field(default=None, description="the capsule whose inputs were used; None: generated here")
 
 
 class Timing(_Model):

@@ -106,8 +106,8 @@ def unit(family: str, macro: str, stem: str, *args: object) -> Unit:
     return Unit(name, f'{family}\n#line 1 "{name}"\n{line}\n')
 
 
-def type_name(x: Tensor | None) -> str:
-    return "none" if x is None else TYPE_NAMES[x.dtype]
+def type_name(dtype: torch.dtype | None) -> str:
+    return "none" if dtype is None else TYPE_NAMES[dtype]
 
 
 def pointer(x: Tensor | None) -> int:
@@ -116,8 +116,11 @@ def pointer(x: Tensor | None) -> int:
 
 def as_rows(x: Tensor) -> tuple[Tensor, int, int]:
     """(x, rows, elements from row to row): a view where the leading dimensions have one stride, else a copy."""
-    shape, stride = x.shape, x.stride()
+    shape = x.shape
     n = shape[-1]
+    if x.is_contiguous():
+        return x, x.numel() // n, n
+    stride = x.stride()
     if n > 1 and stride[-1] != 1:
         x = x.contiguous()
         return x, x.numel() // n, n
@@ -134,10 +137,10 @@ def as_rows(x: Tensor) -> tuple[Tensor, int, int]:
     return x, rows, step
 
 
-def vectorised(itemsize: int, n: int, strides: tuple[int, ...], pointers: tuple[int, ...]) -> bool:
-    """Whether every row of every tensor can be read in 16-byte words. 0 stands for an absent tensor."""
-    width = VECTOR_BYTES // itemsize
-    return not (any(v % width for v in (n, *strides)) or any(p % VECTOR_BYTES for p in pointers))
+def vectorised(itemsize: int, lengths: int, pointers: int) -> bool:
+    """Whether every row can be read in 16-byte words. Both are the bitwise or of all lengths (elements) or pointers: a
+    multiple of a power of two is one that has its low bits clear, so an or tests them all at once."""
+    return (lengths * itemsize | pointers) % VECTOR_BYTES == 0
 
 
 def grid_of(work: int, threads: int) -> int:

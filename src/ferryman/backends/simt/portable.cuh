@@ -22,6 +22,10 @@ struct f16 { u16 bits; };
 typedef float f32;
 struct none {};  // an absent weight or bias
 
+// How global memory is read: ONCE by this block and AGAIN are read-only for the whole launch (ONCE may bypass the
+// first cache); WRITTEN is memory that the reading thread wrote itself.
+enum Access : int { ONCE, AGAIN, WRITTEN };
+
 constexpr int WAVE = FERRYMAN_WAVE;
 static_assert(WAVE == 32 || WAVE == 64, "a wave has 32 or 64 lanes");
 
@@ -41,7 +45,7 @@ static_assert(WAVE == 32 || WAVE == 64, "a wave has 32 or 64 lanes");
 
 extern "C" {
 __attribute__((device, const)) float __ocml_exp_f32(float);
-__attribute__((device, const)) float __ocml_exp2_f32(float);
+__attribute__((device, const)) float __ocml_native_exp2_f32(float);
 __attribute__((device, const)) float __ocml_erfc_f32(float);
 __attribute__((device, const)) float __ocml_sqrt_f32(float);
 }
@@ -69,9 +73,10 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+v"(word)); }
 
-// OCML's documented errors: exp 1 ulp, exp2 1, erfc 2, sqrt and division correctly rounded.
+// HIP's documented errors: expf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return __ocml_exp_f32(v); }
-FERRYMAN_DEVICE float exp2(float v) { return __ocml_exp2_f32(v); }
+FERRYMAN_DEVICE float quick_exp2(float v) { return __ocml_native_exp2_f32(v); }  // may flush subnormal results
+FERRYMAN_DEVICE float reciprocal(float v) { return __builtin_amdgcn_rcpf(v); }   // of normal values
 FERRYMAN_DEVICE float erfc(float v) { return __ocml_erfc_f32(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return __ocml_sqrt_f32(v); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return __builtin_fmaxf(a, b); }
@@ -89,31 +94,34 @@ FERRYMAN_DEVICE u32 bf16_pair(float low, float high) {  // v_cvt_pk_bf16_f32
 #define FERRYMAN_HAS_BF16_PAIR
 #endif
 
+// Read-only memory is read through the constant address space: without it no load moves above a store.
+#define FERRYMAN_CONSTANT(type, p) (*(const __attribute__((address_space(4))) type*)(u64)(p))
+
 template <int BYTES> struct Memory;
 template <> struct Memory<16> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        words4 v = *(const words4*)p;
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        words4 v = ACCESS == WRITTEN ? *(const words4*)p : FERRYMAN_CONSTANT(words4, p);
         out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
     }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(words4*)p = words4{in[0], in[1], in[2], in[3]}; }
 };
 template <> struct Memory<8> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        words2 v = *(const words2*)p;
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        words2 v = ACCESS == WRITTEN ? *(const words2*)p : FERRYMAN_CONSTANT(words2, p);
         out[0] = v.x, out[1] = v.y;
     }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(words2*)p = words2{in[0], in[1]}; }
 };
 template <> struct Memory<4> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) { out[0] = *(const words1*)p; }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        out[0] = ACCESS == WRITTEN ? *(const words1*)p : FERRYMAN_CONSTANT(words1, p);
+    }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(words1*)p = in[0]; }
 };
 template <> struct Memory<2> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) { out[0] = *(const half_word*)p; }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        out[0] = ACCESS == WRITTEN ? *(const half_word*)p : FERRYMAN_CONSTANT(half_word, p);
+    }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(half_word*)p = (u16)in[0]; }
 };
 }  // namespace platform
@@ -141,10 +149,20 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+r"(word)); }
 
-// CUDA C++ programming guide, without fast math: expf 2 ulp, exp2f 2, erfcf 4, sqrtf and division correctly
-// rounded. rsqrtf (2 ulp) is not used: 1/sqrtf costs a row some 30 instructions and is exact on powers of four.
+// CUDA C++ programming guide, without fast math: expf 2 ulp, erfcf 4, sqrtf and division correctly rounded. rsqrtf
+// (2 ulp) is not used: 1/sqrtf costs a row some 30 instructions and is exact on powers of four. PTX: ex2.approx has
+// a relative error below 2^-22, rcp.approx 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return ::expf(v); }
-FERRYMAN_DEVICE float exp2(float v) { return ::exp2f(v); }
+FERRYMAN_DEVICE float quick_exp2(float v) {  // flushes subnormal results
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}
+FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}
 FERRYMAN_DEVICE float erfc(float v) { return ::erfcf(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return ::sqrtf(v); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return ::fmaxf(a, b); }
@@ -167,37 +185,66 @@ FERRYMAN_DEVICE u32 bf16_pair(float low, float high) {
 }
 #define FERRYMAN_HAS_BF16_PAIR
 
+// In PTX, because the compiler splits a uint4 store into four where it computes the parts apart (silu_mul, sm_90), and
+// because only loads that it knows to be read-only move above a store.
 template <int BYTES> struct Memory;
 template <> struct Memory<16> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        uint4 v = *(const uint4*)p;
-        out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        if constexpr (ACCESS == ONCE)  // kept out of L1, which then holds weights and tables
+            asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                : "l"(p));
+        else if constexpr (ACCESS == AGAIN)
+            asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                : "l"(p));
+        else
+            asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                         : "l"(p)
+                         : "memory");
     }
-    // Read-only data that this block reads once: kept out of L1, which then holds weights and tables.
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) {
-        asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-            : "l"(p));
+    static FERRYMAN_DEVICE void store(void* p, const u32* in) {
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                     :
+                     : "l"(p), "r"(in[0]), "r"(in[1]), "r"(in[2]), "r"(in[3])
+                     : "memory");
     }
-    static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(uint4*)p = make_uint4(in[0], in[1], in[2], in[3]); }
 };
 template <> struct Memory<8> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        uint2 v = *(const uint2*)p;
-        out[0] = v.x, out[1] = v.y;
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        if constexpr (ACCESS == WRITTEN)
+            asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p) : "memory");
+        else
+            asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
     }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
-    static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(uint2*)p = make_uint2(in[0], in[1]); }
+    static FERRYMAN_DEVICE void store(void* p, const u32* in) {
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(p), "r"(in[0]), "r"(in[1]) : "memory");
+    }
 };
 template <> struct Memory<4> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) { out[0] = *(const u32*)p; }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
-    static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(u32*)p = in[0]; }
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        if constexpr (ACCESS == WRITTEN)
+            asm volatile("ld.global.u32 %0, [%1];" : "=r"(out[0]) : "l"(p) : "memory");
+        else
+            asm("ld.global.nc.u32 %0, [%1];" : "=r"(out[0]) : "l"(p));
+    }
+    static FERRYMAN_DEVICE void store(void* p, const u32* in) {
+        asm volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(in[0]) : "memory");
+    }
 };
 template <> struct Memory<2> {
-    static FERRYMAN_DEVICE void load(const void* p, u32* out) { out[0] = *(const u16*)p; }
-    static FERRYMAN_DEVICE void load_once(const void* p, u32* out) { load(p, out); }
-    static FERRYMAN_DEVICE void store(void* p, const u32* in) { *(u16*)p = (u16)in[0]; }
+    template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
+        u16 half;
+        if constexpr (ACCESS == WRITTEN)
+            asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(p) : "memory");
+        else
+            asm("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(p));
+        out[0] = half;
+    }
+    static FERRYMAN_DEVICE void store(void* p, const u32* in) {
+        asm volatile("st.global.u16 [%0], %1;" : : "l"(p), "h"((u16)in[0]) : "memory");
+    }
 };
 }  // namespace platform
 #endif
@@ -230,6 +277,17 @@ template <> struct Storage<f16> {
 
 // ------------------------------------------------------------------------------------------- arithmetic
 
+constexpr float LOG2_E = 1.44269504089f;
+
+// exp(v) for v <= 0, or NaN, for a result that is rounded to T. float takes expf. For 16-bit types a scaled exp2 takes
+// a third of the instructions, of which kernels at full bandwidth have none to spare (5 elements per SM and clock on
+// H200): its relative error (|v| + 3) * 2^-24 + 2^-22 is below a hundredth of their rounding where |v| < 100, and
+// beyond that the result is below 2^-126, where it may become 0.
+template <typename T> FERRYMAN_DEVICE float exp_of(float v) {
+    if constexpr (sizeof(T) == 4) return platform::exp(v);
+    else return platform::quick_exp2(v * LOG2_E);
+}
+
 // For a, b >= 0. A 64-bit division takes some 100 instructions, a 32-bit one 20.
 FERRYMAN_DEVICE void divide(i64 a, i64 b, i64& quotient, i64& remainder) {
     if (((a | b) >> 32) == 0) {
@@ -257,14 +315,11 @@ template <int V> struct Pack<none, V> {
 template <typename T> struct is_none { static constexpr bool value = false; };
 template <> struct is_none<none> { static constexpr bool value = true; };
 
-// ONCE: read-only memory that nobody in this block reads again.
-template <bool ONCE, typename T, int V> FERRYMAN_DEVICE void load(Pack<T, V>& pack, const T* p) {
+template <Access ACCESS, typename T, int V> FERRYMAN_DEVICE void load(Pack<T, V>& pack, const T* p) {
     constexpr int STEP = Pack<T, V>::BYTES < 16 ? Pack<T, V>::BYTES : 16;
 #pragma unroll
-    for (int at = 0; at < Pack<T, V>::BYTES; at += STEP) {
-        if constexpr (ONCE) platform::Memory<STEP>::load_once((const char*)p + at, pack.word + at / 4);
-        else platform::Memory<STEP>::load((const char*)p + at, pack.word + at / 4);
-    }
+    for (int at = 0; at < Pack<T, V>::BYTES; at += STEP)
+        platform::Memory<STEP>::template load<ACCESS>((const char*)p + at, pack.word + at / 4);
 }
 
 template <typename T, int V> FERRYMAN_DEVICE void store(T* p, const Pack<T, V>& pack) {

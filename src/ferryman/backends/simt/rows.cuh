@@ -29,8 +29,10 @@ struct RowInput {
 };
 
 // Blocks an SM should hold, for the launch bound: 64 registers a thread while a thread keeps at most 16 words of its
-// row, 80 up to 32 words, 128 beyond. At these no kernel spills more than 56 bytes on sm_90 (most: none).
-FERRYMAN_DEVICE constexpr int resident_blocks(int threads, int words) {
+// row, 80 up to 32 words, 128 beyond. A lone element counts for four: it has an address, a weight and a successor
+// of its own. At these, kernels spill at most 160 bytes, most none (test_simt_compile.py).
+template <typename T, int V> FERRYMAN_DEVICE constexpr int resident_blocks(int threads, int packs) {
+    int words = packs * (V == 1 ? 4 : Pack<T, V>::WORDS);
     int blocks = (words <= 16 ? 1024 : words <= 32 ? 768 : 512) / threads;
     return blocks > 0 ? blocks : 1;
 }
@@ -73,7 +75,7 @@ template <typename L, typename Op> struct RowDriver {
     }
 
     FERRYMAN_DEVICE void fetch(P& pack, const RowInput& in, i64 row, bool wanted, int column) const {
-        if (wanted) load<true>(pack, at(in, row, column));
+        if (wanted) load<ONCE>(pack, at(in, row, column));
         else zero(pack);
     }
 
@@ -90,10 +92,10 @@ template <typename L, typename Op> struct RowDriver {
                 i64 column = ((p0 + j) * L::LANES + lane) * L::V;
                 if (column >= n) continue;
                 if constexpr (Op::INPUTS == 2 && (EMIT || PASS > 0)) {
-                    load<false>(pack[j], op.merged() + column);  // written by this thread: not read-only
+                    load<WRITTEN>(pack[j], op.merged() + column);
                 } else {
-                    load<false>(pack[j], at(x, row, column));
-                    if constexpr (Op::INPUTS == 2) load<true>(other[j], at(residual, row, column));
+                    load<AGAIN>(pack[j], at(x, row, column));
+                    if constexpr (Op::INPUTS == 2) load<ONCE>(other[j], at(residual, row, column));
                 }
             }
 #pragma unroll

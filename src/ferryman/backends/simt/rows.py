@@ -81,27 +81,35 @@ def row_plan(n: int, itemsize: int, vector: bool, tensors: int, wave: int, units
         fit = "EXACT" if capacity * width == n else "RAGGED"
     kept = packs * words * tensors
     threads = lanes * rows_per_block
+    shared = slots * lanes * words * 4
     resident = 0
     if kept > _PERSISTENT_ABOVE_WORDS or fit == "LONG":
-        resident = units * max(1, (768 if kept <= 32 else 512) // threads)
-    return RowPlan((width, lanes, rows_per_block, packs, fit), threads, rows_per_block, slots,
-                   slots * lanes * words * 4, resident)  # fmt: skip
+        weighed = kept if vector else 4 * kept  # as `resident_blocks` in rows.cuh
+        fitting = (1024 if weighed <= 16 else 768 if weighed <= 32 else 512) // threads
+        if shared:
+            fitting = min(fitting, shared_memory // (shared + _RESERVED_SHARED))
+        resident = units * max(1, fitting)
+    return RowPlan((width, lanes, rows_per_block, packs, fit), threads, rows_per_block, slots, shared, resident)
 
 
 def plan_for(n: int, itemsize: int, vector: bool, target: Target, tensors: int = 1) -> RowPlan:
     return row_plan(n, itemsize, vector, tensors, target.wave, target.units, target.shared_memory)
 
 
-def representative_plans(itemsize: int, target: Target, tensors: int = 1) -> list[RowPlan]:
-    """Every shape of plan that the widths of real models reach, and the ragged and misaligned ones; no duplicates."""
-    widths = (8, 64, 128, 1000, 1024, 2048, 4096, 5120, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
-    ragged = (1, 7, 127, 1021, 4099, 8191, 50_257, 151_937)
+# Widths of real models and around them, whether they can be read in 16-byte words, and the ragged ones.
+_WIDTHS = tuple(
+    (n, vector)
+    for n in (8, 64, 128, 1000, 1024, 2048, 4096, 5120, 8192, 16_384, 32_768, 65_536, 131_072, 262_144)
+    for vector in (True, False)
+) + tuple((n, False) for n in (1, 7, 127, 1021, 4099, 8191, 50_257, 151_937))
+# Part of a wave, a block, the scalar path, and a row that does not fit.
+_FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
+
+
+def representative_plans(itemsize: int, target: Target, tensors: int = 1, *, few: bool = False) -> list[RowPlan]:
+    """The different plans that `_WIDTHS` lead to, or one of each kind."""
     found: dict[tuple[int, int, int, int, str], RowPlan] = {}
-    for n in widths:
-        for vector in (True, False):
-            plan = plan_for(n, itemsize, vector, target, tensors)
-            found.setdefault(plan.arguments, plan)
-    for n in ragged:
-        plan = plan_for(n, itemsize, False, target, tensors)
+    for n, vector in _FEW_WIDTHS if few else _WIDTHS:
+        plan = plan_for(n, itemsize, vector, target, tensors)
         found.setdefault(plan.arguments, plan)
     return list(found.values())

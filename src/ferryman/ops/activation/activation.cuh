@@ -2,25 +2,28 @@
 
 namespace ferryman {
 
-// 1 / (1 + exp(-v)) without overflow and without the cancellation of 1 + tanh for negative v. NaN stays NaN.
-FERRYMAN_DEVICE float sigmoid(float v) {
-    float e = platform::exp(v < 0.0f ? v : -v);
-    return (v < 0.0f ? e : 1.0f) * (1.0f / (1.0f + e));
+// 1 / (1 + exp(-v)) for a result rounded to T: without overflow, and without the cancellation of 1 + tanh for negative
+// v. NaN stays NaN. The sum is in [1, 2], where the approximate reciprocal (1 ulp) has no special cases.
+template <typename T> FERRYMAN_DEVICE float sigmoid(float v) {
+    float e = exp_of<T>(v < 0.0f ? v : -v);
+    return (v < 0.0f ? e : 1.0f) * platform::reciprocal(1.0f + e);
 }
 
 struct Silu {  // -inf gives NaN (-inf * 0), as the definition does
-    static FERRYMAN_DEVICE float apply(float v) { return v * sigmoid(v); }
+    template <typename T> static FERRYMAN_DEVICE float apply(float v) { return v * sigmoid<T>(v); }
 };
 
 struct GeluTanh {  // (1 + tanh(u)) / 2 == sigmoid(2u)
-    static FERRYMAN_DEVICE float apply(float v) {
+    template <typename T> static FERRYMAN_DEVICE float apply(float v) {
         float twice_u = v * (1.5957691216f + 0.0713548163f * (v * v));  // 2*sqrt(2/pi) * (1, 0.044715)
-        return v * sigmoid(twice_u);
+        return v * sigmoid<T>(twice_u);
     }
 };
 
 struct GeluErf {  // (1 + erf(t)) / 2 == erfc(-t) / 2
-    static FERRYMAN_DEVICE float apply(float v) { return v * (0.5f * platform::erfc(v * -0.70710678119f)); }
+    template <typename T> static FERRYMAN_DEVICE float apply(float v) {
+        return v * (0.5f * platform::erfc(v * -0.70710678119f));
+    }
 };
 
 // LANES threads on a row's chunk of LANES * PACKS * V elements, ROWS rows a block. With rows == 1 (tensors that
@@ -41,8 +44,8 @@ FERRYMAN_DEVICE void gated(const T* gate, i64 gate_stride, const T* up, i64 up_s
         for (int p = 0; p < PACKS; ++p) {
             i64 column = ((chunk * PACKS + p) * LANES + lane) * V;
             if (column >= whole) continue;
-            load<true>(g[p], gate + row * gate_stride + column);
-            load<true>(u[p], up + row * up_stride + column);
+            load<ONCE>(g[p], gate + row * gate_stride + column);
+            load<ONCE>(u[p], up + row * up_stride + column);
         }
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
@@ -52,7 +55,7 @@ FERRYMAN_DEVICE void gated(const T* gate, i64 gate_stride, const T* up, i64 up_s
             unpack(g[p], a);
             unpack(u[p], b);
 #pragma unroll
-            for (int i = 0; i < V; ++i) a[i] = Act::apply(a[i]) * b[i];
+            for (int i = 0; i < V; ++i) a[i] = Act::template apply<T>(a[i]) * b[i];
             pack(g[p], a);
             store(y + row * n + column, g[p]);
         }
@@ -60,12 +63,12 @@ FERRYMAN_DEVICE void gated(const T* gate, i64 gate_stride, const T* up, i64 up_s
     if constexpr (V > 1) {
         if (platform::block_index() == 0 && rows == 1 && thread < n - whole) {
             Pack<T, 1> g, u;
-            load<true>(g, gate + whole + thread);
-            load<true>(u, up + whole + thread);
+            load<ONCE>(g, gate + whole + thread);
+            load<ONCE>(u, up + whole + thread);
             float a[1], b[1];
             unpack(g, a);
             unpack(u, b);
-            a[0] = Act::apply(a[0]) * b[0];
+            a[0] = Act::template apply<T>(a[0]) * b[0];
             pack(g, a);
             store(y + whole + thread, g);
         }

@@ -15,6 +15,7 @@ from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, primitive, 
 
 ROUNDED_ACTIVATION = Rounding("activation", "the activation is rounded to the storage dtype before the product")
 FLUSH = 2.0**-126  # exp of a large negative argument may flush to zero; the product inherits it
+ETA = 2.0**-149  # float32 underflows gradually: two roundings of a subnormal result, half a unit each
 
 
 def _check(op: str, gate: Tensor, up: Tensor, grad: Tensor | None = None, approximate: str = "none") -> None:
@@ -59,7 +60,8 @@ def _silu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Ten
         {
             "accumulate": y * (2 * gate.abs() * torch.sigmoid(-gate) + 8),
             "activation": y,
-            "absolute": FLUSH * (gate * up).abs(),
+            "activation_flush": 0.5 * up.abs(),
+            "absolute": FLUSH * (gate * up).abs() + ETA * (1 + up.abs()),
         },
     )
 
@@ -71,9 +73,15 @@ def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     error = 2 * gate.abs() * (1 - s) + 8
     terms = s * (1 + gate.abs() * (1 - s)) * (error + 2 * gate.abs() * s)
     flush = FLUSH * (1 + gate.abs())
+    eta = ETA * (1 + grad.abs())
     return (
-        {"accumulate": (grad * up).abs() * terms, "absolute": flush * (grad * up).abs()},
-        {"accumulate": outputs[1].abs() * error, "activation": outputs[1].abs(), "absolute": flush * grad.abs()},
+        {"accumulate": (grad * up).abs() * terms, "absolute": flush * (grad * up).abs() + eta * (1 + up.abs())},
+        {
+            "accumulate": outputs[1].abs() * error,
+            "activation": outputs[1].abs(),
+            "activation_flush": 0.5 * grad.abs(),
+            "absolute": flush * grad.abs() + eta,
+        },
     )
 
 
@@ -109,10 +117,17 @@ def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, T
     return (d * u * s * (1 + g * (1 - s))).to(gate.dtype), (d * g * s).to(gate.dtype)
 
 
+def _factor(g: Tensor, approximate: str) -> Tensor:
+    """F with gelu(g) = g F(g)."""
+    if approximate == "none":
+        return 0.5 * (1 + torch.erf(g * 0.5**0.5))
+    return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)))
+
+
 def _derivative(g: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
     """(gate's factor F, F', |z|) with gelu(g) = g F(g)."""
     if approximate == "none":
-        return 0.5 * (1 + torch.erf(g * 0.5**0.5)), torch.exp(-0.5 * g * g) / math.sqrt(2 * math.pi), g.abs()
+        return _factor(g, approximate), torch.exp(-0.5 * g * g) / math.sqrt(2 * math.pi), g.abs()
     c = math.sqrt(2 / math.pi)
     z = c * (g + 0.044715 * g**3)
     t = torch.tanh(z)
@@ -124,17 +139,34 @@ def _gelu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Ten
     gate, up, approximate = args
     _, slope, z = _derivative(gate, approximate)
     y = outputs[0].abs()
-    return ({"accumulate": (gate * up).abs() * (4 + 4 * z * slope) + 8 * y, "activation": y},)
+    return (
+        {
+            "accumulate": (gate * up).abs() * (4 + 4 * z * slope) + 8 * y,
+            "activation": y,
+            "activation_flush": 0.5 * up.abs(),
+            "absolute": ETA * (1 + up.abs()),
+        },
+    )
 
 
 def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """F' = (1 - t^2) z'/2 cancels as tanh saturates: t is off by 2 units and its square by half of one, so 1 - t^2 by 5
+    and half of it by 3. Beyond |z| = 10 float32's tanh is +-1 exactly (1 - |t| < 2^-25 from 9.02), and F' is lost whole."""
     grad, gate, up, approximate = args
     _, slope, z = _derivative(gate, approximate)
     steep = (gate * slope).abs()
     factor = 4 + 4 * z * slope + steep * (4 * z * (1 + z) + 12)
+    if approximate == "tanh":
+        steepness = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * gate * gate)
+        factor = factor + gate.abs() * torch.where(z < 10, 3 * steepness, slope / 2.0**-24)
     return (
         {"accumulate": (grad * up).abs() * factor, "absolute": FLUSH * (1 + (grad * up * gate).abs())},
-        {"accumulate": (grad * gate).abs() * (4 + 4 * z * slope) + 8 * outputs[1].abs(), "activation": outputs[1].abs()},
+        {
+            "accumulate": (grad * gate).abs() * (4 + 4 * z * slope) + 8 * outputs[1].abs(),
+            "activation": outputs[1].abs(),
+            "activation_flush": 0.5 * grad.abs(),
+            "absolute": ETA * (2 + grad.abs()),
+        },
     )
 
 
@@ -154,7 +186,9 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     in torch. Returns the same, contiguous; float32 arithmetic, one rounding; an implementation may also round the
     activation. Raises ArgumentError. Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
-    return (functional.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype)
+    # PyTorch's own vectorised erf-gelu is off by 6 units on AVX-512 CPUs, and NaN at +inf; torch.erf is not.
+    g = wide(gate)
+    return (g * _factor(g, approximate) * wide(up)).to(gate.dtype)
 
 
 @primitive(

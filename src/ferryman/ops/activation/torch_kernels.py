@@ -19,8 +19,16 @@ def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor, target: Target) ->
     return grad_gate.contiguous(), (d * functional.silu(gate.float())).to(gate.dtype).contiguous()
 
 
+def _gelu(gate: Tensor, approximate: str) -> Tensor:
+    """On CPUs with AVX-512, PyTorch's erf-gelu is off by 6 float32 units and gives NaN at +inf; its erf is right."""
+    if gate.is_cpu and approximate == "none":
+        g = gate.float()
+        return (g * torch.special.ndtr(g)).to(gate.dtype)
+    return functional.gelu(gate, approximate=approximate)
+
+
 def gelu_mul(gate: Tensor, up: Tensor, approximate: str, target: Target) -> Tensor:
-    return functional.gelu(gate.contiguous(), approximate=approximate).mul_(up)
+    return _gelu(gate.contiguous(), approximate).mul_(up)
 
 
 def gelu_mul_backward(
@@ -28,5 +36,5 @@ def gelu_mul_backward(
 ) -> tuple[Tensor, Tensor]:
     d = grad.float()
     grad_gate = torch.ops.aten.gelu_backward(d * up.float(), gate.float(), approximate=approximate).to(gate.dtype)
-    grad_up = (d * functional.gelu(gate.float(), approximate=approximate)).to(gate.dtype)
+    grad_up = (d * _gelu(gate.float(), approximate)).to(gate.dtype)
     return grad_gate.contiguous(), grad_up.contiguous()

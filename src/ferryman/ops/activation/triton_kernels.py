@@ -14,8 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation, collapse_rows, launch, recorded
-from ferryman.backends.triton_lang import narrow, normal, sigmoid
+from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton_lang import narrow, normal, sigmoid, widen
+from ferryman.backends.triton_rows import collapse_rows, lanes
 
 SILU, GELU_TANH, GELU = 0, 1, 2
 _KINDS = {"tanh": GELU_TANH, "none": GELU}
@@ -27,15 +28,14 @@ def _factor(x, KIND: tl.constexpr):
     if KIND == 0:
         s, rest = sigmoid(x)
         return s, s * rest
-    elif KIND == 1:
+    if KIND == 1:
         # 0.5 (1 + tanh z) = sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
         square = x * x
         s, rest = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
         # past 1e4 the slope is 0 on both sides, and the square must not become infinite: 0 * inf
         bounded = tl.minimum(square, 1e8)
         return s, s * rest * (1.5957691216057308 + 0.21406448696540377 * bounded)
-    else:
-        return normal(x)
+    return normal(x)
 
 
 @triton.jit
@@ -56,8 +56,8 @@ def _tile(program, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, ROWS, BLOCK)
-    g = tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask).to(tl.float32)
-    u = tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask).to(tl.float32)
+    g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
+    u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
     factor, _ = _factor(g, KIND)
     y = narrow(g * factor * u, y_ptr.dtype.element_ty)
     tl.store(y_ptr + first * width + start + (row * width + col), y, mask=mask)
@@ -69,9 +69,9 @@ def _gated_backward(
     KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, ROWS, BLOCK)
-    d = tl.load(grad_ptr + first * grad_stride + start + (row * grad_stride + col), mask=mask).to(tl.float32)
-    g = tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask).to(tl.float32)
-    u = tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask).to(tl.float32)
+    d = widen(tl.load(grad_ptr + first * grad_stride + start + (row * grad_stride + col), mask=mask))
+    g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
+    u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
     factor, slope = _factor(g, KIND)
     place = first * width + start + (row * width + col)
     tl.store(grad_gate_ptr + place, narrow(d * u * (factor + g * slope), grad_gate_ptr.dtype.element_ty), mask=mask)
@@ -91,7 +91,7 @@ def _launch(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], kind: int,
         views = [collapse_rows(t) for t in inputs]
         inputs, rows, strides = [v[0] for v in views], views[0][1], [v[2] for v in views]
         width = outputs[0].shape[-1]
-    tile = TILE * target.wave // 32
+    tile = TILE * lanes(target) // 32
     block = min(tile, triton.next_power_of_2(width))
     together = min(tile // block, 64)
     if rows == 1 or together * max(strides) >= 2**31:
@@ -145,5 +145,12 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
             gelu_mul(gate, up, approximate, target)
             gelu_mul_backward(grad, gate, up, approximate, target)
 
-    shapes = [(8192, 14336, False), (4096, 11008, True), (4096, 64, True), (61, 257, False), (61, 257, True)]
+    shapes = [
+        (8192, 14336, False),
+        (4096, 11008, True),
+        (4096, 64, True),
+        (61, 257, False),
+        (61, 257, True),
+        (1, 1, False),
+    ]
     return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]

@@ -56,7 +56,8 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
             "p_flush": values.sum(-2, keepdim=True).expand_as(weighted),
             "absolute": tiny.expand_as(weighted),
         },
-        {"accumulate": lse_error},
+        # log(sum(exp(s - max))) is NaN where logsumexp gives +Inf: float64 itself has both, and `out` is NaN either way
+        {"accumulate": lse_error, "ambiguous": outputs[1].isnan() | outputs[1].isposinf()},
     )
 
 

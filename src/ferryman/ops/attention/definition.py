@@ -230,7 +230,7 @@ def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
     meta=lambda q, k, v, causal, scale, window, softcap, mask: _meta(q),
     cost=lambda q, k, v, causal, scale, window, softcap, mask: _cost(q, k, causal, window, 2, 2),
     cases=_cases, bound=bounds.attention, roundings=(ROUNDED_P,), rounded=_with_roundings,
-    backward="attention_backward", grads=("q", "k", "v"), autocast="low",
+    backward="attention_backward", grads=("q", "k", "v"), autocast=("low", "aten::scaled_dot_product_attention"),
 )  # fmt: skip
 def attention_with_lse(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,

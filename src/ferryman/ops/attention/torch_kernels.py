@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _model_layout(out: Tensor) -> Tensor:
-    batch, heads, seq, head_dim = out.shape
+    _, heads, seq, head_dim = out.shape
     if out.stride() == (seq * heads * head_dim, head_dim, heads * head_dim, 1):
         return out
     return out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -60,14 +60,21 @@ def _composed_scores(
     return (s if hidden is None else s.masked_fill(hidden, -math.inf)), capped
 
 
+def _vectorised(x: Tensor) -> Tensor:
+    """FlashAttention-2 reads 16 bytes at a time and does not look: a misaligned tensor is an illegal access, so copy it."""
+    words = 16 // x.element_size()
+    if x.data_ptr() % 16 == 0 and all(s % words == 0 for s, n in zip(x.stride()[:-1], x.shape, strict=False) if n > 1):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
     """(out, lse) from the fastest fused kernel that takes the call, or None."""
-    head_dim = q.shape[-1]
-    if q.is_cuda and q.dtype != torch.float32 and head_dim % 8 == 0:
-        keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
-        got = aten._scaled_dot_product_flash_attention(q, keys, values, 0.0, causal, False, scale=scale)
+    if q.is_cuda and q.dtype != torch.float32 and q.shape[-1] % 8 == 0:
+        got = aten._scaled_dot_product_flash_attention(*map(_vectorised, (q, k, v)), 0.0, causal, False, scale=scale)
         return got[0], got[1]
-    if q.is_cpu and q.dtype != torch.float16:
+    # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0.
+    if q.is_cpu and q.dtype == torch.float32:
         keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, causal, scale=scale)
         return got[0], got[1]
@@ -97,10 +104,9 @@ def attention_backward(
     grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
     scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    batch, heads, sq, head_dim = q.shape
+    _, heads, sq, head_dim = q.shape
     group = k.shape[1]
     factor = head_dim**-0.5 if scale is None else scale
-    keys, values = _grouped(k, heads), _grouped(v, heads)
 
     def per_key_head(x: Tensor, like: Tensor) -> Tensor:
         return x.unflatten(1, (group, heads // group)).sum(2).to(like.dtype).contiguous()
@@ -109,11 +115,12 @@ def attention_backward(
     if plain and q.is_cuda and q.dtype != torch.float32 and head_dim % 8 == 0 and sq == k.shape[2]:
         # FlashAttention-2's backward takes any forward's natural-log lse; without dropout its random state is unused.
         nothing = torch.empty(0, dtype=torch.int64, device=q.device)
-        layout = [_model_layout(t) for t in (grad_out, q, keys, values, out)]
+        layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
         gq, gk, gv = aten._scaled_dot_product_flash_attention_backward(
             *layout, lse, None, None, sq, sq, 0.0, causal, nothing, nothing, scale=factor
         )
-        return gq.contiguous(), per_key_head(gk, k), per_key_head(gv, v)
+        return gq.contiguous(), gk.contiguous(), gv.contiguous()
+    keys, values = _grouped(k, heads), _grouped(v, heads)
     s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)
     p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     g = grad_out.float()

@@ -1,12 +1,14 @@
 """Attention in Triton, forward and backward, on NVIDIA, AMD and the interpreter.
 
-Forward: one program per block of query rows, an online softmax over the blocks of keys in base 2. Few query rows (decoding)
-pack the heads of a group into one tile and may split the keys over programs, merged in float32 by a second kernel.
+Forward: one program per block of query rows, an online softmax over the blocks of keys in base 2. Few query rows
+(decoding) pack the heads of a group into one tile and may split the keys over programs, merged in float32 by a second
+kernel.
 Backward: two kernels and no atomics, so results are bitwise reproducible: queries stay put for dQ (which also computes
 delta), keys stay put for dK and dV.
 
 Rounding points: P is rounded to the input dtype before P@V and P^T@dO ("p"), dS before dS@K and dS^T@Q ("ds").
-An invisible key has weight exactly 0; a NaN or Inf in *V* at an invisible key still reaches rows of the same tile (0*NaN).
+An invisible key has weight exactly 0; a NaN or Inf in *V* at an invisible key still reaches the rows of its tile, as
+0 * NaN does in the definition.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _LOG2E = 1.4426950408889634
 _BOOL_MASK, _FLOAT_MASK = 1, 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- kernels
+# -------------------------------------------------------------------------------------------------------------- kernels
 
 
 @triton.jit
@@ -78,7 +80,10 @@ def _load_rows(base, stride, rows, limit, HEAD_DIM: tl.constexpr, BLOCK_D: tl.co
 
 @triton.jit
 def _saturation(x):
-    """(tanh x, 1 - tanh^2 x). The series below 1/4 is good to 1e-8; the exponential form cancels there."""
+    """(tanh x, 1 - tanh^2 x). The series below 1/4 is good to 1e-8; the exponential form cancels there.
+
+    Approximate division, unlike triton_lang.tanh: its error, times the cap, is below that of the scores' own sum.
+    """
     size = tl.abs(x)
     e = tl.exp2(size * (-2.0 * LOG2E))
     large = (1.0 - e) / (1.0 + e)
@@ -138,8 +143,9 @@ def _key_ranges(
 def _forward_range(
     acc, row_max, row_sum, q, k, v, mask, row_inside, position, lo, hi, num_keys, window,
     stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over keys [lo, hi). EDGE: a block may reach beyond the keys, the diagonal or the window."""
     tile = tl.arange(0, BLOCK_N)
@@ -166,7 +172,7 @@ def _forward_range(
                     seen = _visible(position[:, None], keys[None, :], window, CAUSAL, HAS_WINDOW)
                     scores = tl.where(seen, scores, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(scores, 1))
-            # -inf: no key seen yet. +inf: the sum becomes inf and the row NaN, as inf/inf is. Neither may give inf - inf.
+            # -inf: no key seen yet. +inf: the sum becomes inf and the row inf/inf = NaN. Neither may give inf - inf.
             finite_max = tl.where(tl.abs(new_max) == float("inf"), 0.0, new_max)
             p = tl.exp2(scores - finite_max[:, None])
         else:
@@ -183,9 +189,11 @@ def _forward_range(
     return acc, row_max, row_sum
 
 
-# Lengths (and what follows from them) never specialise: a new sequence length must not compile.
+# Lengths, and what follows from them, never specialise: a new sequence length must not compile. Strides do:
+# a mask whose rows are not 16-byte aligned (Sk off the 16s) is a second variant, whose element loads cost registers.
 _FORWARD_DYNAMIC = [
-    "num_heads", "group", "heads_together", "num_queries", "num_keys", "window", "batch_heads", "score_scale", "score_cap",
+    "num_heads", "group", "heads_together", "num_queries", "num_keys", "window", "batch_heads",
+    "score_scale", "score_cap",
 ]  # fmt: skip
 
 
@@ -199,8 +207,8 @@ def attention_forward(
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, NEGATE: tl.constexpr,
     PACK: tl.constexpr, SPLIT: tl.constexpr, NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid axis 1,
-    and out, lse are float32 partials [split][batch*heads][query], lse in base 2."""
+    """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid
+    axis 1, and out, lse are float32 partials [split][batch*heads][query], lse in base 2."""
     rows_in_head = num_queries
     heads_in_grid = num_heads
     if PACK:
@@ -291,7 +299,7 @@ def attention_merge(
     partial, partial_lse, out, lse, num_heads, num_queries, num_splits, batch_heads,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One row per program: the splits' partial outputs, weighted by their share of the softmax's sum, in split order."""
+    """One row per program: the splits' outputs, weighted by their share of the softmax's sum, in split order."""
     row = _wide(tl.program_id(0))  # (batch * heads + head) * queries + query
     rows = _wide(batch_heads) * num_queries
     cols = tl.arange(0, BLOCK_D)
@@ -320,8 +328,9 @@ def attention_merge(
 def _dq_range(
     dq, q, do, k, v, mask, lse, delta, row_inside, position, lo, hi, num_keys, window,
     stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """dQ += dS K over keys [lo, hi); ``lse`` in base 2, +inf for rows that see nothing."""
     tile = tl.arange(0, BLOCK_N)
@@ -372,7 +381,7 @@ def attention_backward_dq(
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, HAS_GRAD_LSE: tl.constexpr, WIDE: tl.constexpr,
     NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse, which the dK/dV kernel reads."""
+    """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse for the dK/dV kernel."""
     num_tiles = tl.cdiv(num_queries, BLOCK_M)
     tile, head_id = _tile_and_head(num_tiles, batch_heads, heads_together, NUM_XCD)
     if CAUSAL:
@@ -417,17 +426,20 @@ def attention_backward_dq(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if HAS_WINDOW:
         dq = _dq_range(
-            dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, lo, full_lo, num_keys, window,
+            dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, lo, full_lo,
+            num_keys, window,
             stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
             HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
         )  # fmt: skip
     dq = _dq_range(
-        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_lo, full_hi, num_keys, window,
+        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_lo, full_hi,
+        num_keys, window,
         stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
         HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
     )  # fmt: skip
     dq = _dq_range(
-        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_hi, hi, num_keys, window,
+        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_hi, hi,
+        num_keys, window,
         stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
         HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
     )  # fmt: skip
@@ -436,17 +448,17 @@ def attention_backward_dq(
     inside = row_inside[:, None]
     if HEAD_DIM < BLOCK_D:
         inside = inside & (cols[None, :] < HEAD_DIM)
-    tl.store(
-        grad_q + (per_row * HEAD_DIM)[:, None] + cols[None, :], (dq * grad_scale).to(grad_q.dtype.element_ty), mask=inside
-    )
+    where = (per_row * HEAD_DIM)[:, None] + cols[None, :]
+    tl.store(grad_q + where, (dq * grad_scale).to(grad_q.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _dkv_range(
     dk, dv, k, v, q, do, mask, lse, delta, keys, key_inside, lo, hi, num_queries, num_keys, window,
     stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """dK += dS^T Q and dV += P^T dO over queries [lo, hi). Scores are kept transposed, (keys, queries).
 
@@ -566,8 +578,9 @@ def attention_backward_dkv(
                 HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
             )  # fmt: skip
         dk, dv = _dkv_range(
-            dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside, full_lo, full_hi,
-            num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
+            dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside,
+            full_lo, full_hi, num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m,
+            score_scale, score_cap,
             HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
         )  # fmt: skip
         dk, dv = _dkv_range(
@@ -585,7 +598,7 @@ def attention_backward_dkv(
     tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=inside)
 
 
-# ---------------------------------------------------------------------------------------------------------- configurations
+# ------------------------------------------------------------------------------------------------------- configurations
 
 
 @dataclass(frozen=True)
@@ -600,7 +613,7 @@ class Config:
 
 
 def _block_d(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def _family(target: Target) -> str:
@@ -610,59 +623,81 @@ def _family(target: Target) -> str:
             return "rdna"
         return "cdna-160k" if target.shared_memory >= 160 * 1024 else "cdna-64k"
     if target.vendor == "nvidia":
+        if target.arch in ("sm_100", "sm_103"):
+            return "nvidia-tmem"
         if target.shared_memory >= 227 * 1024:
             return "nvidia-227k"
         return "nvidia-160k" if target.shared_memory >= 160 * 1024 else "nvidia-99k"
     return "cpu"
 
 
-# (forward, dq, dkv) by family and padded head_dim, 16-bit inputs; each (block_m, block_n, num_warps, num_stages).
-_HALF: dict[str, dict[int, tuple[tuple[int, int, int, int], ...]]] = {
-    "nvidia-227k": {
-        64: ((128, 128, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
-        128: ((128, 128, 8, 2), (128, 64, 8, 2), (64, 128, 8, 2)),
-        256: ((128, 64, 8, 2), (64, 64, 8, 1), (64, 64, 8, 1)),
-    },
-    "nvidia-160k": {
-        64: ((128, 64, 4, 3), (128, 64, 8, 2), (64, 128, 8, 2)),
-        128: ((128, 64, 8, 3), (64, 64, 8, 2), (64, 64, 8, 2)),
-        256: ((128, 32, 8, 2), (64, 32, 8, 1), (32, 64, 8, 1)),
-    },
-    "nvidia-99k": {
-        64: ((128, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 2)),
-        128: ((128, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
-        256: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
-    },
-    "cdna-160k": {
-        64: ((128, 64, 4, 1), (128, 64, 4, 1), (64, 128, 4, 1)),
-        128: ((128, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
-        256: ((128, 64, 8, 1), (64, 32, 8, 1), (32, 64, 8, 1)),
-    },
-    "cdna-64k": {
-        64: ((128, 64, 4, 1), (128, 64, 4, 1), (64, 128, 4, 1)),
-        128: ((128, 64, 4, 1), (64, 64, 4, 1), (64, 64, 4, 1)),
-        256: ((128, 32, 8, 1), (64, 32, 8, 1), (32, 64, 8, 1)),
-    },
+# Two waves per SIMD halves the registers a wave may take (512 to 256): forward still fits, and latency is hidden.
+_TWO_WAVES = {"waves_per_eu": 2}
+# With the attention schedule D128 fits too: without it gfx942's full attention had 84 bytes of scratch.
+_SCHEDULED = {"waves_per_eu": 2, "schedule_hint": "attention"}
+# The 16x16 matrix instruction keeps fewer accumulators alive than 32x32: dK/dV at D128 took 284 instead of 354 VGPRs.
+_SMALL_MFMA = {"matrix_instr_nonkdim": 16}
+
+# (forward, dq, dkv, then the same for masks and softcap) by family and padded head_dim, 16-bit inputs. Each is the
+# largest tile that compiled without spills, or with the fewest (compile matrix in tests/unit/test_triton_attention.py).
+_Tiles = tuple[tuple[Any, ...], ...]
+_AMPERE: dict[int, _Tiles] = {
+    64: ((128, 64, 8, 3), (128, 64, 8, 2), (32, 64, 8, 2), (128, 64, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2)),
+    128: ((128, 64, 8, 3), (64, 64, 8, 2), (16, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 2), (16, 64, 8, 2)),
+    256: ((64, 32, 8, 2), (32, 32, 8, 2), (16, 32, 8, 2), (64, 32, 8, 2), (32, 32, 8, 2), (16, 32, 8, 2)),
+}
+# One stage would load through registers, without cp.async. dK/dV takes 32 queries at a time: 64 hold lse and delta in
+# 32 registers instead of 16, and spilled 664 bytes at D128 instead of 112.
+_HOPPER: dict[int, _Tiles] = {
+    64: ((128, 128, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (32, 128, 8, 2)),
+    128: ((128, 128, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2), (32, 128, 8, 2)),
+    256: ((128, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
+}
+# Accumulators in tensor memory, whose 512 columns Triton 3.6 does not check when compiling: beyond, the image is a trap
+# (dK/dV causal D256 at 32x64: 544). 32 keys are below the least that tcgen05 takes, and use mma.sync.
+_BLACKWELL: dict[int, _Tiles] = {
+    64: (*_HOPPER[64][:2], (32, 64, 8, 1), *_HOPPER[64][3:5], (32, 32, 8, 2)),
+    128: (*_HOPPER[128][:2], (32, 64, 8, 1), *_HOPPER[128][3:5], (32, 32, 8, 2)),
+    256: (*_HOPPER[256][:2], (16, 32, 8, 2), *_HOPPER[256][3:5], (16, 32, 8, 2)),
+}
+_CDNA: dict[int, _Tiles] = {
+    64: (
+        (128, 64, 4, 1, _TWO_WAVES), (128, 64, 4, 1), (64, 64, 4, 1),
+        (64, 64, 4, 1), (64, 64, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
+    ),
+    128: (
+        (128, 64, 4, 1, _SCHEDULED), (64, 64, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
+        (64, 64, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
+    ),
+    256: (
+        (128, 32, 8, 1), (32, 32, 4, 1), (16, 64, 8, 1),
+        (64, 32, 4, 1), (32, 32, 4, 1), (16, 64, 8, 1),
+    ),
+}  # fmt: skip
+_HALF: dict[str, dict[int, _Tiles]] = {
+    "nvidia-227k": _HOPPER,
+    "nvidia-tmem": _BLACKWELL,
+    "nvidia-160k": _AMPERE,
+    "nvidia-99k": {**_AMPERE, 128: ((128, 64, 8, 2), *_AMPERE[128][1:])},
+    "cdna-160k": _CDNA,
+    "cdna-64k": _CDNA,
+    # RDNA3's matrix instruction wants both operands twice in registers: the backward spills at any tile from D128 on
     "rdna": {
         64: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
-        128: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
-        256: ((32, 32, 8, 1), (32, 16, 8, 1), (16, 32, 8, 1)),
+        128: ((64, 32, 8, 1), (64, 32, 8, 1), (32, 32, 8, 1)),
+        256: ((32, 32, 8, 1), (32, 16, 8, 1), (16, 16, 8, 1)),
     },
-    "cpu": {
-        64: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-        128: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-        256: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-    },
+    "cpu": dict.fromkeys((64, 128, 256), ((32, 32, 4, 1),) * 3),
 }
-# float32: NVIDIA multiplies exactly ("ieee") on the FMA units, so the operands take registers; AMD has fp32 matrix units.
-_FLOAT: dict[str, dict[int, tuple[tuple[int, int, int, int], ...]]] = {
+# float32: NVIDIA multiplies exactly ("ieee") on the FMA units, from registers; AMD has fp32 matrix units.
+_FLOAT: dict[str, dict[int, _Tiles]] = {
     "nvidia": {
-        64: ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
-        128: ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+        64: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
+        128: ((32, 32, 8, 1), (32, 16, 8, 1), (16, 32, 8, 1)),
         256: ((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
     },
     "cdna": {
-        64: ((64, 32, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1)),
+        64: ((64, 32, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1)),
         128: ((64, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
         256: ((32, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
@@ -675,18 +710,18 @@ _FLOAT: dict[str, dict[int, tuple[tuple[int, int, int, int], ...]]] = {
 }
 
 
-_AMD_OPTIONS: dict[str, Any] = {}
-
-
 @functools.cache
 def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich: bool) -> Config:
-    """``kernel`` is "forward", "dq" or "dkv". ``rich``: a mask or a softcap, whose tiles take registers too."""
+    """``kernel`` is "forward", "dq" or "dkv". ``rich``: a mask or a softcap, whose tiles take registers too.
+
+    So does a head_dim below its tile (80, 96): there the loads carry masks.
+    """
     family = _family(target)
     by_dim = _HALF[family] if dtype != torch.float32 else _FLOAT[family.split("-")[0]]
-    which = ("forward", "dq", "dkv").index(kernel) + (3 if rich else 0)
-    tiles = by_dim[max(64, _block_d(head_dim))]
-    m, n, warps, stages = tiles[which % len(tiles)]
-    return Config(m, n, warps, stages, _AMD_OPTIONS if target.vendor == "amd" else {})
+    padded = max(64, _block_d(head_dim))
+    which = ("forward", "dq", "dkv").index(kernel) + (3 if rich or head_dim < padded else 0)
+    tiles = by_dim[padded]
+    return Config(*tiles[which % len(tiles)])
 
 
 @functools.cache
@@ -698,12 +733,14 @@ def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
     if dtype == torch.float32:
         return Config(16, 32 if block_d <= 128 else 16, 4, 1)
     n = 64 if block_d <= 128 else 32
+    if family == "rdna":
+        n //= 2  # 64 keys at D128: 540 bytes of scratch
     if target.vendor == "amd":
         return Config(16, n, 4, 1)
     return Config(16, n, 4, 3 if family != "nvidia-99k" or block_d <= 64 else 2)
 
 
-# ------------------------------------------------------------------------------------------------------------- launchers
+# ------------------------------------------------------------------------------------------------------------ launchers
 
 
 def _xcds(target: Target) -> int:
@@ -720,7 +757,9 @@ def _unit_last(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _mask_arguments(mask: torch.Tensor | None, shape: tuple[int, ...]) -> tuple[torch.Tensor | None, int, tuple[int, ...]]:
+def _mask_arguments(
+    mask: torch.Tensor | None, shape: tuple[int, ...]
+) -> tuple[torch.Tensor | None, int, tuple[int, ...]]:
     """(tensor as the kernels read it, kind, strides over (batch, head, query, key))."""
     if mask is None:
         return None, 0, (0, 0, 0, 0)
@@ -734,13 +773,13 @@ def _score_factors(scale: float, softcap: float) -> tuple[float, float]:
     return (scale / softcap, softcap * _LOG2E) if softcap > 0 else (scale * _LOG2E, 0.0)
 
 
-def _heads_together(target: Target, num_keys: int, head_dim: int, element_size: int) -> int:
-    """How many heads' K and V fill half of the L2."""
-    return max(1, target.l2_bytes // 2 // max(1, 2 * num_keys * head_dim * element_size))
+def _heads_together(target: Target, kv_heads: int, num_keys: int, head_dim: int, element_size: int) -> int:
+    """How many KV heads' K and V fill half of the L2; at most all of them, as tiles x heads is a 32-bit number."""
+    return max(1, min(kv_heads, target.l2_bytes // 2 // (2 * num_keys * head_dim * element_size)))
 
 
 def _num_splits(target: Target, programs: int, num_keys: int) -> int:
-    """Enough pieces for two programs per unit, each of at least 256 keys: below that the merge costs more than it saves."""
+    """Pieces for two programs per unit, of at least 256 keys each: merging smaller ones costs more than it saves."""
     return max(1, min(-(-2 * target.units // max(1, programs)), num_keys // 256, 128))
 
 
@@ -780,7 +819,7 @@ def attention(
     config = decode if pack else _config(target, q.dtype, dim, "forward", rich)
     grid_heads = batch * (kv_heads if pack else heads)
     programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
-    together = _heads_together(target, keys, dim, k.element_size()) * (1 if pack else group)
+    together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     splits = _num_splits(target, programs, keys) if pack else 1
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
@@ -796,7 +835,8 @@ def attention(
         heads, group, together, queries, keys, min(window or 0, queries + keys), batch * heads, score_scale, score_cap,
         device=device,
         **_forward_constexprs(
-            config, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide, scale < 0, pack, splits > 1
+            config, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide,
+            scale < 0, pack, splits > 1,
         ),
         **_options(config, device),
     )  # fmt: skip
@@ -837,7 +877,7 @@ def attention_backward(
     score_scale, score_cap = _score_factors(scale, softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     group = heads // kv_heads
-    together = _heads_together(target, keys, dim, k.element_size())
+    together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size())
     seen = min(window or 0, queries + keys)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     rich = mask_kind > 0 or softcap > 0
@@ -874,31 +914,32 @@ def _options(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def _backward_constexprs(
-    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int, wide: bool
-) -> dict[str, Any]:
+    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int,
+    wide: bool,
+) -> dict[str, Any]:  # fmt: skip
     return {
-        "HEAD_DIM": dim, "BLOCK_D": _block_d(dim), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "CAUSAL": causal,
-        "HAS_WINDOW": window, "HAS_CAP": cap, "MASK": mask, "WIDE": wide, "NUM_XCD": _xcds(target),
+        "HEAD_DIM": dim, "BLOCK_D": _block_d(dim), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+        "CAUSAL": causal, "HAS_WINDOW": window, "HAS_CAP": cap, "MASK": mask, "WIDE": wide, "NUM_XCD": _xcds(target),
         "PRECISION": _precision(dtype),
     }  # fmt: skip
 
 
 def _forward_constexprs(
-    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int, wide: bool,
-    negate: bool, pack: bool, split: bool,
+    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int,
+    wide: bool, negate: bool, pack: bool, split: bool,
 ) -> dict[str, Any]:  # fmt: skip
     shared = _backward_constexprs(config, target, dtype, dim, causal, window, cap, mask, wide)
     return {**shared, "NEGATE": negate, "PACK": pack, "SPLIT": split}
 
 
-# -------------------------------------------------------------------------------------------------- ahead-of-time compiling
+# ---------------------------------------------------------------------------------------------- ahead-of-time compiling
 
 
 def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
-    """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full attention,
-    decoding, and everything at once (window, softcap, float mask, a gradient of lse)."""
+    """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full
+    attention, decoding, and everything at once (window, softcap, float mask, a gradient of lse)."""
     kind = getattr(torch, dtype)
 
     def calls(dim: int, queries: int, causal: bool, rich: bool) -> None:

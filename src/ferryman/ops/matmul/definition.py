@@ -26,11 +26,18 @@ def _check(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor
     checks.shaped(op, "grad", grad, *x.shape[:-1], weight.shape[0])
 
 
+def _rows(x: Tensor) -> Tensor:
+    """All leading dimensions as one; reshape(-1, 0) would be ambiguous."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def _product_error(a: Tensor, b: Tensor) -> dict[str, Tensor]:
     """6 sqrt(K) |a| @ |b| from probabilistic analysis (Higham & Mary 2019); tf32 rounds both
     operands; split-k rounds each partial sum to the storage dtype."""
+    depth = max(a.shape[-1], 1)
     return {
-        "accumulate": (6 * math.sqrt(max(a.shape[-1], 1)) + 1) * (a.abs() @ b.abs()),
+        "accumulate": (6 * math.sqrt(depth) + 1) * (a.abs() @ b.abs()),
+        "absolute": a.new_full((), depth * 2.0**-149),  # products underflow gradually
         "split-k": a.abs() @ b.abs(),
         "tf32": 6 * math.sqrt(2) * torch.sqrt(a.square() @ b.square()),
     }
@@ -46,7 +53,7 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
 
 def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     grad, x, weight, bias, need_x, need_weight = args
-    g, flat = grad.reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
+    g, flat = _rows(grad), _rows(x)
     empty = {"accumulate": x.new_empty(0)}
     root = 6 * math.sqrt(max(len(g), 1))
     return (
@@ -101,7 +108,7 @@ def _product_bytes(x: Tensor, weight: Tensor) -> float:
     meta=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     cost=lambda x, weight, bias: Cost(2.0 * x.numel() * weight.shape[0], _product_bytes(x, weight)),
     cases=_cases, bound=_bound,
-    backward="linear_backward", grads=("x", "weight", "bias"), lower=functional.linear, autocast="low",
+    backward="linear_backward", grads=("x", "weight", "bias"), lower=functional.linear, autocast=("low", "aten::linear"),
 )  # fmt: skip
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``.
@@ -132,9 +139,9 @@ def linear_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `linear`: grad_x, grad_weight, grad_bias; an empty tensor where not needed or without a bias."""
     g = wide(grad)
-    flat = g.reshape(-1, weight.shape[0])
+    flat = _rows(g)
     return (
         (g @ wide(weight)).to(x.dtype) if need_x else x.new_empty(0),
-        (flat.T @ wide(x).reshape(-1, weight.shape[1])).to(weight.dtype) if need_weight else weight.new_empty(0),
+        (flat.T @ _rows(wide(x))).to(weight.dtype) if need_weight else weight.new_empty(0),
         x.new_empty(0) if bias is None else flat.sum(0).to(bias.dtype),
     )

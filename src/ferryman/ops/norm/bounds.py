@@ -13,6 +13,7 @@ from torch import Tensor
 
 Terms = dict[str, Tensor]
 U32 = 2.0**-24
+ETA = 2.0**-149  # float32 underflows gradually: two roundings of a subnormal result, half a unit each
 
 
 def _relative(n: int) -> float:
@@ -23,48 +24,53 @@ def _relative(n: int) -> float:
 def rms_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     x, weight, _, cast = args
     y = outputs[0].abs()
-    return ({"accumulate": _relative(x.shape[-1]) * y, "storage": y * float(cast and weight is not None)},)
+    terms: Terms = {"accumulate": _relative(x.shape[-1]) * y, "storage": y * float(cast and weight is not None)}
+    return (terms if weight is None else terms | _scaled_underflow(weight, cast),)
+
+
+def _scaled_underflow(weight: Tensor, cast: bool) -> Terms:
+    """The normalised value may be subnormal before the weight scales it, in float32 and, when cast, in storage."""
+    return {"absolute": ETA * (1 + weight.abs()), "storage_flush": weight.abs() * (0.5 * cast)}
 
 
 def add_rms_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     """The rounded sum moves y twice: directly, and through the root mean square."""
     x, _, weight, _, cast = args
     y, s = (t.abs() for t in outputs)
-    return (
-        {"accumulate": _relative(x.shape[-1]) * y, "storage": y * (2.0 + float(cast and weight is not None))},
-        {"accumulate": s},
-    )
+    terms: Terms = {"accumulate": _relative(x.shape[-1]) * y, "storage": y * (2.0 + float(cast and weight is not None))}
+    return terms if weight is None else terms | _scaled_underflow(weight, cast), {"accumulate": s}
 
 
-def _rms_gradient(g: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def _rms_gradient(g: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Terms, Terms]:
     n = x.shape[-1]
     r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     hat, gw = (x * r).abs(), (g if weight is None else g * weight).abs()
     inner = (gw * hat).mean(-1, keepdim=True)
     grad_x = r * (gw * _relative(n) + hat * inner * (6 * math.sqrt(n) + 3 * _relative(n)))
+    for_x: Terms = {"accumulate": grad_x, "absolute": ETA * (1 + r * (2 + hat + inner))}
     if weight is None:
-        return grad_x, x.new_empty(0)
-    products = (g.abs() * hat).reshape(-1, n)
-    return grad_x, products.sum(0) * (6 * math.sqrt(max(len(products), 1)) + _relative(n))
+        return for_x, {"accumulate": x.new_empty(0)}
+    products, rows = (g.abs() * hat).reshape(-1, n), g.abs().reshape(-1, n)
+    grad_weight = products.sum(0) * (6 * math.sqrt(max(len(products), 1)) + _relative(n))
+    return for_x, {"accumulate": grad_weight, "absolute": ETA * (1 + rows).sum(0)}
 
 
 def rms_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
-    grad_x, grad_weight = _rms_gradient(*args)
-    return {"accumulate": grad_x}, {"accumulate": grad_weight}
+    return _rms_gradient(*args)
 
 
 def add_rms_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     """The saved sum is rounded to the storage dtype, which moves the gradient as it moves the forward result."""
     grad_y, grad_residual, s, weight, eps = args
-    grad_x, grad_weight = _rms_gradient(grad_y, s, weight, eps)
+    for_x, for_weight = _rms_gradient(grad_y, s, weight, eps)
     n = s.shape[-1]
     r = torch.rsqrt(s.square().mean(-1, keepdim=True) + eps)
     hat, gw = (s * r).abs(), (grad_y if weight is None else grad_y * weight).abs()
     saved = r * (gw + 4 * hat * (gw * hat).mean(-1, keepdim=True))
-    terms: Terms = {"accumulate": grad_x + grad_residual.abs(), "storage": saved}
+    for_x |= {"accumulate": for_x["accumulate"] + grad_residual.abs(), "storage": saved}
     if weight is None:
-        return terms, {"accumulate": grad_weight}
-    return terms, {"accumulate": grad_weight, "storage": 2 * (grad_y.abs() * hat).reshape(-1, n).sum(0)}
+        return for_x, for_weight
+    return for_x, for_weight | {"storage": 2 * (grad_y.abs() * hat).reshape(-1, n).sum(0)}
 
 
 def _layer(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -87,7 +93,8 @@ def layer_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     _, _, error, _ = _layer(x, eps)
     total = error if weight is None else error * weight.abs()
     total = total + 2 * outputs[0].abs()
-    return ({"accumulate": total if bias is None else total + bias.abs()},)
+    total = total if bias is None else total + bias.abs()
+    return ({"accumulate": total} if weight is None else {"accumulate": total, "absolute": ETA * (1 + weight.abs())},)
 
 
 def layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
@@ -102,9 +109,12 @@ def layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms
     rows = max(g.numel() // max(n, 1), 1)
     many = 6 * math.sqrt(rows)
     flat = g.abs().reshape(-1, n)
+    for_x = {"accumulate": grad_x, "absolute": ETA * (1 + r * (3 + hat.abs() + inner))}
     grad_weight = (flat * hat.abs().reshape(-1, n)).sum(0) * many + (flat * error.reshape(-1, n)).sum(0)
     return (
-        {"accumulate": grad_x},
-        {"accumulate": x.new_empty(0) if weight is None else grad_weight},
+        for_x,
+        {"accumulate": x.new_empty(0)} if weight is None else {
+            "accumulate": grad_weight, "absolute": ETA * (1 + flat).sum(0),
+        },
         {"accumulate": x.new_empty(0) if bias is None else flat.sum(0) * many},
     )

@@ -17,7 +17,7 @@ template <typename L, typename W, bool HOLD> struct Weights {
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
                 int column = (p * L::LANES + lane) * L::V;
-                if (L::FIT != RAGGED || column < (int)n) load<false>(held[p], data + column);
+                if (L::FIT != RAGGED || column < (int)n) load<AGAIN>(held[p], data + column);
                 else zero(held[p]);
             }
         }
@@ -30,7 +30,7 @@ template <typename L, typename W, bool HOLD> struct Weights {
             }
         }
         P pack;
-        load<false>(pack, data + column);
+        load<AGAIN>(pack, data + column);
         unpack(pack, out);
     }
 };
@@ -47,7 +47,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     static constexpr int PASSES = 1, INPUTS = 1;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
-        WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16;
+        WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
 
     T* y;
     Weights<L, W, HOLD> weights;
@@ -116,7 +116,7 @@ template <typename L, typename W, typename B> struct LayerNorm {
     static constexpr int PASSES = 2, INPUTS = 1;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
-        (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16;
+        (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
 
     T* y;
     Weights<L, W, HOLD && WEIGHTED> weights;
@@ -200,7 +200,7 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
 
 #define FERRYMAN_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT)                                          \
     FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks(LANES * ROWS, PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))    \
+                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, PACKS)))                            \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, ferryman::T* y,           \
               ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks, float eps) {       \
         using namespace ferryman;                                                                                \
@@ -210,7 +210,7 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
 
 #define FERRYMAN_ADD_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT)                                      \
     FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks(LANES * ROWS, 2 * PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))\
+                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, 2 * PACKS)))                        \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::T* residual,                         \
               ferryman::i64 residual_stride, const ferryman::W* weight, ferryman::T* y, ferryman::T* sums,       \
               ferryman::i64 rows, ferryman::i64 n, ferryman::i64 blocks, float eps) {                            \
@@ -221,7 +221,7 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
 
 #define FERRYMAN_LAYER_NORM(name, T, W, B, V, LANES, ROWS, PACKS, FIT)                                           \
     FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks(LANES * ROWS, PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))    \
+                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, PACKS)))                            \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, const ferryman::B* bias,  \
               ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks,    \
               float eps) {                                                                                       \

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import LONG_BLOCK, Specialisation, collapse_rows, launch, long_warps, recorded, row_tile
-from ferryman.backends.triton_lang import inverse_root, narrow
+from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton_lang import inverse_root, narrow, widen
+from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, lanes, long_warps, row_tile
 
 # ------------------------------------------------------------------------------------------------------- forward
 
@@ -26,48 +27,54 @@ def _norm(
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
+    n = width + 0.0  # not width.to(tl.float32): a width of 1 is compiled in, and a constant has no .to
     mask = col < width
     if ROWS > 1:
         mask = mask & (row < rows - first)
-    x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0).to(tl.float32)
+    x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0))
     if residual_ptr is not None:
         other = residual_ptr + first * residual_stride + (row * residual_stride + col)
-        total = narrow(x + tl.load(other, mask=mask, other=0.0).to(tl.float32), sum_ptr.dtype.element_ty)
+        total = narrow(x + widen(tl.load(other, mask=mask, other=0.0)), sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + first * width + (row * width + col), total, mask=mask)
-        x = total.to(tl.float32)
+        x = widen(total)
     if CENTRED:
-        mean = tl.div_rn(tl.sum(x, 1), width.to(tl.float32))
+        mean = tl.div_rn(tl.sum(x, 1), n)
         x = tl.where(mask, x - mean[:, None], 0.0)
-    variance = tl.div_rn(tl.sum(x * x, 1), width.to(tl.float32))
+    variance = tl.div_rn(tl.sum(x * x, 1), n)
     y = x * inverse_root(variance + eps)[:, None]
     if weight_ptr is not None:
         if CAST:
-            y = narrow(y, y_ptr.dtype.element_ty).to(tl.float32)
-        y = y * tl.load(weight_ptr + col, mask=col < width, other=0.0).to(tl.float32)
+            y = widen(narrow(y, y_ptr.dtype.element_ty))
+        y = y * widen(tl.load(weight_ptr + col, mask=col < width, other=0.0))
     if bias_ptr is not None:
-        y = y + tl.load(bias_ptr + col, mask=col < width, other=0.0).to(tl.float32)
+        y = y + widen(tl.load(bias_ptr + col, mask=col < width, other=0.0))
     tl.store(y_ptr + first * width + (row * width + col), narrow(y, y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _row_sum(x_ptr, residual_ptr, sum_dtype: tl.constexpr, col, mask):
     """A chunk of a row in float32; with a residual, of the rounded sum."""
-    x = tl.load(x_ptr + col, mask=mask, other=0.0).to(tl.float32)
+    x = widen(tl.load(x_ptr + col, mask=mask, other=0.0))
     if residual_ptr is not None:
-        x = narrow(x + tl.load(residual_ptr + col, mask=mask, other=0.0).to(tl.float32), sum_dtype).to(tl.float32)
+        x = widen(narrow(x + widen(tl.load(residual_ptr + col, mask=mask, other=0.0)), sum_dtype))
     return x
 
 
 @triton.jit
-def _long_statistics(x_ptr, residual_ptr, sum_dtype: tl.constexpr, width, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
-    """(mean, 1 / deviation) of one row read in chunks: each lane runs Welford's update, and the lanes merge at the end."""
+def _long_statistics(
+    x_ptr, residual_ptr, sum_dtype: tl.constexpr, width, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """(mean, 1 / deviation) of a row read in chunks: each lane runs Welford's update, then the lanes merge."""
     col = tl.arange(0, BLOCK)
     mean = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     count = 0.0
     for start in range(0, width, BLOCK):
         mask = col < width - start
-        x = _row_sum(x_ptr + start, residual_ptr if residual_ptr is None else residual_ptr + start, sum_dtype, col, mask)
+        if residual_ptr is None:
+            x = _row_sum(x_ptr + start, None, sum_dtype, col, mask)
+        else:
+            x = _row_sum(x_ptr + start, residual_ptr + start, sum_dtype, col, mask)
         if CENTRED:
             count += 1.0
             d = x - mean
@@ -76,7 +83,7 @@ def _long_statistics(x_ptr, residual_ptr, sum_dtype: tl.constexpr, width, eps, C
             mean = tl.where(mask, moved, mean)
         else:
             squares += x * x
-    n = width.to(tl.float32)
+    n = width + 0.0
     centre = 0.0
     if CENTRED:
         lane = ((width - col + BLOCK - 1) // BLOCK).to(tl.float32)  # how many elements each lane saw
@@ -110,10 +117,10 @@ def _norm_long(
         y = (x - mean) * scale
         if weight_ptr is not None:
             if CAST:
-                y = narrow(y, dtype).to(tl.float32)
-            y = y * tl.load(weight_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+                y = widen(narrow(y, dtype))
+            y = y * widen(tl.load(weight_ptr + start + col, mask=mask, other=0.0))
         if bias_ptr is not None:
-            y = y + tl.load(bias_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+            y = y + widen(tl.load(bias_ptr + start + col, mask=mask, other=0.0))
         tl.store(y_ptr + start + col, narrow(y, dtype), mask=mask)
 
 
@@ -131,21 +138,21 @@ def _norm_backward(
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < width
-    n = width.to(tl.float32)
+    n = width + 0.0
     PERSISTENT: tl.constexpr = WEIGHT_GRAD or BIAS_GRAD
     if PERSISTENT and weight_ptr is not None:
-        weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
+        weight = widen(tl.load(weight_ptr + col, mask=inside, other=0.0))
     if WEIGHT_GRAD:
         weight_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     if BIAS_GRAD:
         bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        first = tile.to(tl.int64) * ROWS
+        first = tl.full([], ROWS, tl.int64) * tile
         mask = inside
         if ROWS > 1:
             mask = inside & (row < rows - first)
-        x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0).to(tl.float32)
-        g = tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0).to(tl.float32)
+        x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0))
+        g = widen(tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0))
         if CENTRED:
             mean = tl.div_rn(tl.sum(x, 1), n)
             x = tl.where(mask, x - mean[:, None], 0.0)
@@ -157,7 +164,7 @@ def _norm_backward(
             bias_sum += g
         if weight_ptr is not None:
             if not PERSISTENT:  # one tile a program: loaded late, it does not hold registers
-                weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
+                weight = widen(tl.load(weight_ptr + col, mask=inside, other=0.0))
             g = g * weight
         inner = unit * tl.div_rn(tl.sum(g * unit, 1), n)[:, None]
         if CENTRED:
@@ -165,7 +172,7 @@ def _norm_backward(
         out = (g - inner) * scale[:, None]
         if extra_ptr is not None:
             extra = extra_ptr + first * extra_stride + (row * extra_stride + col)
-            out += tl.load(extra, mask=mask, other=0.0).to(tl.float32)
+            out += widen(tl.load(extra, mask=mask, other=0.0))
         tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
         if statistics_ptr is not None:
             line = tl.arange(0, ROWS)
@@ -199,26 +206,26 @@ def _norm_long_backward(
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, width, BLOCK):
         mask = col < width - start
-        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))
         if weight_ptr is not None:
-            g = g * tl.load(weight_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+            g = g * widen(tl.load(weight_ptr + start + col, mask=mask, other=0.0))
+        x = widen(tl.load(x_ptr + start + col, mask=mask, other=0.0))
         inner += tl.where(mask, g * ((x - mean) * scale), 0.0)
         total += g
-    n = width.to(tl.float32)
+    n = width + 0.0
     inner_mean = tl.div_rn(tl.sum(inner, 0), n)
     grad_mean = 0.0
     if CENTRED:
         grad_mean = tl.div_rn(tl.sum(total, 0), n)
     for start in range(0, width, BLOCK):
         mask = col < width - start
-        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))
         if weight_ptr is not None:
-            g = g * tl.load(weight_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+            g = g * widen(tl.load(weight_ptr + start + col, mask=mask, other=0.0))
+        x = widen(tl.load(x_ptr + start + col, mask=mask, other=0.0))
         out = (g - (x - mean) * scale * inner_mean - grad_mean) * scale
         if extra_ptr is not None:
-            out += tl.load(extra_ptr + row * extra_stride + start + col, mask=mask, other=0.0).to(tl.float32)
+            out += widen(tl.load(extra_ptr + row * extra_stride + start + col, mask=mask, other=0.0))
         tl.store(out_ptr + start + col, narrow(out, out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -236,11 +243,11 @@ def _norm_columns(
     for start in range(begin, tl.minimum(begin + rows_each, rows), ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
         mask = inside & (row < rows)[:, None]
-        g = tl.load(grad_ptr + row[:, None] * grad_stride + col, mask=mask, other=0.0).to(tl.float32)
+        g = widen(tl.load(grad_ptr + row[:, None] * grad_stride + col, mask=mask, other=0.0))
         if BIAS_GRAD:
             bias_sum += g
         if WEIGHT_GRAD:
-            x = tl.load(x_ptr + row[:, None] * x_stride + col, mask=mask, other=0.0).to(tl.float32)
+            x = widen(tl.load(x_ptr + row[:, None] * x_stride + col, mask=mask, other=0.0))
             scale = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)
             if CENTRED:
                 x -= tl.load(statistics_ptr + row, mask=row < rows, other=0.0)[:, None]
@@ -326,7 +333,7 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
     if tile.fits:
         tiles = triton.cdiv(rows, tile.rows)
         # 512 threads a unit hide the latency at 128 registers each; more programs only lengthen the final sum
-        programs = min(tiles, target.units * max(1, 512 // (tile.warps * target.wave))) if fused else tiles
+        programs = min(tiles, target.units * max(1, 512 // (tile.warps * lanes(target)))) if fused else tiles
         if fused:
             partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
         launch(
@@ -408,5 +415,5 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         layer_norm_backward(x, x, w, w, 1e-5, target)
 
     shapes = [(2**17, 128), (8192, 257), (4096, 1024), (8192, 4096), (4096, 5120), (8192, 8192), (1024, 16384)]
-    shapes += [(1, 4096), (512, 32768), (64, 131072)]
+    shapes += [(1, 4096), (512, 32768), (64, 131072), (3, 1)]  # a width of 1 is compiled in
     return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]

@@ -3,7 +3,7 @@
 // and sines in registers while it walks over the heads.
 //
 // A unit is what one thread handles of one head: two packs, at d and d + rotary/2; interleaved: one pack of
-// neighbouring pairs; beyond `rotary`: one pack to copy.
+// neighbouring pairs, or two lone neighbours where memory is not aligned; beyond `rotary`: one pack to copy.
 
 namespace ferryman {
 
@@ -21,18 +21,21 @@ struct RopeTable {
 
 template <typename C, int V> FERRYMAN_DEVICE void load_table(float (&out)[V], const RopeTable& table, i64 offset) {
     Pack<C, V> pack;
-    load<false>(pack, (const C*)table.data + offset);
+    load<AGAIN>(pack, (const C*)table.data + offset);
     unpack(pack, out);
 }
 
 template <typename T, typename C, int V, bool INTERLEAVED>
 FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
                           i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, i64 blocks) {
-    // Interleaved elements come in pairs even where memory is not aligned for more.
-    constexpr int STEP = INTERLEAVED && V == 1 ? 2 : V;
-    const int half = (int)(rotary / 2);
-    const int rotated_units = (INTERLEAVED ? (int)rotary : half) / STEP;
+    constexpr bool TWO = !INTERLEAVED || V == 1;  // a unit is two packs, `distance` apart
+    constexpr int TOGETHER = 2;                   // heads: four loads of 16 bytes in flight
+    const int half = (int)(rotary / 2), distance = INTERLEAVED ? 1 : half;
+    const int step = INTERLEAVED && V == 1 ? 2 : V;
+    const int rotated_units = (INTERLEAVED ? (int)rotary : half) / step;
     const int all_units = rotated_units + (int)((dim - rotary + V - 1) / V);
+    const int q_heads = (int)q.heads, all_heads = (int)(q.heads + k.heads);
+    const i64 out_head = tokens * dim;
     const int thread = platform::thread_index();
     const int lane = thread % units, head_slot = thread / units % heads_at_once;
     const int token_slot = thread / units / heads_at_once;
@@ -44,84 +47,60 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
         divide(t, tokens, b, s);
         for (int unit = lane; unit < all_units; unit += units) {
             const bool rotated = unit < rotated_units;
-            const int first = rotated ? unit * STEP : (int)rotary + (unit - rotated_units) * V;
-            float cos_first[STEP], sin_first[STEP], cos_second[STEP], sin_second[STEP];
+            const int first = rotated ? unit * step : (int)rotary + (unit - rotated_units) * V;
+            float cos_low[V], sin_low[V], cos_high[TWO ? V : 1], sin_high[TWO ? V : 1];
             if (rotated) {
-                i64 c = b * cos.batch + s * cos.token + first, n = b * sin.batch + s * sin.token + first;
-                if constexpr (INTERLEAVED && V == 1) {
-                    float one[1];
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        load_table<C, 1>(one, cos, c + i);
-                        cos_first[i] = one[0];
-                        load_table<C, 1>(one, sin, n + i);
-                        sin_first[i] = one[0];
-                    }
-                } else {
-                    load_table<C, STEP>(cos_first, cos, c);
-                    load_table<C, STEP>(sin_first, sin, n);
-                }
-                if constexpr (!INTERLEAVED) {
-                    load_table<C, STEP>(cos_second, cos, c + half);
-                    load_table<C, STEP>(sin_second, sin, n + half);
+                const i64 c = b * cos.batch + s * cos.token + first, d = b * sin.batch + s * sin.token + first;
+                load_table<C>(cos_low, cos, c);
+                load_table<C>(sin_low, sin, d);
+                if constexpr (TWO) {
+                    load_table<C>(cos_high, cos, c + distance);
+                    load_table<C>(sin_high, sin, d + distance);
                 }
             }
-            for (i64 h = head_slot; h < q.heads + k.heads; h += heads_at_once) {
-                const bool is_q = h < q.heads;
-                const i64 head = is_q ? h : h - q.heads;
-                const RopeTensor& tensor = is_q ? q : k;
-                const T* in = (const T*)tensor.data + b * tensor.batch + head * tensor.head + s * tensor.token + first;
-                T* out = (T*)tensor.out + ((b * tensor.heads + head) * tokens + s) * dim + first;
-                if constexpr (INTERLEAVED && V == 1) {
-                    Pack<T, 1> low, high;
-                    load<true>(low, in);
-                    if (!rotated) {
-                        store(out, low);
-                        continue;
-                    }
-                    load<true>(high, in + 1);
-                    float a[1], c[1], y[1];
-                    unpack(low, a);
-                    unpack(high, c);
-                    y[0] = a[0] * cos_first[0] - c[0] * sin_first[0];
-                    pack(low, y);
-                    store(out, low);
-                    y[0] = c[0] * cos_first[1] + a[0] * sin_first[1];
-                    pack(high, y);
-                    store(out + 1, high);
-                } else if constexpr (INTERLEAVED) {
-                    Pack<T, V> x;
-                    load<true>(x, in);
+            const T* q_in = (const T*)q.data + b * q.batch + s * q.token + first;
+            const T* k_in = (const T*)k.data + b * k.batch + s * k.token + first;
+            T* q_out = (T*)q.out + (b * q.heads * tokens + s) * dim + first;
+            T* k_out = (T*)k.out + (b * k.heads * tokens + s) * dim + first;
+            for (int h = head_slot; h < all_heads; h += heads_at_once * TOGETHER) {
+                Pack<T, V> low[TOGETHER], high[TOGETHER];
+#pragma unroll
+                for (int j = 0; j < TOGETHER; ++j) {
+                    const int head = h + j * heads_at_once;
+                    if (head >= all_heads) continue;
+                    const T* in = head < q_heads ? q_in + head * q.head : k_in + (head - q_heads) * k.head;
+                    load<ONCE>(low[j], in);
+                    if (TWO && rotated) load<ONCE>(high[j], in + distance);
+                }
+#pragma unroll
+                for (int j = 0; j < TOGETHER; ++j) {
+                    const int head = h + j * heads_at_once;
+                    if (head >= all_heads) continue;
+                    T* out = head < q_heads ? q_out + head * out_head : k_out + (head - q_heads) * out_head;
                     if (rotated) {
-                        float a[V], y[V];
-                        unpack(x, a);
+                        float a[V], c[V];
+                        unpack(low[j], a);
+                        if constexpr (TWO) {
+                            unpack(high[j], c);
 #pragma unroll
-                        for (int i = 0; i < V; i += 2) {
-                            y[i] = a[i] * cos_first[i] - a[i + 1] * sin_first[i];
-                            y[i + 1] = a[i + 1] * cos_first[i + 1] + a[i] * sin_first[i + 1];
+                            for (int i = 0; i < V; ++i) {
+                                float x = a[i], y = c[i];
+                                a[i] = x * cos_low[i] - y * sin_low[i];
+                                c[i] = y * cos_high[i] + x * sin_high[i];
+                            }
+                            pack(high[j], c);
+                            store(out + distance, high[j]);
+                        } else {
+#pragma unroll
+                            for (int i = 0; i < V; i += 2) {
+                                float x = a[i], y = a[i + 1];
+                                a[i] = x * cos_low[i] - y * sin_low[i];
+                                a[i + 1] = y * cos_low[i + 1] + x * sin_low[i + 1];
+                            }
                         }
-                        pack(x, y);
+                        pack(low[j], a);
                     }
-                    store(out, x);
-                } else {
-                    Pack<T, V> low, high;
-                    load<true>(low, in);
-                    if (!rotated) {
-                        store(out, low);
-                        continue;
-                    }
-                    load<true>(high, in + half);
-                    float a[V], c[V], y[V];
-                    unpack(low, a);
-                    unpack(high, c);
-#pragma unroll
-                    for (int i = 0; i < V; ++i) y[i] = a[i] * cos_first[i] - c[i] * sin_first[i];
-                    pack(low, y);
-                    store(out, low);
-#pragma unroll
-                    for (int i = 0; i < V; ++i) y[i] = c[i] * cos_second[i] + a[i] * sin_second[i];
-                    pack(high, y);
-                    store(out + half, high);
+                    store(out, low[j]);
                 }
             }
         }
@@ -131,7 +110,7 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
 }  // namespace ferryman
 
 #define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, THREADS)                                                       \
-    FERRYMAN_KERNEL(THREADS, 768 / THREADS) /* 80 registers: at 64 two packs with their tables spill */           \
+    FERRYMAN_KERNEL(THREADS, 640 / THREADS) /* 96 registers: at 80 the tables of two packs spill */              \
     void name(const ferryman::T* q, const ferryman::T* k, const ferryman::C* cos, const ferryman::C* sin,        \
               ferryman::T* q_out, ferryman::T* k_out, ferryman::i64 q_batch, ferryman::i64 q_head,               \
               ferryman::i64 q_token, ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token,         \

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.backends.triton_lang import narrow
+from ferryman.backends.triton_lang import narrow, widen
+from ferryman.backends.triton_rows import lanes
 
 
 @triton.jit
@@ -34,14 +35,14 @@ def _rotate(
     if INTERLEAVED:
         col = tl.arange(0, 2 * HALF)[None, :]
         mask = inside & (col < rotary)
-        x = tl.load(x_ptr + (row * head_stride + col), mask=mask, other=0.0).to(tl.float32)
+        x = widen(tl.load(x_ptr + (row * head_stride + col), mask=mask, other=0.0))
         a, b = tl.split(tl.reshape(x, [HEADS, HALF, 2]))
     else:
         col = tl.arange(0, HALF)[None, :]
         half = rotary // 2
         mask = inside & (col < half)
-        a = tl.load(x_ptr + (row * head_stride + col), mask=mask, other=0.0).to(tl.float32)
-        b = tl.load(x_ptr + half + (row * head_stride + col), mask=mask, other=0.0).to(tl.float32)
+        a = widen(tl.load(x_ptr + (row * head_stride + col), mask=mask, other=0.0))
+        b = widen(tl.load(x_ptr + half + (row * head_stride + col), mask=mask, other=0.0))
     if BACKWARD:
         first = a * first_cos + b * second_sin
         second = b * second_cos - a * first_sin
@@ -81,18 +82,18 @@ def _rope(
     if INTERLEAVED:
         col = tl.arange(0, 2 * HALF)
         mask = col < rotary
-        cos = tl.load(cos_ptr + col, mask=mask, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + col, mask=mask, other=0.0).to(tl.float32)
+        cos = widen(tl.load(cos_ptr + col, mask=mask, other=0.0))
+        sin = widen(tl.load(sin_ptr + col, mask=mask, other=0.0))
         first_cos, second_cos = tl.split(tl.reshape(cos, [HALF, 2]))
         first_sin, second_sin = tl.split(tl.reshape(sin, [HALF, 2]))
     else:
         col = tl.arange(0, HALF)
         half = rotary // 2
         mask = col < half
-        first_cos = tl.load(cos_ptr + col, mask=mask, other=0.0).to(tl.float32)
-        second_cos = tl.load(cos_ptr + half + col, mask=mask, other=0.0).to(tl.float32)
-        first_sin = tl.load(sin_ptr + col, mask=mask, other=0.0).to(tl.float32)
-        second_sin = tl.load(sin_ptr + half + col, mask=mask, other=0.0).to(tl.float32)
+        first_cos = widen(tl.load(cos_ptr + col, mask=mask, other=0.0))
+        second_cos = widen(tl.load(cos_ptr + half + col, mask=mask, other=0.0))
+        first_sin = widen(tl.load(sin_ptr + col, mask=mask, other=0.0))
+        second_sin = widen(tl.load(sin_ptr + half + col, mask=mask, other=0.0))
     first_cos, second_cos = first_cos[None, :], second_cos[None, :]
     first_sin, second_sin = first_sin[None, :], second_sin[None, :]
     if block < q_blocks:
@@ -125,8 +126,9 @@ def _launch(
     k_heads, rotary = k.shape[1], cos.shape[-1]
     half = triton.next_power_of_2(max(rotary // 2, 1))
     rest = triton.next_power_of_2(dim - rotary) if dim > rotary else 0
-    # 16 elements a thread of 4 warps, two 16-byte loads of a 16-bit input: 16 heads of 128 where a wave has 32 lanes
-    heads = max(1, min(64 * target.wave // (2 * half), triton.next_power_of_2(max(q_heads, k_heads))))
+    # 16 elements a thread, two 16-byte loads of a 16-bit input: 16 heads of 128 on 4 warps of 32 lanes
+    heads = max(1, min(64 * lanes(target) // (2 * half), triton.next_power_of_2(max(q_heads, k_heads))))
+    warps = min(4, max(1, heads * half // (8 * lanes(target))))
     out_head = tokens * dim
     wide = heads * max(q.stride(1), k.stride(1), out_head) >= 2**31
     shared = cos.shape[0] == 1
@@ -136,13 +138,11 @@ def _launch(
         q_heads, k_heads, tokens, rotary, dim, interleaved, backward, heads, half, rest, wide,
     )  # fmt: skip
     blocks = triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads)
-    launch(_rope, (batch * tokens * blocks,), *args, device=q.device, num_warps=4)
+    launch(_rope, (batch * tokens * blocks,), *args, device=q.device, num_warps=warps)
     return q_out, k_out
 
 
-def rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target
-) -> tuple[Tensor, Tensor]:
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
     return _launch(q, k, cos, sin, interleaved, False, target)
 
 
@@ -156,7 +156,8 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     """Llama and Qwen (full rotation, grouped heads), partial rotation, head_dim 80, one token, both layouts."""
     kind = getattr(torch, dtype)
 
-    def calls(batch: int, tokens: int, heads: int, k_heads: int, dim: int, rotary: int, interleaved: bool) -> None:
+    def calls(shape: tuple[int, ...], interleaved: bool) -> None:
+        batch, tokens, heads, k_heads, dim, rotary = shape
         q = torch.empty(batch, tokens, heads, dim, dtype=kind, device="meta").transpose(1, 2)
         k = torch.empty(batch, tokens, k_heads, dim, dtype=kind, device="meta").transpose(1, 2)
         for angles in {torch.float32, kind}:
@@ -164,5 +165,6 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
             rope(q, k, cos, cos, interleaved, target)
             rope_backward(q.contiguous(), k.contiguous(), cos, cos, interleaved, target)
 
-    shapes = [(2, 4096, 32, 8, 128, 128), (32, 1, 32, 8, 128, 128), (1, 2048, 16, 16, 64, 64), (2, 1021, 16, 16, 80, 32)]
-    return recorded(lambda s=s, i=i: calls(*s, i) for s in shapes for i in (False, True))  # type: ignore[misc]
+    shapes = [(2, 4096, 32, 8, 128, 128), (32, 1, 32, 8, 128, 128), (1, 2048, 16, 16, 64, 64)]
+    shapes += [(2, 1021, 16, 16, 80, 32), (1, 3, 1, 1, 2, 2)]
+    return recorded(lambda s=s, i=i: calls(s, i) for s in shapes for i in (False, True))  # type: ignore[misc]

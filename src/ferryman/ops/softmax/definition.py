@@ -66,7 +66,7 @@ def _check_softmax(op: str, **tensors: Tensor) -> None:
     meta=lambda x: x.new_empty(x.shape),
     cost=lambda x: Cost(5.0 * x.numel(), 2.0 * x.numel() * x.element_size()),
     cases=_softmax_cases, bound=_softmax_bound,
-    backward="softmax_backward", grads=("x",), lower="definition", autocast="fp32",
+    backward="softmax_backward", grads=("x",), lower="definition", autocast=("fp32", "aten::softmax.int"),
 )  # fmt: skip
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, shifted by the row's maximum.
@@ -102,7 +102,7 @@ def _loss_parts(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tens
 def _lse_error(x: Tensor) -> Tensor:
     """Absolute error of a row's log-sum-exp in units of u."""
     p, relative = _exponent(x)
-    return torch.logsumexp(x, -1).abs() * 2 + x.abs().amax(-1) + torch.where(p > 0, p * relative, 0.0).sum(-1)
+    return torch.logsumexp(x, -1).abs() * 2 + x.amax(-1).abs() + torch.where(p > 0, p * relative, 0.0).sum(-1)
 
 
 def _loss_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
@@ -112,14 +112,15 @@ def _loss_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Ten
     x, lse, picked, counted = _loss_parts(logits, target, ignore_index)
     lse_error = _lse_error(x)
     row = lse_error + 2 * (lse.abs() + picked.abs())
-    row = row + smoothing * (6 * math.sqrt(x.shape[-1]) + 4) * (x.abs().mean(-1) + lse.abs())
+    if smoothing:
+        row = row + smoothing * (6 * math.sqrt(x.shape[-1]) + 4) * (x.abs().mean(-1) + lse.abs())
     n = counted.sum()
     row = torch.where(counted, row + (lse.abs() + picked.abs()) * 6 * torch.sqrt(n.double()), 0.0)
     return {"accumulate": row.sum() / n}, {"accumulate": lse_error}
 
 
 def _loss_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
-    grad, logits, target, lse, ignore_index, smoothing = args
+    grad, logits, target, lse, ignore_index, _ = args
     if logits.numel() == 0:
         return ({"accumulate": logits},)
     counted = (target != ignore_index).unsqueeze(-1)
@@ -182,7 +183,7 @@ def _float32(like: Tensor) -> torch.dtype:
         5.0 * logits.numel(), float(logits.numel() * logits.element_size() + 12 * target.numel())
     ),
     cases=_loss_cases, bound=_loss_bound,
-    backward="cross_entropy_backward", grads=("logits",), autocast="fp32", nondifferentiable=("lse",),
+    backward="cross_entropy_backward", grads=("logits",), autocast=("fp32", "aten::nll_loss"), nondifferentiable=("lse",),
 )  # fmt: skip
 def cross_entropy_with_lse(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0

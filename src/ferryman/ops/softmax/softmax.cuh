@@ -9,14 +9,8 @@ template <typename L> struct Softmax {
     T* out;
     float largest, sum, reciprocal;
 
-    // float outputs take expf (2 ulp). For 16-bit ones exp2 of a scaled argument saves half the instructions of a
-    // kernel that reads 4.6 elements per SM and clock: its error, |v - largest| * 2^-23, is below a hundredth of
-    // their rounding wherever the result is not itself below 1e-30.
     // inf - inf and NaN give NaN, as torch does; so does a row of -inf alone.
-    FERRYMAN_DEVICE float exponential(float v) const {
-        if constexpr (sizeof(T) == 4) return platform::exp(v - largest);
-        else return platform::exp2((v - largest) * 1.44269504f);
-    }
+    FERRYMAN_DEVICE float exponential(float v) const { return exp_of<T>(v - largest); }
     FERRYMAN_DEVICE void prepare(i64, int) {}
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
         out = y + row * n;
@@ -56,7 +50,7 @@ FERRYMAN_DEVICE void softmax(RowInput x, typename L::Type* y, i64 rows, i64 n, i
 
 #define FERRYMAN_SOFTMAX(name, T, V, LANES, ROWS, PACKS, FIT)                                                    \
     FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks(LANES * ROWS, PACKS * ferryman::Pack<ferryman::T, V>::WORDS)))    \
+                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, PACKS)))                            \
     void name(const ferryman::T* x, ferryman::i64 x_stride, ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, \
               ferryman::i64 slots, ferryman::i64 blocks) {                                                       \
         using namespace ferryman;                                                                                \

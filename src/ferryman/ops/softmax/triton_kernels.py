@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import LONG_BLOCK, Specialisation, collapse_rows, launch, long_warps, recorded, row_tile
-from ferryman.backends.triton_lang import exp, narrow
+from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton_lang import exp, narrow, widen
+from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, long_warps, row_tile
 
 # ------------------------------------------------------------------------------------------------------- softmax
 
@@ -40,7 +41,7 @@ def _softmax(x_ptr, y_ptr, x_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.
     mask = col < width
     if ROWS > 1:
         mask = mask & (row < rows - first)
-    x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=float("-inf")).to(tl.float32)
+    x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=float("-inf")))
     # a maximum that skips NaN is enough: exp(NaN - m) makes the sum NaN, and with it the whole row
     e = _exp_for(x - _finite(tl.max(x, 1))[:, None], y_ptr.dtype.element_ty)
     y = e * tl.div_rn(1.0, tl.sum(e, 1))[:, None]
@@ -77,7 +78,7 @@ def _softmax_long(x_ptr, y_ptr, x_stride, rows, width, BLOCK: tl.constexpr, GROU
     maximum = tl.full([BLOCK // GROUP], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK // GROUP], tl.float32)
     for start in range(0, width, BLOCK):
-        x = tl.load(x_ptr + start + place, mask=place < width - start, other=float("-inf")).to(tl.float32)
+        x = widen(tl.load(x_ptr + start + place, mask=place < width - start, other=float("-inf")))
         maximum, total = _online(x, maximum, total)
     larger, _, total_sum = _merge(maximum, total)
     shift = _finite(larger)
@@ -85,7 +86,7 @@ def _softmax_long(x_ptr, y_ptr, x_stride, rows, width, BLOCK: tl.constexpr, GROU
     col = tl.arange(0, BLOCK)
     for start in range(0, width, BLOCK):
         mask = col < width - start
-        x = tl.load(x_ptr + start + col, mask=mask, other=float("-inf")).to(tl.float32)
+        x = widen(tl.load(x_ptr + start + col, mask=mask, other=float("-inf")))
         y = _exp_for(x - shift, y_ptr.dtype.element_ty) * scale
         tl.store(y_ptr + start + col, narrow(y, y_ptr.dtype.element_ty), mask=mask)
 
@@ -99,8 +100,8 @@ def _softmax_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, wid
     mask = col < width
     if ROWS > 1:
         mask = mask & (row < rows - first)
-    g = tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + first * y_stride + (row * y_stride + col), mask=mask, other=0.0).to(tl.float32)
+    g = widen(tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0))
+    y = widen(tl.load(y_ptr + first * y_stride + (row * y_stride + col), mask=mask, other=0.0))
     out = y * (g - tl.sum(g * y, 1)[:, None])
     tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
 
@@ -115,13 +116,13 @@ def _softmax_long_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows
     inner = tl.zeros([BLOCK], tl.float32)
     for start in range(0, width, BLOCK):
         mask = col < width - start
-        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
-        inner += g * tl.load(y_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))
+        inner += g * widen(tl.load(y_ptr + start + col, mask=mask, other=0.0))
     total = tl.sum(inner, 0)
     for start in range(0, width, BLOCK):
         mask = col < width - start
-        g = tl.load(grad_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
-        y = tl.load(y_ptr + start + col, mask=mask, other=0.0).to(tl.float32)
+        g = widen(tl.load(grad_ptr + start + col, mask=mask, other=0.0))
+        y = widen(tl.load(y_ptr + start + col, mask=mask, other=0.0))
         tl.store(out_ptr + start + col, narrow(y * (g - total), out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -143,16 +144,16 @@ def _loss(
     plain = tl.zeros([BLOCK // GROUP], tl.float32)
     for start in range(0, width, BLOCK):
         mask = place < width - start
-        x = tl.load(x_ptr + start + place, mask=mask, other=float("-inf")).to(tl.float32)
+        x = widen(tl.load(x_ptr + start + place, mask=mask, other=float("-inf")))
         maximum, total = _online(x, maximum, total)
         if SMOOTH:
             plain += tl.sum(tl.where(mask, x, 0.0), 1)
     _, shift, total_sum = _merge(maximum, total)
     lse = shift + tl.log(total_sum)
-    picked = tl.load(x_ptr + label, mask=valid, other=float("nan")).to(tl.float32)
+    picked = widen(tl.load(x_ptr + label, mask=valid, other=float("nan")))
     loss = lse - picked
     if SMOOTH:
-        mean = tl.div_rn(tl.sum(plain, 0), width.to(tl.float32))
+        mean = tl.div_rn(tl.sum(plain, 0), width + 0.0)
         loss = (1.0 - smoothing) * loss + smoothing * (lse - mean)
     tl.store(lse_ptr + row, lse)
     tl.store(loss_ptr + row, tl.where(label == ignore_index, 0.0, loss))
@@ -172,14 +173,14 @@ def _loss_short(
     label = tl.load(target_ptr + first + line, mask=inside, other=0)
     valid = (label >= 0) & (label < width) & inside
     x_ptr += first * x_stride
-    x = tl.load(x_ptr + (line[:, None] * x_stride + col), mask=mask, other=float("-inf")).to(tl.float32)
+    x = widen(tl.load(x_ptr + (line[:, None] * x_stride + col), mask=mask, other=float("-inf")))
     maximum = tl.max(x, 1)
     shift = tl.where(tl.abs(maximum) == float("inf"), 0.0, maximum)
     lse = shift + tl.log(tl.sum(tl.exp(x - shift[:, None]), 1))
-    picked = tl.load(x_ptr + line * x_stride + label, mask=valid, other=float("nan")).to(tl.float32)
+    picked = widen(tl.load(x_ptr + line * x_stride + label, mask=valid, other=float("nan")))
     loss = lse - picked
     if SMOOTH:
-        mean = tl.div_rn(tl.sum(tl.where(mask, x, 0.0), 1), width.to(tl.float32))
+        mean = tl.div_rn(tl.sum(tl.where(mask, x, 0.0), 1), width + 0.0)
         loss = (1.0 - smoothing) * loss + smoothing * (lse - mean)
     tl.store(lse_ptr + first + line, lse, mask=inside)
     tl.store(loss_ptr + first + line, tl.where(label == ignore_index, 0.0, loss), mask=inside)
@@ -224,8 +225,8 @@ def _loss_backward(
     col = start + tl.arange(0, BLOCK)[None, :]
     # ignored rows are not read: their gradient is 0 whatever their logits hold
     mask = (col < width) & counted[:, None]
-    x = tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0).to(tl.float32)
-    d = _exp_for(x - lse[:, None], out_ptr.dtype.element_ty) - tl.div_rn(smoothing, width.to(tl.float32))
+    x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0))
+    d = _exp_for(x - lse[:, None], out_ptr.dtype.element_ty) - tl.div_rn(smoothing, width + 0.0)
     d = tl.where(col == label[:, None], d - (1.0 - smoothing), d)
     d = tl.where(bad[:, None], float("nan"), d * scale)
     d = narrow(tl.where(counted[:, None], d, 0.0), out_ptr.dtype.element_ty)
@@ -285,9 +286,10 @@ def cross_entropy(
         return loss.fill_(float("nan")), lse.fill_(float("-inf"))
     logits, rows, stride = collapse_rows(logits)
     losses = torch.empty(rows, dtype=torch.float32, device=device)
-    args = (logits, labels, losses, lse, stride, rows, width, ignore_index, float(label_smoothing), label_smoothing != 0)
-    tile = row_tile(target, width, logits.element_size(), rows, stride)
+    smoothing = float(label_smoothing)
+    args = (logits, labels, losses, lse, stride, rows, width, ignore_index, smoothing, smoothing != 0.0)
     if width <= SHORT:
+        tile = row_tile(target, width, logits.element_size(), rows, stride, arrays=2)
         grid = (triton.cdiv(rows, tile.rows),)
         launch(_loss_short, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
     else:
@@ -329,5 +331,5 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
             cross_entropy(x, labels, -100, smoothing, target)
             cross_entropy_backward(value, x, labels, lse, -100, smoothing, target)
 
-    shapes = [(2**17, 128), (8192, 1000), (4096, 1031), (8192, 8192), (512, 32000), (512, 50257), (64, 128256)]
+    shapes = [(2**17, 128), (8192, 1000), (4096, 1031), (8192, 8192), (512, 32000), (512, 50257), (64, 128256), (3, 1)]
     return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]

@@ -1,0 +1,57 @@
+# The two commands: `make check` and `make test`. Both set up .venv first (once); afterwards they work offline.
+#   make check PYTHON=/path/to/python   reuses the torch of that Python (a ROCm, Jetson or nightly build)
+#   make check OUT=out ARGS="--op rms_norm"
+VENV ?= .venv
+OUT ?= out
+ARGS ?=
+JOBS ?= 2
+RUN := $(VENV)/bin
+# Threads on top of JOBS test processes only make each other wait.
+LIMITS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+# PYTHON names the interpreter; only if the caller named it is its torch reused.
+ifdef PYTHON
+  BOOT := $(PYTHON)
+  REUSE := --reuse
+else
+  BOOT := python3
+  REUSE :=
+endif
+
+.PHONY: help setup check test test-slow test-gpu lint format docs clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The script compares a fingerprint of its inputs and of the interpreter, and does nothing when they are as they were.
+setup: ## .venv with torch and the tested set
+	@$(BOOT) ci/environment.py $(VENV) $(REUSE)
+
+check: setup ## ferryman check, and a model, on the device here
+	$(RUN)/ferryman check --out $(OUT) $(ARGS)
+	$(RUN)/ferryman check --model qwen3 $$($(RUN)/python -c "import torch; print('' if torch.cuda.is_available() else '--tiny')") --out $(OUT)
+
+test: setup ## every quick test
+	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+test-slow: setup ## the tests that take minutes
+	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) -m "slow and not gpu" $(ARGS)
+
+test-gpu: setup ## the tests that need a device
+	$(RUN)/python -m pytest -q -m gpu $(ARGS)
+
+lint: setup ## ruff and mypy
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+format: setup ## ruff's fixes and format
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+docs: setup ## docs/settings.md and docs/ops.md, from the code
+	$(RUN)/python ci/docs.py
+
+clean: ## what make made
+	rm -rf $(VENV) $(OUT)

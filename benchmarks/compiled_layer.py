@@ -1,0 +1,166 @@
+"""A compiled Qwen3-8B decoder layer, ported, against itself unported (sdpa), on this device.
+
+Both are compiled with fullgraph and dynamic lengths, and hold the same weights. Trials alternate, so that clocks and
+heat hit both sides; a trial times several passes and the first trials are dropped. `speed` is the unported median over
+the ported one (1 is equal, more is faster); `speed_worst` is its minimum over all cases. Recompilations are counted
+over lengths that neither layer has seen.
+
+    python benchmarks/compiled_layer.py [--json] [--device cuda] [--dtype bfloat16] [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+import ferryman
+from ferryman.device_profiles import detect
+from ferryman.integrations.transformers import port
+from ferryman.porting.model_config import config_of, spec
+
+LENGTHS = ((1, 512), (1, 2048), (1, 4096), (4, 2048))  # (batch, tokens)
+UNSEEN = ((1, 777), (1, 1536), (1, 3001), (4, 1023))
+TRIALS, DROPPED, PASSES = 40, 5, 8
+
+
+def layer(device: torch.device, dtype: torch.dtype, tiny: bool) -> tuple[Any, Any]:
+    """(decoder layer with transformers' initialisation, rotary embedding), with a config of their own."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
+
+    config = config_of(spec("qwen3", tiny=tiny, layers=4))
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    with device:
+        made = Qwen3DecoderLayer(config, 0)
+        for name, weight in made.named_parameters():
+            if "norm" not in name:
+                torch.nn.init.normal_(weight, std=config.initializer_range)
+        return made.to(dtype).eval(), Qwen3RotaryEmbedding(config)
+
+
+def inputs(rotary: Any, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    x = torch.randn(batch, length, rotary.config.hidden_size, device=device, dtype=dtype)
+    return {"hidden_states": x, "position_embeddings": rotary(x, torch.arange(length, device=device).unsqueeze(0))}
+
+
+def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Mean time of one pass over PASSES passes: device events where there are any, the host clock on a CPU."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        for _ in range(PASSES):
+            call()
+        return (time.perf_counter() - begin) / PASSES
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(PASSES):
+        call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3 / PASSES
+
+
+def forward(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return model(**given)
+
+    return call
+
+
+def training(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
+    x = given["hidden_states"].clone().requires_grad_()
+    cotangent = torch.randn_like(x)
+
+    def call() -> Any:
+        x.grad = None
+        model.zero_grad(set_to_none=True)
+        model(**given | {"hidden_states": x}).backward(cotangent)
+
+    return call
+
+
+def compare(unported: Callable[[], Any], ported: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for trial in range(TRIALS + DROPPED):
+        order = (0, 1) if trial % 2 else (1, 0)
+        for side in order:
+            taken = seconds((unported, ported)[side], device)
+            if trial >= DROPPED:
+                times[side].append(taken)
+    medians = [statistics.median(t) for t in times]
+    quarters = [statistics.quantiles(t, n=4) for t in times]
+    return {
+        "unported_us": medians[0] * 1e6, "ported_us": medians[1] * 1e6, "speed": medians[0] / medians[1],
+        "unported_spread": (quarters[0][2] - quarters[0][0]) / medians[0],
+        "ported_spread": (quarters[1][2] - quarters[1][0]) / medians[1],
+    }  # fmt: skip
+
+
+def graphs(call: Callable[[], Any]) -> int:
+    before = counters["stats"]["unique_graphs"]
+    call()
+    return int(counters["stats"]["unique_graphs"] - before)
+
+
+def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, Any]:
+    plain, rotary = layer(device, dtype, tiny)
+    moved, _ = layer(device, dtype, tiny)
+    moved.load_state_dict(plain.state_dict())
+    report = port(moved)
+    sides: list[Any] = [torch.compile(m, fullgraph=True, dynamic=True) for m in (plain, moved)]
+    cases: list[dict[str, Any]] = []
+    compiled = {"unported": 0, "ported": 0}
+    for mode, step in (("forward", forward), ("training", training)):
+        for batch, length in ((1, 64), (2, 32)) if tiny else LENGTHS:
+            given = inputs(rotary, batch, length, device, dtype)
+            calls = [step(side, given) for side in sides]
+            for name, call in zip(compiled, calls, strict=True):
+                compiled[name] += graphs(call)
+            cases.append({"mode": mode, "batch": batch, "tokens": length, **compare(calls[0], calls[1], device)})
+    with ferryman.trace() as traced, torch.no_grad():
+        sides[1](**given)
+    again = {"unported": 0, "ported": 0}
+    for batch, length in ((1, 77), (2, 41)) if tiny else UNSEEN:
+        given = inputs(rotary, batch, length, device, dtype)
+        for name, side in zip(again, sides, strict=True):
+            again[name] += graphs(forward(side, given)) + graphs(training(side, given))
+    return {
+        "device": detect(device).name, "dtype": str(dtype).removeprefix("torch."), "tiny": tiny,
+        "torch": torch.__version__, "cases": cases, "speed_worst": min(c["speed"] for c in cases),
+        "speed_forward_worst": min(c["speed"] for c in cases if c["mode"] == "forward"),
+        "graphs_first": compiled, "recompilations_on_unseen_lengths": again,
+        "calls_in_the_graph": {f"{op}:{by}": n for (op, by), n in traced.calls.items()}, "ported": report.calls(1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--tiny", action="store_true", help="small widths, to try the benchmark itself")
+    asked = parser.parse_args()
+    found = measure(torch.device(asked.device), getattr(torch, asked.dtype), asked.tiny)
+    if asked.json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{found['device']} {found['dtype']} torch {found['torch']}")
+    for c in found["cases"]:
+        print(
+            f"{c['mode']:8} {c['batch']} x {c['tokens']:<5} unported {c['unported_us']:9.1f} us"
+            f" (+-{c['unported_spread'] / 2:.1%})  ported {c['ported_us']:9.1f} us (+-{c['ported_spread'] / 2:.1%})"
+            f"  speed {c['speed']:.3f}x"
+        )
+    print(f"recompilations on unseen lengths: {found['recompilations_on_unseen_lengths']}")
+    print(f"calls inside the ported graph: {found['calls_in_the_graph']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m ferryman` is the command `ferryman`."""
+
+from ferryman.cli.main import main
+
+main()

@@ -1,0 +1,225 @@
+"""CUDA C++ on NVIDIA: NVRTC compiles, CuPy launches. Offline, cuda-bindings and the NVRTC wheel need no driver.
+
+CuPy's own compile path is not used: it appends -ftz=true, which flushes subnormals, and needs a driver. CuPy's and
+cuda-bindings' bindings of NVRTC do the same here; the first that is installed and loads is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ferryman.backends.base import Artefact
+from ferryman.backends.simt import Unit, defines_for
+from ferryman.backends.simt.launcher import LoadedUnits
+from ferryman.errors import ArgumentError, BackendUnavailable, CompileError, LaunchError
+
+INSTALL = "pip install ferryman[cuda13] (or ferryman[cuda12] for a CUDA 12 driver)"
+OFFLINE = "pip install cuda-bindings nvidia-cuda-nvrtc"
+# -ffast-math's parts stay off: NVRTC's defaults are IEEE division and square root, subnormals kept.
+OPTIONS = ("-std=c++17", "--ptxas-options=-v")
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_UNASKED_SHARED = 48 * 1024  # what a kernel may use without asking
+# cuLaunchKernel refusing the launch itself: invalid value, handle, configuration (as a runtime code), resources.
+# Everything else (out of memory, illegal address, a sticky error of earlier work) rises as it is.
+_REFUSED = frozenset({1, 9, 400, 701})
+_NOT_LOADABLE = (ImportError, OSError, RuntimeError, AttributeError)
+
+
+class Nvrtc(Protocol):
+    """A binding of NVRTC."""
+
+    def version(self) -> tuple[int, int]: ...
+
+    def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
+        """(cubin, log); no cubin where the source was refused."""
+        ...
+
+
+class _CupyNvrtc:
+    def __init__(self) -> None:
+        self._nvrtc: Any = importlib.import_module("cupy.cuda").nvrtc
+        self.version()  # loads the library, or raises
+
+    def version(self) -> tuple[int, int]:
+        major, minor = self._nvrtc.getVersion()
+        return int(major), int(minor)
+
+    def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
+        program = self._nvrtc.createProgram(source, name, (), ())
+        try:
+            try:
+                self._nvrtc.compileProgram(program, tuple(options))
+            except self._nvrtc.NVRTCError as error:
+                return None, f"{error}\n{self._nvrtc.getProgramLog(program)}"
+            return bytes(self._nvrtc.getCUBIN(program)), str(self._nvrtc.getProgramLog(program))
+        finally:
+            self._nvrtc.destroyProgram(program)
+
+
+class _BindingsNvrtc:
+    def __init__(self) -> None:
+        self._nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
+        self.version()
+
+    def _call(self, name: str, *args: Any) -> Any:
+        code, *rest = getattr(self._nvrtc, name)(*args)
+        if int(code) != 0:
+            raise RuntimeError(f"{name} failed: {code}")
+        return rest[0] if len(rest) == 1 else tuple(rest)
+
+    def version(self) -> tuple[int, int]:
+        major, minor = self._call("nvrtcVersion")
+        return int(major), int(minor)
+
+    def _text(self, size: str, get: str, program: Any) -> bytes:
+        buffer = b" " * int(self._call(size, program))
+        self._call(get, program, buffer)
+        return buffer
+
+    def compile(self, source: str, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
+        program = self._call("nvrtcCreateProgram", source.encode(), name.encode(), 0, [], [])
+        try:
+            encoded = [o.encode() for o in options]
+            (code,) = self._nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+            log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program)
+            text = log.rstrip(b"\0 \n").decode("utf-8", errors="replace")
+            if int(code) != 0:
+                return None, f"{code}\n{text}"
+            return self._text("nvrtcGetCUBINSize", "nvrtcGetCUBIN", program), text
+        finally:
+            self._call("nvrtcDestroyProgram", program)
+
+
+@functools.lru_cache(maxsize=1)
+def nvrtc() -> Nvrtc:
+    """The first binding of NVRTC that loads. Raises BackendUnavailable with what each one lacks."""
+    missing: list[str] = []
+    bindings: tuple[tuple[str, type[Nvrtc]], ...] = (("cupy", _CupyNvrtc), ("cuda-bindings", _BindingsNvrtc))
+    for name, binding in bindings:
+        try:
+            return binding()
+        except _NOT_LOADABLE as error:
+            missing.append(f"{name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+    raise BackendUnavailable(f"NVRTC cannot be loaded ({'; '.join(missing)}); {INSTALL}, or offline {OFFLINE}")
+
+
+def _resources(log: str) -> dict[str, int]:
+    """Registers, shared memory, spills and stack of ptxas's report: the largest over the unit's kernels."""
+    found: dict[str, int] = {}
+    for key, pattern in {
+        "registers": r"Used (\d+) registers",
+        "shared": r"(\d+) bytes smem",
+        "spill_stores": r"(\d+) bytes spill stores",
+        "spill_loads": r"(\d+) bytes spill loads",
+        "stack": r"(\d+) bytes stack frame",
+    }.items():
+        values = [int(v) for v in re.findall(pattern, log)]
+        if values or key == "shared":
+            found[key] = max(values, default=0)
+    return found
+
+
+class CudaBackend:
+    name = "cuda"
+    vendors = frozenset({"nvidia"})
+
+    def probe(self, vendor: str) -> tuple[str, ...]:
+        if vendor not in self.vendors:
+            return (f"cuda serves NVIDIA devices; this device's vendor is {vendor!r}",)
+        if importlib.util.find_spec("cupy") is None:
+            return (f"CuPy is not installed; {INSTALL}",)
+        try:
+            runtime = importlib.import_module("cupy.cuda.runtime")
+            driver, needed = int(runtime.driverGetVersion()), int(runtime.runtimeGetVersion())
+        except _NOT_LOADABLE as error:
+            return (f"CuPy cannot be used: {error}",)
+        if driver == 0:
+            return ("no NVIDIA driver is loaded (CuPy reports driver version 0)",)
+        reasons = []
+        if driver // 1000 < needed // 1000:  # within a major version any driver runs any runtime
+            reasons.append(
+                f"the driver supports CUDA {driver // 1000}.{driver % 1000 // 10}; CuPy is built for CUDA "
+                f"{needed // 1000}.{needed % 1000 // 10}: update the driver, or {INSTALL}"
+            )
+        try:
+            if int(runtime.getDeviceCount()) == 0:
+                reasons.append("CUDA sees no device")
+        except _NOT_LOADABLE as error:
+            reasons.append(f"CUDA sees no device: {error}")
+        if not torch.cuda.is_available() or torch.version.cuda is None:
+            reasons.append(f"torch {torch.__version__} has no CUDA device to share streams with")
+        try:
+            nvrtc()
+        except BackendUnavailable as error:
+            reasons.append(str(error))
+        return tuple(reasons)
+
+    def compile(self, source: Unit, options: Sequence[str] | None, arch: str) -> Artefact:
+        """Compile a unit to a cubin. ``options`` are added to `OPTIONS`."""
+        if re.fullmatch(r"sm_\d+[af]?", arch) is None:
+            raise ArgumentError("cuda.compile", "arch", repr(arch), "sm_NN")
+        defines = [f"-D{d}" for d in defines_for(source, arch)]
+        cubin, log = nvrtc().compile(
+            source.source, f"{source.name}.cu", (*OPTIONS, f"--gpu-architecture={arch}", *defines, *(options or ()))
+        )
+        if cubin is None:
+            raise CompileError("cuda", source.name, arch, log)
+        return Artefact(source.name, arch, "cubin", cubin, _resources(log), log)
+
+
+class CudaRuntime(LoadedUnits):
+    """Cubins loaded and launched through CuPy, on torch's streams."""
+
+    backend = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            self._cupy: Any = importlib.import_module("cupy")
+            self._modules: Any = importlib.import_module("cupy.cuda.function")
+            self._float32: Any = importlib.import_module("numpy").float32
+            self._driver: Any = importlib.import_module("cupy_backends.cuda.api.driver")
+        except _NOT_LOADABLE as error:
+            raise BackendUnavailable(f"CuPy cannot be imported ({error}); {INSTALL}") from error
+        self._compiler = CudaBackend()
+        self._streams: dict[tuple[int, int], Any] = {}
+
+    def device_arch(self, index: int) -> str:
+        major, minor = torch.cuda.get_device_capability(index)
+        return f"sm_{major}{minor}"
+
+    def toolchain(self) -> str:
+        return f"nvrtc {nvrtc().version()} {' '.join(OPTIONS)}"
+
+    def build(self, unit: Unit, arch: str) -> bytes:
+        return self._compiler.compile(unit, None, arch).image
+
+    def open(self, image: bytes, unit: Unit) -> Any:
+        module = self._modules.Module()
+        module.load(image)
+        return module.get_function(unit.name)  # keeps its module
+
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
+              args: tuple[int | float, ...]) -> None:  # fmt: skip
+        on = self._streams.get((index, stream))
+        if on is None:
+            on = self._streams[index, stream] = self._cupy.cuda.ExternalStream(stream)
+        if shared > _UNASKED_SHARED:
+            self._driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)
+        # CuPy passes a Python float as 64 bits
+        packed = tuple([self._float32(a) if type(a) is float else a for a in args])
+        try:
+            function((grid, 1, 1), (block, 1, 1), packed, shared, on)
+        except self._driver.CUDADriverError as error:
+            if error.status not in _REFUSED:
+                raise
+            raise LaunchError(
+                f"cuda refused {grid} blocks of {block} threads with {shared} bytes of shared memory: {error}"
+            ) from error

@@ -1,0 +1,136 @@
+"""Units that are loaded on a device: what `CudaRuntime` and `HipRuntime` share. Compiled images are kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferryman import settings
+from ferryman.backends.simt import Unit, defines_for
+from ferryman.errors import CaptureError
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+def cache_directory() -> Path:
+    """Where images are kept: the setting `cache_dir`, or the user's cache directory."""
+    chosen = settings.get("cache_dir")
+    base = (
+        chosen if chosen is not None else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman"
+    )
+    return Path(base) / "simt"
+
+
+def cached_image(key: str) -> bytes | None:
+    """The image kept under ``key``, or None. A damaged file is reported, and None: it will be written again."""
+    path = cache_directory() / key
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        warnings.warn(f"compiled kernel {path} cannot be read ({error}); compiling again", stacklevel=2)
+        return None
+    digest, image = data[:_DIGEST], data[_DIGEST:]
+    if image and hashlib.sha256(image).digest() == digest:
+        return image
+    warnings.warn(f"compiled kernel {path} is damaged; compiling it again", stacklevel=2)
+    return None
+
+
+def keep_image(key: str, image: bytes) -> None:
+    """Written whole to a temporary file and renamed, so that no reader meets half a file."""
+    directory = cache_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+            file.write(hashlib.sha256(image).digest() + image)
+        os.replace(file.name, directory / key)
+    except OSError as error:
+        warnings.warn(f"compiled kernels cannot be kept in {directory} ({error})", stacklevel=2)
+
+
+def current_stream(index: int) -> int:
+    """The raw handle of torch's current stream on a device (0.1 us, against 1 us for `torch.cuda.current_stream`)."""
+    raw: int = torch._C._cuda_getCurrentRawStream(index)
+    return raw
+
+
+class LoadedUnits(ABC):
+    """Units loaded on devices, each compiled once per architecture. Look-ups of loaded units take no lock."""
+
+    backend: str
+
+    def __init__(self) -> None:
+        self._functions: dict[tuple[str, int], Any] = {}
+        self._arches: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def device_arch(self, index: int) -> str:
+        """The architecture to compile for."""
+
+    @abstractmethod
+    def toolchain(self) -> str:
+        """Name and version of the compiler, for the disk cache's key."""
+
+    @abstractmethod
+    def build(self, unit: Unit, arch: str) -> bytes:
+        """Compile; raises CompileError."""
+
+    @abstractmethod
+    def open(self, image: bytes, unit: Unit) -> Any:
+        """Load an image on the current device and find its kernel."""
+
+    @abstractmethod
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
+              args: tuple[int | float, ...]) -> None:  # fmt: skip
+        """Launch on the current device."""
+
+    def launch(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
+               args: tuple[int | float, ...]) -> None:  # fmt: skip
+        current = torch.cuda.current_device()
+        index = device.index if device.index is not None else current
+        if index == current:
+            function = self._functions.get((unit.name, index)) or self._load(unit, index)
+            self.start(function, current_stream(index), index, grid, block, shared, args)
+            return
+        with torch.cuda.device(index):
+            function = self._functions.get((unit.name, index)) or self._load(unit, index)
+            self.start(function, current_stream(index), index, grid, block, shared, args)
+
+    def _load(self, unit: Unit, index: int) -> Any:
+        # Loading a module is no stream operation either, so a kept image does not help while capturing.
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"{self.backend}: {unit.name} is not loaded on device {index} yet, and nothing is compiled or loaded "
+                "while a graph is being captured; make this call once, with these shapes, before capturing"
+            )
+        with self._lock:
+            function = self._functions.get((unit.name, index))
+            if function is None:
+                function = self.open(self._image(unit, self._arch(index)), unit)
+                self._functions[unit.name, index] = function
+        return function
+
+    def _arch(self, index: int) -> str:
+        if index not in self._arches:
+            self._arches[index] = self.device_arch(index)
+        return self._arches[index]
+
+    def _image(self, unit: Unit, arch: str) -> bytes:
+        text = "\0".join((self.toolchain(), arch, *defines_for(unit, arch), unit.source))
+        key = f"{arch}-{hashlib.sha256(text.encode()).hexdigest()}"
+        image = cached_image(key)
+        if image is None:
+            image = self.build(unit, arch)
+            keep_image(key, image)
+        return image

@@ -1,0 +1,121 @@
+"""Compiling SIMT kernels for devices that are not here, from PyPI packages alone.
+
+NVIDIA: NVRTC through cuda-bindings, no driver. AMD: the clang and lld of the `ziglang` wheel with the device bitcode
+of the `triton` wheel; no ROCm. `zig clang -cc1` has no HIP headers, and `portable.cuh` needs none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ferryman.backends.base import Artefact, Target
+from ferryman.backends.cuda import CudaBackend
+from ferryman.backends.simt import Unit, defines_for, vendor_of, wave_of
+from ferryman.backends.simt.resources import read_hsaco
+from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
+
+ARCHES = ("sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100")
+_TRIPLE = ("-triple", "amdgcn-amd-amdhsa")
+_CODE_OBJECT = 5
+# As OCML's own control libraries: IEEE throughout. Nothing is approximated, flushed or assumed finite.
+_CONTROLS = {
+    "finite_only_opt": ("i8", 0), "unsafe_math_opt": ("i8", 0), "daz_opt": ("i8", 0),
+    "correctly_rounded_sqrt32": ("i8", 1),
+}  # fmt: skip
+# Opt-in shared memory and SMs or CUs of the devices behind ARCHES: they only size plans. Sources: CUDA programming
+# guide, table of compute capabilities; AMD's MI200, MI300 and RDNA3 white papers.
+_LIMITS = {
+    "sm_80": (166_912, 108), "sm_90": (232_448, 132), "gfx90a": (65_536, 110), "gfx942": (65_536, 304),
+    "gfx950": (163_840, 256), "gfx1100": (65_536, 96),
+}  # fmt: skip
+
+
+def target_for(arch: str) -> Target:
+    """A target with the limits of ``arch``, for planning without a profile."""
+    shared, units = _LIMITS.get(arch, (49_152 if vendor_of(arch) == "nvidia" else 65_536, 64))
+    return Target(arch, vendor_of(arch), wave_of(arch), shared, 1024, units, 0)
+
+
+def compile_unit(unit: Unit, arch: str) -> Artefact:
+    """Compile for a device that need not be here. Raises CompileError, or BackendUnavailable with what to install."""
+    if vendor_of(arch) == "nvidia":
+        return CudaBackend().compile(unit, None, arch)
+    return _compile_amd(unit, arch)
+
+
+def compile_all(arch: str, units: Iterable[Unit]) -> list[Artefact]:
+    """Compile ``units`` for ``arch``: those of a family are `simt_kernels.units(target_for(arch))`."""
+    return [compile_unit(unit, arch) for unit in units]
+
+
+@functools.lru_cache(maxsize=1)
+def _tools() -> tuple[Path, Path]:
+    """(zig, the directory of the device bitcode)."""
+    found = []
+    for package, inside in (("ziglang", "zig"), ("triton", "backends/amd/lib")):
+        spec = importlib.util.find_spec(package)  # triton itself is not imported
+        if spec is None or spec.origin is None:
+            raise BackendUnavailable(f"offline HIP needs the {package} package: pip install ziglang triton")
+        path = Path(spec.origin).parent / inside
+        if not path.exists():
+            raise BackendUnavailable(f"the installed {package} package has no {inside}: pip install ziglang triton")
+        found.append(path)
+    return found[0], found[1]
+
+
+def _isa_version(arch: str) -> int:
+    """gfx942 -> 9402: major * 1000 + minor * 100 + stepping, the last two of them hexadecimal digits."""
+    match = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", arch)
+    if match is None:
+        raise ArgumentError("simt.offline", "arch", repr(arch), "gfxNNN")
+    return int(match[1]) * 1000 + int(match[2], 16) * 100 + int(match[3], 16)
+
+
+def _controls(arch: str) -> str:
+    values = {
+        **_CONTROLS, "wavefrontsize64": ("i8", int(wave_of(arch) == 64)), "ISA_version": ("i32", _isa_version(arch)),
+        "ABI_version": ("i32", _CODE_OBJECT * 100),
+    }  # fmt: skip
+    lines = [
+        f"@__oclc_{name} = linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}"
+        for name, (kind, value) in values.items()
+    ]
+    return "\n".join(['target triple = "amdgcn-amd-amdhsa"', *lines, ""])
+
+
+def _run(command: Sequence[str | Path], unit: Unit, arch: str) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        raise CompileError("hip", unit.name, arch, done.stderr or f"{command[1]} exited with {done.returncode}")
+    return done.stderr
+
+
+def _compile_amd(unit: Unit, arch: str) -> Artefact:
+    zig, bitcode = _tools()
+    with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
+        folder = Path(temporary)
+        source, ll = folder / "kernel.hip", folder / "oclc.ll"
+        source.write_text(unit.source, encoding="utf-8")
+        ll.write_text(_controls(arch), encoding="utf-8")
+        clang = (zig, "clang", "-cc1", *_TRIPLE)
+        _run((*clang, "-x", "ir", "-emit-llvm-bc", "-o", folder / "oclc.bc", ll), unit, arch)
+        libraries = (bitcode / "ocml.bc", bitcode / "ockl.bc", folder / "oclc.bc")
+        links = [word for lib in libraries for word in ("-mlink-builtin-bitcode", str(lib))]
+        log = _run(
+            (*clang, "-target-cpu", arch, "-fcuda-is-device", f"-mcode-object-version={_CODE_OBJECT}",
+             "-ffp-contract=fast", "-fgpu-rdc", "-fvisibility=hidden", "-fapply-global-visibility-to-externs",
+             "-x", "hip", "-std=c++17", "-O3", "-Wno-linker-warnings", *(f"-D{d}" for d in defines_for(unit, arch)),
+             *links, "-emit-obj", "-o", folder / "kernel.o", source),
+            unit, arch,
+        )  # fmt: skip
+        _run(
+            (zig, "ld.lld", "-shared", "--no-undefined", "-o", folder / "kernel.hsaco", folder / "kernel.o"), unit, arch
+        )
+        image = (folder / "kernel.hsaco").read_bytes()
+    return Artefact(unit.name, arch, "hsaco", image, read_hsaco(image), log)

@@ -1,0 +1,174 @@
+"""Calls without data: the arguments of an op on the meta device, from one shape or from one of the op's own cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.device_profiles import dtype_key
+from ferryman.errors import ArgumentError, UnknownName
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.porting.cases import forward_of
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+LAYOUTS = ("contiguous", "rows", "last", "heads")
+Shape = tuple[int, ...]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """A storage dtype by any of its names: bf16, bfloat16, torch.bfloat16."""
+    key = dtype_key(name)
+    if key not in DTYPES:
+        raise UnknownName("dtype for an op's tensors", name, DTYPES)
+    return DTYPES[key]
+
+
+def shape_of(argument: str, text: str) -> Shape:
+    """A shape from "8,4096" or "8x4096"."""
+    try:
+        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        raise ArgumentError("shape", argument, repr(text), "sizes separated by commas, such as 8,4096") from None
+    if any(n < 0 for n in shape):
+        raise ArgumentError("shape", argument, repr(text), "sizes that are not negative")
+    return shape
+
+
+def empty(shape: Shape, dtype: torch.dtype, layout: str = "contiguous") -> Tensor:
+    """A tensor without data, lying in memory as `TensorSpec` describes."""
+    if layout == "rows" and shape:
+        return torch.empty((*shape[:-1], shape[-1] + 8), dtype=dtype, device="meta")[..., : shape[-1]]
+    if layout == "last" and shape:
+        return torch.empty((*shape, 2), dtype=dtype, device="meta")[..., 0]
+    if layout == "heads" and len(shape) == 4:
+        batch, heads, seq, width = shape
+        return torch.empty((batch, seq, heads, width), dtype=dtype, device="meta").transpose(1, 2)
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _derived(op: str, name: str, shape: Shape) -> Shape | None:
+    """The shape of an op's tensor where ``shape`` is its first one's; None where it is left out."""
+    last = shape[-1]
+    if name in ("weight", "bias"):
+        if op == "linear":
+            return (last, last) if name == "weight" else None
+        return (last,)
+    if name in ("cos", "sin"):
+        return (1, *shape[-2:])
+    if name == "target":
+        return shape[:-1]
+    return None if name == "mask" else shape
+
+
+def from_shape(op: Primitive, shape: Shape, dtype: torch.dtype, layout: str, given: Mapping[str, str]) -> list[Any]:
+    """Arguments in schema order from the shape of the first tensor, and ``given`` values as text.
+
+    Other tensors follow: a norm's weight and bias are (N,), a linear's weight is square and without a bias, cos and sin
+    are (1, seq, head_dim), a target has no last dimension, a mask is left out, and the rest have the same shape. A
+    backward's are those of its forward.
+    """
+    if not shape:
+        raise ArgumentError(op.name, "--shape", "()", "at least one dimension")
+    forward = forward_of(op)
+    if forward is not None:
+        _known(op, given, [*forward.names, *op.names])
+        values = from_shape(forward, shape, dtype, layout, {k: v for k, v in given.items() if k in forward.names})
+        return _backward(op, forward, values, {k: v for k, v in given.items() if k not in forward.names})
+    _known(op, given, op.names)
+    values = []
+    for index, parameter in enumerate(op.parameters):
+        name, kind = parameter.name, op.types[parameter.name]
+        text = given.get(name)
+        if not kind.startswith("Tensor"):
+            values.append(parameter.default if text is None else _scalar(op, name, kind, text))
+            continue
+        if text is not None and text.lower() == "none":
+            values.append(None)
+            continue
+        made = shape_of(f"--arg {name}", text) if text is not None else shape if index == 0 else None
+        if made is None:
+            made = _derived(op.name, name, shape)
+        own = {"target": torch.int64, "mask": torch.bool}.get(name, dtype)
+        values.append(None if made is None else empty(made, own, layout if made == shape else "contiguous"))
+    return _defaults(op, values)
+
+
+def of_case(op: Primitive, case: Case, dtype: torch.dtype) -> list[Any]:
+    """The arguments of one of the op's cases (for a backward, one of its forward's)."""
+    forward = forward_of(op)
+    if forward is not None:
+        return _backward(op, forward, of_case(forward, case, dtype), {})
+    values = []
+    for parameter in op.parameters:
+        value = case.args.get(parameter.name, parameter.default)
+        if isinstance(value, TensorSpec):
+            own = dtype if value.dtype == "storage" else getattr(torch, value.dtype)
+            value = empty(value.shape, own, value.layout)
+        values.append(value)
+    return _defaults(op, values)
+
+
+def first_case(op: Primitive, tier: str = "standard") -> Case:
+    """The op's first case of a tier: what the support tables ask about."""
+    cases = (forward_of(op) or op).cases()
+    return next(c for c in cases if c.tier == tier)
+
+
+def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: Mapping[str, str]) -> list[Any]:
+    """A backward's arguments from its forward's: gradients like the outputs, what was saved, everything needed."""
+    known = dict(zip(forward.names, values, strict=True))
+    made = forward.meta(*values)
+    outputs = dict(zip(forward.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+    gradients = {"grad": 0, **forward.gradient_names()}
+    found: list[Any] = []
+    for name in op.names:
+        if name in given and not op.types[name].startswith("Tensor"):
+            found.append(_scalar(op, name, op.types[name], given[name]))
+        elif name in gradients:
+            found.append(torch.empty_like(list(outputs.values())[gradients[name]]))
+        elif name in known:
+            found.append(known[name])
+        elif name.removeprefix("out_") in outputs:
+            found.append(outputs[name.removeprefix("out_")])
+        else:
+            found.append(True)  # need_...
+    return found
+
+
+def _known(op: Primitive, given: Mapping[str, str], names: Sequence[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise UnknownName(f"argument of {op.name}", name, names)
+
+
+def _defaults(op: Primitive, values: list[Any]) -> list[Any]:
+    """The public function's defaults where the schema has none (attention's and rope's are keywords)."""
+    from ferryman import ops
+
+    face = getattr(ops, op.name, None)
+    if face is None:
+        return values
+    import inspect
+
+    defaults = {p.name: p.default for p in inspect.signature(face).parameters.values()}
+    return [
+        defaults.get(name) if value is inspect.Parameter.empty else value
+        for name, value in zip(op.names, values, strict=True)
+    ]
+
+
+def _scalar(op: Primitive, name: str, kind: str, text: str) -> Any:
+    if kind.endswith("?") and text.lower() == "none":
+        return None
+    kind = kind.removesuffix("?")
+    if kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise ArgumentError(op.name, name, repr(text), "true or false")
+        return text.lower() == "true"
+    try:
+        return {"int": int, "float": float, "str": str}[kind](text)
+    except ValueError:
+        raise ArgumentError(op.name, name, repr(text), f"of type {kind}") from None

@@ -1,0 +1,211 @@
+"""`ferryman check`: is every implementation that can run here right, and is a ported model still the same model?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from ferryman.cli import check_model, output
+from ferryman.device_profiles import resolve
+from ferryman.dispatch import registry, use
+from ferryman.errors import ArgumentError, BackendUnavailable, FerrymanError
+from ferryman.porting import runner
+from ferryman.porting.report import junit, markdown
+from ferryman.porting.report.markdown import MEANING, duration, percent
+from ferryman.porting.results import Cell, Results, Row, Timing, dumps, failed, number
+
+DEFAULT_OUT = Path(".ferryman")
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_MOST_FAILURES = 20
+_RAN = {"PASS", "FAIL", "SIMULATED", "MISTRUSTED"}
+
+
+def check(
+    op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option(help="Only this backend; with --model, the allow-list. Repeatable.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="f32, f16 or bf16. Repeatable; --model takes one.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Check a ported model instead: qwen3, llama, .., or a local config.json.")
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="With --model: smaller widths, real head_dim.")] = False,
+    layers: Annotated[int, typer.Option(help="With --model: decoder layers to build.")] = 4,
+    tier: Annotated[
+        str | None, typer.Option(help="small or standard (real sizes); default: standard on an accelerator.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help=f"Where JSON, JUnit and Markdown go; default {DEFAULT_OUT}, none with --json.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result document as JSON.")] = False,
+) -> None:
+    """Run every implementation that can run here against the float64 meaning of its op, on every case.
+
+    Ratios are the worst error in units of its derived bound: at most 1 is right. Exits with 1 if anything is wrong, or
+    if nothing ran at all.
+    """
+    place = _place(device)
+    folder = out if out is not None or as_json else DEFAULT_OUT
+    if model is not None:
+        _model(model, place, backend, dtype, tiny, layers, seed, folder, as_json, rejected={"--op": op, "--tier": tier})
+        return
+    if tiny:
+        raise ArgumentError("check", "--tiny", "given", "--model beside it")
+    with output.progress("checking") as advance:
+        document = runner.run(
+            ops=op, backends=backend, device=place, dtypes=dtype, tier=tier, seed=seed, progress=advance, full=full
+        )
+    if as_json:
+        output.say(dumps(document))
+    else:
+        _print(document)
+    if folder is not None:
+        _write(folder, "check", dumps(document), markdown(document), lambda: junit(document))
+    if failed(document):
+        raise typer.Exit(1)
+    if not any(cell.verdict in _RAN for cell in document.cells):
+        sys.stderr.write("ferryman: nothing ran, so nothing is shown to be right\n")
+        raise typer.Exit(1)
+
+
+def _place(device: str | None) -> str:
+    """The torch device to check on. Raises UnknownName for one that is not here, ArgumentError for a profile's name."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    profile = resolve(device)
+    try:
+        return str(torch.device(device))
+    except RuntimeError:
+        raise ArgumentError(
+            "check", "--device", f"{device}, the profile of {profile.title}", "a device that is here: cpu, cuda:1 .. "
+            "(what would run on another device: ferryman ops --device, ferryman explain --device)",
+        ) from None  # fmt: skip
+
+
+def _model(
+    name: str, place: str, backends: Sequence[str] | None, dtypes: Sequence[str] | None, tiny: bool, layers: int,
+    seed: int, folder: Path | None, as_json: bool, rejected: dict[str, Any],
+) -> None:  # fmt: skip
+    for option, value in rejected.items():
+        if value:
+            raise ArgumentError("check", option, "given", "no --model beside it")
+    if dtypes and len(dtypes) > 1:
+        raise ArgumentError("check", "--dtype", ", ".join(dtypes), "one dtype with --model")
+    for backend in backends or ():
+        registry.check_backend(backend)
+    (dtype,) = runner.dtypes_of(dtypes or ["bfloat16"])
+    with (
+        _transformers() as (run, porter),
+        use(*backends) if backends else nullcontext(),
+        output.progress("checking") as advance,
+    ):
+        stages = {stage: i for i, stage in enumerate(run.STAGES)}
+        result = run.check_model(
+            name, porter=porter, device=place, dtype=dtype, tiny=tiny, layers=layers, seed=seed,
+            progress=lambda stage: advance(stages.get(stage, 0), len(stages), stage),
+        )  # fmt: skip
+    text = result.model_dump_json(indent=1)
+    if as_json:
+        output.say(text)
+    else:
+        check_model.show(result)
+    if folder is not None:
+        stem = f"model-{result.family}-{_SHORT[result.dtype]}"
+        _write(folder, stem, text, check_model.markdown(result), lambda: check_model.junit(result))
+    if result.verdict == "FAIL":
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _transformers() -> Iterator[tuple[Any, Any]]:
+    """(the model check, the porter). The integration is handed in from here: porting knows none."""
+    try:
+        from ferryman.integrations import transformers as porter
+        from ferryman.porting import model
+    except ImportError as error:
+        raise BackendUnavailable(f"--model needs transformers ({error}); pip install 'ferryman[models]'") from error
+    yield model, porter
+
+
+def _print(document: Results) -> None:
+    facts = document.environment
+    output.say(
+        f"{facts.device_name or facts.device} ({facts.profile}, {facts.arch}), torch {facts.versions['torch']}: "
+        f"{len(document.cells)} cells in {facts.seconds:.0f} s, tier {facts.tier}, seed {facts.seed}"
+    )
+    dtypes = [d for d in _SHORT if any(d in row.ratio for row in document.summary)]
+    ratios = [f"{_SHORT[d]} error" for d in dtypes]
+    headers = ["op", "implementation", "verdict", "cells", "refused", *ratios, "time", "of roofline"]
+    rows = [
+        [row.op, row.implementation, row.verdict, _counts(row), str(row.refusals or "-"),
+         *(number(row.ratio.get(d)) for d in dtypes), *_time(document.timings, row)]
+        for row in document.summary
+    ]  # fmt: skip
+    # a column that says nothing here (no roofline on a CPU, nothing refused) only takes the width of the others
+    shown = [i for i, _ in enumerate(headers) if any(row[i] != "-" for row in rows)]
+    headers, rows = [headers[i] for i in shown], [[row[i] for i in shown] for row in rows]
+    output.table(headers, rows, right=("refused", *ratios, "of roofline"))
+    output.say()
+    output.say("error: the worst one in units of its derived bound; at most 1 is right")
+    seen = {cell.verdict for cell in document.cells}
+    for verdict in MEANING:
+        if verdict in seen:
+            output.say(f"{verdict}: {MEANING[verdict]}")
+    _reasons(document.cells)
+
+
+def _counts(row: Row) -> str:
+    return " ".join(f"{n} {verdict}" for verdict, n in row.counts.items())
+
+
+def _time(timings: Sequence[Timing], row: Row) -> tuple[str, str]:
+    """Time and share of the roofline in the narrowest dtype that was timed: what models run in."""
+    mine = {t.dtype: t for t in timings if (t.op, t.implementation) == (row.op, row.implementation)}
+    shown = next((mine[d] for d in ("bfloat16", "float16", "float32") if d in mine), None)
+    return duration(shown), percent(shown)
+
+
+def _reasons(cells: Sequence[Cell]) -> None:
+    """What is wrong, cell by cell; what did not run, by reason."""
+    wrong = [c for c in cells if c.verdict in ("FAIL", "MISTRUSTED", "QUARANTINED")]
+    for cell in wrong[:_MOST_FAILURES]:
+        output.say(f"{cell.verdict} {cell.op} {cell.implementation} {cell.dtype} {cell.case}: {cell.reason}")
+    if len(wrong) > _MOST_FAILURES:
+        output.say(f"and {len(wrong) - _MOST_FAILURES} more; the JSON document has them all")
+    absent: Counter[tuple[str, str]] = Counter()
+    for cell in cells:
+        if cell.verdict == "NOT_RUN":
+            absent[cell.implementation, cell.reason or "no reason given"] += 1
+    for (implementation, reason), n in absent.items():
+        output.say(f"NOT_RUN {implementation}, {n} cells: {reason}")
+
+
+def _write(folder: Path, stem: str, document: str, page: str, xml: Any) -> None:
+    """The document and its renderings, each whole or not at all."""
+    texts = {"json": document, "md": page}
+    try:
+        texts["xml"] = xml()
+    except BackendUnavailable as error:
+        sys.stderr.write(f"ferryman: no JUnit file: {error}\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, text in texts.items():
+            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
+                file.write(text if text.endswith("\n") else text + "\n")
+            Path(file.name).chmod(0o644)
+            os.replace(file.name, folder / f"{stem}.{suffix}")
+    except OSError as error:
+        raise FerrymanError(f"results cannot be written to {folder}: {error.strerror}; choose another --out") from error
+    sys.stderr.write(f"wrote {', '.join(str(folder / f'{stem}.{suffix}') for suffix in texts)}\n")

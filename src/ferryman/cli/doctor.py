@@ -1,0 +1,185 @@
+"""`ferryman doctor`: versions, drivers, caches, settings, and why each backend is or is not usable here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import ferryman
+from ferryman import settings
+from ferryman.backends.simt.launcher import cache_directory
+from ferryman.cli import output
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import registry
+
+PACKAGES = (
+    "ferryman", "torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy", "transformers", "cupy-cuda13x",
+    "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "hip-python", "ziglang", "msgpack", "pydantic", "rich",
+    "typer",
+)  # fmt: skip
+_DRIVERS = {"nvidia": Path("/proc/driver/nvidia/version"), "amdgpu": Path("/sys/module/amdgpu/version")}
+_MOST_FILES = 50_000  # a cache is measured up to here
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
+    """Versions, drivers, devices, backends, caches and settings, with what to do about what is missing."""
+    found = examine()
+    if as_json:
+        output.json_document(found)
+        return
+    for title, rows in (("versions", found["versions"]), ("drivers", found["drivers"])):
+        output.table((title, ""), list(rows.items()))
+        output.say()
+    devices = [(d["device"], d["profile"], d["arch"], "; ".join(d["notes"]) or "-") for d in found["devices"]]
+    output.table(("device", "profile", "arch", "notes"), devices)
+    output.say()
+    rows = []
+    for b in found["backends"]:
+        first, *others = b["reasons"] or ["-"]
+        rows += [(b["backend"], b["vendor"], b["verdict"], first), *(("", "", "", reason) for reason in others)]
+    output.table(("backend", "devices", "usable", "because"), rows)
+    output.say()
+    caches = [(c["cache"], c["path"], str(c["files"]), output.size(c["bytes"]), c["problem"]) for c in found["caches"]]
+    output.table(("cache", "path", "files", "size", "problem"), caches)
+    output.say()
+    output.table(("setting", "value", "from"), [(s["variable"], s["value"], s["origin"]) for s in found["settings"]])
+    if found["advice"]:
+        output.say()
+        for advice in found["advice"]:
+            output.say(f"advice: {advice}")
+
+
+def examine() -> dict[str, Any]:
+    """Everything that doctor reports, as plain data. Nothing is compiled, launched or written."""
+    here = ferryman.devices()
+    versions = _versions()
+    return {
+        "versions": versions,
+        "drivers": _drivers(),
+        "devices": [
+            {"device": p.title, "profile": p.name, "arch": p.arch, "generic": p.generic, "notes": list(p.notes)}
+            for p in here
+        ],
+        "backends": _backends(here),
+        "caches": [_cache(name, path) for name, path in _caches().items()],
+        "settings": _settings(),
+        "advice": _advice(versions, here),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": f"{platform.python_version()} ({sys.executable})", "system": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    found["ferryman"], found["torch"] = ferryman.__version__, str(torch.__version__)
+    built = torch.version.cuda or torch.version.hip
+    kind = "CUDA" if torch.version.cuda else "ROCm" if torch.version.hip else ""
+    found["torch is built for"] = f"{kind} {built}" if built else "the CPU"
+    return found
+
+
+def _drivers() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, path in _DRIVERS.items():
+        if path.exists():
+            found[name] = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[0]
+    smi = shutil.which("nvidia-smi")
+    if smi is not None:
+        command = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            found["nvidia-smi"] = f"failed: {error}"
+        else:
+            found["nvidia-smi"] = (done.stdout if done.returncode == 0 else done.stderr).strip().replace("\n", "; ")
+    found["torch sees"] = f"{torch.cuda.device_count()} accelerators"
+    return found
+
+
+def _backends(here: list[Profile]) -> list[dict[str, Any]]:
+    """Each backend for each vendor that is here; a backend for other vendors is asked about its own."""
+    vendors = list(dict.fromkeys(p.vendor for p in here))
+    found = []
+    for name, backend in registry.backends().items():
+        if name == "definition":
+            continue
+        for vendor in [v for v in vendors if v in backend.vendors] or sorted(backend.vendors):
+            reasons = list(registry.probe(name, vendor))
+            verdict = "no" if reasons else "yes"
+            found.append({"backend": name, "vendor": vendor, "verdict": verdict, "reasons": reasons})
+    return found
+
+
+def _caches() -> dict[str, Path]:
+    user = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    inductor = Path(tempfile.gettempdir()) / f"torchinductor_{os.environ.get('USER') or 'root'}"
+    return {
+        "ferryman kernels": cache_directory(),
+        "triton": Path(os.environ.get("TRITON_CACHE_DIR") or user),
+        "inductor": Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or inductor),
+    }
+
+
+def _cache(name: str, path: Path) -> dict[str, Any]:
+    files = count = 0
+    for root, _, names in os.walk(path):
+        for file in names:
+            if files >= _MOST_FILES:
+                break
+            try:
+                count += (Path(root) / file).stat().st_size
+            except OSError:  # another process replaced it meanwhile
+                continue
+            files += 1
+    nearest = next(p for p in (path, *path.parents) if p.exists())
+    problem = (
+        None if os.access(nearest, os.W_OK) else f"{nearest} cannot be written: kernels are compiled again each time"
+    )
+    return {"cache": name, "path": str(path), "files": files, "bytes": count, "problem": problem}
+
+
+def _settings() -> list[dict[str, Any]]:
+    found = []
+    for setting in settings.TABLE:
+        value = settings.get(setting.key)
+        elsewhere = "default" if value == setting.default else "pyproject.toml"
+        origin = "environment" if setting.variable in os.environ else elsewhere
+        shown = None if value in (None, ()) else value
+        found.append(
+            {"variable": setting.variable, "value": str(shown) if shown is not None else None, "origin": origin}
+        )
+    return found
+
+
+def _advice(versions: dict[str, str], here: list[Profile]) -> list[str]:
+    found = []
+    triton, numpy = versions.get("triton", ""), versions.get("numpy", "")
+    if triton.startswith("3.6.") and tuple(map(int, numpy.split(".")[:2] if numpy else (0, 0))) >= (2, 4):
+        found.append(
+            f"triton {triton}'s interpreter fails with numpy {numpy}: pip install 'numpy<2.4' to check on a CPU"
+        )
+    seen = {p.vendor for p in here}
+    if _DRIVERS["nvidia"].exists() and "nvidia" not in seen:
+        found.append(
+            f"an NVIDIA driver is loaded and torch {torch.__version__} sees no GPU: install a CUDA build of torch"
+        )
+    if Path("/dev/kfd").exists() and "amd" not in seen:
+        found.append(
+            f"an AMD device is here and torch {torch.__version__} does not see it: install the ROCm build of torch"
+        )
+    found += [f"{p.title}: its numbers are unknown; write a profile (CONTRIBUTING.md, 'A device')"
+              for p in here if p.generic and p.vendor != "cpu"]  # fmt: skip
+    return found

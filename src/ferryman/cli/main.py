@@ -1,0 +1,51 @@
+"""The command `ferryman`: one file for each verb.
+
+Exit codes: 0 done, 1 a check failed, 2 bad use (an unknown name, an invalid argument, file or setting).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+import ferryman
+from ferryman.cli import check, devices, doctor, explain, ops
+from ferryman.errors import FerrymanError
+
+app = typer.Typer(
+    name="ferryman", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Carries PyTorch model code across GPU vendors: which kernel runs, whether it is right, and how fast.",
+)  # fmt: skip
+app.command("check")(check.check)
+app.command("devices")(devices.devices)
+app.command("ops")(ops.ops)
+app.command("explain")(explain.explain)
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ferryman {ferryman.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
+) -> None:
+    """Options that stand before a verb."""
+
+
+def main() -> None:
+    """Run the command line; a FerrymanError is bad use and prints as one message."""
+    try:
+        app()
+    except FerrymanError as error:
+        sys.stderr.write(f"ferryman: {error}\n")
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # `ferryman ops | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None

@@ -1,0 +1,100 @@
+"""How verbs print: tables (rich on a terminal, plain columns elsewhere), JSON, and progress bars on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+GREEN, RED, YELLOW, DIM = "green", "red", "yellow", "dim"
+STYLES = {
+    "PASS": GREEN, "yes": GREEN, "chosen": GREEN, "FAIL": RED, "MISTRUSTED": RED, "QUARANTINED": RED, "no": RED,
+    "SIMULATED": YELLOW, "COMPILED_ONLY": YELLOW, "refused": YELLOW, "NOT_RUN": DIM, "UNIMPLEMENTED": DIM, "-": DIM,
+}  # fmt: skip
+
+
+def say(text: str = "") -> None:
+    """A line on stdout, as it is."""
+    sys.stdout.write(text + "\n")
+
+
+def json_document(document: Any) -> None:
+    say(json.dumps(document, indent=1, default=str))
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", right: Sequence[str] = ()) -> None:
+    """A table on stdout. Off a terminal nothing is cut, coloured or boxed: columns are separated by two spaces."""
+    cells = [[_text(value) for value in row] for row in rows]
+    if title:
+        say(title)
+    if sys.stdout.isatty():
+        _rich(headers, cells, right)
+        return
+    widths = [max(len(row[i]) for row in [list(headers), *cells]) for i in range(len(headers))]
+    for row in [list(headers), ["-" * w for w in widths], *cells]:
+        columns = zip(row, widths, headers, strict=True)
+        say("  ".join(t.rjust(w) if h in right else t.ljust(w) for t, w, h in columns).rstrip())
+
+
+def _rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(show_edge=False, header_style="bold")
+    for header in headers:
+        made.add_column(header, justify="right" if header in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    Console().print(made)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def quantity(value: float | None, unit: str) -> str | None:
+    """A number with an SI prefix: 4.8e12, "B/s" -> "4.8 TB/s"."""
+    if value is None:
+        return None
+    for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def size(value: int | None) -> str | None:
+    """Bytes with a binary prefix."""
+    if value is None:
+        return None
+    for prefix, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= factor:
+            return f"{value / factor:.4g} {prefix}"
+    return f"{value} B"
+
+
+def _silent(done: int, total: int, label: str = "") -> None:
+    """Progress that nobody watches."""
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr while the block runs; gives ``advance(done, total, label)``. Silent off a terminal."""
+    if not sys.stderr.isatty():
+        yield _silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def advance(done: int, total: int, label: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=f"{what} {label}".rstrip())
+
+        yield advance

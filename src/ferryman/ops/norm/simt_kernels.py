@@ -1,0 +1,124 @@
+"""rms_norm, add_rms_norm and layer_norm in portable C++ (`norm.cuh`), for CUDA and HIP."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.simt import Unit, as_rows, family_source, pointer, runtime, type_name, unit, vectorised
+from ferryman.backends.simt.rows import RowPlan, representative_plans, row_plan
+
+_FILE = Path(__file__).with_name("norm.cuh")
+_TYPES = ("f32", "f16", "bf16")
+_SIZES = {"f32": 4, "f16": 2, "bf16": 2}
+
+
+@functools.lru_cache(maxsize=None)
+def _unit(op: str, types: tuple[str, ...], cast: bool | None, plan: RowPlan) -> Unit:
+    middle = types if cast is None else (*types, cast)
+    return unit(family_source(_FILE, True), f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)
+
+
+@functools.lru_cache(maxsize=4096)
+def _choose(op: str, dtypes: tuple[torch.dtype | None, ...], cast: bool | None, n: int, vector: bool,
+            wave: int, units: int, shared_memory: int) -> tuple[Unit, RowPlan]:  # fmt: skip
+    plan = row_plan(n, 0 if dtypes[0] is None else dtypes[0].itemsize, vector, 2 if op == "add_rms_norm" else 1,
+                    wave, units, shared_memory)  # fmt: skip
+    return _unit(op, tuple(type_name(d) for d in dtypes), cast, plan), plan
+
+
+def _flat(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool, target: Target) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x, rows, stride = as_rows(x)
+    weight = _flat(weight)
+    n = x.shape[-1]
+    source, scale, result = x.data_ptr(), pointer(weight), y.data_ptr()
+    vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | scale | result)
+    dtypes = (x.dtype, None) if weight is None else (x.dtype, weight.dtype)
+    chosen, plan = _choose("rms_norm", dtypes, cast_before_weight and weight is not None, n, vector,
+                           target.wave, target.units, target.shared_memory)  # fmt: skip
+    blocks = plan.blocks(rows)
+    runtime(target).launch(
+        chosen, x.device, blocks, plan.threads, plan.shared,
+        (source, stride, scale, result, rows, n, plan.slots, blocks, float(eps)),
+    )  # fmt: skip
+    return y
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool,
+                 target: Target) -> tuple[Tensor, Tensor]:  # fmt: skip
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    sums = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y, sums
+    x, rows, stride = as_rows(x)
+    residual, _, residual_stride = as_rows(residual)
+    weight = _flat(weight)
+    n = x.shape[-1]
+    source, other, scale, result, total = (
+        x.data_ptr(),
+        residual.data_ptr(),
+        pointer(weight),
+        y.data_ptr(),
+        sums.data_ptr(),
+    )
+    lengths = n | stride | residual_stride if rows > 1 else n
+    vector = vectorised(x.element_size(), lengths, source | other | scale | result | total)
+    dtypes = (x.dtype, None) if weight is None else (x.dtype, weight.dtype)
+    chosen, plan = _choose("add_rms_norm", dtypes, cast_before_weight and weight is not None, n, vector,
+                           target.wave, target.units, target.shared_memory)  # fmt: skip
+    blocks = plan.blocks(rows)
+    runtime(target).launch(
+        chosen, x.device, blocks, plan.threads, plan.shared,
+        (source, stride, other, residual_stride, scale, result, total, rows, n, blocks, float(eps)),
+    )  # fmt: skip
+    return y, sums
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x, rows, stride = as_rows(x)
+    weight, bias = _flat(weight), _flat(bias)
+    n = x.shape[-1]
+    source, scale, shift, result = x.data_ptr(), pointer(weight), pointer(bias), y.data_ptr()
+    vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | scale | shift | result)
+    dtypes = (x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
+    chosen, plan = _choose("layer_norm", dtypes, None, n, vector, target.wave, target.units, target.shared_memory)
+    blocks = plan.blocks(rows)
+    runtime(target).launch(
+        chosen, x.device, blocks, plan.threads, plan.shared,
+        (source, stride, scale, shift, result, rows, n, plan.slots, blocks, float(eps)),
+    )  # fmt: skip
+    return y
+
+
+def units(target: Target) -> list[Unit]:
+    """Kernels of this family: every combination of dtypes on each kind of plan, every plan on equal dtypes."""
+    found: dict[str, Unit] = {}
+    optional = (*_TYPES, "none")
+    for x in _TYPES:
+        for few in (True, False):
+            one, two = (representative_plans(_SIZES[x], target, tensors, few=few) for tensors in (1, 2))
+            others = optional if few else (x,)
+            made = [
+                _unit(op, (x, w), cast, plan)
+                for op, plans in (("rms_norm", one), ("add_rms_norm", two))
+                for w, cast, plan in itertools.product(others, (False, True), plans)
+                if w != "none" or not cast
+            ]
+            made += [_unit("layer_norm", (x, w, b), None, p) for w, b, p in itertools.product(others, others, one)]
+            found.update((u.name, u) for u in made)
+    return list(found.values())

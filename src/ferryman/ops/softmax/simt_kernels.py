@@ -1,0 +1,49 @@
+"""softmax in portable C++ (`softmax.cuh`), for CUDA and HIP."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.simt import Unit, as_rows, family_source, runtime, type_name, unit, vectorised
+from ferryman.backends.simt.rows import RowPlan, representative_plans, row_plan
+
+_FILE = Path(__file__).with_name("softmax.cuh")
+
+
+@functools.lru_cache(maxsize=None)
+def _unit(kind: str, plan: RowPlan) -> Unit:
+    return unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
+
+
+@functools.lru_cache(maxsize=4096)
+def _choose(dtype: torch.dtype, n: int, vector: bool, wave: int, units: int, shared: int) -> tuple[Unit, RowPlan]:
+    plan = row_plan(n, dtype.itemsize, vector, 1, wave, units, shared)
+    return _unit(type_name(dtype), plan), plan
+
+
+def softmax(x: Tensor, target: Target) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    x, rows, stride = as_rows(x)
+    n = x.shape[-1]
+    source, result = x.data_ptr(), y.data_ptr()
+    vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | result)
+    chosen, plan = _choose(x.dtype, n, vector, target.wave, target.units, target.shared_memory)
+    blocks = plan.blocks(rows)
+    runtime(target).launch(
+        chosen, x.device, blocks, plan.threads, plan.shared,
+        (source, stride, result, rows, n, plan.slots, blocks),
+    )  # fmt: skip
+    return y
+
+
+def units(target: Target) -> list[Unit]:
+    """Every kernel of this family: every dtype on every shape of plan."""
+    sizes = {"f32": 4, "f16": 2, "bf16": 2}
+    return [_unit(kind, plan) for kind, size in sizes.items() for plan in representative_plans(size, target)]

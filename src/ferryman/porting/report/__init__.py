@@ -1,0 +1,6 @@
+"""Renderings of a result document."""
+
+from ferryman.porting.report.junit import junit
+from ferryman.porting.report.markdown import markdown
+
+__all__ = ["junit", "markdown"]

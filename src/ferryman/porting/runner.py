@@ -1,0 +1,266 @@
+"""The parity check of everything that can run here: ops x implementations x cases x dtypes, as one result document."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ferryman.backends.triton import interpreting
+from ferryman.device_profiles import Profile, detect
+from ferryman.dispatch import registry
+from ferryman.errors import UnknownName
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
+from ferryman.porting import timing
+from ferryman.porting.cases import TIERS, cases_of
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.parity import SEED, Prepared, check_cell, prepare
+from ferryman.porting.results import Cell, Results, Timing, Verdict, environment, results
+from ferryman.porting.worker import Interpreter
+
+Progress = Callable[[int, int, str], None]
+_SHORT = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
+ALL = "all"  # the case of a cell that stands for every case
+THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
+
+
+def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, ...]:
+    """Storage dtypes by name ("bfloat16", "bf16"). Raises UnknownName."""
+    if names is None:
+        return STORAGE_DTYPES
+    known = {dtype_name(d): d for d in STORAGE_DTYPES}
+    found = []
+    for name in names:
+        text = dtype_name(name) if isinstance(name, torch.dtype) else _SHORT.get(name, name)
+        if text not in known:
+            raise UnknownName("dtype", text, known)
+        found.append(known[text])
+    return tuple(dict.fromkeys(found))
+
+
+def tier_cases(primitive: Primitive, tier: str) -> list[Case]:
+    """The cases of a tier and of the tiers before it."""
+    if tier not in TIERS:
+        raise UnknownName("tier", tier, TIERS)
+    return [case for t in TIERS[: TIERS.index(tier) + 1] for case in cases_of(primitive, t)]
+
+
+def turns(case: int, dtype: int, dtypes: int, full: bool) -> bool:
+    """Whether an interpreted case runs in this dtype: all of them, or each case in one, in turn."""
+    return full or case % dtypes == dtype
+
+
+def check_op(
+    primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], tier: str, seed: int,
+    device: torch.device, profile: Profile, *, thin: bool = False, times: int = 3,
+    skip: Collection[tuple[str, ...]] = (), simulate: Profile | None = None,
+    starting: Callable[[Case, torch.dtype], None] | None = None,
+) -> Iterator[Cell]:  # fmt: skip
+    """Every cell of one op but those in ``skip`` (op, dtype, case). ``starting`` hears of each case before it runs."""
+    cases = tier_cases(primitive, tier)
+    for d, dtype in enumerate(dtypes):
+        for c, case in enumerate(cases):
+            if (thin and not turns(c, d, len(dtypes), False)) or (primitive.name, dtype_name(dtype), case.name) in skip:
+                continue
+            if starting is not None:
+                starting(case, dtype)
+            prepared, verdict, reason = _prepared(primitive, case, dtype, device, seed)
+            for line in lines:
+                if prepared is None:
+                    yield _not_run(primitive.name, line, device, dtype, reason, case.name, verdict=verdict)
+                else:
+                    yield check_cell(
+                        primitive, line, case, dtype, device, profile,
+                        prepared=prepared, times=times, simulate=simulate,
+                    )  # fmt: skip
+
+
+def _prepared(
+    primitive: Primitive, case: Case, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[Prepared | None, Verdict, str]:
+    try:
+        return prepare(primitive, case, dtype, device, seed), "PASS", ""
+    except torch.OutOfMemoryError as error:
+        return None, "NOT_RUN", f"the oracle ran out of memory: {str(error).splitlines()[0][:300]}"
+    except Exception as error:  # noqa: BLE001 - an op from another package may be wrong itself; the others are still judged
+        return None, "MISTRUSTED", f"the definition or its bound raised {type(error).__name__}: {str(error)[:300]}"
+
+
+def _not_run(
+    op: str, line: Implementation, device: torch.device, dtype: torch.dtype, reason: str, case: str = ALL,
+    refusals: Sequence[str] = (), verdict: Verdict = "NOT_RUN",
+) -> Cell:  # fmt: skip
+    return Cell(op=op, implementation=line.name, device=str(device), dtype=dtype_name(dtype), case=case,
+                verdict=verdict, reason=reason, refusals=list(refusals), accumulation=line.accumulation,
+                roundings=sorted(line.roundings))  # fmt: skip
+
+
+def _needs_worker() -> bool:
+    return not interpreting() and importlib.util.find_spec("triton") is not None
+
+
+def _absent(line: Implementation, profile: Profile) -> list[str]:
+    """Why a backend cannot run here at all."""
+    backend = registry.backends()[line.backend]
+    if profile.vendor not in backend.vendors:
+        return [f"{line.backend} does not serve {profile.vendor} devices"]
+    return list(registry.probe(line.backend, profile.vendor))
+
+
+class Plan:
+    """What runs in this process, what an interpreter's process runs, and what cannot run here."""
+
+    def __init__(
+        self, ops: Iterable[str] | None, backends: Iterable[str] | None, dtypes: Sequence[torch.dtype], tier: str,
+        device: torch.device, profile: Profile, full: bool,
+    ) -> None:  # fmt: skip
+        names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
+        wanted = None if backends is None else set(backends)
+        for name in wanted or ():
+            registry.check_backend(name)
+        self.local: list[tuple[Primitive, list[Implementation]]] = []
+        self.interpreted: list[str] = []
+        self.skipped: list[Cell] = []
+        self.total = 0
+        for name in dict.fromkeys(names):
+            op = registry.primitive(name)
+            count = len(tier_cases(op, tier))
+            here = []
+            for line in registry.implementations(name):
+                if wanted is not None and line.name not in wanted:
+                    continue
+                if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
+                    self.interpreted.append(name)
+                    self.total += count * (len(dtypes) if full else 1)
+                    if not full and len(dtypes) > 1:
+                        self.skipped += [self._thinned(name, line, device, d, i, count, len(dtypes))
+                                         for i, d in enumerate(dtypes)]  # fmt: skip
+                    continue
+                why = _absent(line, profile)
+                if why:
+                    self.skipped += [_not_run(name, line, device, d, "; ".join(why), refusals=why) for d in dtypes]
+                else:
+                    here.append(line)
+            if here:
+                self.local.append((op, here))
+                self.total += count * len(dtypes) * len(here)
+
+    @staticmethod
+    def _thinned(op: str, line: Implementation, device: torch.device, dtype: torch.dtype, index: int, count: int,
+                 dtypes: int) -> Cell:  # fmt: skip
+        left = sum(1 for c in range(count) if not turns(c, index, dtypes, False))
+        return _not_run(op, line, device, dtype, THINNED, f"{left} of {count} cases")
+
+
+def run(
+    ops: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = SEED,
+    progress: Progress | None = None,
+    full: bool = False,
+) -> Results:
+    """Check every requested op x implementation on every case, in every dtype, on one device.
+
+    ops, backends, dtypes: names; None is all. device: None is the accelerator, else the CPU. tier: "small" or
+    "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
+    case. progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
+    """
+    began = time.perf_counter()
+    profile = detect(device)  # names the devices that are here if this one is not
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place == torch.device("cuda"):
+        place = torch.device("cuda", torch.cuda.current_device())
+    chosen = dtypes_of(dtypes)
+    tier = tier or ("small" if place.type == "cpu" else "standard")
+    plan = Plan(ops, backends, chosen, tier, place, profile, full)
+    cells = list(plan.skipped)
+    done = 0
+
+    def told(label: str) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, plan.total, label)
+
+    timings: list[Timing] = []
+    with _one_thread(), Interpreter(plan.interpreted, chosen, tier, seed, full) as interpreter:
+        lost: str | None = None
+        for op, lines in plan.local:
+            if lost is not None:
+                cells += [_not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
+                continue
+            with warnings.catch_warnings():
+                # an oracle on planted NaN and Inf warns about them
+                warnings.simplefilter("ignore", RuntimeWarning)
+                for cell in check_op(op, lines, chosen, tier, seed, place, profile):
+                    cells.append(cell)
+                    told(f"{cell.op} {cell.implementation}")
+            lost = _device_lost(place)
+            if lost is None:
+                timings += _timings(op, lines, chosen, place, profile, seed, cells)
+            for cell in interpreter.ready():
+                cells.append(cell)
+                told(f"{cell.op} {cell.implementation} (interpreted)")
+        for cell in interpreter.remaining():
+            cells.append(cell)
+            told(f"{cell.op} {cell.implementation} (interpreted)")
+    order = {name: i for i, name in enumerate(registry.primitives())}
+    lines_of = {n: [line.name for line in registry.implementations(n)] for n in order}
+    cells.sort(key=lambda c: (order[c.op], lines_of[c.op].index(c.implementation)))
+    if place.type == "cpu":
+        timings = timing.slowest(cells)
+    facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
+    return results(facts, cells, timings)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small cases gain nothing from a CPU's threads, and lose much where other work holds a core (5 s against 300)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _device_lost(device: torch.device) -> str | None:
+    """After an illegal access a CUDA context serves nothing more; what follows is then not judged."""
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return f"the device was lost to an earlier kernel: {str(error).splitlines()[0][:300]}"
+    return None
+
+
+def _timings(
+    op: Primitive,
+    lines: Sequence[Implementation],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    profile: Profile,
+    seed: int,
+    cells: Sequence[Cell],
+) -> list[Timing]:
+    """Timings of the implementations that were right: a wrong kernel's speed means nothing."""
+    if device.type != "cuda":
+        return []
+    found = []
+    for dtype in dtypes:
+        for line in lines:
+            mine = [c for c in cells if (c.op, c.implementation, c.dtype) == (op.name, line.name, dtype_name(dtype))]
+            if all(c.verdict in ("PASS", "UNIMPLEMENTED") for c in mine):
+                measured = timing.measure(op, line, dtype, device, profile, seed)
+                if measured is not None:
+                    found.append(measured)
+    return found

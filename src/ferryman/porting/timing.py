@@ -1,0 +1,96 @@
+"""How long an implementation takes on one standard case, against the least time its device profile allows."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+
+from ferryman.device_profiles import Profile, floor_seconds
+from ferryman.dispatch import registry
+from ferryman.dispatch.select import View, refusals, target_of
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.cases import cases_of, materialise
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.results import Cell, Timing
+
+_BUDGET_MS = 100.0  # of measured time per cell; with warm-up and flushing a cell stays under 0.2 s
+_WARM = 3
+_MOST = 30
+_FLUSH_BYTES = 256 * 2**20  # as much as the largest cache in the catalogue: inputs are read from memory
+
+
+def standard_case(primitive: Primitive) -> Case | None:
+    """The case that is timed: the op's first standard one."""
+    return next(iter(cases_of(primitive, "standard")), None)
+
+
+def measure(
+    primitive: Primitive, implementation: Implementation, dtype: torch.dtype, device: torch.device, profile: Profile,
+    seed: int = 0, args: tuple[Any, ...] | None = None,
+) -> Timing | None:  # fmt: skip
+    """Median of repeats by device events, caches flushed between them; None where the implementation cannot run it.
+
+    A kernel's own exceptions rise.
+    """
+    case = standard_case(primitive)
+    if case is None or device.type != "cuda":
+        return None
+    args = args if args is not None else materialise(case, primitive, dtype, seed, device)
+    if refusals(implementation, View.of(primitive, args, profile), profile):
+        return None
+    kernel, target = registry.launcher(implementation), target_of(profile)
+    with torch.no_grad(), torch.cuda.device(device):
+        seconds = _events(lambda: kernel(*args, target), device)
+    return against_roofline(
+        primitive, implementation.name, dtype, device, case.name, seconds, "device events", profile, args
+    )
+
+
+def _events(call: Any, device: torch.device) -> float:
+    for _ in range(_WARM):
+        call()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    spent = 0.0
+    while len(pairs) < _MOST and spent < _BUDGET_MS:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()  # takes 60 us and more: the host runs ahead, and launch time does not enter
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        pairs.append((start, end))
+        spent += start.elapsed_time(end)
+    return float(statistics.median(s.elapsed_time(e) for s, e in pairs)) / 1e3
+
+
+def against_roofline(
+    primitive: Primitive, implementation: str, dtype: torch.dtype, device: torch.device, case: str, seconds: float,
+    clock: Any, profile: Profile, args: tuple[Any, ...],
+) -> Timing:  # fmt: skip
+    cost = primitive.cost(*args)
+    floor = floor_seconds(profile, cost.flops, cost.bytes, dtype)
+    return Timing(
+        op=primitive.name, implementation=implementation, device=str(device), dtype=dtype_name(dtype), case=case,
+        seconds=seconds, clock=clock, floor_seconds=floor.seconds, bound_by=floor.bound, source=floor.source,
+        percent_of_roofline=None if floor.seconds is None or seconds <= 0 else 100 * floor.seconds / seconds,
+    )  # fmt: skip
+
+
+def slowest(cells: list[Cell]) -> list[Timing]:
+    """Where there are no device events: per op, implementation and dtype, the case that took longest, time only."""
+    longest: dict[tuple[str, str, str], Cell] = {}
+    for cell in cells:
+        if cell.seconds is None:
+            continue
+        key = (cell.op, cell.implementation, cell.dtype)
+        if key not in longest or cell.seconds > (longest[key].seconds or 0.0):
+            longest[key] = cell
+    return [
+        Timing(op=c.op, implementation=c.implementation, device=c.device, dtype=c.dtype, case=c.case,
+               seconds=c.seconds or 0.0, clock="host clock", source="one thread; no roofline on this device")
+        for c in longest.values()
+    ]  # fmt: skip

@@ -1,0 +1,111 @@
+"""`ferryman devices`, `ops` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ferryman.cli import doctor, output, support
+from ferryman.device_profiles import catalogue, profile
+from ferryman.dispatch import registry
+from tests.cli.run import ferryman
+
+
+def test_devices_here_and_the_catalogue() -> None:
+    document = json.loads(ferryman("devices", "--all", "--json").out)
+    assert document["here"][-1]["device"] == "cpu"
+    assert {p["name"] for p in document["catalogue"]} == set(catalogue())
+    text = ferryman("devices", "--all").out
+    assert all(name in text for name in catalogue())
+
+
+def test_a_profile_in_full_shows_every_number_and_its_source() -> None:
+    done = ferryman("devices", "MI300X")
+    known = profile("mi300x")
+    assert done.code == 0
+    for path, origin in known.provenance.items():
+        assert path in done.out and origin.source in done.out
+    assert json.loads(ferryman("devices", "mi300x", "--json").out) == json.loads(json.dumps(known.to_dict()))
+
+
+def test_ops_answers_for_every_device_of_the_catalogue() -> None:
+    document = json.loads(ferryman("ops", "--json", "--device", "mi300x", "--device", "h200").out)
+    rows = {(r["op"], r["implementation"], r["device"]): r for r in document["support"]}
+    assert {op for op, _, _ in rows} == set(registry.primitives())
+    assert rows["rms_norm", "hip", "mi300x"]["chosen"] == ["f32", "f16", "bf16"]
+    assert not rows["rms_norm", "hip", "h200"]["serves"] and rows["rms_norm", "hip", "h200"]["dtypes"] == []
+    assert rows["rms_norm", "cuda", "h200"]["conditions"] == ["x contiguous in its last dimension"]
+
+
+def test_exactly_one_implementation_is_first_for_each_dtype() -> None:
+    for known in catalogue().values():
+        for op in registry.primitives().values():
+            chosen = [d for row in support.of(op, known) for d in row.chosen]
+            assert sorted(chosen) == ["bf16", "f16", "f32"], (op.name, known.name)
+
+
+def test_ops_asks_the_profile_and_not_the_settings() -> None:
+    plain = ferryman("ops", "--device", "l4", "--op", "rope").out
+    assert ferryman("ops", "--device", "l4", "--op", "rope", FERRYMAN_BACKEND="torch").out == plain
+
+
+def test_doctor_says_why_each_backend_is_or_is_not_usable(tmp_path: Path) -> None:
+    environment = {"FERRYMAN_CACHE_DIR": str(tmp_path), "FERRYMAN_BACKEND": "torch"}
+    document = json.loads(ferryman("doctor", "--json", **environment).out)
+    backends = {b["backend"]: b for b in document["backends"]}
+    assert set(backends) == set(registry.backends()) - {"definition"}
+    assert backends["torch"]["verdict"] == "yes"
+    for backend in backends.values():
+        assert bool(backend["reasons"]) == (backend["verdict"] == "no")
+    assert {"python", "torch", "ferryman", "torch is built for"} <= set(document["versions"])
+    assert document["caches"][0]["path"].startswith(str(tmp_path))
+    assert {s["variable"]: s["origin"] for s in document["settings"]}["FERRYMAN_BACKEND"] == "environment"
+
+
+def test_a_cache_is_measured_and_an_unwritable_one_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "kernel.bin").write_bytes(b"x" * 1500)
+    found = doctor._cache("ours", tmp_path)
+    assert (found["files"], found["bytes"], found["problem"]) == (1, 1500, None)
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # the superuser may write anywhere
+    assert "cannot be written" in doctor._cache("ours", tmp_path / "not" / "there")["problem"]
+
+
+def test_advice_for_a_numpy_that_breaks_the_interpreter() -> None:
+    here = [profile("cpu")]
+    assert any("numpy<2.4" in a for a in doctor._advice({"triton": "3.6.0", "numpy": "2.5.2"}, here))
+    assert not any("numpy" in a for a in doctor._advice({"triton": "3.6.0", "numpy": "2.3.5"}, here))
+    assert not any("numpy" in a for a in doctor._advice({}, here))
+
+
+def test_tables_line_up(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(("name", "n"), [("a", 1), ("longer", 22), ("none", None)], title="Title", right=("n",))
+    assert capsys.readouterr().out == "Title\nname     n\n------  --\na        1\nlonger  22\nnone     -\n"
+
+
+def test_quantities() -> None:
+    assert output.quantity(4.8e12, "B/s") == "4.8 TB/s"
+    assert output.quantity(None, "B/s") is None
+    assert output.quantity(12.0, "W") == "12 W"
+    assert output.size(64 * 2**30) == "64 GiB"
+    assert output.size(100) == "100 B"
+
+
+def test_progress_is_silent_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.progress("working") as advance:
+        advance(1, 2, "half")
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_progress_draws_on_stderr_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.progress("working") as advance:
+        advance(1, 2, "half")
+    captured = capsys.readouterr()
+    assert captured.out == "" and "working half" in captured.err

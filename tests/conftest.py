@@ -1,0 +1,24 @@
+"""What every test shares: no settings from outside, few threads, `gpu` tests only where there is a device."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+for _name in [n for n in os.environ if n.startswith("FERRYMAN_")]:
+    del os.environ[_name]  # before ferryman is imported: a developer's settings must not change a test
+
+import torch  # noqa: E402
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; more threads make each other wait
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="torch sees no NVIDIA or AMD device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

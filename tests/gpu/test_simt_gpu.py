@@ -1,0 +1,234 @@
+"""SIMT kernels on the device that is here: right, on the right device and stream, under graph capture, and fast."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman.backends import cuda, hip, simt
+from ferryman.backends.base import Target
+from ferryman.errors import CaptureError
+from ferryman.ops.activation import simt_kernels as activation
+from ferryman.ops.norm import simt_kernels as norm
+from ferryman.ops.rope import simt_kernels as rope
+from ferryman.ops.softmax import simt_kernels as softmax
+
+pytestmark = pytest.mark.gpu
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+UNIT = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}
+ETA = {F32: 2.0**-126, F16: 2.0**-25, BF16: 2.0**-126}  # quick_exp2 may flush
+Kernel = Callable[..., Any]
+
+
+def _target(index: int = 0) -> Target:
+    p = torch.cuda.get_device_properties(index)
+    arch = f"sm_{p.major}{p.minor}" if torch.version.hip is None else p.gcnArchName.split(":")[0]
+    shared = getattr(p, "shared_memory_per_block_optin", 65_536)
+    return Target(
+        arch, simt.vendor_of(arch), simt.wave_of(arch), shared, 1024, p.multi_processor_count, p.L2_cache_size
+    )
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    found = _target()
+    backend = cuda.CudaBackend() if found.vendor == "nvidia" else hip.HipBackend()
+    assert backend.probe(found.vendor) == ()
+    return found
+
+
+def _random(*shape: int, dtype: torch.dtype, scale: float = 1.0, device: str = "cuda") -> Tensor:
+    torch.manual_seed(sum(shape))
+    return (torch.randn(shape, device=device) * scale).to(dtype)
+
+
+def _rms(x: Tensor, w: Tensor | None, eps: float, cast: bool) -> tuple[Tensor, Tensor]:
+    y = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps)
+    slack = 24 * UNIT[F32] * y.abs() + (UNIT[x.dtype] * y.abs() + ETA[x.dtype] if cast and w is not None else 0)
+    return (y, slack) if w is None else (y * w.double(), slack * w.double().abs() + UNIT[F32] * (y * w.double()).abs())
+
+
+def _close(actual: Tensor, expected: Tensor, slack: Tensor) -> None:
+    rounded = expected.to(actual.dtype)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    bound = UNIT[actual.dtype] * expected.abs() * (1 + 2.0**-10) + slack + ETA[actual.dtype]
+    good = ((actual.double() - expected).abs() <= bound) | (actual == rounded) | rounded.isnan()
+    assert bool(good.all()), f"{int((~good).sum())} wrong, first at {(~good).nonzero()[0].tolist()}"
+
+
+def _thrice(kernel: Kernel, *args: Any) -> Any:
+    """The result of three runs, bitwise equal."""
+    runs = [kernel(*args) for _ in range(3)]
+    for other in runs[1:]:
+        for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (runs[0], other)), strict=True):
+            assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return runs[0]
+
+
+WIDTHS = (1, 8, 96, 127, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 16_384, 20_008, 32_768, 50_257, 65_536,
+          131_072, 131_080, 262_144)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("n", WIDTHS)
+def test_rows_of_every_width(n: int, dtype: torch.dtype, target: Target) -> None:
+    for rows in (1, 7, 1021 if n <= 8192 else 301):
+        x, r = _random(rows, n, dtype=dtype), _random(rows, n, dtype=dtype, scale=2.0)
+        w, b = _random(n, dtype=F32), _random(n, dtype=dtype)
+        _close(_thrice(norm.rms_norm, x, w, 1e-6, False, target), *_rms(x, w, 1e-6, False))
+        y, total = _thrice(norm.add_rms_norm, x, r, b, 1e-6, True, target)
+        assert torch.equal(total, (x.float() + r.float()).to(dtype))
+        _close(y, *_rms(total, b, 1e-6, True))
+        y = _thrice(norm.layer_norm, x, w, b, 1e-5, target)
+        d = x.double()
+        scale = torch.rsqrt(d.var(-1, correction=0, keepdim=True) + 1e-5)
+        centred = (d - d.mean(-1, keepdim=True)) * scale
+        slack = 24 * UNIT[F32] * ((centred.abs() + scale * d.abs().mean(-1, keepdim=True)) * w.double().abs() + b.abs())
+        _close(y, centred * w.double() + b.double(), slack)
+        p = torch.softmax(d, -1)
+        slack = (16 + 3 * (d.amax(-1, keepdim=True) - d)) * UNIT[F32] * p
+        _close(_thrice(softmax.softmax, x, target), p, slack)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_activations(dtype: torch.dtype, target: Target) -> None:
+    for shape in ((1,), (7, 257), (4099,), (33, 14_336), (2, 3, 130)):
+        g, u = _random(*shape, dtype=dtype, scale=4.0), _random(*shape, dtype=dtype)
+        d, v = g.double(), u.double()
+        y = d * torch.sigmoid(d) * v
+        _close(_thrice(activation.silu_mul, g, u, target), y, (8 + 2 * d.abs()) * UNIT[F32] * y.abs())
+        for how, factor in (
+            ("tanh", torch.sigmoid(1.5957691216057308 * (d + 0.044715 * d**3))),
+            ("none", 0.5 * torch.erfc(-d * 0.5**0.5)),
+        ):  # fmt: skip
+            y = d * factor * v
+            slack = (8 + 8 * (d.abs() + d.abs() ** 3).clamp(max=400)) * UNIT[F32] * y.abs() + 2.0**-126 * (d * v).abs()
+            _close(_thrice(activation.gelu_mul, g, u, how, target), y, slack)
+    fused = _random(33, 2 * 1032, dtype=dtype)
+    g, u = fused.split(1032, -1)
+    _close(
+        activation.silu_mul(g, u, target),
+        torch.nn.functional.silu(g.double()) * u.double(),
+        40 * UNIT[F32] * (g * u).abs(),
+    )
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("x", "c"), list(itertools.product((F32, F16, BF16), (F32, BF16))), ids=str)
+def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target) -> None:
+    for b, hq, hk, s, d, r in (
+        (2, 32, 8, 77, 128, 128),
+        (1, 4, 1, 1, 80, 80),
+        (1, 3, 3, 5, 96, 32),
+        (1, 2, 1, 9, 67, 32),
+    ):
+        q, k = (_random(b, s, h, d, dtype=x).transpose(1, 2) for h in (hq, hk))
+        cos, sin = _random(1, s, r, dtype=c), _random(1, s, r, dtype=c, scale=0.5)
+        got = _thrice(rope.rope, q, k, cos, sin, interleaved, target)
+        for tensor, out in zip((q, k), got, strict=True):
+            t, e, f = tensor.double(), cos.double().unsqueeze(1), sin.double().unsqueeze(1)
+            h = t[..., :r]
+            o = torch.stack((-h[..., 1::2], h[..., 0::2]), -1).flatten(-2) if interleaved else torch.cat(
+                (-h[..., r // 2 :], h[..., : r // 2]), -1)  # fmt: skip
+            _close(out[..., :r], h * e + o * f, 2 * UNIT[F32] * ((h * e).abs() + (o * f).abs()))
+            assert torch.equal(out[..., r:], tensor[..., r:]) and out.is_contiguous()
+
+
+def test_nan_and_infinity(target: Target) -> None:
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for dtype in (F32, F16, BF16):
+            x = _random(4, 520, dtype=dtype)
+            x[1, 17] = value
+            for got, wanted in (
+                (softmax.softmax(x, target), torch.softmax(x.double(), -1)),
+                (norm.rms_norm(x, None, 1e-6, False, target), _rms(x, None, 1e-6, False)[0]),
+                (activation.silu_mul(x, x, target), torch.nn.functional.silu(x.double()) * x.double()),
+                (activation.gelu_mul(x, x, "none", target), torch.nn.functional.gelu(x.double()) * x.double()),
+            ):
+                assert torch.equal(got.isnan(), wanted.isnan()) and torch.equal(got.isinf(), wanted.to(dtype).isinf())
+    full = torch.full((64,), 0x7FFFFFFF, dtype=torch.int32, device="cuda").view(F32)
+    assert bool(norm.rms_norm(_random(3, 64, dtype=BF16), full, 1e-6, False, target).isnan().all())
+
+
+def test_a_tensor_beyond_32_bit_offsets(target: Target) -> None:
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of free device memory")
+    rows = 2**31 // 4096 + 3
+    x = torch.ones(rows, 4096, dtype=BF16, device="cuda")
+    x[-1] = _random(4096, dtype=BF16)
+    _close(norm.rms_norm(x, None, 1e-6, False, target)[-2:], *_rms(x[-2:], None, 1e-6, False))
+    y = activation.silu_mul(x, x, target)
+    _close(y[-1], torch.nn.functional.silu(x[-1].double()) * x[-1].double(), 40 * UNIT[F32] * x[-1].double().square())
+
+
+def test_streams_and_graph_capture(target: Target) -> None:
+    x, w = _random(64, 4096, dtype=BF16), _random(4096, dtype=BF16)
+    expected = norm.rms_norm(x, w, 1e-6, False, target)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        other = norm.rms_norm(x, w, 1e-6, False, target)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(other, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = norm.rms_norm(x, w, 1e-6, False, target)
+    x.mul_(-1)
+    graph.replay()
+    assert torch.equal(captured, -expected)
+    with pytest.raises(CaptureError, match="before capturing"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        norm.rms_norm(x[:, :1234], None, 1e-6, False, target)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_the_other_device() -> None:
+    x = _random(64, 4096, dtype=BF16, device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device(0):
+        y = norm.rms_norm(x, None, 1e-6, False, _target(1))
+    assert y.device == x.device and torch.cuda.current_device() == 0
+    _close(y, *_rms(x, None, 1e-6, False))
+
+
+def _seconds(call: Callable[[], Any], repeat: int = 20) -> float:
+    """Median time of a call on the device, the second-level cache flushed before each."""
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    call()
+    times = []
+    for _ in range(repeat):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return sorted(times)[repeat // 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072])
+def test_bandwidth(n: int, target: Target, record_property: Callable[[str, object], None]) -> None:
+    """256 MiB of bf16 rows against a copy that moves as many bytes. The floor only catches a kernel that went wrong."""
+    x = _random((256 << 20) // 2 // n, n, dtype=BF16)
+    other, w = x.flip(0), _random(n, dtype=BF16)
+    out = torch.empty_like(x)
+    copy = 2 * x.nbytes / _seconds(lambda: out.copy_(x))
+    calls: dict[str, tuple[int, Callable[[], Any]]] = {
+        "rms_norm": (2, lambda: norm.rms_norm(x, w, 1e-6, False, target)),
+        "layer_norm": (2, lambda: norm.layer_norm(x, w, w, 1e-6, target)),
+        "softmax": (2, lambda: softmax.softmax(x, target)),
+        "add_rms_norm": (4, lambda: norm.add_rms_norm(x, other, w, 1e-6, False, target)),
+        "silu_mul": (3, lambda: activation.silu_mul(x, other, target)),
+    }
+    shares = {name: tensors * x.nbytes / _seconds(call) / copy for name, (tensors, call) in calls.items()}
+    print(f"n={n}: copy {copy / 1e12:.2f} TB/s; " + ", ".join(f"{k} {v:.3f}" for k, v in shares.items()))  # noqa: T201
+    for name, share in shares.items():
+        record_property(f"{name}_of_copy", round(share, 4))
+        assert share > 0.5, f"{name} reaches {share:.2f} of the copy's bandwidth"

@@ -1,0 +1,161 @@
+"""In float64, every backward's definition is the derivative of its forward's: against autograd, and numerically."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from parity_support import BACKWARD, CPU
+from torch import Tensor
+
+from ferryman.dispatch import registry
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.porting import cases_of
+from ferryman.porting.cases import as_tuple, double, forward_of, materialise
+
+FILLS_WITHOUT_DERIVATIVE = ("nonfinite",)
+# autograd through logsumexp and where gives NaN for rows that see nothing; those are checked numerically instead
+EMPTY_ROWS = ("longer_queries", "bool_mask", "row_mask", "float_mask", "softcap_mask", "no_keys")
+
+
+def _pair(op: str) -> tuple[Primitive, Primitive]:
+    backward = registry.primitive(op)
+    forward = forward_of(backward)
+    assert forward is not None
+    return forward, backward
+
+
+class Analytic(torch.autograd.Function):
+    """A forward's definition with its backward's, as dispatch joins them."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Primitive, backward: Primitive, *args: Any) -> Any:
+        outputs = as_tuple(forward.body(*args))
+        ctx.forward, ctx.backward, ctx.args, ctx.outputs = forward, backward, args, outputs
+        ctx.mark_non_differentiable(
+            *(o for n, o in zip(forward.outputs, outputs, strict=True) if n in forward.nondifferentiable)
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        found = gradients(ctx.forward, ctx.backward, ctx.args, ctx.outputs, grads)
+        return None, None, *(found.get(n) for n in ctx.forward.names)
+
+
+def gradients(
+    forward: Primitive,
+    backward: Primitive,
+    args: tuple[Any, ...],
+    outputs: tuple[Tensor, ...],
+    grads: tuple[Tensor, ...],
+) -> dict[str, Tensor]:
+    """Forward argument -> its gradient by the backward's definition."""
+    known = dict(zip(forward.names, args, strict=True)) | {
+        f"out_{n}" if n in forward.names else n: o for n, o in zip(forward.outputs, outputs, strict=True)
+    }
+    known |= {n: grads[i] for n, i in (forward.gradient_names() | {"grad": 0}).items()}
+    known |= {n: True for n in backward.names if n.startswith("need_")}
+    results = as_tuple(backward.body(*(known[n] for n in backward.names)))
+    return {
+        name: result
+        for names, result in zip(forward.grads, results, strict=True)
+        for name in names
+        if known[name] is not None
+    }
+
+
+def _inputs(forward: Primitive, case: Case) -> tuple[tuple[Any, ...], list[str]]:
+    """float64 arguments, those of them that have gradients requiring one."""
+    args = list(double(materialise(case, forward, torch.float32, 0, CPU)))
+    wanted = [n for names in forward.grads for n in names]
+    for i, name in enumerate(forward.names):
+        if name in wanted and args[i] is not None:
+            args[i] = args[i].contiguous().requires_grad_()
+    return tuple(args), [n for n in wanted if args[forward.names.index(n)] is not None]
+
+
+@pytest.mark.parametrize("op", BACKWARD)
+def test_the_definition_equals_autograd(op: str) -> None:
+    forward, backward = _pair(op)
+    compared = 0
+    for case in forward.cases():
+        if case.tier != "small" or case.name in EMPTY_ROWS:
+            continue
+        if any(isinstance(a, TensorSpec) and a.fill in FILLS_WITHOUT_DERIVATIVE for a in case.args.values()):
+            continue
+        args, names = _inputs(forward, case)
+        outputs = as_tuple(forward.body(*args))
+        live = [o for n, o in zip(forward.outputs, outputs, strict=True) if n not in forward.nondifferentiable]
+        generator = torch.Generator().manual_seed(1)
+        cotangents = tuple(torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in outputs)
+        expected = torch.autograd.grad(
+            live, [args[forward.names.index(n)] for n in names], cotangents[: len(live)], allow_unused=True
+        )
+        with torch.no_grad():
+            found = gradients(forward, backward, args, outputs, cotangents)
+        for name, want in zip(names, expected, strict=True):
+            torch.testing.assert_close(
+                found[name], torch.zeros_like(found[name]) if want is None else want, rtol=1e-9, atol=1e-9,
+                equal_nan=True, msg=lambda m, c=case.name, n=name: f"{c}, {n}: {m}",
+            )  # fmt: skip
+            compared += 1
+    assert compared >= 10
+
+
+TINY: dict[str, list[dict[str, Any]]] = {
+    "rms_norm": [
+        {"x": TensorSpec((3, 5)), "weight": TensorSpec((5,)), "eps": 1e-6}, {"x": TensorSpec((3, 5)), "eps": 0.3},
+    ],
+    "add_rms_norm": [{"x": TensorSpec((3, 5)), "residual": TensorSpec((3, 5)), "weight": TensorSpec((5,))}],
+    "layer_norm": [
+        {"x": TensorSpec((3, 5)), "weight": TensorSpec((5,)), "bias": TensorSpec((5,))},
+        {"x": TensorSpec((2, 4)), "eps": 0.1},
+    ],
+    "silu_mul": [{"gate": TensorSpec((4, 3), fill="moderate"), "up": TensorSpec((4, 3))}],
+    "gelu_mul": [
+        {"gate": TensorSpec((4, 3)), "up": TensorSpec((4, 3)), "approximate": a} for a in ("tanh", "none")
+    ],
+    "softmax": [{"x": TensorSpec((3, 5))}],
+    "cross_entropy": [
+        {"logits": TensorSpec((6, 4)), "target": TensorSpec((6,), dtype="int64", low=-1, high=4), "ignore_index": -1,
+         "label_smoothing": s} for s in (0.0, 0.2)
+    ],
+    "rope": [
+        {"q": TensorSpec((1, 2, 3, 6)), "k": TensorSpec((1, 1, 3, 6)), "cos": TensorSpec((1, 3, 4), fill="unit"),
+         "sin": TensorSpec((1, 3, 4), fill="unit"), "interleaved": i} for i in (False, True)
+    ],
+    "linear": [{"x": TensorSpec((2, 3, 4)), "weight": TensorSpec((5, 4)), "bias": TensorSpec((5,))}],
+    "attention": [
+        {"q": TensorSpec((1, 2, 4, 3)), "k": TensorSpec((1, 1, sk, 3)), "v": TensorSpec((1, 1, sk, 3)), "mask": None,
+         "causal": False, "scale": None, "window": None, "softcap": 0.0, **options}
+        for sk, options in (
+            (5, {}), (4, {"causal": True}), (2, {"causal": True}), (5, {"causal": True, "window": 2}),
+            (4, {"window": 2, "softcap": 1.5}),
+            (5, {"scale": 0.7, "mask": TensorSpec((4, 5), dtype="bool", fill="mask")}),
+            (5, {"softcap": 2.0, "mask": TensorSpec((1, 2, 4, 5), fill="bias")}),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", BACKWARD)
+def test_gradcheck(op: str) -> None:
+    forward, backward = _pair(op)
+    for number, given in enumerate(TINY[forward.name]):
+        args, _ = _inputs(forward, Case(f"tiny{number}", given))
+
+        def outputs(*args: Any) -> Any:
+            got = as_tuple(Analytic.apply(forward, backward, *args))  # type: ignore[no-untyped-call]
+            # lse is -inf in rows that see nothing: it has no numerical derivative there
+            return tuple(o for n, o in zip(forward.outputs, got, strict=True)
+                         if n not in forward.nondifferentiable and bool(o.isfinite().all()))  # fmt: skip
+
+        assert len(outputs(*args)) >= 1
+        assert torch.autograd.gradcheck(outputs, args, eps=1e-6, atol=1e-7, rtol=1e-5)
+
+
+def test_the_cases_that_autograd_cannot_judge_exist() -> None:
+    names = {c.name for c in cases_of(registry.primitive("attention"))}
+    assert set(EMPTY_ROWS) <= names

@@ -1,0 +1,90 @@
+"""Every implementation that runs on any CPU, on every small case, in every dtype: PASS."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity_support import CPU, DTYPES, OPS, check, strict
+
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell, prepare
+from ferryman.porting.cases import forward_of
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
+def test_torch_and_the_definition_pass_every_gate(op: str, dtype: torch.dtype) -> None:
+    primitive = registry.primitive(op)
+    for case in cases_of(primitive):
+        prepared = prepare(primitive, case, dtype, CPU)
+        for name in ("torch", "definition"):
+            cell = check_cell(primitive, registry.implementation(op, name), case, dtype, prepared=prepared)
+            assert (cell.implementation, cell.verdict) == (name, "PASS"), f"{case.name}: {cell.reason}"
+            assert set(cell.gates) == {"G0", "G2", "G3", "G5"}
+            assert cell.gates["G0"].outcome == cell.gates["G5"].outcome == "pass"
+            assert all(g.reason for g in cell.gates.values() if g.outcome == "n/a")
+            assert cell.ratio is None or cell.ratio <= 1
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_gate_applies_to_some_case_of_every_op(op: str) -> None:
+    """A gate that is n/a everywhere would check nothing."""
+    applied = set()
+    for cell in check(op, registry.launcher(registry.implementation(op, "torch")),
+                      registry.implementation(op, "torch"), (torch.float32,)):  # fmt: skip
+        applied |= {name for name, gate in cell.gates.items() if gate.outcome != "n/a"}
+    # cross_entropy returns a scalar and one number per row: too few for G3 on small cases
+    assert applied >= ({"G0", "G2", "G5"} if op == "cross_entropy" else {"G0", "G2", "G3", "G5"})
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if forward_of(registry.primitive(op)) is not None])
+def test_a_backward_is_tried_on_all_its_forwards_cases(op: str) -> None:
+    backward = registry.primitive(op)
+    forward = forward_of(backward)
+    assert forward is not None
+    assert {c.name for c in cases_of(backward)} >= {c.name for c in cases_of(forward)}
+
+
+def honest_silu(gate: torch.Tensor, up: torch.Tensor, target: object) -> torch.Tensor:
+    return (gate.double() * torch.sigmoid(gate.double()) * up.double()).to(gate.dtype).contiguous()
+
+
+def honest_softmax(x: torch.Tensor, target: object) -> torch.Tensor:
+    """The sum in 16-element pieces, exp as a power of two."""
+    h = x.float()
+    e = torch.exp2((h - h.amax(-1, keepdim=True)) * 1.4426950408889634) if h.numel() else h
+    return (e / sum(c.sum(-1, keepdim=True) for c in e.split(16, -1))).to(x.dtype).contiguous()
+
+
+def honest_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: object) -> torch.Tensor:
+    """One product after another, the sequential order of a single accumulator."""
+    total = torch.zeros(*x.shape[:-1], weight.shape[0])
+    for k in range(x.shape[-1]):
+        total = total + x[..., k, None].float() * weight[:, k].float()
+    return (total if bias is None else total + bias.float()).to(x.dtype)
+
+
+def honest_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cast: bool, target: object) -> torch.Tensor:
+    """The squares summed one after another, x scaled after the weight."""
+    h = x.float()
+    total = torch.zeros(*x.shape[:-1], 1)
+    for i in range(x.shape[-1]):
+        total = total + h[..., i : i + 1] * h[..., i : i + 1]
+    r = 1 / torch.sqrt(total / x.shape[-1] + eps)
+    if weight is None:
+        return (h * r).to(x.dtype).contiguous()
+    if cast:
+        return ((h * r).to(x.dtype).float() * weight.float()).to(x.dtype).contiguous()
+    return (h * (weight.float() * r)).to(x.dtype).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel"),
+    [("silu_mul", honest_silu), ("softmax", honest_softmax), ("linear", honest_linear), ("rms_norm", honest_norm)],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_correct_alternative_raises_no_alarm(op: str, kernel: object, seed: int) -> None:
+    for cell in check(op, kernel, strict(op), seed=seed):  # type: ignore[arg-type]
+        if op == "silu_mul" and cell.case == "fill_nonfinite":
+            continue  # silu(-inf) is NaN by one formula and 0 by the other; the definition's is required
+        assert cell.verdict == "PASS", f"{cell.dtype} {cell.case}: {cell.reason}"

@@ -1,0 +1,90 @@
+"""What the SIMT kernels must compute, in float64, and how far a float32 evaluation may be from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+UNIT = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}  # half a unit in the last place, relative
+ETA = {F32: 2.0**-149, F16: 2.0**-25, BF16: 2.0**-134}  # absolute, where results are subnormal
+U = UNIT[F32]
+
+# of the float64 inputs: [(result, slack beyond the rounding of the result), ..] for every output
+Reference = Callable[..., list[tuple[Tensor, Tensor]]]
+
+
+def _rms(x: Tensor, w: Tensor | None, eps: float, cast: torch.dtype | None) -> list[tuple[Tensor, Tensor]]:
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    slack = 24 * U * y.abs()
+    if w is not None:
+        if cast is not None:
+            slack = slack + UNIT[cast] * y.abs() + ETA[cast]
+        y, slack = y * w, slack * w.abs() + U * (y * w).abs()
+    return [(y, slack)]
+
+
+def rms_reference(dtype: torch.dtype) -> Reference:
+    return lambda x, w, eps, cast: _rms(x, w, eps, dtype if cast else None)
+
+
+def add_rms_reference(dtype: torch.dtype) -> Reference:
+    def reference(x: Tensor, r: Tensor, w: Tensor | None, eps: float, cast: bool) -> list[tuple[Tensor, Tensor]]:
+        total = (x + r).to(dtype).double()  # one rounding, exactly
+        return [*_rms(total, w, eps, dtype if cast else None), (total, torch.full_like(total, -1.0))]
+
+    return reference
+
+
+def layer_norm_reference(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) -> list[tuple[Tensor, Tensor]]:
+    mean, scale = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, correction=0, keepdim=True) + eps)
+    y = (x - mean) * scale
+    slack = 24 * U * (y.abs() + scale * x.abs().mean(-1, keepdim=True))
+    if w is not None:
+        y, slack = y * w, slack * w.abs()
+    if b is not None:
+        y = y + b
+    return [(y, slack + 2 * U * y.abs())]
+
+
+def softmax_reference(x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    y = torch.softmax(x, -1)
+    distance = (x.amax(-1, keepdim=True) - x).nan_to_num(0.0, 0.0, 0.0)
+    return [(y, (16 + 3 * distance) * U * y + 2.0**-126)]
+
+
+def silu_reference(g: Tensor, u: Tensor) -> list[tuple[Tensor, Tensor]]:
+    y = torch.nn.functional.silu(g) * u
+    return [(y, (8 + 2 * g.abs().clamp(max=200)) * U * y.abs() + 2.0**-126 * (g * u).abs())]
+
+
+def gelu_reference(g: Tensor, u: Tensor, approximate: str) -> list[tuple[Tensor, Tensor]]:
+    if approximate == "tanh":
+        factor = torch.sigmoid(2 * math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))
+    else:
+        factor = 0.5 * torch.erfc(-g / math.sqrt(2))
+    y = g * factor * u
+    steep = 8 + 8 * (g.abs() + g.abs() ** 3).clamp(max=400)
+    return [(y, steep * U * y.abs() + 2.0**-126 * (g * u).abs())]
+
+
+def rope_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[tuple[Tensor, Tensor]]:
+    found = []
+    width = cos.shape[-1]
+    for x in (q, k):
+        turned = x[..., :width]
+        if interleaved:
+            other = torch.stack((-turned[..., 1::2], turned[..., 0::2]), -1).flatten(-2)
+        else:
+            other = torch.cat((-turned[..., width // 2 :], turned[..., : width // 2]), -1)
+        c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+        slack = 2 * U * ((turned * c).abs() + (other * s).abs())
+        rest = x[..., width:]
+        # what is only copied is copied exactly
+        found.append(
+            (torch.cat((turned * c + other * s, rest), -1), torch.cat((slack, torch.full_like(rest, -1.0)), -1))
+        )
+    return found

@@ -1,0 +1,236 @@
+"""`check_model`: passes what is right, fails what is wrong, refuses bad input, and says all of it in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import ferryman
+from ferryman import ops
+from ferryman.errors import ArgumentError, UnknownName, Unsupported
+from ferryman.integrations import transformers_modules
+from ferryman.integrations.transformers import check_model
+from ferryman.porting import model_config
+from ferryman.porting.model import STAGES, ModelResult
+from ferryman.porting.model_measure import divergences, one_ulp, relative, slope, worst_row
+
+
+def quick(model: Any = "qwen3", **options: Any) -> ModelResult:
+    return check_model(model, **{"tiny": True, "layers": 2, "steps": 5, "backward": False, **options})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_a_right_port_passes_with_exact_counts(name: str, dtype: str) -> None:
+    told: list[str] = []
+    found = quick(name, dtype=dtype, backward=True, progress=told.append)
+    assert (found.verdict, found.reasons) == ("PASS", [])
+    assert told == list(STAGES)
+    norms = 2 * (4 if name == "qwen3" else 2) + 1
+    assert found.ported == {"attention": 2, "rms_norm": norms, "rope": 2, "silu_mul": 2}
+    by_phase = {(c.phase, c.op): sum(c.served.values()) for c in found.calls}
+    for op, n in found.ported.items():
+        assert by_phase["forward", op] == by_phase["gradients", op] == by_phase["gradients", f"{op}_backward"] == n
+        assert by_phase["greedy", op] == 5 * n
+    assert len(by_phase) == 4 * len(found.ported)
+    assert {m.name for m in found.gradients} == {"embedding", "layer 0", "layer 1", "head"}
+    assert found.greedy.identical == found.greedy.sequences == 2
+    assert found.restored and not found.unsupported
+    assert ModelResult.model_validate_json(found.model_dump_json()) == found
+    assert all(m.floor > 0 for layer in found.layers for m in (layer.alone, layer.bias, layer.accumulated))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma"])
+def test_the_other_families_pass(name: str) -> None:
+    found = quick(name)
+    assert (found.verdict, found.reasons) == ("PASS", [])
+    assert any("hidden_size 256 of" in cut for cut in found.cuts) and "vocab_size 1024 of" in str(found.cuts)
+
+
+def test_a_request_binds_the_ported_model() -> None:
+    with ferryman.use("definition"):
+        found = quick("llama")
+    assert found.verdict == "PASS"
+    assert {name for c in found.calls for name in c.served} == {"definition"}
+    with ferryman.use("hip"), pytest.raises(Unsupported):
+        quick("llama")
+
+
+def shifted(by: int) -> Callable[..., Tensor]:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, **kw: Any) -> Any:
+        if not causal or q.shape[2] == 1:
+            return ops.attention(q, k, v, causal=causal, mask=mask, **kw)
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2] + by)
+        return ops.attention(q, k, v, causal=False, mask=seen, **kw)
+
+    return attention
+
+
+# Each changes what the model means a little; all are found in bfloat16, where one ulp of the embedding moves it by 1%.
+MUTANTS: dict[str, dict[str, Callable[..., Any]]] = {
+    "sees the future": {"attention": shifted(1)},
+    "does not see itself": {"attention": shifted(-1)},
+    "last key doubled": {
+        "attention": lambda q, k, v, **kw: ops.attention(q, torch.cat((k[:, :, :-1], k[:, :, -2:-1]), 2), v, **kw)
+    },
+    "scale off by 2%": {"attention": lambda q, k, v, *, scale, **kw: ops.attention(q, k, v, scale=1.02 * scale, **kw)},
+    "heads swapped": {"attention": lambda q, k, v, **kw: ops.attention(q, k.flip(1), v.flip(1), **kw)},
+    "rotary interleaved": {"rope": lambda q, k, c, s: ops.rope(q, k, c, s, interleaved=True)},
+    "rotary backwards": {"rope": lambda q, k, c, s: ops.rope(q, k, c, -s)},
+    "gate and up swapped": {"silu_mul": lambda gate, up: ops.silu_mul(up, gate)},
+    "gelu for silu": {"silu_mul": lambda gate, up: ops.gelu_mul(gate, up)},
+    "activation 1% large": {"silu_mul": lambda gate, up: ops.silu_mul(gate, up) * 1.01},
+    "eps 1e-5 for 1e-6": {"rms_norm": lambda x, w, eps, cast: ops.rms_norm(x, w, 10 * eps, cast)},
+    "mean over N-1": {
+        "rms_norm": lambda x, w, eps, cast: ops.rms_norm(x, w, eps, cast) * (1 - 1 / x.shape[-1]) ** 0.5
+    },
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_wrong_port_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("rms_norm", "silu_mul", "gelu_mul", "rope", "attention")
+    wrong = {op: getattr(ops, op) for op in names} | MUTANTS[name]
+    monkeypatch.setattr(transformers_modules, "ops", SimpleNamespace(**wrong))
+    found = quick(steps=3)
+    assert found.verdict == "FAIL"
+    assert any(reason.startswith("layer 0") for reason in found.reasons), found.reasons
+    assert found.restored
+
+
+def test_a_missing_or_extra_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(gate: Tensor, up: Tensor) -> Tensor:
+        ops.silu_mul(gate, up)
+        return ops.silu_mul(gate, up)
+
+    def elsewhere(x: Tensor, weight: Tensor, eps: float, cast: bool) -> Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+    changed = SimpleNamespace(**{**vars(ops), "silu_mul": twice, "rms_norm": elsewhere})
+    monkeypatch.setattr(transformers_modules, "ops", changed)
+    found = quick("llama", dtype="float32")
+    assert found.verdict == "FAIL"
+    assert "forward: 4 calls of silu_mul; expected 2" in found.reasons
+    assert "greedy: 0 calls of rms_norm; expected 25" in found.reasons
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_one_ulp_is_one_ulp(dtype: torch.dtype) -> None:
+    x = torch.cat((torch.randn(4000), torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1.0, -1.0]))).to(dtype)
+    moved = one_ulp(x, torch.Generator().manual_seed(0))
+    away, towards = torch.nextafter(x, x.sign() * float("inf")), torch.nextafter(x, torch.zeros_like(x))
+    plain = x[:4000] != 0
+    assert torch.all((moved == away) | (moved == towards) | ~torch.cat((plain, torch.zeros(6, dtype=torch.bool))))
+    assert 0.4 < (moved[:4000] == away[:4000]).float().mean() < 0.6
+    torch.testing.assert_close(moved[4000:4004], x[4000:4004], rtol=0, atol=0, equal_nan=True)
+    top = torch.full((64,), torch.finfo(dtype).max, dtype=dtype)
+    assert one_ulp(top, torch.Generator().manual_seed(0)).isfinite().all()
+    leaf = torch.randn(9).to(dtype).requires_grad_()
+    stepped = one_ulp(leaf, torch.Generator().manual_seed(0))
+    stepped.sum().backward()
+    assert torch.equal(leaf.grad, torch.ones_like(leaf))  # type: ignore[arg-type]
+    assert torch.equal(stepped.detach(), one_ulp(leaf.detach(), torch.Generator().manual_seed(0)))
+
+
+def test_measures() -> None:
+    wanted = torch.randn(3, 50)
+    found = wanted.clone()
+    found[1] *= 1.5
+    assert worst_row(found, wanted) == pytest.approx(0.5)
+    assert relative(found, wanted) < 0.5
+    assert slope(1.25 * wanted, wanted) == pytest.approx(0.25)
+    assert relative(torch.zeros(2), torch.zeros(2)) == 0.0
+    said = SimpleNamespace(tokens=torch.tensor([[1, 0], [1, 1]]), logits=[torch.eye(2), torch.tensor([[3.0, 1.0]] * 2)])
+    other = SimpleNamespace(tokens=torch.tensor([[1, 1], [1, 1]]), logits=[])
+    (parted,) = divergences(said, other)  # type: ignore[arg-type]
+    assert (parted.sequence, parted.step, parted.gap) == (0, 1, 2.0)
+
+
+def write(path: Path, **changes: Any) -> Path:
+    data = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 32, "vocab_size": 128_256,
+        "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "torch_dtype": "bfloat16", "hidden_act": "silu",
+        "_attn_implementation": "kernels-community/elsewhere",
+        "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
+                         "original_max_position_embeddings": 8192},
+    }  # fmt: skip
+    path.write_text(json.dumps({k: v for k, v in {**data, **changes}.items() if v != "absent"}))
+    return path
+
+
+def test_a_local_config_file(tmp_path: Path) -> None:
+    found = quick(write(tmp_path / "config.json"), dtype="float32")
+    assert (found.verdict, found.reasons) == ("PASS", [])
+    assert found.config["hidden_size"] == 64 and found.cuts == ["2 layers of 32", "vocab_size 1024 of 128256"]
+    assert found.ignored_keys == ["_attn_implementation", "architectures", "torch_dtype"]
+    assert quick(tmp_path, dtype="float32").config == found.config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; required: 'qwen3'"),
+        ({"model_type": ["llama"]}, "model_type is"),
+        ({"auto_map": {"AutoModel": "x.y"}}, "auto_map is present; required: absent"),
+        ({"hidden_size": "64"}, "hidden_size is '64'; required: an integer from 1"),
+        ({"hidden_size": "absent"}, "hidden_size is absent"),
+        ({"vocab_size": 1 << 40}, "vocab_size is 1099511627776; required: an integer from 1 to 1048576"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "required: what transformers accepts"),
+        ({"rope_scaling": 3}, "rope_scaling is 3; required: a JSON object"),
+        ({"hidden_act": "no_such"}, "no_such"),
+        ({"layer_types": 7}, "layer_types is 7; required: a list"),
+    ],
+)
+def test_a_bad_config_file_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        quick(write(tmp_path / "config.json", **changes))
+    assert message in str(caught.value)
+
+
+def test_other_bad_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="nearest: qwen3"):
+        quick("qwem3")
+    with pytest.raises(ArgumentError, match="layers is 3; required: at least 4"):
+        check_model("qwen3", layers=3)
+    with pytest.raises(ArgumentError, match="dtype is float8"):
+        quick(dtype="float8")
+    with pytest.raises(ArgumentError, match="device is 'gpu'"):
+        quick(device="gpu")
+    with pytest.raises(ArgumentError, match="steps is 0"):
+        quick(steps=0)
+    with pytest.raises(ArgumentError, match="an existing config.json"):
+        quick(tmp_path / "none.json")
+    deep, broken, large = tmp_path / "deep.json", tmp_path / "broken.json", tmp_path / "large.json"
+    deep.write_text("[" * 200_000)
+    broken.write_text("{'model_type': 1}")
+    large.write_text(" " * (model_config.SIZE_LIMIT + 1))
+    for path, message in ((deep, "not JSON"), (broken, "not JSON"), (large, "at most 1048576")):
+        with pytest.raises(ArgumentError, match=message):
+            quick(path)
+    monkeypatch.setattr(model_config, "_free_bytes", lambda device: 1 << 30)
+    with pytest.raises(ArgumentError, match="GiB free on cpu; take tiny"):
+        check_model("qwen3")
+
+
+def test_the_presets_are_the_published_widths() -> None:
+    wanted = model_config.spec("qwen3", tiny=False, layers=4)
+    assert wanted.cuts == ("4 layers",)
+    config = model_config.config_of(wanted)
+    assert (config.hidden_size, config.head_dim) == (4096, 128)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (32, 8)
+    assert config.intermediate_size == 12_288 and config.rope_parameters["rope_theta"] == 1e6
+    llama = model_config.config_of(model_config.spec("llama", tiny=False, layers=4))
+    assert (llama.hidden_size, llama.head_dim, llama.intermediate_size) == (4096, 128, 14_336)
+    small = model_config.spec("qwen3", tiny=True, layers=2)
+    assert small.fields["head_dim"] == 128 and small.fields["hidden_size"] == 256

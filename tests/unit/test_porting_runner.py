@@ -1,0 +1,143 @@
+"""The runner: what it covers, what it says of what it leaves out, and workers that die, hang or talk."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+from ferryman.errors import UnknownName
+from ferryman.porting import failed, run
+from ferryman.porting.runner import dtypes_of, turns
+from ferryman.porting.worker import Interpreter
+
+
+def test_every_op_implementation_and_dtype_has_a_cell() -> None:
+    told: list[tuple[int, int, str]] = []
+    document = run(["silu_mul", "rope_backward"], ["torch", "definition", "cuda", "hip"], "cpu",
+                   progress=lambda *a: told.append(a))  # fmt: skip
+    seen = Counter((c.op, c.implementation, c.dtype, c.verdict) for c in document.cells)
+    for dtype in ("float32", "float16", "bfloat16"):
+        for name in ("torch", "definition"):
+            assert seen["silu_mul", name, dtype, "PASS"] == 15 and seen["rope_backward", name, dtype, "PASS"] == 15
+        assert seen["silu_mul", "cuda", dtype, "NOT_RUN"] == seen["silu_mul", "hip", dtype, "NOT_RUN"] == 1
+    assert not failed(document)
+    assert told[-1][:2] == (180, 180) and [t[0] for t in told] == list(range(1, 181))
+    assert {(t.op, t.implementation, t.clock) for t in document.timings} >= {("silu_mul", "torch", "host clock")}
+    assert document.environment.device == "cpu" and document.environment.tier == "small"
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    run(["silu_mul"], ["definition"], "cpu", ["bf16"])
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"ops": ["rms_nrom"]}, "rms_norm"), ({"backends": ["tritn"]}, "triton"), ({"dtypes": ["float8"]}, "float16"),
+        ({"tier": "huge"}, "small"), ({"device": "cuda:77"}, "cpu"),
+    ],
+)  # fmt: skip
+def test_unknown_names_list_the_nearest(kwargs: dict[str, object], message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
+        run(**{"device": "cpu", "ops": ["silu_mul"], **kwargs})  # type: ignore[arg-type]
+
+
+def test_dtypes_by_any_of_their_names() -> None:
+    assert dtypes_of(["bf16", "float32", torch.bfloat16]) == (torch.bfloat16, torch.float32)
+    assert len(dtypes_of(None)) == 3
+
+
+def test_thinning_runs_each_case_in_exactly_one_dtype() -> None:
+    for case in range(9):
+        assert sum(turns(case, d, 3, full=False) for d in range(3)) == 1
+        assert all(turns(case, d, 3, full=True) for d in range(3))
+
+
+def test_interpreted_triton_is_simulated_and_what_is_left_out_is_said() -> None:
+    pytest.importorskip("triton")
+    document = run(["silu_mul", "linear"], ["triton"], "cpu")
+    seen = Counter((c.op, c.verdict) for c in document.cells)
+    assert seen["silu_mul", "SIMULATED"] == 15 and seen["silu_mul", "NOT_RUN"] == 3
+    assert seen["linear", "SIMULATED"] >= 10 and "PASS" not in {c.verdict for c in document.cells}
+    left = [c for c in document.cells if c.op == "silu_mul" and c.verdict == "NOT_RUN"]
+    assert {c.case for c in left} == {"10 of 15 cases"} and all("--full" in (c.reason or "") for c in left)
+    dots = [c for c in document.cells if (c.op, c.verdict, c.dtype) == ("linear", "NOT_RUN", "bfloat16") and c.refusals]
+    assert dots and all("interpreter" in (c.reason or "") for c in dots)
+    assert not document.timings and not failed(document)
+
+
+PRELUDE = "import json, os, sys, time\njob = json.load(sys.stdin)\nsay = lambda **m: print(json.dumps(m), flush=True)\n"
+
+
+def worker(body: str, ops: list[str], **limits: float) -> list[tuple[str, str, str, str]]:
+    command = [sys.executable, "-c", PRELUDE + body]
+    with Interpreter(ops, (torch.float32,), "small", 0, True, command=command, **limits) as interpreter:
+        cells = list(interpreter.remaining())
+    return [(c.op, c.case, c.verdict, c.reason or "") for c in cells]
+
+
+CELL = 'dict(op=op, implementation="triton", device="cpu", dtype="float32", case="{case}", verdict="SIMULATED")'
+
+
+def test_a_crash_costs_the_case_it_was_at_and_the_rest_is_run() -> None:
+    body = f"""
+for op in job["ops"]:
+    for case in ("one", "two", "three"):
+        if [op, "float32", case] in job["skip"]: continue
+        say(start=[op, "float32", case])
+        if op == "softmax" and case == "two": sys.stderr.write("illegal instruction\\n"); os._exit(41)
+        say(cell={CELL.replace('"{case}"', "case")})
+    say(done=op)
+"""
+    found = worker(body, ["rope", "softmax", "linear"])
+    assert [(o, c, v) for o, c, v, _ in found] == [
+        ("rope", "one", "SIMULATED"), ("rope", "two", "SIMULATED"), ("rope", "three", "SIMULATED"),
+        ("softmax", "one", "SIMULATED"), ("softmax", "two", "FAIL"), ("softmax", "three", "SIMULATED"),
+        ("linear", "one", "SIMULATED"), ("linear", "two", "SIMULATED"), ("linear", "three", "SIMULATED"),
+    ]  # fmt: skip
+    assert "code 41" in found[4][3] and "illegal instruction" in found[4][3]
+
+
+def test_silence_is_a_time_limit_not_a_hang() -> None:
+    body = """
+for op in job["ops"]:
+    if [op, "float32", "slow"] in job["skip"]: say(done=op); continue
+    say(start=[op, "float32", "slow"])
+    time.sleep(60)
+"""
+    found = worker(body, ["rope"], silence=1.0)
+    assert [(o, c, v) for o, c, v, _ in found] == [("rope", "slow", "FAIL")] and "time limit" in found[0][3]
+
+
+def test_an_op_that_takes_too_long_is_cut_and_the_next_one_runs() -> None:
+    body = f"""
+for op in job["ops"]:
+    for case in ("one", "two"):
+        say(start=[op, "float32", case])
+        if op == "rope": time.sleep(0.6)
+        say(cell={CELL.replace('"{case}"', "case")})
+    say(done=op)
+"""
+    found = worker(body, ["rope", "softmax"], op_limit=0.5)
+    assert found[0][:3] == ("rope", "one", "SIMULATED")
+    assert ("rope", "FAIL") in {(o, v) for o, _, v, why in found if "per op" in why}
+    assert [(o, c, v) for o, c, v, _ in found if o == "softmax"] == [
+        ("softmax", "one", "SIMULATED"), ("softmax", "two", "SIMULATED")
+    ]  # fmt: skip
+
+
+def test_a_worker_that_cannot_start_fails_its_ops_and_not_the_run() -> None:
+    found = worker("raise SystemExit(3)", ["rope", "softmax"])
+    assert [(o, v) for o, _, v, _ in found] == [("rope", "FAIL"), ("softmax", "FAIL")] and "code 3" in found[0][3]
+
+
+def test_leaving_early_stops_the_worker() -> None:
+    command = [sys.executable, "-c", PRELUDE + 'say(start=["rope", "float32", "slow"])\ntime.sleep(60)']
+    with Interpreter(["rope"], (torch.float32,), "small", 0, True, command=command) as interpreter:
+        pass
+    assert list(interpreter.remaining()) == []

@@ -1,0 +1,57 @@
+"""What the README shows is what happens: its Python runs, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ferryman.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/settings.md", "docs/ops.md")
+TEXT = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[b.splitlines()[0] for b in BLOCKS])
+def test_python_runs_and_prints_what_its_comments_say(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if "transformers" in block:
+        pytest.importorskip("transformers")
+    here = block.replace('ferryman.use("cuda", "triton", "torch")', 'ferryman.use("torch")')
+    exec(compile(here, "README", "exec"), {})  # noqa: S102 - our own README
+    printed = capsys.readouterr().out
+    for said in re.findall(r"^print\([^#]*?\)\s+# (Counter.*|\{.*)$", block, re.MULTILINE):
+        assert said in printed
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert len(BLOCKS) == 2
+
+
+def test_commands_have_these_verbs_and_options() -> None:
+    known = {c.name: c.callback.__code__.co_varnames for c in main.app.registered_commands if c.callback}
+    names = {"json": "as_json", "use": "request", "all": "every"}
+    found = re.findall(r"^ {4}ferryman (.+)$", TEXT, re.MULTILINE)
+    assert len(found) >= 5
+    for command in found:
+        verb, *words = shlex.split(command, comments=True)
+        assert verb in known, command
+        for option in (w.removeprefix("--") for w in words if w.startswith("--")):
+            assert names.get(option, option) in known[verb], command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+        assert link.startswith("https://") or (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
+
+
+def test_the_extras_are_the_package_s() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    table = TEXT[TEXT.index("| extra |") :].split("\n\n")[0]
+    for name in re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:])):
+        assert re.search(rf"^{name} = \[", project, re.MULTILINE), name

@@ -1,0 +1,388 @@
+"""Planning, launching and probing of the SIMT backends, without a device."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferryman.backends import cuda, hip, simt
+from ferryman.backends.base import Backend, Target
+from ferryman.backends.simt import Unit, launcher, rows
+from ferryman.errors import ArgumentError, BackendUnavailable, CaptureError, LaunchError
+
+H200 = Target("sm_90", "nvidia", 32, 232_448, 1024, 132, 50 << 20)
+
+
+# ---------------------------------------------------------------------------------------------------- planning
+
+
+@pytest.mark.parametrize(
+    ("arch", "wave"), [("sm_80", 32), ("sm_90a", 32), ("gfx90a", 64), ("gfx942", 64), ("gfx1100", 32), ("gfx1201", 32)]
+)
+def test_wave_of(arch: str, wave: int) -> None:
+    assert simt.wave_of(arch) == wave
+    assert simt.defines_for(Unit("u", "", ("X=1",)), arch) == (f"FERRYMAN_WAVE={wave}", "X=1")
+
+
+def test_unknown_arch_is_a_typed_error() -> None:
+    with pytest.raises(ArgumentError, match="arch is 'cpu'"):
+        simt.wave_of("cpu")
+    for backend in (cuda.CudaBackend(), hip.HipBackend()):
+        with pytest.raises(ArgumentError, match="arch is"):
+            backend.compile(Unit("u", ""), None, "rv64")
+
+
+@pytest.mark.parametrize(
+    ("make", "rows_", "stride", "copied"),
+    [
+        (lambda: torch.zeros(6, 4, 8), 24, 8, False),
+        (lambda: torch.zeros(8), 1, 8, False),
+        (lambda: torch.zeros(6, 16)[:, 8:], 6, 16, False),
+        (lambda: torch.zeros(6, 4, 16)[..., :8], 24, 16, False),
+        (lambda: torch.zeros(6, 4, 8)[:, 0], 6, 32, False),
+        (lambda: torch.zeros(8).expand(5, 3, 8), 15, 0, False),
+        (lambda: torch.zeros(6, 1, 8)[::2], 3, 16, False),
+        (lambda: torch.zeros(6, 4, 8).transpose(0, 1), 24, 8, True),
+        (lambda: torch.zeros(6, 4, 8)[:, ::2], 12, 16, False),
+        (lambda: torch.zeros(6, 5, 8)[:, ::2], 18, 8, True),
+        (lambda: torch.zeros(6, 16)[:, ::2], 6, 8, True),
+        (lambda: torch.zeros(6, 1), 6, 1, False),
+    ],
+)
+def test_as_rows(make: Any, rows_: int, stride: int, copied: bool) -> None:
+    x = make()
+    view, count, step = simt.as_rows(x)
+    assert (count, step, view.data_ptr() != x.data_ptr()) == (rows_, stride, copied)
+
+
+def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
+    assert simt.vectorised(2, 64 | 128, 16 | 4096)
+    assert not simt.vectorised(2, 60 | 64, 0)
+    assert not simt.vectorised(2, 64 | 65, 0)
+    assert not simt.vectorised(2, 64, 0 | 2)
+    assert simt.vectorised(4, 60 | 64, 0)
+
+
+@given(
+    n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(), tensors=st.sampled_from([1, 2]),
+    wave=st.sampled_from([32, 64]), shared=st.sampled_from([4096, 65_536, 232_448]), count=st.integers(1, 2**40),
+)  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_every_plan_is_one_that_the_kernel_can_run(
+    n: int, itemsize: int, vector: bool, tensors: int, wave: int, shared: int, count: int
+) -> None:
+    if vector:
+        n = -(-n * itemsize // 16) * 16 // itemsize
+    plan = rows.row_plan(n, itemsize, vector, tensors, wave, 132, shared)
+    width, lanes, per_block, packs, fit = plan.arguments
+    assert plan.threads == lanes * per_block <= 512 and plan.threads % 32 == 0
+    assert lanes % wave == 0 if lanes > wave else wave % lanes == 0
+    assert lanes <= wave or per_block == 1
+    capacity = width * lanes * packs
+    assert {"EXACT": n == capacity, "RAGGED": n < capacity, "LONG": n > capacity}[fit]
+    assert packs * max(1, width * itemsize // 4) * tensors <= 64, "registers"
+    assert plan.shared <= max(0, shared - 1024) and (plan.slots == 0 or (fit == "LONG" and tensors == 1))
+    assert plan.slots <= -(-(n - capacity) // (width * lanes)) if fit == "LONG" else plan.slots == 0
+    blocks = plan.blocks(count)
+    assert 1 <= blocks <= -(-count // per_block) and blocks * plan.threads < 2**31
+
+
+def test_widths_of_models_stay_on_the_chip_of_an_h200() -> None:
+    """One read from memory up to 131072 elements of 16 bits: nothing is left for a second read."""
+    for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072):
+        plan = rows.plan_for(n, 2, True, H200)
+        width, lanes, _, packs, _ = plan.arguments
+        assert width * lanes * (packs + plan.slots) == n, n
+
+
+def test_a_family_names_its_kernels_after_their_arguments() -> None:
+    name, line = simt.instance("FERRYMAN_X", "x", "bf16", True, 8)
+    assert (name, line) == ("x_bf16_true_8", "FERRYMAN_X(x_bf16_true_8, bf16, true, 8)")
+    with pytest.raises(ArgumentError, match="identifiers"):
+        simt.instance("FERRYMAN_X", "x", "bf16) evil(")
+
+
+# --------------------------------------------------------------------------------------------------- launching
+
+
+class _Fake(launcher.LoadedUnits):
+    backend = "fake"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built: list[str] = []
+        self.opened: list[tuple[bytes, str, int]] = []
+        self.started: list[tuple[Any, int, int, tuple[int | float, ...]]] = []
+
+    def device_arch(self, index: int) -> str:
+        return "sm_90" if index < 2 else "sm_80"
+
+    def toolchain(self) -> str:
+        return "fake 1"
+
+    def build(self, unit: Unit, arch: str) -> bytes:
+        self.built.append(f"{unit.name} {arch}")
+        return f"{unit.name} for {arch}".encode()
+
+    def open(self, image: bytes, unit: Unit) -> Any:
+        self.opened.append((image, unit.name, torch.cuda.current_device()))
+        return unit.name
+
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any) -> None:
+        self.started.append((function, stream, torch.cuda.current_device(), args))
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[types.SimpleNamespace]:
+    """Three devices that torch believes in, and an empty cache."""
+    state = types.SimpleNamespace(current=0, capturing=False)
+
+    class Guard:
+        def __init__(self, index: int) -> None:
+            self.index, self.before = index, state.current
+
+        def __enter__(self) -> None:
+            state.current = self.index
+
+        def __exit__(self, *_: Any) -> None:
+            state.current = self.before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: state.current)
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    monkeypatch.setattr(launcher, "current_stream", lambda index: 1000 + index)
+    monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path))
+    yield state
+
+
+def _launch(loaded: _Fake, name: str, index: int | None, *args: int | float) -> None:
+    loaded.launch(Unit(name, f"source of {name}"), torch.device("cuda", index), 1, 32, 0, args)
+
+
+def test_a_unit_is_compiled_once_and_loaded_on_every_device(devices: Any) -> None:
+    loaded = _Fake()
+    for index in (0, 0, 1, 2, 2, None):
+        _launch(loaded, "a", index, 7)
+    assert loaded.built == ["a sm_90", "a sm_80"]
+    assert [(image, index) for image, _, index in loaded.opened] == [
+        (b"a for sm_90", 0), (b"a for sm_90", 1), (b"a for sm_80", 2),
+    ]  # fmt: skip
+    # each on its own device and that device's stream, and the current one is 0 again
+    assert [(stream, device) for _, stream, device, _ in loaded.started] == [
+        (1000, 0), (1000, 0), (1001, 1), (1002, 2), (1002, 2), (1000, 0),
+    ]  # fmt: skip
+    assert torch.cuda.current_device() == 0
+
+
+def test_images_are_kept_for_the_next_process(devices: Any) -> None:
+    _launch(_Fake(), "a", 0)
+    second = _Fake()
+    _launch(second, "a", 0)
+    assert second.built == [] and second.opened[0][0] == b"a for sm_90"
+    second.toolchain = lambda: "fake 2"  # type: ignore[method-assign]
+    _launch(second, "b", 0)
+    _launch(second, "a", 1)
+    assert second.built == ["b sm_90", "a sm_90"], "another compiler's image was taken"
+
+
+def test_a_damaged_image_is_reported_and_built_again(devices: Any) -> None:
+    _launch(_Fake(), "a", 0)
+    (kept,) = launcher.cache_directory().iterdir()
+    for damage in (kept.read_bytes()[:-1], b"", b"x" * 100):
+        kept.write_bytes(damage)
+        loaded = _Fake()
+        with pytest.warns(UserWarning, match="is damaged"):
+            _launch(loaded, "a", 0)
+        assert loaded.built == ["a sm_90"]
+    again = _Fake()
+    _launch(again, "a", 0)
+    assert again.built == []
+
+
+def test_an_unusable_cache_directory_is_reported(devices: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(blocked))
+    loaded = _Fake()
+    with pytest.warns(UserWarning, match=r"cannot be (kept|read)"):
+        _launch(loaded, "a", 0)
+    assert len(loaded.started) == 1
+
+
+def test_nothing_is_compiled_or_loaded_while_a_graph_is_captured(devices: Any) -> None:
+    loaded = _Fake()
+    _launch(loaded, "a", 0)
+    devices.capturing = True
+    _launch(loaded, "a", 0)
+    with pytest.raises(CaptureError, match="before capturing"):
+        _launch(loaded, "b", 0)
+    with pytest.raises(CaptureError):
+        _launch(loaded, "a", 1)
+    assert loaded.built == ["a sm_90"] and devices.current == 0
+    devices.capturing = False
+    _launch(loaded, "b", 0)
+
+
+def test_threads_share_one_compilation(devices: Any) -> None:
+    loaded = _Fake()
+    threads = [threading.Thread(target=_launch, args=(loaded, "a", 0)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert loaded.built == ["a sm_90"] and len(loaded.opened) == 1 and len(loaded.started) == 8
+
+
+class _DriverError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+def _cuda_runtime() -> Any:
+    """A CudaRuntime on a stand-in for CuPy."""
+    found = cuda.CudaRuntime.__new__(cuda.CudaRuntime)
+    launcher.LoadedUnits.__init__(found)
+    found._cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(ExternalStream=lambda raw: ["stream", raw]))
+    found._float32 = lambda v: ("float32", v)
+    found.attributes = []
+    found._driver = types.SimpleNamespace(
+        CUDADriverError=_DriverError, funcSetAttribute=lambda *a: found.attributes.append(a)
+    )
+    found._streams = {}
+    return found
+
+
+class _Function:
+    def __init__(self, status: int = 0) -> None:
+        self.ptr, self.status = 99, status
+        self.calls: list[Any] = []
+
+    def __call__(self, *args: Any) -> None:
+        self.calls.append(args)
+        if self.status:
+            raise _DriverError(self.status)
+
+
+def test_cuda_launches_on_torchs_stream_with_32_bit_floats() -> None:
+    found, function = _cuda_runtime(), _Function()
+    found.start(function, 5, 0, 3, 256, 0, (2**40, 1e-6, 7))
+    found.start(function, 5, 0, 3, 256, 65_536, (1,))
+    assert function.calls[0] == ((3, 1, 1), (256, 1, 1), (2**40, ("float32", 1e-6), 7), 0, ["stream", 5])
+    assert function.calls[0][4] is function.calls[1][4], "the stream object is kept"
+    assert found.attributes == [(99, 8, 65_536)], "more than 48 KiB of shared memory must be asked for"
+
+
+def test_a_refused_launch_is_a_launch_error_and_everything_else_rises() -> None:
+    for status in (1, 701):
+        with pytest.raises(LaunchError, match="refused 3 blocks of 256 threads"):
+            _cuda_runtime().start(_Function(status), 0, 0, 3, 256, 0, ())
+    for status in (2, 700):  # out of memory, illegal address
+        with pytest.raises(_DriverError):
+            _cuda_runtime().start(_Function(status), 0, 0, 3, 256, 0, ())
+
+
+class _FakeHip:
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.calls = status, []
+
+    def hipModuleLaunchKernel(self, *args: Any) -> tuple[int]:  # noqa: N802
+        self.calls.append(args)
+        return (self.status,)
+
+
+def test_hip_launch_packs_its_arguments_and_types_its_errors() -> None:
+    def start(status: int) -> _FakeHip:
+        found = hip.HipRuntime.__new__(hip.HipRuntime)
+        launcher.LoadedUnits.__init__(found)
+        found._hip = _FakeHip(status)
+        found.start(("kernel", "module", b""), 77, 0, 3, 256, 4096, (2**40, 0.5))
+        return found._hip
+
+    (call,) = start(0).calls
+    assert call[:10] == ("kernel", 3, 1, 1, 256, 1, 1, 4096, 77, None)
+    assert bytes(call[10][0]) == (2**40).to_bytes(8, "little") + b"\0\0\0\x3f" + b"\0" * 4
+    with pytest.raises(LaunchError, match="refused"):
+        start(701)
+    with pytest.raises(hip.HipError) as caught:
+        start(700)
+    assert caught.value.status == 700
+
+
+# ----------------------------------------------------------------------------------------------------- probing
+
+
+@pytest.mark.parametrize("backend", [cuda.CudaBackend(), hip.HipBackend()], ids=lambda b: b.name)
+def test_probe_gives_reasons_here(backend: Any) -> None:
+    assert isinstance(backend, Backend)
+    assert any("vendor is 'cpu'" in r for r in backend.probe("cpu"))
+    if not torch.cuda.is_available():
+        (vendor,) = backend.vendors
+        assert backend.probe(vendor), "no device, and no reason"
+
+
+def _cupy(monkeypatch: pytest.MonkeyPatch, driver: int, needed: int, count: Any) -> None:
+    def device_count() -> int:
+        if isinstance(count, Exception):
+            raise count
+        return int(count)
+
+    fake = types.SimpleNamespace(
+        driverGetVersion=lambda: driver, runtimeGetVersion=lambda: needed, getDeviceCount=device_count
+    )
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(cuda.importlib, "import_module", lambda name: fake)
+    monkeypatch.setattr(cuda, "nvrtc", lambda: object())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+def test_cuda_probe_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = cuda.CudaBackend().probe
+    _cupy(monkeypatch, 13_000, 13_000, 1)
+    assert probe("nvidia") == ()
+    _cupy(monkeypatch, 13_000, 13_020, 1)
+    assert probe("nvidia") == (), "a driver runs every runtime of its major version"
+    _cupy(monkeypatch, 12_090, 13_000, 1)
+    assert any("driver supports CUDA 12.9" in r and "13.0" in r for r in probe("nvidia"))
+    _cupy(monkeypatch, 13_000, 13_000, RuntimeError("cudaErrorNoDevice"))
+    assert any("no device: cudaErrorNoDevice" in r for r in probe("nvidia"))
+    _cupy(monkeypatch, 0, 13_000, 0)
+    assert any("no NVIDIA driver" in r for r in probe("nvidia"))
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
+    assert any("pip install ferryman[cuda13]" in r for r in probe("nvidia"))
+
+
+def test_hip_probe_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> Any:
+        raise RuntimeError("failed to dlopen 'libamdhip64.so'")
+
+    fake = types.SimpleNamespace(hipGetDeviceCount=missing, hiprtcVersion=missing)
+    monkeypatch.setattr(hip.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(hip, "_bindings", lambda: (fake, fake))
+    reasons = hip.HipBackend().probe("amd")
+    assert any("libamdhip64" in r for r in reasons) and any("hipRTC" in r for r in reasons)
+    fake.hipGetDeviceCount = lambda: (100, 0)
+    assert any("(100)" in r for r in hip.HipBackend().probe("amd"))
+    fake.hipGetDeviceCount, fake.hiprtcVersion = (lambda: (0, 1)), (lambda: (0, 9, 0))
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    assert hip.HipBackend().probe("amd") == ()
+    monkeypatch.setattr(hip.importlib.util, "find_spec", lambda name: None)
+    assert any("pip install ferryman[rocm7]" in r for r in hip.HipBackend().probe("amd"))
+
+
+def test_runtime_is_one_per_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simt, "_RUNTIMES", {})
+    with pytest.raises(BackendUnavailable, match="vendor is 'cpu'"):
+        simt.runtime(Target("cpu", "cpu", 1, 0, 1, 1, 0))
+    marker = object()
+    simt._RUNTIMES["nvidia"] = marker  # type: ignore[assignment]
+    assert simt.runtime(H200) is marker

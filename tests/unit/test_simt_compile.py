@@ -1,0 +1,131 @@
+"""SIMT kernels compile for devices that are not here, from PyPI packages alone, and fit their registers."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from ferryman.backends import cuda
+from ferryman.backends.base import Artefact
+from ferryman.backends.simt import Unit, offline, resources, vendor_of, wave_of
+from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
+from tests.unit import simt_host
+
+# Bytes of spilled registers a thread: they live in the first cache. Worst seen: 144, in LONG rows (gfx942).
+SPILL_LIMIT = 160
+
+
+def _missing(arch: str) -> str | None:
+    if vendor_of(arch) == "amd":
+        absent = [p for p in ("ziglang", "triton", "msgpack") if importlib.util.find_spec(p) is None]
+        return f"needs {', '.join(absent)}" if absent else None
+    try:
+        cuda.nvrtc()
+    except BackendUnavailable as error:
+        return str(error)
+    return None
+
+
+def _require(arch: str) -> None:
+    reason = _missing(arch)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def _check(artefact: Artefact, unit: Unit, arch: str) -> None:
+    found = artefact.resources
+    assert artefact.arch == arch and artefact.kernel == unit.name and unit.name.encode() in artefact.image
+    if vendor_of(arch) == "nvidia":
+        assert artefact.kind == "cubin" and artefact.image[:4] == b"\x7fELF"
+        assert 0 < found["registers"] <= 168
+        assert found["spill_stores"] <= SPILL_LIMIT, f"{unit.name} spills {found['spill_stores']} bytes"
+        return
+    (kernel,) = resources.kernels(artefact.image)
+    assert artefact.kind == "hsaco" and kernel[".name"] == unit.name
+    assert found["wave"] == wave_of(arch) and 0 < found["registers"] <= 256
+    assert found["scratch"] <= SPILL_LIMIT, f"{unit.name} uses {found['scratch']} bytes of scratch"
+    # static shared memory is the reduction's partials, nothing else
+    assert found["shared"] <= 256
+    # the launcher's arguments: 64-bit each, and eps in 32
+    sizes = [a[".size"] for a in kernel[".args"] if not a[".value_kind"].startswith("hidden")]
+    assert set(sizes) <= {4, 8} and sizes.count(4) == (1 if "norm" in unit.name else 0)
+
+
+@pytest.mark.parametrize("arch", offline.ARCHES)
+def test_three_kernels_of_every_op(arch: str) -> None:
+    _require(arch)
+    units = simt_host.some_units(arch)
+    assert len(units) >= 18
+    for unit, artefact in zip(units, offline.compile_all(arch, units), strict=True):
+        _check(artefact, unit, arch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", offline.ARCHES)
+def test_every_kernel(arch: str) -> None:
+    _require(arch)
+    for unit in simt_host.all_units(arch):
+        _check(offline.compile_unit(unit, arch), unit, arch)
+
+
+def test_units_cover_every_combination_of_dtypes() -> None:
+    names = [u.name for u in simt_host.all_units("gfx942")]
+    assert len(set(names)) == len(names)
+    types = ("f32", "f16", "bf16")
+    for x in types:
+        for w in (*types, "none"):
+            assert any(n.startswith(f"rms_norm_{x}_{w}_false") for n in names)
+            assert any(n.startswith(f"add_rms_norm_{x}_{w}_false") for n in names)
+            assert w == "none" or any(n.startswith(f"add_rms_norm_{x}_{w}_true") for n in names)
+            assert all(any(n.startswith(f"layer_norm_{x}_{w}_{b}_") for n in names) for b in (*types, "none"))
+        for c in types:
+            assert sum(n.startswith(f"rope_{x}_{c}_") for n in names) == 4
+        for op in ("softmax", "silu_mul_Silu", "gelu_mul_GeluTanh", "gelu_mul_GeluErf"):
+            assert any(n.startswith(f"{op}_{x}_") for n in names)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_a_bad_source_gives_the_compilers_log(arch: str) -> None:
+    _require(arch)
+    with pytest.raises(CompileError, match="nonsense") as caught:
+        offline.compile_unit(Unit("broken", "nonsense here;"), arch)
+    assert caught.value.arch == arch and "error" in caught.value.log
+
+
+def test_a_wave_width_is_required() -> None:
+    _require("gfx942")
+    unit = simt_host.some_units("gfx942")[0]
+    with pytest.raises(CompileError, match="must define FERRYMAN_WAVE"):
+        offline.compile_unit(unit._replace(source="#undef FERRYMAN_WAVE\n" + unit.source), "gfx942")
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = importlib.util.find_spec
+    monkeypatch.setattr(offline.importlib.util, "find_spec", lambda n: None if n == "ziglang" else real(n))
+    offline._tools.cache_clear()
+    with pytest.raises(BackendUnavailable, match="pip install ziglang triton"):
+        offline.compile_unit(Unit("u", ""), "gfx942")
+    offline._tools.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("arch", "version"), [("gfx90a", 9010), ("gfx942", 9402), ("gfx950", 9500), ("gfx1100", 11000)]
+)
+def test_isa_version(arch: str, version: int) -> None:
+    assert offline._isa_version(arch) == version
+    assert f"@__oclc_ISA_version = linkonce_odr hidden local_unnamed_addr addrspace(4) constant i32 {version}\n" in (
+        offline._controls(arch)
+    )
+
+
+def test_unknown_architectures_are_typed_errors() -> None:
+    for arch in ("gfx", "sm_", "avx512"):
+        with pytest.raises(ArgumentError):
+            offline.compile_unit(Unit("u", ""), arch)
+
+
+def test_metadata_of_what_is_no_code_object() -> None:
+    with pytest.raises(ValueError, match="not a 64-bit ELF"):
+        resources.kernels(b"nonsense")

@@ -1,0 +1,95 @@
+"""The emulation catches what it is there for: kernels broken in one place each must not pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman.backends import simt
+from ferryman.ops.norm import simt_kernels as norm
+from ferryman.ops.softmax import simt_kernels as softmax
+from tests.unit import simt_host as host
+
+pytestmark = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
+
+
+def _x(rows: int, n: int) -> Tensor:
+    return torch.randn(rows, n, generator=torch.Generator().manual_seed(n)).bfloat16()
+
+
+# float NaNs whose mantissa is all ones: the rounding carry of a naive conversion makes them -0
+FULL_NAN = torch.full((64,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+# name -> (what is replaced, by what, kernel, inputs)
+MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
+    "none": ("", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
+    "no_barrier": ("            platform::barrier();\n", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
+    "one_scratch": ("half ^= 1;", "", softmax.softmax, (_x(5, 80_000),)),
+    "divergent_barrier": (
+        "platform::barrier();\n            int part", "if (lane) platform::barrier();\n            int part",
+        norm.rms_norm, (_x(3, 4104), None, 1e-6, False),
+    ),
+    "half_a_wave": ("int mask = WIDTH / 2", "int mask = WIDTH / 4", norm.rms_norm, (_x(9, 1024), None, 1e-6, False)),
+    "tail_dropped": ("column < (int)n;", "column + L::V < (int)n;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False)),
+    "read_past_the_end": (
+        "return L::FIT != RAGGED || column < (int)n;", "return true;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False),
+    ),
+    "slots_past_shared": (
+        "shared[k * L::THREADS", "shared[(k + 1) * L::THREADS", norm.rms_norm, (_x(3, 80_000), None, 1e-6, False),
+    ),
+    "nan_lost": (
+        "return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : nearest_even;", "return nearest_even;",
+        norm.rms_norm, (_x(2, 64), FULL_NAN, 1e-6, False),
+    ),
+    "truncated": (
+        "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", norm.rms_norm, (_x(9, 64), None, 1e-6, False),
+    ),
+}  # fmt: skip
+# what the emulation itself says; the others give wrong results
+REFUSALS = {
+    "divergent_barrier": "deadlock", "read_past_the_end": "outside every buffer",
+    "slots_past_shared": "past dynamic shared memory",
+}  # fmt: skip
+
+
+def _right(kernel: Callable[..., Any], inputs: tuple[Any, ...], got: Any) -> bool:
+    x = inputs[0].double()
+    if kernel is softmax.softmax:
+        expected = torch.softmax(x, -1)
+    else:
+        expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        expected = expected if inputs[1] is None else expected * inputs[1].double()
+    close = (got.double() - expected).abs() <= 1.01 * 2.0**-8 * expected.abs() + 1e-30
+    return bool((close | (got.isnan() & expected.isnan())).all())
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest) -> None:
+    old, new, kernel, inputs = MUTANTS[name]
+
+    def edit(source: str) -> str:
+        assert old == "" or source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
+        return source.replace(old, new) if old else source
+
+    runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
+    simt._RUNTIMES["emulated32"] = runtime
+    try:
+        where = host.target(32)
+        runtime.call(kernel, inputs, where)
+        runtime.load(runtime.compile_collected(edit))
+        results, refused = [], None
+        for order in (0, 1, 2):
+            runtime.order = order
+            try:
+                results.append(runtime.call(kernel, inputs, where))
+            except AssertionError as error:
+                refused = str(error)
+        passed = refused is None and all(_right(kernel, inputs, r) for r in results)
+        assert passed == (name == "none"), refused
+        assert REFUSALS.get(name, "") in (refused or "")
+    finally:
+        del simt._RUNTIMES["emulated32"]

@@ -1,0 +1,352 @@
+"""Porting transformers models: same results, same modules back, and which op ran how often."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+from torch._dynamo.utils import counters
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+import ferryman
+from ferryman import ops
+from ferryman.errors import PortError
+from ferryman.integrations.transformers import port, unport
+from ferryman.integrations.transformers_modules import attention_forward
+from ferryman.porting.model_measure import observe, relative
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "num_hidden_layers": 2, "vocab_size": 97, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=32),
+    "qwen3_window": lambda: Qwen3Config(
+        **SMALL, head_dim=32, use_sliding_window=True, sliding_window=6, max_window_layers=1
+    ),
+    "llama": lambda: LlamaConfig(**SMALL),
+    "qwen2_window": lambda: Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    "mistral_window": lambda: MistralConfig(**SMALL, sliding_window=6),
+    "gemma": lambda: GemmaConfig(**SMALL, head_dim=32, hidden_act="gelu_pytorch_tanh"),
+}
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    config = CONFIGS[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def tokens(batch: int = 2, length: int = 19, seed: int = 0) -> Tensor:
+    return torch.randint(1, 97, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def logits(model: Any, prompt: Tensor, **more: Any) -> Tensor:
+    found: Tensor = model(prompt, **more).logits
+    return found
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: Tensor, **more: Any) -> Tensor:
+    found: Tensor = model.generate(prompt, max_new_tokens=9, do_sample=False, **more)
+    return found
+
+
+def floor(model: Any, prompt: Tensor) -> float:
+    plain = observe(model, prompt).logits
+    return max(relative(observe(model, prompt, seed=s).logits, plain) for s in (1, 2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_ported_model_is_the_same_within_twice_its_one_ulp_floor(name: str, dtype: torch.dtype) -> None:
+    model = build(name, dtype)
+    limit = 2 * floor(model, tokens())
+    before, said = logits(model, tokens()), greedy(model, tokens()) if dtype == torch.float32 else None
+    report = port(model)
+    with ferryman.trace() as traced:
+        after = logits(model, tokens())
+    assert relative(after, before) <= limit
+    if said is not None:
+        assert torch.equal(greedy(model, tokens()), said)
+    assert not report.unsupported
+    counted = {op: sum(n for (o, _), n in traced.calls.items() if o == op) for op, _ in traced.calls}
+    assert counted == report.calls(1)
+    gated = "gelu_mul" if name == "gemma" else "silu_mul"
+    norms = 2 * 2 + 1 + (4 if name.startswith("qwen3") else 0)
+    assert counted == {"rms_norm": norms, "rope": 2, "attention": 2, gated: 2}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_unport_gives_back_the_same_instances_bit_for_bit(name: str) -> None:
+    model = build(name)
+    calls: list[str] = []
+    model.model.norm.register_forward_hook(lambda *_: calls.append("norm"))
+    model.model.layers[0].mlp.train()
+    modules = dict(model.named_modules())
+    classes = {path: type(m) for path, m in modules.items()}
+    parameters = {k: (id(p), p.data_ptr()) for k, p in model.named_parameters()}
+    modes = {path: m.training for path, m in modules.items()}
+    keys, before = list(model.state_dict()), logits(model, tokens())
+    report = port(model)
+    assert port(model) is report
+    assert all(dict(model.named_modules())[p] is m for p, m in modules.items())
+    assert all(isinstance(m, classes[p]) for p, m in modules.items())
+    assert {k: (id(p), p.data_ptr()) for k, p in model.named_parameters()} == parameters
+    assert list(model.state_dict()) == keys
+    assert {path: m.training for path, m in model.named_modules()} == modes
+    assert model.config._attn_implementation == "ferryman"
+    calls.clear()
+    logits(model, tokens())
+    assert calls == ["norm"]
+    unport(model)
+    unport(model)
+    assert {path: type(m) for path, m in model.named_modules()} == classes
+    assert model.config._attn_implementation == "sdpa"
+    assert not [name for name in vars(model) if "ferryman" in name]
+    with ferryman.trace() as traced:
+        assert torch.equal(logits(model, tokens()), before)
+    assert not traced.calls
+
+
+def test_no_module_global_is_rebound() -> None:
+    names = ("llama", "qwen2", "qwen3", "mistral", "gemma")
+    homes = [importlib.import_module(f"transformers.models.{n}.modeling_{n}") for n in names]
+    before = [dict(vars(home)) for home in homes]
+    classes = [c for home in homes for c in vars(home).values() if isinstance(c, type) and hasattr(c, "forward")]
+    forwards = {c: c.forward for c in classes}
+    for name in CONFIGS:
+        port(build(name))
+    assert [dict(vars(home)) for home in homes] == before
+    assert all(c.forward is forward for c, forward in forwards.items())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_window", "mistral_window"])
+def test_padding(name: str, side: str) -> None:
+    model = build(name)
+    mask = torch.ones(2, 19, dtype=torch.long)
+    mask[0, slice(0, 7) if side == "left" else slice(12, 19)] = 0
+    before = logits(model, tokens(), attention_mask=mask)
+    said = greedy(model, tokens(), attention_mask=mask) if side == "left" else None
+    limit = 2 * floor(model, tokens())
+    port(model)
+    after = logits(model, tokens(), attention_mask=mask)
+    assert relative(after[mask.bool()], before[mask.bool()]) <= limit
+    if said is not None:
+        assert torch.equal(greedy(model, tokens(), attention_mask=mask), said)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_window", "mistral_window"])
+def test_appending_several_tokens_to_a_cache_reads_all_of_it(name: str) -> None:
+    from transformers import DynamicCache
+
+    model = build(name)
+    whole = logits(model, tokens())
+    limit = 2 * floor(model, tokens())
+    port(model)
+    cache = DynamicCache(config=model.config)
+    parts = [logits(model, part, past_key_values=cache) for part in tokens().split([8, 5, 1, 5], 1)]
+    assert relative(torch.cat(parts, 1), whole) <= limit
+
+
+def test_a_static_cache_and_packed_sequences_get_a_mask() -> None:
+    model = build("llama")
+    positions = torch.cat([torch.arange(8), torch.arange(11)]).unsqueeze(0).expand(2, -1)
+    said, packed = greedy(model, tokens(), cache_implementation="static", disable_compile=True), None
+    packed = logits(model, tokens(), position_ids=positions, use_cache=False)
+    limit = 2 * floor(model, tokens())
+    port(model)
+    assert torch.equal(greedy(model, tokens(), cache_implementation="static", disable_compile=True), said)
+    after = logits(model, tokens(), position_ids=positions, use_cache=False)
+    assert relative(after, packed) <= limit
+    assert relative(after, logits(model, tokens(), use_cache=False)) > 0.1  # the boundary mattered
+
+
+def test_the_mask_is_left_out_only_where_causality_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, int | None, bool]] = []
+    real = ops.attention
+
+    def spy(*args: Any, **kw: Any) -> Any:
+        seen.append((kw["causal"], kw["window"], kw["mask"] is not None))
+        return real(*args, **kw)
+
+    monkeypatch.setattr(ops, "attention", spy)
+    model = build("mistral_window")
+    port(model)
+    logits(model, tokens(length=6))
+    logits(model, tokens(length=7))
+    logits(model, tokens(length=7), attention_mask=torch.ones(2, 7))
+    padded = torch.ones(2, 7)
+    padded[0, 0] = 0
+    logits(model, tokens(length=7), attention_mask=padded)
+    wanted = [(True, None, False), (True, 6, False), (True, 6, False), (False, None, True)]
+    assert seen == [call for call in wanted for _ in range(2)]  # two layers
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("name", ["qwen3", "mistral_window"])
+def test_compiled_in_one_graph_for_all_lengths(name: str) -> None:
+    model = build(name)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    logits(compiled, tokens(length=24), use_cache=False)
+    port(model)  # after compiling: the compiled model must notice
+    with ferryman.trace() as traced:
+        logits(compiled, tokens(length=24), use_cache=False)
+    assert sum(n for (op, _), n in traced.calls.items() if op == "attention") == 2  # opaque; the others were lowered
+    before = counters["stats"]["unique_graphs"]
+    for length in (25, 31, 40, 8, 57):
+        found = logits(compiled, tokens(length=length), use_cache=False)
+        assert relative(found, logits(model, tokens(length=length), use_cache=False)) < 1e-6
+    assert counters["stats"]["unique_graphs"] - before <= (name == "mistral_window")  # shorter than the window, once
+
+
+def test_training_with_checkpointing_counts_every_backward() -> None:
+    model = build("qwen3").train()
+    model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+    wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
+    report = port(model)
+    for checkpointing in (False, True):
+        model.zero_grad()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        with ferryman.trace() as traced:
+            model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(p.grad, wanted[name], rtol=1e-4, atol=1e-7)
+        for op, n in report.calls(1).items():
+            again = n - 1 if op == "rms_norm" else n  # the last norm stands outside the checkpointed layers
+            assert traced.calls[op, "torch"] == n + again * checkpointing
+            assert traced.calls[f"{op}_backward", "torch"] == n
+    unport(model)
+    assert model.is_gradient_checkpointing and model.training
+
+
+def test_copies_and_pickles_stay_ported_and_can_be_unported() -> None:
+    model = build("llama")
+    plain = logits(model, tokens())
+    port(model)
+    found = logits(model, tokens())
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(twin, tokens()), found)
+        unport(twin)
+        assert torch.equal(logits(twin, tokens()), plain)
+        assert twin.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "ferryman"
+    fresh = build("llama")
+    fresh.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("weight", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("x", [torch.float32, torch.bfloat16], ids=str)
+def test_a_norm_promotes_dtypes_as_transformers_does(weight: torch.dtype, x: torch.dtype) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    norm: Any = LlamaRMSNorm(48, eps=1e-5).to(weight)
+    nn.init.normal_(norm.weight)
+    given = torch.randn(5, 48).to(x)
+    wanted = norm(given)
+    report = port(norm)
+    found = norm(given)
+    assert report.calls() == {"rms_norm": 1}
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(x).eps, atol=0)
+
+
+def test_under_autocast() -> None:
+    model = build("qwen3")
+    exact = logits(model, tokens())
+    with torch.autocast("cpu", torch.bfloat16):
+        before = logits(model, tokens())
+        port(model)
+        after = logits(model, tokens())
+    assert after.dtype == before.dtype
+    assert relative(after, before) <= 2 * relative(before, exact)
+
+
+def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
+    class Mine(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    model = build("qwen3", attention_dropout=0.1)
+    layers = model.model.layers
+    layers[0].mlp.act_fn = nn.ReLU()
+    layers[1].mlp.act_fn.register_forward_hook(lambda *_: None)
+    layers[0].input_layernorm.forward = layers[0].input_layernorm.forward
+    layers[1].post_attention_layernorm = type("OwnNorm", (type(model.model.norm),), {})(64)
+    model.extra_norm = type("ExtraNorm", (Mine,), {})()
+    for layer in layers:
+        layer.self_attn.attention_dropout = 0.1
+    classes = {path: type(m) for path, m in model.named_modules()}
+    report = port(model)
+    reasons = {left.path: left.reason for left in report.unsupported}
+    assert "ReLU" in reasons["model.layers.0.mlp"]
+    assert "hook" in reasons["model.layers.1.mlp"]
+    assert "replaced" in reasons["model.layers.0.input_layernorm"]
+    assert "subclass" in reasons["model.layers.1.post_attention_layernorm"]
+    assert "no port" in reasons["extra_norm"]
+    assert "dropout" in reasons["model.layers.0.self_attn"]
+    assert set(reasons) == {
+        "model.layers.0.mlp", "model.layers.1.mlp", "model.layers.0.input_layernorm", "extra_norm",
+        "model.layers.1.post_attention_layernorm", "model.layers.0.self_attn", "model.layers.1.self_attn",
+    }  # fmt: skip
+    for path in set(reasons) - {"model.layers.0.self_attn", "model.layers.1.self_attn"}:
+        assert type(model.get_submodule(path)) is classes[path]
+    assert model.config._attn_implementation == "sdpa"  # attention_dropout: attention stays, rotary is ported
+    with ferryman.trace() as traced:
+        logits(model, tokens())
+    assert report.calls(1) == {"rms_norm": 2 * 2 + 1 + 4 - 2, "rope": 2}
+    assert {op: n for (op, _), n in traced.calls.items()} == report.calls(1)
+
+
+def test_refusals_name_what_to_do() -> None:
+    with pytest.raises(PortError, match="nothing in GPT2LMHeadModel can be ported; supported: llama"):
+        port(AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50)))
+    with pytest.raises(PortError, match="Module of transformers"):
+        port("qwen3")  # type: ignore[arg-type]
+    model = build("llama")
+    port(model.model.layers[0].mlp)
+    with pytest.raises(PortError, match=r"layers\.0\.mlp: ported already"):
+        port(model)
+    unport(model.model.layers[0].mlp)
+    port(model)
+    with pytest.raises(PortError, match="its config belongs to another ported model"):
+        port(type(model)(model.config))
+    unport(model)
+    port(type(model)(model.config))
+
+
+def test_attention_refuses_what_it_cannot_express() -> None:
+    q = torch.randn(1, 2, 3, 16)
+    for given in ({"dropout": 0.1}, {"position_bias": q}, {"cache": object()}, {"s_aux": q}):
+        with pytest.raises(PortError, match=next(iter(given))):
+            attention_forward(nn.Identity(), q, q, q, None, **given)

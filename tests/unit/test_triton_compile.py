@@ -1,0 +1,308 @@
+"""Triton's backend without a device: probing, ahead-of-time compilation for every arch, refusals, and the launch guard.
+
+Kernels are compiled in worker processes (this file as a script), because a process that interprets Triton cannot
+compile, and because a toolchain that kills its process must fail one test and not the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ferryman.backends import triton as backend
+from ferryman.backends import triton_rows
+from ferryman.backends.base import Backend, Target
+from ferryman.errors import ArgumentError, CaptureError, CompileError
+
+
+def _nvidia(arch: str, shared: int, units: int) -> Target:
+    return Target(arch, "nvidia", 32, shared, 1024, units, 50 << 20)
+
+
+def _amd(arch: str, shared: int, units: int, wave: int = 64) -> Target:
+    return Target(arch, "amd", wave, shared, 1024, units, 4 << 20)
+
+
+TARGETS = {
+    t.arch: t
+    for t in (
+        _nvidia("sm_80", 166912, 108), _nvidia("sm_87", 166912, 16), _nvidia("sm_89", 101376, 128),
+        _nvidia("sm_90", 232448, 132), _nvidia("sm_100", 232448, 148), _amd("gfx90a", 65536, 104),
+        _amd("gfx942", 65536, 304), _amd("gfx950", 163840, 256), _amd("gfx1100", 65536, 96, wave=32),
+    )
+}  # fmt: skip
+FAMILIES = ("norm", "activation", "softmax", "rope", "matmul")
+DTYPES = ("float32", "float16", "bfloat16")
+NO_SPILLS = ("sm_80", "sm_90", "gfx942", "gfx950")
+SECONDS = 420  # one family on one arch takes 2 to 15 s when idle; a toolchain that hangs is a failure
+
+
+def worker(*arguments: str) -> Any:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, timeout=SECONDS,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def judge(arch: str, rows: list[dict[str, Any]]) -> None:
+    assert rows
+    assert [r for r in rows if "error" in r] == []
+    limit = TARGETS[arch].shared_memory
+    assert [r for r in rows if r["resources"]["shared"] > limit or r["bytes"] == 0] == []
+    if arch in NO_SPILLS:
+        assert [r for r in rows if r["resources"]["spills"]] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_every_configuration_compiles(arch: str, family: str) -> None:
+    rows = worker("compile", family, arch, "bfloat16")
+    judge(arch, rows)
+    # aligned rows are read 16 bytes at a time
+    aligned = [r for r in rows if r["aligned"]]
+    assert aligned
+    assert [r["name"] for r in aligned if not r["wide_loads"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arch", list(TARGETS))
+def test_the_whole_matrix_compiles(arch: str, family: str) -> None:
+    for dtype in DTYPES:
+        judge(arch, worker("compile", family, arch, dtype))
+
+
+def test_compile_reports_resources_and_refuses() -> None:
+    found = worker("refusals")
+    assert found["nvidia"]["kind"] == "cubin" and found["nvidia"]["resources"]["threads"] == 128
+    assert found["amd"]["kind"] == "hsaco" and found["amd"]["resources"]["wave"] == 64
+    assert 0 < found["nvidia"]["resources"]["registers"] <= 255
+    assert 0 < found["amd"]["resources"]["registers"] <= 512
+    assert "bogus" in found["unknown option"] and "ArgumentError" in found["unknown option"]
+    assert "waves_per_eu" in found["other vendor's option"]
+    assert "shared: 131072 needed, gfx942 has 65536" in found["shared memory"]
+    assert "threads: 2048 needed, gfx942 has 1024" in found["threads"]
+    assert "CompileError" in found["bad kernel"] and "sm_90" in found["bad kernel"]
+    assert "ArgumentError" in found["unknown arch"]
+    assert "missing ['n']" in found["incomplete"]
+    assert found["buffer loads"] and not found["buffer loads without ranges"]
+
+
+def test_importing_the_backend_does_not_import_triton() -> None:
+    code = "import ferryman.backends.triton, sys; print('triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def probe_in(environment: dict[str, str], vendor: str) -> list[str]:
+    code = "import json, sys; from ferryman.backends.triton import TritonBackend as Backend"
+    code += f"; sys.stdout.write(json.dumps(Backend().probe({vendor!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    reasons: list[str] = json.loads(done.stdout)
+    return reasons
+
+
+def test_probe_gives_reasons() -> None:
+    assert isinstance(backend.TritonBackend(), Backend)
+    assert probe_in({"TRITON_INTERPRET": "1"}, "cpu") == []
+    assert "set TRITON_INTERPRET=1" in probe_in({"TRITON_INTERPRET": "0"}, "cpu")[0]
+    assert "this process interprets Triton" in probe_in({"TRITON_INTERPRET": "1"}, "nvidia")[0]
+    assert "does not serve vendor 'intel'" in probe_in({}, "intel")[0]
+
+
+def test_probe_knows_the_interpreters_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"triton": "3.6.0", "numpy": "2.4.1"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    monkeypatch.setattr(backend, "interpreting", lambda: True)
+    assert "needs numpy < 2.4, found 2.4.1" in backend.TritonBackend().probe("cpu")[0]
+    versions["numpy"] = "2.3.5"
+    assert backend.TritonBackend().probe("cpu") == ()
+    versions.update(triton="3.7.0", numpy="2.4.1")
+    assert backend.TritonBackend().probe("cpu") == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "collapsed"),
+    [
+        (lambda: torch.zeros(4, 6), (True, 4, 6)),
+        (lambda: torch.zeros(3, 4, 6), (True, 12, 6)),
+        (lambda: torch.zeros(3, 4, 12)[..., :6], (True, 12, 12)),
+        (lambda: torch.zeros(3, 8, 6)[:, ::2], (True, 12, 12)),
+        (lambda: torch.zeros(3, 8, 6)[:, :4], (False, 12, 6)),
+        (lambda: torch.zeros(4, 12)[:, ::2], (False, 4, 6)),
+        (lambda: torch.zeros(4, 3, 6).transpose(0, 1), (False, 12, 6)),
+        (lambda: torch.zeros(1, 6).expand(4, 6), (True, 4, 0)),
+        (lambda: torch.zeros(2, 1, 6).expand(2, 4, 6), (False, 8, 6)),
+        (lambda: torch.zeros(2, 5, 12)[:, 2:3, :6], (True, 2, 60)),
+        (lambda: torch.zeros(6), (True, 1, 6)),
+        (lambda: torch.zeros(0, 6), (True, 0, 6)),
+        (lambda: torch.zeros(4, 0), (True, 0, 0)),
+    ],
+)
+def test_rows_collapse_where_one_stride_describes_them(make: Any, collapsed: tuple[bool, int, int]) -> None:
+    x = make()
+    x.copy_(torch.arange(x.numel()).view(x.shape) if not x.is_contiguous() and 0 not in x.stride() else x)
+    same, rows, stride = collapsed
+    view, found_rows, found_stride = triton_rows.collapse_rows(x)
+    assert ((view is x), found_rows, found_stride) == (same, rows, stride)
+    if x.numel():
+        assert torch.equal(view.as_strided((rows, x.shape[-1]), (stride, 1)), x.reshape(rows, -1))
+
+
+def test_row_tiles() -> None:
+    hopper, cdna = TARGETS["sm_90"], TARGETS["gfx942"]
+    assert triton_rows.row_tile(hopper, 8192, 2, 8192) == triton_rows.RowTile(1, 8192, 8, True)
+    assert triton_rows.row_tile(hopper, 1000, 2, 8192).rows == 4  # several short rows fill 4 warps
+    # decoding: one row a program, on as few warps as 16-byte loads need
+    assert triton_rows.row_tile(hopper, 1000, 2, 16) == triton_rows.RowTile(1, 1024, 4, True)
+    assert triton_rows.row_tile(cdna, 1000, 2, 16) == triton_rows.RowTile(1, 1024, 2, True)
+    assert triton_rows.row_tile(hopper, 128, 2, 1 << 20, stride=1 << 27).rows == 1  # 32-bit offsets would overflow
+    assert triton_rows.row_tile(hopper, 32768, 2, 512).fits and not triton_rows.row_tile(hopper, 32769, 2, 512).fits
+    for target in (hopper, cdna):
+        for width in (1, 128, 5000, 70_000):
+            assert triton_rows.row_tile(target, width, 4, 64).warps * target.wave <= target.max_threads
+
+
+class FakeKernel:
+    """What `launch` needs of a JITFunction: compiles on the first run, as Triton does."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.fn = SimpleNamespace(__name__="fake")
+        self.error, self.compiled, self.launches = error, 0, 0
+
+    def _do_compile(self, key: Any, signature: Any, device: int) -> None:
+        self.compiled += 1
+        if self.error is not None:
+            raise self.error
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **meta: Any) -> None:
+        if not self.compiled:
+            self._do_compile("key", {}, 0)
+        self.launches += 1
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    state = {"now": False}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["now"])
+    monkeypatch.setattr(backend, "_arch_of", lambda device: "sm_90")
+    return state
+
+
+def test_compiling_during_capture_is_refused_and_a_cached_kernel_is_not(capturing: dict[str, bool]) -> None:
+    kernel, device = FakeKernel(), torch.device("cpu")
+    capturing["now"] = True
+    with pytest.raises(CaptureError, match="fake would be compiled while a graph is being captured; call the op once"):
+        backend.launch(kernel, (1,), device=device)
+    assert (kernel.compiled, kernel.launches) == (0, 0)
+    capturing["now"] = False
+    backend.launch(kernel, (1,), device=device)
+    capturing["now"] = True
+    backend.launch(kernel, (1,), device=device)
+    assert (kernel.compiled, kernel.launches) == (1, 2)
+
+
+def test_toolchain_failures_become_compile_errors_and_memory_errors_do_not(capturing: dict[str, bool]) -> None:
+    with pytest.raises(CompileError, match="PassManager::run failed"):
+        backend.launch(FakeKernel(RuntimeError("PassManager::run failed")), (1,), device=torch.device("cpu"))
+    for error in (MemoryError("host"), torch.OutOfMemoryError("device")):
+        with pytest.raises(type(error)):
+            backend.launch(FakeKernel(error), (1,), device=torch.device("cpu"))
+
+
+# ---------------------------------------------------------------------------------------------------- in the worker
+
+
+def compile_family(family: str, arch: str, dtype: str) -> list[dict[str, Any]]:
+    target = TARGETS[arch]
+    rows = []
+    for source in importlib.import_module(f"ferryman.ops.{family}.triton_kernels").specialisations(target, dtype):
+        row: dict[str, Any] = {"name": repr(source)}
+        try:
+            artefact = backend.TritonBackend().compile(source, None, arch, target)
+        except CompileError as error:
+            rows.append({**row, "error": str(error)[-2000:]})
+            continue
+        wide = r"ld\.global\S*\.v4\.b32|cp\.async\.cg|buffer_load_dwordx4|global_load_dwordx4"
+        # tensors whose rows start on 16 bytes, and at least 16 bytes a thread to read
+        aligned = not source.unaligned and {"width", "k"} & source.divisible and source.name != "_sum_partials"
+        rows.append({**row, "resources": artefact.resources, "bytes": len(artefact.image), "aligned": bool(aligned),
+                     "wide_loads": len(re.findall(wide, artefact.log))})  # fmt: skip
+    return rows
+
+
+def refusals() -> dict[str, Any]:
+    import triton
+    import triton.language as tl
+
+    globals().update(tl=tl)
+
+    @triton.jit
+    def copy(x_ptr, y_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        i = tl.arange(0, BLOCK)
+        start = tl.program_id(0) * n  # a run-time offset: its range is known only from the pointer's
+        tl.store(y_ptr + start + i, tl.load(x_ptr + (start + i), mask=i < n), mask=i < n)
+
+    @triton.jit
+    def product(x_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        i = tl.arange(0, BLOCK)
+        at = i[:, None] * BLOCK + i[None, :]
+        x = tl.zeros([BLOCK, BLOCK], tl.float32)
+        for start in range(16):
+            x = tl.dot(tl.load(x_ptr + at + start), tl.load(y_ptr + at + start), x)
+        tl.store(y_ptr + at, x.to(tl.float16))
+
+    @triton.jit
+    def bad(x_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(x_ptr + tl.arange(0, BLOCK), undefined_name)  # type: ignore[name-defined] # noqa: F821
+
+    compiler = backend.TritonBackend()
+    signature = {"x_ptr": "*bf16", "y_ptr": "*bf16", "n": "i32"}
+    good = backend.Specialisation(copy, signature, {"BLOCK": 1024}, divisible=frozenset({"n"}))
+    halves = {"x_ptr": "*fp16", "y_ptr": "*fp16"}
+    large = backend.Specialisation(product, halves, {"BLOCK": 256}, num_warps=8, num_stages=2)
+    cases = {
+        "unknown option": (good, {"bogus": 1}, "sm_90"),
+        "other vendor's option": (good, {"waves_per_eu": 2}, "sm_90"),
+        "shared memory": (large, {"num_stages": 2}, "gfx942"),
+        "threads": (good, {"num_warps": 32}, "gfx942"),
+        "bad kernel": (backend.Specialisation(bad, {"x_ptr": "*fp32"}, {"BLOCK": 16}), None, "sm_90"),
+        "unknown arch": (good, None, "mi300x"),
+        "incomplete": (backend.Specialisation(copy, halves, {"BLOCK": 16}), None, "sm_90"),
+    }
+    found: dict[str, Any] = {}
+    for name, (source, options, arch) in cases.items():
+        try:
+            artefact = compiler.compile(source, options, arch, TARGETS.get(arch))
+            found[name] = f"compiled: {artefact.resources}"
+        except (ArgumentError, CompileError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    for vendor, arch in (("nvidia", "sm_90"), ("amd", "gfx942")):
+        artefact = compiler.compile(good, None, arch)
+        found[vendor] = {"kind": artefact.kind, "resources": artefact.resources}
+    found["buffer loads"] = "buffer_load" in compiler.compile(good, None, "gfx942").log
+    attributes = backend._attributes
+    backend._attributes = lambda source, kind: {}  # type: ignore[assignment]
+    found["buffer loads without ranges"] = "buffer_load" in compiler.compile(good, None, "gfx942").log
+    backend._attributes = attributes
+    return found
+
+
+if __name__ == "__main__":
+    result = compile_family(*sys.argv[2:]) if sys.argv[1] == "compile" else refusals()
+    sys.stdout.write(json.dumps(result))
