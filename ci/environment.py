@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
-EXTRAS = ("models", "report", "dev", "offline")
+EXTRAS = ("models", "report", "dev", "offline", "rocm7")  # hip-python is bindings only, and is tested against hipRTC
 _CUDA_EXTRA = {"12": "cuda12", "13": "cuda13"}
 # What a module of this name is called by pip; ROCm's torch brings triton under another distribution's name.
 _PROBE = """
@@ -120,8 +120,6 @@ def extras(torch: Torch, have_triton: bool, have_cupy: bool) -> tuple[str, ...]:
         found.append("triton")
     if torch.device and torch.cuda and not have_cupy and torch.cuda.split(".")[0] in _CUDA_EXTRA:
         found.append(_CUDA_EXTRA[torch.cuda.split(".")[0]])
-    if torch.hip:
-        found.append("rocm7")
     return tuple(found)
 
 

@@ -109,3 +109,16 @@ def test_progress_draws_on_stderr_of_a_terminal(
         advance(1, 2, "half")
     captured = capsys.readouterr()
     assert captured.out == "" and "working half" in captured.err
+
+
+def test_a_table_on_a_terminal_folds_and_never_cuts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "dumb")
+    output.table(("op", "verdict"), [("a_name_longer_than_the_terminal_is_wide", "PASS"), ("[red]x[/red]", "FAIL")])
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 30 for line in printed.splitlines())
+    assert "a_name_longer_than_the_terminal_is_wide" in "".join(line[:20].strip() for line in printed.splitlines())
+    assert "[red]x[/red]" in printed, "text is not markup"

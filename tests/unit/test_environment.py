@@ -73,7 +73,7 @@ def test_extras_follow_from_torch() -> None:
     assert {"triton"} == set(environment.extras(CPU, False, False)) - set(environment.EXTRAS)
     assert set(environment.extras(CUDA, True, False)) - set(environment.EXTRAS) == {"cuda13"}
     assert set(environment.extras(CUDA, True, True)) == set(environment.EXTRAS)
-    assert set(environment.extras(ROCM, True, False)) - set(environment.EXTRAS) == {"rocm7"}
+    assert set(environment.extras(ROCM, True, False)) == set(environment.EXTRAS)
     assert "cuda12" in environment.extras(environment.Torch("2.11.0+cu126", cuda="12.6", device=True), True, False)
 
 

@@ -43,7 +43,8 @@ def test_a_right_port_passes_with_exact_counts(name: str, dtype: str) -> None:
         assert by_phase["greedy", op] == 5 * n
     assert len(by_phase) == 4 * len(found.ported)
     assert {m.name for m in found.gradients} == {"embedding", "layer 0", "layer 1", "head"}
-    assert found.greedy.identical == found.greedy.sequences == 2
+    # In 16 bits two logits can be nearly equal, and then either token is right; float32 has no such ties here.
+    assert found.greedy.ok and (dtype != "float32" or found.greedy.identical == 2)
     assert found.restored and not found.unsupported
     assert ModelResult.model_validate_json(found.model_dump_json()) == found
     assert all(m.floor > 0 for layer in found.layers for m in (layer.alone, layer.bias, layer.accumulated))
@@ -131,7 +132,7 @@ def test_one_ulp_is_one_ulp(dtype: torch.dtype) -> None:
     plain = x[:4000] != 0
     assert torch.all((moved == away) | (moved == towards) | ~torch.cat((plain, torch.zeros(6, dtype=torch.bool))))
     assert 0.4 < (moved[:4000] == away[:4000]).float().mean() < 0.6
-    torch.testing.assert_close(moved[4000:4004], x[4000:4004], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(moved[4000:4003], x[4000:4003]) and moved[4003].isnan()
     top = torch.full((64,), torch.finfo(dtype).max, dtype=dtype)
     assert one_ulp(top, torch.Generator().manual_seed(0)).isfinite().all()
     leaf = torch.randn(9).to(dtype).requires_grad_()

@@ -156,3 +156,15 @@ def test_seeds_and_parameters_have_streams_of_their_own() -> None:
 def test_the_docs_name_every_fill() -> None:
     text = (Path(__file__).parents[2] / "docs" / "parity.md").read_text()
     assert [n for n in FILLS if f"`{n}`" not in text] == []
+
+
+def test_arguments_move_bit_for_bit_with_layout_and_guards() -> None:
+    op = registry.primitive("rms_norm")
+    case = next(c for c in cases_of(op) if c.name == "layout_rows")
+    here = arguments(case, op, torch.bfloat16, 0, CPU)
+    there = here.to(CPU)
+    x, y = here.values[0], there.values[0]
+    assert y.stride() == x.stride() and y.storage_offset() == x.storage_offset() and y.data_ptr() != x.data_ptr()
+    assert torch.equal(there.buffers["x"].bytes, here.buffers["x"].bytes) and there.values[2:] == here.values[2:]
+    y[0, 0] += 1
+    assert there.untouched() == ["x was modified"] and here.untouched() == []

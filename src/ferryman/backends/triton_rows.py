@@ -63,7 +63,8 @@ def row_tile(target: Target, width: int, itemsize: int, rows: int, stride: int =
     # measured with ptxas: with 64 bytes of each array a thread, float32 copies included, these limits leave no spills
     fits = block * itemsize <= 64 * wave * most
     together = min(max(1, warps * wave * per_thread // block), 64)
-    if rows < 4 * target.units * together or together * stride >= 2**31:
+    decoding = target.vendor != "cpu" and rows < 4 * target.units * together  # interpreted, programs are what costs
+    if decoding or together * stride >= 2**31:
         together = 1
         warps = min(warps, max(1, block * itemsize // (16 * wave)))  # fewer warps, rather than loads under 16 bytes
     return RowTile(together, block, warps, fits)

@@ -28,7 +28,7 @@ def one_ulp(x: Tensor, generator: torch.Generator) -> Tensor:
         step = 2 * torch.randint(0, 2, x.shape, generator=generator, device=x.device) - 1
         bits = x.detach().contiguous().view(_BITS[x.element_size()])
         moved = (bits + step.to(bits.dtype)).view(x.dtype)
-        moved = torch.where((x == 0) | ~moved.isfinite(), x, moved)
+        moved = torch.where((x == 0) | ~x.isfinite() | ~moved.isfinite(), x, moved)
     return x + (moved - x).detach() if x.requires_grad else moved  # exact: the difference is one ulp of x
 
 

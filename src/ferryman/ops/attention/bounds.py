@@ -95,8 +95,13 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     flush_v = per_key_head(g.sum(-2, keepdim=True).expand(-1, -1, sk, -1))
     flush_q, flush_k = along(torch.ones_like(ds))
     flush = 2.0**-120
+    # split-k: the gradients of a group's query heads are rounded to storage before they are summed
+    grouped = float(heads > group)
     return (
         {"accumulate": error_q, "ds": ds_q, "ds_flush": flush_q, "storage": stored_q, "absolute": flush * flush_q},
-        {"accumulate": error_k, "ds": ds_k, "ds_flush": flush_k, "storage": stored_k, "absolute": flush * flush_k},
-        {"accumulate": error_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
-    )
+        {
+            "accumulate": error_k, "split-k": grouped * ds_k, "ds": ds_k, "ds_flush": flush_k, "storage": stored_k,
+            "absolute": flush * flush_k,
+        },
+        {"accumulate": error_v, "split-k": grouped * p_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
+    )  # fmt: skip

@@ -12,8 +12,8 @@ _DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", "attention", roundings=("p",)),
-    # FlashAttention-2's backward adds dQ atomically.
-    *menu(_HERE, "torch", "attention_backward", roundings=("p", "ds"), deterministic=False),
+    # FlashAttention-2's backward adds dQ atomically, and rounds every query head's dK and dV before a group's sum.
+    *menu(_HERE, "torch", "attention_backward", roundings=("p", "ds"), accumulation="split-k", deterministic=False),
     *menu(_HERE, "triton", "attention", when=_DOT, roundings=("p",)),
     *menu(_HERE, "triton", "attention_backward", when=_DOT, roundings=("p", "ds")),
 )

@@ -161,7 +161,7 @@ def _tile(target: Target, itemsize: int, precision: str, m: int, n: int) -> Tile
     return usable[-1]
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None, target: Target) -> Tensor:
+def _product(a: Tensor, b: Tensor, bias: Tensor | None, target: Target, precision: str | None = None) -> Tensor:
     """a (m, k) @ b (k, n) + bias; each operand has a dimension of stride 1. Rows change in number, widths do not:
     whichever of m and k is dense in neither operand is the number of rows."""
     (m, k), n = a.shape, b.shape[1]
@@ -169,7 +169,7 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None, target: Target) -> Tenso
     if INTERPRETED and a.dtype == torch.bfloat16:
         raise Unsupported("linear: Triton's interpreter multiplies bfloat16 as raw integers; use float16 or float32")
     a_dense, b_dense = a.stride(1) == 1, b.stride(0) == 1
-    precision = _precision(target, a.dtype)
+    precision = precision or _precision(target, a.dtype)
     tile = _tile(target, a.element_size(), precision, m, n)
     if any(t.data_ptr() % 16 or max(t.stride()) % 16 for t in (a, b)):
         # element by element, every load of a stage sits in registers with its mask: 128 deep, they spill
@@ -235,6 +235,8 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         grad = torch.empty(rows, outputs, dtype=kind, device="meta")
         linear(x, w, w[:, 0], target)
         linear(x, w, None, target)
+        if kind == torch.float32 and target.vendor == "nvidia":
+            _product(x, w.t(), None, target, "tf32")
         linear_backward(grad, x, w, None, True, True, target)
 
     shapes = [(r, k, n) for r in (1, 16, 60, 300, 8192) for k, n in ((4096, 4096), (4096, 14336))]

@@ -325,7 +325,7 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
     weight = None if weight is None else weight.contiguous()
     wanted = [p is not None for p in (weight, bias)]
     tile = row_tile(target, width, x.element_size(), rows, max(x_stride, grad_stride, extra_stride), arrays=2)
-    fused = sum(wanted) > 0 and width <= FUSED_WIDTH
+    fused = sum(wanted) > 0 and width <= FUSED_WIDTH and tile.fits
     statistics = None
     if sum(wanted) and not fused:
         statistics = torch.empty(2, rows, dtype=torch.float32, device=device)
