@@ -114,7 +114,7 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, A
     moved, _ = layer(device, dtype, tiny)
     moved.load_state_dict(plain.state_dict())
     report = port(moved)
-    # Both sides, batch 1 and larger, with and without gradients share one code object: 8 graphs, the limit as it stands.
+    # Both sides, batch 1 and larger, with and without gradients share one code object: 8 graphs, which is the limit.
     torch._dynamo.config.recompile_limit = 32
     sides: list[Any] = [torch.compile(m, fullgraph=True, dynamic=True) for m in (plain, moved)]
     cases: list[dict[str, Any]] = []

@@ -62,5 +62,5 @@ def shaped(op: str, name: str, x: Tensor | None, *shape: int) -> None:
 
 def non_negative(op: str, **values: float) -> None:
     for name, value in values.items():
-        if not (value >= 0 and math.isfinite(value)):
+        if not 0 <= value < math.inf:  # math.isfinite breaks torch.compile's graph when the value is symbolic
             raise ArgumentError(op, name, value, "a finite number >= 0")

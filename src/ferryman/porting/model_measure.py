@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+HALF_SCALE = 2.0**10
 ROWS = 64  # of logits in float64 at a time: 64 x 152k x 8 bytes = 74 MiB
 
 
@@ -192,11 +193,14 @@ def divergences(reference: Generated, found: Generated) -> list[Divergence]:
 
 
 def gradients(model: Any, tokens: Tensor, seed: int | None = None) -> dict[str, Tensor]:
-    """The next-token loss's gradient of every parameter."""
+    """The next-token loss's gradient of every parameter; in float16 scaled by a power of two, as in training.
+
+    Unscaled, the gradients of a mean over a few hundred tokens are subnormal in float16.
+    """
     model.zero_grad(set_to_none=True)
     with perturbed(model, seed):
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    loss.backward()
+    (loss * (HALF_SCALE if model.dtype == torch.float16 else 1.0)).backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return found

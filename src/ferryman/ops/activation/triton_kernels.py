@@ -23,19 +23,19 @@ _KINDS = {"tanh": GELU_TANH, "none": GELU}
 
 
 @triton.jit
-def _factor(x, KIND: tl.constexpr):
+def _factor(x, KIND: tl.constexpr, EXACT: tl.constexpr):
     """(F, dF/dx) where the activation is x F(x)."""
     if KIND == 0:
-        s, rest = sigmoid(x)
+        s, rest = sigmoid(x, EXACT)
         return s, s * rest
     if KIND == 1:
         # 0.5 (1 + tanh z) = sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
         square = x * x
-        s, rest = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        s, rest = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square), EXACT)
         # past 1e4 the slope is 0 on both sides, and the square must not become infinite: 0 * inf
         bounded = tl.minimum(square, 1e8)
         return s, s * rest * (1.5957691216057308 + 0.21406448696540377 * bounded)
-    return normal(x)
+    return normal(x, EXACT)
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: t
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, ROWS, BLOCK)
     g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
     u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
-    factor, _ = _factor(g, KIND)
+    factor, _ = _factor(g, KIND, y_ptr.dtype.element_ty == tl.float32)
     y = narrow(g * factor * u, y_ptr.dtype.element_ty)
     tl.store(y_ptr + first * width + start + (row * width + col), y, mask=mask)
 
@@ -72,7 +72,7 @@ def _gated_backward(
     d = widen(tl.load(grad_ptr + first * grad_stride + start + (row * grad_stride + col), mask=mask))
     g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
     u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
-    factor, slope = _factor(g, KIND)
+    factor, slope = _factor(g, KIND, grad_up_ptr.dtype.element_ty == tl.float32)
     place = first * width + start + (row * width + col)
     tl.store(grad_gate_ptr + place, narrow(d * u * (factor + g * slope), grad_gate_ptr.dtype.element_ty), mask=mask)
     tl.store(grad_up_ptr + place, narrow(d * g * factor, grad_up_ptr.dtype.element_ty), mask=mask)

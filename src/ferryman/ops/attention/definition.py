@@ -133,7 +133,7 @@ def _check(
     checks.shaped(op, "v", v, *k.shape)
     if k.shape[1] == 0 or heads % k.shape[1]:
         raise ArgumentError(op, "k.shape[1]", k.shape[1], f"a divisor of q's {heads} heads")
-    if scale is not None and not math.isfinite(scale):
+    if scale is not None and not -math.inf < scale < math.inf:
         raise ArgumentError(op, "scale", scale, "a finite number or None")
     if window is not None and window < 1:
         raise ArgumentError(op, "window", window, "None or an integer >= 1 (keys seen, self included)")

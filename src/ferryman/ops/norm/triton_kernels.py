@@ -127,6 +127,17 @@ def _norm_long(
 # ------------------------------------------------------------------------------------------------------ backward
 
 
+@triton.jit
+def _two_sums(a, b):
+    """Row sums of two [rows, columns] arrays in one pass: one exchange between warps where two would wait twice."""
+    return tl.split(tl.sum(tl.join(a, b), 1))
+
+
+@triton.jit
+def _tile_of(ptr, first, stride, row, col, mask):
+    return tl.load(ptr + first * stride + (row * stride + col), mask=mask, other=0.0)
+
+
 @triton.jit(do_not_specialize=["rows", "tiles"])
 def _norm_backward(
     grad_ptr, x_ptr, weight_ptr, extra_ptr, out_ptr, partial_ptr, statistics_ptr, grad_stride, x_stride, extra_stride,
@@ -135,44 +146,56 @@ def _norm_backward(
 ):  # fmt: skip
     """Persistent over tiles of rows. Sums for weight and bias stay in registers until the end (``partial_ptr``), or the
     row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide for that."""
+    # Persistent programs read the next rows while these are reduced: one tile at a time left an H200 idle for half of
+    # the time. float32 rows leave no registers for it.
+    AHEAD: tl.constexpr = (WEIGHT_GRAD or BIAS_GRAD) and x_ptr.dtype.element_ty != tl.float32
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < width
     n = width + 0.0
-    PERSISTENT: tl.constexpr = WEIGHT_GRAD or BIAS_GRAD
-    if PERSISTENT and weight_ptr is not None:
-        weight = widen(tl.load(weight_ptr + col, mask=inside, other=0.0))
+    step = tl.num_programs(0)
     if WEIGHT_GRAD:
         weight_sum = tl.zeros([ROWS, BLOCK], tl.float32)
     if BIAS_GRAD:
         bias_sum = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    if AHEAD:
+        ahead = tl.program_id(0).to(tl.int64) * ROWS
+        more = inside & (row < rows - ahead)
+        x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
+        g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
+    for tile in range(tl.program_id(0), tiles, step):
         first = tl.full([], ROWS, tl.int64) * tile
-        mask = inside
-        if ROWS > 1:
-            mask = inside & (row < rows - first)
-        x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0))
-        g = widen(tl.load(grad_ptr + first * grad_stride + (row * grad_stride + col), mask=mask, other=0.0))
+        mask = inside & (row < rows - first)
+        if AHEAD:
+            x = widen(x_next)
+            g = widen(g_next)
+            ahead = first + step * ROWS
+            more = inside & (row < rows - ahead)
+            x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
+            g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
+        else:
+            x = widen(_tile_of(x_ptr, first, x_stride, row, col, mask))
+            g = widen(_tile_of(grad_ptr, first, grad_stride, row, col, mask))
+        if BIAS_GRAD:
+            bias_sum += g
+        scaled = g
+        if weight_ptr is not None:  # read again for every tile, from L1: kept, it would hold registers
+            scaled = g * widen(tl.load(weight_ptr + col, mask=inside, other=0.0))
         if CENTRED:
-            mean = tl.div_rn(tl.sum(x, 1), n)
+            x_sum, g_sum = _two_sums(x, scaled)
+            mean = tl.div_rn(x_sum, n)
             x = tl.where(mask, x - mean[:, None], 0.0)
-        scale = inverse_root(tl.div_rn(tl.sum(x * x, 1), n) + eps)
+        squares, products = _two_sums(x * x, scaled * x)
+        scale = inverse_root(tl.div_rn(squares, n) + eps)
         unit = x * scale[:, None]
         if WEIGHT_GRAD:
             weight_sum += tl.where(mask, g * unit, 0.0)  # rows past the end have an infinite scale where eps is 0
-        if BIAS_GRAD:
-            bias_sum += g
-        if weight_ptr is not None:
-            if not PERSISTENT:  # one tile a program: loaded late, it does not hold registers
-                weight = widen(tl.load(weight_ptr + col, mask=inside, other=0.0))
-            g = g * weight
-        inner = unit * tl.div_rn(tl.sum(g * unit, 1), n)[:, None]
+        out = scaled - unit * tl.div_rn(products * scale, n)[:, None]
         if CENTRED:
-            inner += tl.div_rn(tl.sum(g, 1), n)[:, None]
-        out = (g - inner) * scale[:, None]
+            out -= tl.div_rn(g_sum, n)[:, None]
+        out = out * scale[:, None]
         if extra_ptr is not None:
-            extra = extra_ptr + first * extra_stride + (row * extra_stride + col)
-            out += widen(tl.load(extra, mask=mask, other=0.0))
+            out += widen(_tile_of(extra_ptr, first, extra_stride, row, col, mask))
         tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
         if statistics_ptr is not None:
             line = tl.arange(0, ROWS)
@@ -184,7 +207,7 @@ def _norm_backward(
         place = partial_ptr + tl.program_id(0).to(tl.int64) * width
         tl.store(place + line, tl.sum(weight_sum, 0), mask=line < width)
     if BIAS_GRAD:
-        place = partial_ptr + (tl.program_id(0) + tl.num_programs(0) * WEIGHT_GRAD).to(tl.int64) * width
+        place = partial_ptr + (tl.program_id(0) + step * WEIGHT_GRAD).to(tl.int64) * width
         tl.store(place + line, tl.sum(bias_sum, 0), mask=line < width)
 
 

@@ -12,30 +12,29 @@ from ferryman.ops import checks
 from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, public, wide
 
 
-def _rotate(x: Tensor, interleaved: bool) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
+    """Turn each pair (a, b) of the first rotary_dim elements: (a cos_a - b sin_a, b cos_b + a sin_b), or the transpose.
+
+    Written by halves, because Inductor writes both straight into the result; x * cos + rotate(x) * sin, with the
+    rotation materialised, cost a compiled decoder layer 5%.
+    """
+    width = cos.shape[-1]
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(width // 2), slice(width // 2, None))
+    h, c, s = wide(x[..., :width]), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
+    a, b, sin_a, sin_b = h[..., first], h[..., second], s[..., first], s[..., second]
+    if transposed:
+        sin_a, sin_b = -sin_b, -sin_a
+    pair = ((a * c[..., first] - b * sin_a).to(x.dtype), (b * c[..., second] + a * sin_b).to(x.dtype))
+    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+
+def _partner(x: Tensor, interleaved: bool) -> Tensor:
+    """Each element's partner in its pair."""
     if interleaved:
-        return torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
+        return torch.stack((x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
     half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), -1)
-
-
-def _unrotate(x: Tensor, interleaved: bool) -> Tensor:
-    """The transpose of the rotation, which is also its inverse."""
-    return -_rotate(x, interleaved)
-
-
-def _apply(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    width = cos.shape[-1]
-    h, c, s = wide(x), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
-    turned = h[..., :width] * c + _rotate(h[..., :width], interleaved) * s
-    return torch.cat((turned, h[..., width:]), -1).to(x.dtype)
-
-
-def _apply_transposed(g: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    width = cos.shape[-1]
-    h, c, s = wide(g), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
-    turned = h[..., :width] * c + _unrotate(h[..., :width] * s, interleaved)
-    return torch.cat((turned, h[..., width:]), -1).to(g.dtype)
+    return torch.cat((x[..., half:], x[..., :half]), -1)
 
 
 def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
@@ -46,7 +45,7 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
         width = cos.shape[-1]
         a, c, s = x.abs(), cos.abs().unsqueeze(1), sin.abs().unsqueeze(1)
         turned = a[..., :width]
-        error = 3 * (turned * c + _rotate(turned, interleaved).abs() * s)
+        error = 3 * (turned * c + _partner(turned, interleaved) * s)
         found.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
     return tuple(found)
 
@@ -57,7 +56,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     for g in grads:
         width = cos.shape[-1]
         a, c, s = g.abs(), cos.abs().unsqueeze(1), sin.abs().unsqueeze(1)
-        error = 3 * (a[..., :width] * c + _rotate(a[..., :width] * s, interleaved).abs())
+        error = 3 * (a[..., :width] * c + _partner(a[..., :width] * s, interleaved))
         found.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
     return tuple(found)
 
@@ -134,7 +133,7 @@ def _cases() -> Sequence[Case]:
 )  # fmt: skip
 def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """`rope` with every argument positional."""
-    return _apply(q, cos, sin, interleaved), _apply(k, cos, sin, interleaved)
+    return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
 
 
 @public(rope_both)
@@ -165,4 +164,4 @@ def rope_backward(
     grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `rope` for q and k: the transposed rotation."""
-    return _apply_transposed(grad_q, cos, sin, interleaved), _apply_transposed(grad_k, cos, sin, interleaved)
+    return _turn(grad_q, cos, sin, interleaved, True), _turn(grad_k, cos, sin, interleaved, True)

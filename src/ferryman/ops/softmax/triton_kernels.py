@@ -20,14 +20,6 @@ from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, long_warps,
 
 
 @triton.jit
-def _exp_for(x, dtype: tl.constexpr):
-    """exp as exact as ``dtype`` can show: a 16-bit result cannot show exp2's error for large arguments."""
-    if dtype == tl.float32:
-        return exp(x)
-    return tl.exp(x)
-
-
-@triton.jit
 def _finite(maximum):
     """The maximum to subtract: 0 for a row of -inf alone, whose terms are then 0 and not NaN."""
     return tl.where(maximum == float("-inf"), 0.0, maximum)
@@ -43,7 +35,7 @@ def _softmax(x_ptr, y_ptr, x_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.
         mask = mask & (row < rows - first)
     x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=float("-inf")))
     # a maximum that skips NaN is enough: exp(NaN - m) makes the sum NaN, and with it the whole row
-    e = _exp_for(x - _finite(tl.max(x, 1))[:, None], y_ptr.dtype.element_ty)
+    e = exp(x - _finite(tl.max(x, 1))[:, None], y_ptr.dtype.element_ty == tl.float32)
     y = e * tl.div_rn(1.0, tl.sum(e, 1))[:, None]
     tl.store(y_ptr + first * width + (row * width + col), narrow(y, y_ptr.dtype.element_ty), mask=mask)
 
@@ -87,7 +79,7 @@ def _softmax_long(x_ptr, y_ptr, x_stride, rows, width, BLOCK: tl.constexpr, GROU
     for start in range(0, width, BLOCK):
         mask = col < width - start
         x = widen(tl.load(x_ptr + start + col, mask=mask, other=float("-inf")))
-        y = _exp_for(x - shift, y_ptr.dtype.element_ty) * scale
+        y = exp(x - shift, y_ptr.dtype.element_ty == tl.float32) * scale
         tl.store(y_ptr + start + col, narrow(y, y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -220,17 +212,21 @@ def _loss_backward(
     lse = tl.load(lse_ptr + first + line, mask=inside, other=0.0)
     scale = tl.load(scale_ptr)
     counted = inside & (label != ignore_index)
-    bad = (label < 0) | (label >= width)
+    valid = (label >= 0) & (label < width)
+    # a row's fate is in its factors, so that an element costs nothing more: 0 where ignored, NaN out of range
+    scale = tl.where(counted, tl.where(valid, scale, float("nan")), 0.0)
+    lse = tl.where(counted, lse, 0.0)
+    even = tl.div_rn(smoothing, width + 0.0)
+    hot = tl.where(valid, label - start, -1).to(tl.int32)
     row = line[:, None]
-    col = start + tl.arange(0, BLOCK)[None, :]
+    place = tl.arange(0, BLOCK)[None, :]
     # ignored rows are not read: their gradient is 0 whatever their logits hold
-    mask = (col < width) & counted[:, None]
-    x = widen(tl.load(x_ptr + first * x_stride + (row * x_stride + col), mask=mask, other=0.0))
-    d = _exp_for(x - lse[:, None], out_ptr.dtype.element_ty) - tl.div_rn(smoothing, width + 0.0)
-    d = tl.where(col == label[:, None], d - (1.0 - smoothing), d)
-    d = tl.where(bad[:, None], float("nan"), d * scale)
-    d = narrow(tl.where(counted[:, None], d, 0.0), out_ptr.dtype.element_ty)
-    tl.store(out_ptr + first * width + (row * width + col), d, mask=(col < width) & inside[:, None])
+    mask = (place < width - start) & counted[:, None]
+    x = widen(tl.load(x_ptr + first * x_stride + start + (row * x_stride + place), mask=mask, other=0.0))
+    p = exp(x - lse[:, None], out_ptr.dtype.element_ty == tl.float32) - even
+    d = tl.where(place == hot[:, None], p - (1.0 - smoothing), p) * scale[:, None]
+    out = out_ptr + first * width + start + (row * width + place)
+    tl.store(out, narrow(d, out_ptr.dtype.element_ty), mask=(place < width - start) & inside[:, None])
 
 
 # ------------------------------------------------------------------------------------------------------ launchers
