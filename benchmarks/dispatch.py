@@ -163,7 +163,9 @@ def main() -> None:
         print(f"{row['case']:<36}{row['overhead_us']:6.2f} us  +- {row['spread_us']:.2f}")
     for name, value in found["peers"].items():
         print(f"{name:<36}{value:6.2f} us")
-    print(f"worst of the norms {found['resolve_overhead_us']:.2f} us; attention {found['attention_overhead_us']:.2f} us")
+    print(
+        f"worst of the norms {found['resolve_overhead_us']:.2f} us; attention {found['attention_overhead_us']:.2f} us"
+    )
 
 
 if __name__ == "__main__":

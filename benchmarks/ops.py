@@ -1,7 +1,7 @@
 """Every implementation of every op on one large case: time, share of a copy's bandwidth or of cuBLAS's rate.
 
-The ceilings are measured in the same process: a device-to-device copy of 4 GiB, and a bf16 product of 8192^3. Inputs are
-random; caches are flushed before every run; implementations alternate over three trials; the median and the spread
+The ceilings are measured in the same process: a device-to-device copy of 4 GiB, and a bf16 product of 8192^3. Inputs
+are random; caches are flushed before every run; implementations alternate over three trials; the median and the spread
 (largest over smallest trial) are printed. The host's launch cost is hidden behind the flush.
 
     python benchmarks/ops.py [--json FILE]
@@ -47,8 +47,9 @@ def cases() -> Iterator[tuple[str, Case]]:
     """One model-sized case an op; bytes well above the L2."""
     x, row = TensorSpec((8192, 8192)), TensorSpec((8192,), fill="weight")
     yield "rms_norm", Case("8192x8192", {"x": x, "weight": row, "eps": 1e-6, "cast_before_weight": False})
-    yield "add_rms_norm", Case(
-        "8192x8192", {"x": x, "residual": x, "weight": row, "eps": 1e-6, "cast_before_weight": False}
+    yield (
+        "add_rms_norm",
+        Case("8192x8192", {"x": x, "residual": x, "weight": row, "eps": 1e-6, "cast_before_weight": False}),
     )
     yield "layer_norm", Case("8192x8192", {"x": x, "weight": row, "bias": row, "eps": 1e-5})
     yield "silu_mul", Case("8192x8192", {"gate": x, "up": x})
@@ -56,15 +57,17 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "softmax", Case("8192x8192", {"x": x})
     logits = TensorSpec((4096, 128_256))
     labels = TensorSpec((4096,), dtype="int64", high=128_256)
-    yield "cross_entropy", Case(
-        "4096x128256", {"logits": logits, "target": labels, "ignore_index": -100, "label_smoothing": 0.0}
+    yield (
+        "cross_entropy",
+        Case("4096x128256", {"logits": logits, "target": labels, "ignore_index": -100, "label_smoothing": 0.0}),
     )
     angle = TensorSpec((1, 4096, 128), fill="unit")
     q, k = TensorSpec((4, 32, 4096, 128), layout="heads"), TensorSpec((4, 8, 4096, 128), layout="heads")
     yield "rope", Case("B4 H32/8 S4096 D128", {"q": q, "k": k, "cos": angle, "sin": angle, "interleaved": False})
     for n, m, depth in ((8192, 8192, 8192), (14_336, 4096, 4096), (4096, 16, 4096)):
-        yield "linear", Case(
-            f"{m}x{n}x{depth}", {"x": TensorSpec((m, depth)), "weight": TensorSpec((n, depth)), "bias": None}
+        yield (
+            "linear",
+            Case(f"{m}x{n}x{depth}", {"x": TensorSpec((m, depth)), "weight": TensorSpec((n, depth)), "bias": None}),
         )
     options = {"causal": True, "scale": None, "window": None, "softcap": 0.0, "mask": None}
     for name, shape, heads in (
@@ -74,9 +77,12 @@ def cases() -> Iterator[tuple[str, Case]]:
         keys = TensorSpec((shape[0], heads, *shape[2:]), layout="heads")
         yield "attention", Case(name, {"q": TensorSpec(shape, layout="heads"), "k": keys, "v": keys, **options})
     decode = TensorSpec((32, 8, 4096, 128), layout="heads")
-    yield "attention", Case(
-        "decode B32 H32/8 S4096 D128",
-        {"q": TensorSpec((32, 32, 1, 128), layout="heads"), "k": decode, "v": decode, **options},
+    yield (
+        "attention",
+        Case(
+            "decode B32 H32/8 S4096 D128",
+            {"q": TensorSpec((32, 32, 1, 128), layout="heads"), "k": decode, "v": decode, **options},
+        ),
     )
 
 
@@ -149,11 +155,13 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         f"{found['device']}, torch {found['torch']}, bfloat16: copy {limits['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
         f"cuBLAS {limits['cublas_flops_per_s'] / 1e12:.0f} TFLOP/s",
-        "", "| op | case | implementation | us | of ceiling | TFLOP/s | GB/s | spread |", "|---|---|---|---|---|---|---|---|",
+        "",
+        "| op | case | implementation | us | of ceiling | TFLOP/s | GB/s | spread |",
+        "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [
-        f"| {r['op']} | {r['case']} | {r['implementation']} | {r['us']:.1f} | {r['of_ceiling']:.2f} | {r['tflops']:.0f} "
-        f"| {r['gb_per_s']:.0f} | {r['spread']:.2f} |" for r in found["rows"]
+        f"| {r['op']} | {r['case']} | {r['implementation']} | {r['us']:.1f} | {r['of_ceiling']:.2f} "
+        f"| {r['tflops']:.0f} | {r['gb_per_s']:.0f} | {r['spread']:.2f} |" for r in found["rows"]
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -56,7 +56,12 @@ def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list
 
 
 def worst_ratio(
-    op: Primitive, case: Case, dtype: torch.dtype, device: torch.device, forward: Implementation, backward: Implementation
+    op: Primitive,
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device,
+    forward: Implementation,
+    backward: Implementation,
 ) -> tuple[float, str]:
     """(largest error in units of its bound, where), after asserting that exactly this pair ran."""
     values = arguments(case, op, dtype, 0, device).values

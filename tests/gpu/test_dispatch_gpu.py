@@ -182,7 +182,10 @@ def test_the_tensors_device_counts_not_the_current_one(op: Primitive) -> None:
                 first, second = (as_tuple(op.namespace["_resolve"](*args)) for args in (here, there))
             assert torch.cuda.current_device() == 0
             for a, b in zip(first, second, strict=True):
-                assert b.device == other and torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num()), (line.name, case.name)
+                assert b.device == other and torch.equal(a.cpu().nan_to_num(), b.cpu().nan_to_num()), (
+                    line.name,
+                    case.name,
+                )
     wanted = {n for shared in op.grads for n in shared}
     args = tuple(
         v.detach().requires_grad_() if isinstance(v, Tensor) and n in wanted else v

@@ -242,8 +242,9 @@ def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("change", [
-    lambda: torch.randn(4, 32)[:, :16], lambda: torch.randn(4, 16).double(), lambda: torch.randn(4, 16, requires_grad=True),
-    lambda: torch.randn(16, 4).t(), lambda: torch.nn.Parameter(torch.randn(4, 16)), lambda: torch.randn(4, 16).to("meta"),
+    lambda: torch.randn(4, 32)[:, :16], lambda: torch.randn(4, 16).double(), lambda: torch.randn(16, 4).t(),
+    lambda: torch.randn(4, 16, requires_grad=True), lambda: torch.nn.Parameter(torch.randn(4, 16)),
+    lambda: torch.randn(4, 16).to("meta"),
 ])  # fmt: skip
 def test_the_guard_in_front_refuses(change: object) -> None:
     """By itself, beside what the brief key already tells apart."""
@@ -273,7 +274,9 @@ INVALID = {
     "approximate": (lambda: ops.gelu_mul(X, X, "erf"), "approximate"),
     "target dtype": (lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int32)), "target.dtype"),
     "target shape": (lambda: ops.cross_entropy(X, torch.zeros(3, dtype=torch.int64)), "target.shape"),
-    "label smoothing": (lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int64), label_smoothing=1.5), "label_s"),
+    "label smoothing": (
+        lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int64), label_smoothing=1.5), "label_smoothing",
+    ),
     "linear width": (lambda: ops.linear(X, torch.randn(3, 15)), "weight.shape"),
     "linear dtype": (lambda: ops.linear(X, torch.randn(3, 16).half()), "weight.dtype"),
 }  # fmt: skip
@@ -289,7 +292,8 @@ INVALID |= {
     "rank": (lambda: ops.attention(Q[0], Q, Q), "q.shape"),
     "v shape": (lambda: ops.attention(Q, Q, Q[:, :, :4]), "v.shape"),
     "mask wants a gradient": (
-        lambda: ops.attention(Q.clone().requires_grad_(), Q, Q, mask=torch.zeros(8, 8, requires_grad=True)), "mask.req",
+        lambda: ops.attention(Q.clone().requires_grad_(), Q, Q, mask=torch.zeros(8, 8, requires_grad=True)),
+        "mask.req",
     ),
     "rope angles": (lambda: ops.rope(Q, Q, torch.randn(1, 7, 64), torch.randn(1, 7, 64)), "cos.shape"),
     "rope odd": (lambda: ops.rope(Q, Q, torch.randn(1, 8, 63), torch.randn(1, 8, 63)), "cos.shape"),
@@ -399,7 +403,9 @@ def test_a_lockfile_choice_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 1', '"version": 99'),
     lambda text: text.replace('"definition"', '"../../evil"'), lambda text: "[]", lambda text: "[" * 100_000,
 ])  # fmt: skip
-def test_a_damaged_lockfile_is_reported_and_ignored(damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_lockfile_is_reported_and_ignored(
+    damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "lock.json"
     _lock(path)
     path.write_text(damage(path.read_text()))  # type: ignore[operator]

@@ -91,9 +91,7 @@ MUTANTS: dict[str, dict[str, Callable[..., Any]]] = {
     "gelu for silu": {"silu_mul": lambda gate, up: ops.gelu_mul(gate, up)},
     "activation 1% large": {"silu_mul": lambda gate, up: ops.silu_mul(gate, up) * 1.01},
     "eps 1e-5 for 1e-6": {"rms_norm": lambda x, w, eps, cast: ops.rms_norm(x, w, 10 * eps, cast)},
-    "mean over N-1": {
-        "rms_norm": lambda x, w, eps, cast: ops.rms_norm(x, w, eps, cast) * (1 - 1 / x.shape[-1]) ** 0.5
-    },
+    "mean over N-1": {"rms_norm": lambda x, w, eps, cast: ops.rms_norm(x, w, eps, cast) * (1 - 1 / x.shape[-1]) ** 0.5},
 }
 
 

@@ -135,9 +135,7 @@ def test_generic_profiles_carry_no_card_numbers(name: str) -> None:
 
 def test_measured_ceilings_are_marked_measured() -> None:
     h200 = profile("h200")
-    assert (
-        h200.copy_bandwidth == pytest.approx(4.28e12) and h200.provenance["ceilings.copy"].kind == "measured"
-    )
+    assert h200.copy_bandwidth == pytest.approx(4.28e12) and h200.provenance["ceilings.copy"].kind == "measured"
     assert h200.provenance["clock"].kind == "unverified"
     assert dict(h200.ceilings) == {"bf16": 707e12, "fp8": 1246e12, "i8": 902e12}
 
@@ -200,9 +198,7 @@ def test_loading_is_light() -> None:
     loading._catalogue.cache_clear()
     start = time.perf_counter()
     catalogue()
-    assert (
-        time.perf_counter() - start < 0.5
-    )  # 0.025 s measured; the goal of 0.1 s with room for a busy machine
+    assert time.perf_counter() - start < 0.5  # 0.025 s measured; the goal of 0.1 s with room for a busy machine
     assert catalogue() is catalogue()
 
 
@@ -241,9 +237,7 @@ def test_an_unknown_number_gives_no_floor_and_says_which() -> None:
     assert "memory.bandwidth" in floor.source and "peaks.bf16" in floor.source
     assert dp.efficiency(1e-3, generic, 1e12, 1e9, "bf16") is None
     assert floor_seconds(profile("a100"), 1e12, 0, "fp8").bound == "unknown"
-    assert (
-        floor_seconds(profile("a100"), 0, 1e9, "fp8").bound == "memory"
-    )  # no arithmetic, so no peak is needed
+    assert floor_seconds(profile("a100"), 0, 1e9, "fp8").bound == "memory"  # no arithmetic, so no peak is needed
 
 
 def test_efficiency() -> None:

@@ -207,9 +207,7 @@ def test_devices_are_asked_once_and_an_unknown_one_warns_once(monkeypatch: pytes
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (
-            dp.detect(torch.device("cuda:2")).name == "generic-blackwell"
-        )  # the same model: no second warning
+        assert dp.detect(torch.device("cuda:2")).name == "generic-blackwell"  # the same model: no second warning
         assert dp.detect(torch.device("cuda", 1)) is dp.detect("cuda")
         current = 0
         assert dp.detect("cuda").name == "h200"  # "cuda" follows the current device

@@ -129,9 +129,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("old", "new", "line", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
-def test_a_bad_file_is_refused_with_file_and_line(
-    tmp_path: Path, old: str, new: str, line: int, message: str
-) -> None:
+def test_a_bad_file_is_refused_with_file_and_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
     assert old in GOOD
     file = write(tmp_path, GOOD.replace(old, new, 1))
     with pytest.raises(ProfileError, match=message) as caught:

@@ -217,9 +217,7 @@ def _table(cells: Mapping[str, Cell], prefix: str) -> FrozenMap[Any]:
     return FrozenMap({p.removeprefix(start): c.value for p, c in cells.items() if p.startswith(start)})
 
 
-def _check(
-    draft: Draft, text: Mapping[str, str], cells: Mapping[str, Cell], preferences: Mapping[str, Any]
-) -> None:
+def _check(draft: Draft, text: Mapping[str, str], cells: Mapping[str, Cell], preferences: Mapping[str, Any]) -> None:
     for key in ("vendor", "arch", "family"):
         if key not in text:
             draft.fail(1, f"{draft.name} lacks {key!r}, and extends nothing that has it")

@@ -28,9 +28,7 @@ def floor_seconds(profile: Profile, flops: float, bytes: float, dtype: object) -
     if flops < 0 or bytes < 0:
         raise ValueError(f"flops and bytes must not be negative, got {flops} and {bytes}")
     key = dtype_key(dtype)
-    parts: list[
-        tuple[float, str, str]
-    ] = []  # (seconds, bound, source); at equal time the first names the bound
+    parts: list[tuple[float, str, str]] = []  # (seconds, bound, source); at equal time the first names the bound
     peaks: list[float | None] = []
     missing = []
     memory = (profile.copy_bandwidth, "ceilings.copy", profile.bandwidth, "memory.bandwidth")

@@ -80,7 +80,9 @@ class Recipe:
             return
         for name, value, index in zip(self.op.names, args, self.returns, strict=True):
             if index is None and isinstance(value, Tensor) and value.requires_grad:
-                raise ArgumentError(self.op.name, f"{name}.requires_grad", True, "False: it is not differentiable; detach it")
+                raise ArgumentError(
+                    self.op.name, f"{name}.requires_grad", True, "False: it is not differentiable; detach it"
+                )
 
     def nondifferentiable(self, outputs: tuple[Tensor, ...]) -> list[Tensor]:
         return [o for n, o in zip(self.op.outputs, outputs, strict=True) if n in self.op.nondifferentiable]

@@ -107,7 +107,9 @@ def _fits(profile: Profile) -> bool:
     if document is None:
         return False
     here = stamp(profile)
-    differing = [f"{k} is {document['stamp'].get(k)!r}, here {v!r}" for k, v in here.items() if document["stamp"].get(k) != v]
+    differing = [
+        f"{k} is {document['stamp'].get(k)!r}, here {v!r}" for k, v in here.items() if document["stamp"].get(k) != v
+    ]
     if differing:
         warnings.warn(f"lockfile ignored for {profile.name}: {'; '.join(differing)}", stacklevel=2)
     return not differing

@@ -213,7 +213,9 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
         if not op.types[name].startswith("Tensor"):
             key.append(name)
             continue
-        facts = f"{name}.__class__, {name}.dtype, {name}.device, {name}.shape, {name}.is_contiguous() or {name}.stride()"
+        facts = (
+            f"{name}.__class__, {name}.dtype, {name}.device, {name}.shape, {name}.is_contiguous() or {name}.stride()"
+        )
         if op.types[name] == "Tensor?":
             lines.append(f"k_{name} = None if {name} is None else ({facts})")
             key.append(f"k_{name}")
@@ -267,7 +269,8 @@ def _source(op: Primitive) -> str:
         guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
     return _TEMPLATE.format(
         params=names, args=names, key=", ".join(key), brief=", ".join(brief), guarded=", ".join(guarded),
-        lines="\n".join(f"        {line}" for line in lines), lines_plain="\n".join(f"        {line}" for line in plain),
+        lines="\n".join(f"        {line}" for line in lines),
+        lines_plain="\n".join(f"        {line}" for line in plain),
     )  # fmt: skip
 
 

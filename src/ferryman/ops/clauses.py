@@ -124,8 +124,16 @@ def shared_memory(required: int) -> Clause:
 def when_interpreted(clause: Clause) -> Clause:
     """The clause binds only where Triton interprets kernels on the CPU."""
 
+    class _Compiled:
+        """Stands for any value: compiled Triton is not asked."""
+
+        def __str__(self) -> str:
+            return "compiled"
+
+    compiled = _Compiled()
+
     def measure(view: View) -> Any:
-        return (view.flags["interpreted"], clause.measure(view))
+        return clause.measure(view) if view.flags["interpreted"] else compiled
 
     return Clause(f"{clause.text} (Triton's interpreter)", clause.facts, measure,
-                  lambda got: not got[0] or clause.test(got[1]))  # fmt: skip
+                  lambda got: got is compiled or clause.test(got))  # fmt: skip

@@ -162,9 +162,8 @@ def primitive(
     (see docs/parity.md). backward: the primitive that computes gradients; its parameters that are not ``grad...`` say
     what forward saves. grads: the forward arguments that its results belong to (a tuple shares one result).
     lower: what torch.compile traces ("definition", another function, or None for an opaque call).
-    autocast: the dtype that autocast gives the op, on devices where
-    PyTorch's list has the ATen op that is named beside it. rounded: gives the definition with a set of its permitted roundings
-    applied, where the body itself does not show them.
+    autocast: the dtype that autocast gives the op, on devices where PyTorch's list has the ATen op that is named beside
+    it. rounded: gives the definition with a set of its permitted roundings applied, where the body does not show them.
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:

@@ -73,9 +73,7 @@ def layers_of(model: Any) -> nn.ModuleList:
 
 
 @torch.no_grad()
-def observe(
-    model: Any, tokens: Tensor, feed: list[Tensor] | None = None, seed: int | None = None
-) -> Observation:
+def observe(model: Any, tokens: Tensor, feed: list[Tensor] | None = None, seed: int | None = None) -> Observation:
     """Run the model on the tokens. With ``feed``, every layer is given that input instead of the one before's output.
 
     ``seed`` moves the embedding by one ulp, or, with ``feed``, each layer's input.

@@ -151,7 +151,7 @@ def _gelu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Ten
 
 def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     """F' = (1 - t^2) z'/2 cancels as tanh saturates: t is off by 2 units and its square by half of one, so 1 - t^2 by 5
-    and half of it by 3. Beyond |z| = 10 float32's tanh is +-1 exactly (1 - |t| < 2^-25 from 9.02), and F' is lost whole."""
+    and half of it by 3. Beyond |z| = 10 float32's tanh is +-1 exactly (1 - |t| < 2^-25 from 9.02): F' is lost whole."""
     grad, gate, up, approximate = args
     _, slope, z = _derivative(gate, approximate)
     steep = (gate * slope).abs()

@@ -43,9 +43,7 @@ def _scores(
     q: Tensor, k: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """(scores with -inf where hidden, tanh of the capped scores or an empty tensor), in the wide dtype."""
-    s = (wide(q) @ wide(_grouped(k, q.shape[1])).transpose(-1, -2)) * (
-        q.shape[-1] ** -0.5 if scale is None else scale
-    )
+    s = (wide(q) @ wide(_grouped(k, q.shape[1])).transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
     t = s.new_empty(0)
     if softcap:
         t = torch.tanh(s / softcap)
@@ -87,7 +85,8 @@ def _forward(
 
 def _backward(
     grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, roundings: frozenset[str] = frozenset(),
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None,
+    roundings: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     batch, heads, _, head_dim = q.shape
     group = k.shape[1]
@@ -265,7 +264,8 @@ def attention(
 @primitive(
     outputs=("grad_q", "grad_k", "grad_v"),
     check=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _check(
-        "attention_backward", q, k, v, scale, window, softcap, mask, grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse
+        "attention_backward", q, k, v, scale, window, softcap, mask,
+        grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse,
     ),
     meta=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: (
         q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)

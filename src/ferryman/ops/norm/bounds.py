@@ -113,8 +113,11 @@ def layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms
     grad_weight = (flat * hat.abs().reshape(-1, n)).sum(0) * many + (flat * error.reshape(-1, n)).sum(0)
     return (
         for_x,
-        {"accumulate": x.new_empty(0)} if weight is None else {
-            "accumulate": grad_weight, "absolute": ETA * (1 + flat).sum(0),
+        {"accumulate": x.new_empty(0)}
+        if weight is None
+        else {
+            "accumulate": grad_weight,
+            "absolute": ETA * (1 + flat).sum(0),
         },
         {"accumulate": x.new_empty(0) if bias is None else flat.sum(0) * many},
     )

@@ -82,9 +82,7 @@ def _rms_cost(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: 
     cost=_rms_cost, cases=lambda: _cases("x", cast=True), bound=bounds.rms_norm,
     backward="rms_norm_backward", grads=("x", "weight"), lower="definition", autocast=("fp32", "aten::rms_norm"),
 )  # fmt: skip
-def rms_norm(
-    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x * rsqrt(mean(x**2) + eps) * weight``.
 
     x: (..., N), float32, float16 or bfloat16, any strides. weight: (N,), any of these dtypes, or None for ones.
@@ -134,7 +132,8 @@ def _check_add(op: str, x: Tensor, residual: Tensor, weight: Tensor | None, eps:
     meta=lambda x, residual, weight, eps, cast_before_weight: (x.new_empty(x.shape), x.new_empty(x.shape)),
     cost=lambda x, residual, weight, eps, cast_before_weight: Cost(5.0 * x.numel(), _bytes(x, x, x, x, weight)),
     cases=lambda: _cases("x residual", residual=True, cast=True), bound=bounds.add_rms_norm,
-    backward="add_rms_norm_backward", grads=(("x", "residual"), "weight"), lower="definition", autocast=("fp32", "aten::rms_norm"),
+    backward="add_rms_norm_backward", grads=(("x", "residual"), "weight"), lower="definition",
+    autocast=("fp32", "aten::rms_norm"),
 )  # fmt: skip
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False
@@ -194,7 +193,8 @@ def _check_layer(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     meta=lambda x, weight, bias, eps: x.new_empty(x.shape),
     cost=lambda x, weight, bias, eps: Cost(7.0 * x.numel(), _bytes(x, x, weight, bias)),
     cases=lambda: _cases("x", bias=True), bound=bounds.layer_norm,
-    backward="layer_norm_backward", grads=("x", "weight", "bias"), lower="definition", autocast=("fp32", "aten::layer_norm"),
+    backward="layer_norm_backward", grads=("x", "weight", "bias"), lower="definition",
+    autocast=("fp32", "aten::layer_norm"),
 )  # fmt: skip
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) * rsqrt(var + eps) * weight + bias``, biased variance.

@@ -76,7 +76,7 @@ def layer_norm_backward(
     if x.numel() == 0:
         empty = [x.new_empty(0) if p is None else torch.zeros_like(p) for p in (weight, bias)]
         return torch.empty_like(x, memory_format=torch.contiguous_format), empty[0], empty[1]
-    # PyTorch's CPU kernel sums 16-bit weight gradients in 16 bits (rows of 384: 50 bounds off); its CUDA kernel does not.
+    # PyTorch's CPU kernel sums 16-bit weight gradients in 16 bits (rows of 384: 50 bounds off); CUDA's does not.
     same = x.is_cuda and all(p is None or p.dtype == x.dtype for p in (weight, bias))
     g, h = (grad, x) if same else (grad.float(), x.float())
     w, b = (weight, bias) if same else (None if p is None else p.float() for p in (weight, bias))
@@ -84,7 +84,9 @@ def layer_norm_backward(
     mask = [True, weight is not None, bias is not None]
     # The statistics are recomputed: forward saves its inputs only, so that any backward pairs with any forward.
     _, mean, rstd = torch.native_layer_norm(h, shape, w, b, eps)
-    gx, gw, gb = torch.ops.aten.native_layer_norm_backward(g.contiguous(), h.contiguous(), shape, mean, rstd, w, b, mask)
+    gx, gw, gb = torch.ops.aten.native_layer_norm_backward(
+        g.contiguous(), h.contiguous(), shape, mean, rstd, w, b, mask
+    )
     return (
         gx.to(x.dtype),
         x.new_empty(0) if weight is None else gw.to(weight.dtype),

@@ -142,13 +142,11 @@ def _tile_of(ptr, first, stride, row, col, mask):
 def _norm_backward(
     grad_ptr, x_ptr, weight_ptr, extra_ptr, out_ptr, partial_ptr, statistics_ptr, grad_stride, x_stride, extra_stride,
     rows, tiles, width, eps, CENTRED: tl.constexpr, WEIGHT_GRAD: tl.constexpr, BIAS_GRAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Persistent over tiles of rows. Sums for weight and bias stay in registers until the end (``partial_ptr``), or the
+    """Persistent over tiles of rows, the next of which is read AHEAD while one is reduced: one tile at a time left an
+    H200 idle for half of the time. Sums for weight and bias stay in registers until the end (``partial_ptr``), or the
     row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide for that."""
-    # Persistent programs read the next rows while these are reduced: one tile at a time left an H200 idle for half of
-    # the time. float32 rows leave no registers for it.
-    AHEAD: tl.constexpr = (WEIGHT_GRAD or BIAS_GRAD) and x_ptr.dtype.element_ty != tl.float32
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < width
@@ -163,16 +161,22 @@ def _norm_backward(
         more = inside & (row < rows - ahead)
         x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
         g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
+        if extra_ptr is not None:
+            extra_next = _tile_of(extra_ptr, ahead, extra_stride, row, col, more)
     for tile in range(tl.program_id(0), tiles, step):
         first = tl.full([], ROWS, tl.int64) * tile
         mask = inside & (row < rows - first)
         if AHEAD:
             x = widen(x_next)
             g = widen(g_next)
+            if extra_ptr is not None:
+                extra = extra_next
             ahead = first + step * ROWS
             more = inside & (row < rows - ahead)
             x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
             g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
+            if extra_ptr is not None:
+                extra_next = _tile_of(extra_ptr, ahead, extra_stride, row, col, more)
         else:
             x = widen(_tile_of(x_ptr, first, x_stride, row, col, mask))
             g = widen(_tile_of(grad_ptr, first, grad_stride, row, col, mask))
@@ -195,7 +199,9 @@ def _norm_backward(
             out -= tl.div_rn(g_sum, n)[:, None]
         out = out * scale[:, None]
         if extra_ptr is not None:
-            out += widen(_tile_of(extra_ptr, first, extra_stride, row, col, mask))
+            if not AHEAD:
+                extra = _tile_of(extra_ptr, first, extra_stride, row, col, mask)
+            out += widen(extra)
         tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
         if statistics_ptr is not None:
             line = tl.arange(0, ROWS)
@@ -359,10 +365,12 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
         programs = min(tiles, target.units * max(1, 512 // (tile.warps * lanes(target)))) if fused else tiles
         if fused:
             partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
+        # float32 rows, and rows read element by element, leave no registers for the next ones
+        ahead = fused and x.element_size() == 2 and width % 16 == 0
         launch(
             _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
-            extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], tile.rows,
-            tile.block, device=device, num_warps=tile.warps,
+            extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,
+            tile.rows, tile.block, device=device, num_warps=tile.warps,
         )  # fmt: skip
     else:
         launch(

@@ -13,13 +13,11 @@ from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, public, wi
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
-    """Turn each pair (a, b) of the first rotary_dim elements: (a cos_a - b sin_a, b cos_b + a sin_b), or the transpose.
-
-    Written by halves, because Inductor writes both straight into the result; x * cos + rotate(x) * sin, with the
-    rotation materialised, cost a compiled decoder layer 5%.
-    """
+    """Turn each pair (a, b) of the first rotary_dim elements: (a cos_a - b sin_a, b cos_b + a sin_b); or transposed."""
     width = cos.shape[-1]
-    first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(width // 2), slice(width // 2, None))
+    first, second = (
+        (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(width // 2), slice(width // 2, None))
+    )
     h, c, s = wide(x[..., :width]), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
     a, b, sin_a, sin_b = h[..., first], h[..., second], s[..., first], s[..., second]
     if transposed:
@@ -35,6 +33,23 @@ def _partner(x: Tensor, interleaved: bool) -> Tensor:
         return torch.stack((x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
     half = x.shape[-1] // 2
     return torch.cat((x[..., half:], x[..., :half]), -1)
+
+
+def _lowered(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """The same in the form that Inductor fuses into the preceding norm; results keep the inputs' strides, which saves
+    attention a copy."""
+
+    def turn(x: Tensor) -> Tensor:
+        width = cos.shape[-1]
+        h, c, s = wide(x[..., :width]), wide(cos).unsqueeze(1), wide(sin).unsqueeze(1)
+        if interleaved:
+            other = torch.stack((-h[..., 1::2], h[..., 0::2]), -1).flatten(-2)
+        else:
+            other = torch.cat((-h[..., width // 2 :], h[..., : width // 2]), -1)
+        turned = (h * c + other * s).to(x.dtype)
+        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
+
+    return turn(q), turn(k)
 
 
 def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
@@ -71,7 +86,9 @@ def _check(op: str, cos: Tensor, sin: Tensor, **pair: Tensor) -> None:
         if x.dim() != 4:
             raise ArgumentError(op, f"{name}.shape", tuple(x.shape), "(batch, heads, seq, head_dim)")
     if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
-        raise ArgumentError(op, f"{second}.shape", tuple(k.shape), f"batch, seq and head_dim of {first} {tuple(q.shape)}")
+        raise ArgumentError(
+            op, f"{second}.shape", tuple(k.shape), f"batch, seq and head_dim of {first} {tuple(q.shape)}"
+        )
     batch, _, seq, head_dim = q.shape
     if cos.dim() != 3 or cos.shape[0] not in (1, batch) or cos.shape[1] != seq:
         raise ArgumentError(op, "cos.shape", tuple(cos.shape), f"({batch} or 1, {seq}, rotary_dim)")
@@ -129,7 +146,7 @@ def _cases() -> Sequence[Case]:
     meta=lambda q, k, cos, sin, interleaved: (_empty(q), _empty(k)),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos),
     cases=_cases, bound=_bound, name="rope",
-    backward="rope_backward", grads=("q", "k"), lower="definition",
+    backward="rope_backward", grads=("q", "k"), lower=_lowered,
 )  # fmt: skip
 def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """`rope` with every argument positional."""
@@ -137,10 +154,8 @@ def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool)
 
 
 @public(rope_both)
-def rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Rotary position embedding: ``x * cos + rotate(x) * sin`` on the first rotary_dim of each head; the rest is copied.
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding: ``x * cos + rotate(x) * sin`` on the first rotary_dim of each head, the rest copied.
 
     q: (batch, heads, seq, head_dim); k: the same with its own heads; any strides; float32, float16 or bfloat16.
     cos, sin: (batch or 1, seq, rotary_dim), any of these dtypes, rotary_dim even and <= head_dim; not differentiable.
@@ -153,15 +168,11 @@ def rope(
 
 @primitive(
     outputs=("q", "k"),
-    check=lambda grad_q, grad_k, cos, sin, interleaved: _check(
-        "rope_backward", cos, sin, grad_q=grad_q, grad_k=grad_k
-    ),
+    check=lambda grad_q, grad_k, cos, sin, interleaved: _check("rope_backward", cos, sin, grad_q=grad_q, grad_k=grad_k),
     meta=lambda grad_q, grad_k, cos, sin, interleaved: (_empty(grad_q), _empty(grad_k)),
     cost=lambda grad_q, grad_k, cos, sin, interleaved: _cost(grad_q, grad_k, cos),
     bound=_gradient_bound,
 )
-def rope_backward(
-    grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
-) -> tuple[Tensor, Tensor]:
+def rope_backward(grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Gradients of `rope` for q and k: the transposed rotation."""
     return _turn(grad_q, cos, sin, interleaved, True), _turn(grad_k, cos, sin, interleaved, True)

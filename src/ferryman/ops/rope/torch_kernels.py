@@ -25,9 +25,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float) -
     return out
 
 
-def rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target
-) -> tuple[Tensor, Tensor]:
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
     return _turn(q, cos, sin, interleaved, 1.0), _turn(k, cos, sin, interleaved, 1.0)
 
 

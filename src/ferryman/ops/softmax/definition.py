@@ -72,7 +72,8 @@ def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, shifted by the row's maximum.
 
     x: (..., N), float32, float16 or bfloat16, any strides. Returns (..., N), contiguous, in x's dtype; float32
-    arithmetic, one rounding. A row of -inf alone, or with NaN or +inf in it, gives NaN, as in torch. Raises ArgumentError.
+    arithmetic, one rounding. A row of -inf alone, or with NaN or +inf in it, gives NaN, as in torch.
+    Raises ArgumentError.
     """
     return torch.softmax(wide(x), -1).to(x.dtype)
 
@@ -183,7 +184,8 @@ def _float32(like: Tensor) -> torch.dtype:
         5.0 * logits.numel(), float(logits.numel() * logits.element_size() + 12 * target.numel())
     ),
     cases=_loss_cases, bound=_loss_bound,
-    backward="cross_entropy_backward", grads=("logits",), autocast=("fp32", "aten::nll_loss"), nondifferentiable=("lse",),
+    backward="cross_entropy_backward", grads=("logits",), autocast=("fp32", "aten::nll_loss"),
+    nondifferentiable=("lse",),
 )  # fmt: skip
 def cross_entropy_with_lse(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
@@ -198,9 +200,7 @@ def cross_entropy_with_lse(
 
 
 @public(cross_entropy_with_lse)
-def cross_entropy(
-    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0) -> Tensor:
     """Mean cross entropy of class indices; reads the logits once and leaves them as they are.
 
     logits: (..., V), float32, float16 or bfloat16, any strides. target: (...), int64, class indices. Rows whose target
@@ -227,7 +227,7 @@ def cross_entropy_backward(
     grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
     """Gradient of `cross_entropy` for its logits: ``grad / count * (softmax - smoothed one-hot)``, 0 where ignored."""
-    x, _, picked, counted = _loss_parts(logits, target, ignore_index)
+    x, _, _, counted = _loss_parts(logits, target, ignore_index)
     classes = x.shape[-1]
     p = torch.exp(x - lse.unsqueeze(-1).to(x.dtype))
     hot = torch.arange(classes, device=x.device) == target.unsqueeze(-1)
