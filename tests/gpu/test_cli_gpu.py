@@ -37,8 +37,8 @@ def test_a_row_operation_passes_on_every_backend_and_beats_no_physics() -> None:
 def test_devices_and_doctor_name_the_accelerator() -> None:
     here = json.loads(ferryman("devices", "--json").out)["here"]
     assert [d["device"] for d in here] == [*(f"cuda:{i}" for i in range(torch.cuda.device_count())), "cpu"]
-    backends = {b["backend"]: b for b in json.loads(ferryman("doctor", "--json").out)["backends"]}
-    assert {n for n, b in backends.items() if b["verdict"] == "yes"} == _usable() - {"definition"}
+    rows = json.loads(ferryman("doctor", "--json").out)["backends"]  # one for each backend and vendor
+    assert {b["backend"] for b in rows if b["verdict"] == "yes"} == _usable() - {"definition"}
 
 
 def test_explain_for_the_device_here_probes_it() -> None:

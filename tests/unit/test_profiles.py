@@ -196,9 +196,9 @@ def test_loading_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     loading._drafts.cache_clear()
     loading._catalogue.cache_clear()
-    start = time.perf_counter()
+    start = time.process_time()
     catalogue()
-    assert time.perf_counter() - start < 0.5  # 0.025 s measured; the goal of 0.1 s with room for a busy machine
+    assert time.process_time() - start < 0.5  # 0.025 s measured; the goal of 0.1 s with room for a busy machine
     assert catalogue() is catalogue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,11 @@ def _check(op: str, x: Tensor, weight: Tensor | None, eps: float, **others: Tens
 
 def _weight_gradient(x: Tensor, weight: Tensor | None) -> Tensor:
     return x.new_empty(0) if weight is None else torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(rows, N); reshape(-1, N) cannot tell how many rows have no element."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _bytes(*tensors: Tensor | None) -> float:
@@ -116,7 +122,7 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float
     grad_x = (r * (gw - n * (gw * n).mean(-1, keepdim=True))).to(x.dtype)
     if weight is None:
         return grad_x, x.new_empty(0)
-    return grad_x, (g * n).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
+    return grad_x, _rows(g * n).sum(0).to(weight.dtype)
 
 
 def _check_add(op: str, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> None:
@@ -179,7 +185,7 @@ def add_rms_norm_backward(
     total = r * (gw - n * (gw * n).mean(-1, keepdim=True)) + wide(grad_residual)
     if weight is None:
         return total.to(out_residual.dtype), out_residual.new_empty(0)
-    return total.to(out_residual.dtype), (g * n).reshape(-1, h.shape[-1]).sum(0).to(weight.dtype)
+    return total.to(out_residual.dtype), _rows(g * n).sum(0).to(weight.dtype)
 
 
 def _check_layer(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
@@ -232,7 +238,7 @@ def layer_norm_backward(
     n = d * r
     gw = g if weight is None else g * wide(weight)
     grad_x = r * (gw - gw.mean(-1, keepdim=True) - n * (gw * n).mean(-1, keepdim=True))
-    rows, width = g.reshape(-1, x.shape[-1]), x.shape[-1]
-    grad_weight = x.new_empty(0) if weight is None else (rows * n.reshape(-1, width)).sum(0).to(weight.dtype)
+    rows = _rows(g)
+    grad_weight = x.new_empty(0) if weight is None else (rows * _rows(n)).sum(0).to(weight.dtype)
     grad_bias = x.new_empty(0) if bias is None else rows.sum(0).to(bias.dtype)
     return grad_x.to(x.dtype), grad_weight, grad_bias
