@@ -69,7 +69,7 @@ class Quiet:
 
     def direct(self, args: tuple[Any, ...], differentiate: bool) -> Callable[[], Any]:
         """The call that dispatch's look-up ends in, with its two values at hand."""
-        runner = plan.Op_of(self.op)
+        runner = plan.runner_of(self.op)
         profile = select.profile_for(args[0].device)
         target = select.target_of(profile)
         if differentiate:

@@ -235,7 +235,7 @@ def test_the_same_tensor_twice_and_then_not() -> None:
 def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_TensorGuards", None)
     plan.drop_plans()
-    runner = plan.Op_of(ops.rms_norm.primitive)
+    runner = plan.runner_of(ops.rms_norm.primitive)
     for _ in range(3):
         ops.rms_norm(X, W)
     assert not runner.hot and len(runner.plans) == 1
@@ -248,7 +248,7 @@ def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPat
 ])  # fmt: skip
 def test_the_guard_in_front_refuses(change: object) -> None:
     """By itself, beside what the brief key already tells apart."""
-    runner = plan.Op_of(ops.add_rms_norm.primitive)
+    runner = plan.runner_of(ops.add_rms_norm.primitive)
     for _ in range(2):
         ops.add_rms_norm(X, X + 1, W)
     ((check, _, _),) = runner.hot.values()
@@ -441,7 +441,7 @@ def test_explain_answers_for_a_device_that_is_not_here() -> None:
 
 def test_plans_are_bounded() -> None:
     before = plan.MOST_PLANS
-    runner = plan.Op_of(ops.rms_norm.primitive)
+    runner = plan.runner_of(ops.rms_norm.primitive)
     for rows in range(1, 40):
         ops.rms_norm(torch.ones(rows, 4))
     assert len(runner.plans) >= 39
@@ -455,7 +455,7 @@ def test_plans_are_bounded() -> None:
 
 
 def test_traced_calls_leave_no_plan_behind() -> None:
-    runner = plan.Op_of(ops.softmax.primitive)
+    runner = plan.runner_of(ops.softmax.primitive)
     with ferryman.trace():
         ops.softmax(torch.ones(3, 4))
     assert not runner.plans

@@ -27,6 +27,7 @@ _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
     torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
 }  # fmt: skip
+_TENSOR_MEMORY_COLUMNS = 512
 _TRUE = frozenset({"1", "true", "yes", "on", "y"})  # what triton.knobs accepts
 
 
@@ -136,6 +137,11 @@ class TritonBackend:
         # Triton's shared memory is dynamic, so the image itself says 0
         resources["shared"] = compiled.metadata.shared
         resources["threads"] = compiled.metadata.num_warps * gpu.warp_size
+        # Beyond 512 columns of tensor memory (sm_100) Triton 3.6 emits a kernel that is only `trap`, and says nothing.
+        columns = getattr(compiled.metadata, "tmem_size", None) or 0
+        if columns > _TENSOR_MEMORY_COLUMNS:
+            log = f"tensor memory: {columns} columns needed, {arch} has {_TENSOR_MEMORY_COLUMNS}; use smaller tiles"
+            raise CompileError("triton", source.name, arch, log)
         if target is not None:
             for what, limit in (("shared", target.shared_memory), ("threads", target.max_threads)):
                 if resources[what] > limit:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ferryman.backends.base import Target
 from ferryman.dispatch import registry, select, state
 from ferryman.dispatch.gradient import Recipe, differentiable
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
@@ -299,13 +298,9 @@ def _compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def targets(op: Primitive) -> tuple[Target, ...]:
-    """Targets of the plans now kept for an op; for tests."""
-    return tuple(extra for _, extra in Op_of(op).plans.values() if isinstance(extra, Target))
-
-
 _ops: dict[str, Op] = {}
 
 
-def Op_of(op: Primitive) -> Op:  # noqa: N802
+def runner_of(op: Primitive) -> Op:
+    """What runs an op, with the plans that it keeps."""
     return _ops[op.name]
