@@ -19,6 +19,8 @@ def tables(result: ModelResult) -> list[Table]:
     for layer in result.layers:
         errors += [
             _measure(f"layer {layer.layer} alone", layer.alone),
+            _measure(f"layer {layer.layer} worst token", layer.worst_token),
+            _measure(f"layer {layer.layer} bias", layer.bias),
             _measure(f"layer {layer.layer}", layer.accumulated),
         ]
     errors += [_measure(m.name, m) for m in result.logits]
