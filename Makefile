@@ -36,7 +36,7 @@ test: setup ## every quick test
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
 test-slow: setup ## the tests that take minutes
-	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) -m "slow and not gpu" $(ARGS)
+	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) -m "slow and not gpu" --timeout 1800 $(ARGS)
 
 test-gpu: setup ## the tests that need a device
 	$(RUN)/python -m pytest -q -m gpu $(ARGS)
