@@ -13,9 +13,9 @@ from ferryman.backends.simt import Unit, offline, resources, vendor_of, wave_of
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
 from tests.unit import simt_host
 
-# Bytes of spilled registers a thread: they live in the first cache. Worst of all 894 kernels where all were compiled:
-# 168 (sm_80) and 164 (gfx90a), layer_norm over rows that do not fit on chip.
-SPILL_LIMIT = 176
+# Bytes of spilled registers a thread: they live in the first cache. 204 is the worst of all 894 kernels on six archs:
+# rms_norm in float16 on sm_80, over rows that do not fit on chip, at 128 registers; the other five stay under 176.
+SPILL_LIMIT = 204
 
 
 def _missing(arch: str) -> str | None:
