@@ -37,7 +37,7 @@ def test_defaults() -> None:
         ("lockfile", "~/locks.json", Path.home() / "locks.json"),
         ("lockfile", "", None),
         ("profile", "mi300x", "mi300x"),
-        ("cache_dir", "/var/tmp/f", Path("/var/tmp/f")),
+        ("cache_dir", "/some/where", Path("/some/where")),
     ],
 )
 def test_the_environment_is_read_now(monkeypatch: pytest.MonkeyPatch, key: str, text: str, value: object) -> None:
