@@ -56,6 +56,40 @@ def test_every_backward_pairs_with_every_forward(op: Primitive, dtype: torch.dty
     assert judged and not failures, failures[:20]
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_compiled_attention_is_the_vendors_call_with_the_right_gradients(dtype: torch.dtype, head_dim: int) -> None:
+    """Against the float64 definition, on lengths that were not compiled for, and on storage that is not aligned.
+
+    Compiled for aligned storage, Inductor copies what comes unaligned; compiled for the latter, the op stays whole.
+    """
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.attention(q, k, v, causal=True)
+
+    for lengths, calls in (
+        (((64, 0), (77, 0), (301, 0), (129, 1)), {}), (((67, 1), (301, 1)), {("attention", "torch"): 1}),
+    ):  # fmt: skip
+        torch._dynamo.reset()
+        function = torch.compile(attend, fullgraph=True, dynamic=True)
+        for length, shift in lengths:
+            made = [
+                torch.randn(2 * heads * length * head_dim + shift, device=GPU).to(dtype)[shift:]
+                .view(2, length, heads, head_dim).transpose(1, 2).requires_grad_()
+                for heads in (4, 2, 2)
+            ]  # fmt: skip
+            wide = [x.detach().double().requires_grad_() for x in made]
+            with ferryman.trace() as seen:
+                out = function(*made)
+            exact = ops.attention.primitive.body(*wide, True, None, None, 0.0, None)[0]
+            grad = torch.randn_like(out)
+            found = [out, *torch.autograd.grad(out, made, grad)]
+            expected = [exact, *torch.autograd.grad(exact, wide, grad.double())]
+            assert seen.calls == calls
+            for got, want in zip(found, expected, strict=True):
+                assert (got.double() - want).norm() <= 2 * torch.finfo(dtype).eps * want.norm()
+
+
 def _captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

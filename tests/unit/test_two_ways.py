@@ -140,6 +140,41 @@ def test_pointwise_ops_lower_to_their_definition_unless_requested(op: Primitive)
         assert (a.double() - b.double()).abs().max() <= 1e-4 * (1 + b.abs().max())
 
 
+def test_attention_is_traced_as_the_vendors_call_where_torch_would_serve_it() -> None:
+    """Plain calls become one ATen call, forward and backward; others, and any request, keep the op opaque."""
+    torch._dynamo.reset()
+    names: list[str] = []
+
+    def record(graph: torch.fx.GraphModule, _: Any) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes if "attention" in str(node.target))
+        return graph.forward
+
+    def attend(q: Tensor, k: Tensor, **options: Any) -> Any:
+        return ops.attention(q, k, k, **options)
+
+    function = torch.compile(attend, fullgraph=True, backend=record)
+    q, k = torch.randn(2, 4, 33, 64, requires_grad=True), torch.randn(2, 2, 33, 64, requires_grad=True)
+    vendors, opaque = "aten._scaled_dot_product_flash_attention_for_cpu", "ferryman.attention.default"
+    results = []
+    for call in (attend, function):
+        out = call(q, k, causal=True)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k))])
+    assert names == [vendors] and results[0][0].stride() == results[1][0].stride()
+    for eager, compiled in zip(*results, strict=True):
+        assert (eager - compiled).abs().max() <= 1e-4 * (1 + eager.abs().max())
+    for options in ({"window": 5, "causal": True}, {"softcap": 9.0}, {"return_lse": True}):
+        names.clear()
+        function(q, k, **options)
+        assert names == [opaque], options
+    names.clear()
+    function(q[:, :, :7], k, causal=True)  # bottom-right, which the ATen call's mask is not
+    assert names == [opaque]
+    names.clear()
+    with ferryman.use("definition"), ferryman.trace() as seen:
+        function(q, k, causal=True)
+    assert names == [opaque] and seen.calls == {("attention", "definition"): 1}
+
+
 def test_inductor_compiles_a_block_and_dynamic_lengths_do_not_recompile() -> None:
     torch._dynamo.reset()
     weight = torch.nn.Parameter(torch.randn(64))

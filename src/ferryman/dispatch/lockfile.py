@@ -124,6 +124,12 @@ def choice(op: str, key: str, profile: Profile) -> str | None:
     return None if entry is None else str(entry["implementation"])
 
 
+def covers(op: str, profile: Profile) -> bool:
+    """Whether any choice of an op is locked for a device."""
+    document = _loaded()
+    return document is not None and _fits(profile) and bool(document["choices"].get(op))
+
+
 def forget() -> None:
     """Read the lockfile again at the next choice."""
     _loaded.cache_clear()

@@ -119,6 +119,8 @@ class Op:
         self.undifferentiated: Callable[..., Any] = namespace["undifferentiated"]
         entry.__code__ = self.resolve.__code__
         namespace["_resolve"] = self.resolve
+        if "_resolve_first" in namespace:
+            namespace["_resolve_first"] = _first(op, self.resolve)
         self._key: Callable[..., Any] = _key_function(op, namespace)
         self._library = library
 
@@ -296,6 +298,47 @@ def _compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
         return lower(*args)
 
     return compiled
+
+
+def _first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """The first output alone. torch.compile traces the vendor's own call for it, where that would be chosen."""
+    is_compiling, deterministic = torch.compiler.is_dynamo_compiling, torch.are_deterministic_algorithms_enabled
+    loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
+    forms = {name: form for name, form in loaded.items() if form is not None}
+    names = tuple(forms)
+
+    def form_of(device: str) -> int:
+        """Index in ``names`` of what stands first for a device whatever the call, or -1.
+
+        An exported program may run on another vendor's device, so it keeps the op. Dynamo itself traces is_exporting()
+        as always true in torch 2.11; what it returns is read here, outside the trace.
+        """
+        if torch.compiler.is_exporting():
+            return -1
+        line = select.foremost(op, select.profile_for(torch.device(device)))
+        return -1 if line is None or line.name not in forms else names.index(line.name)
+
+    def features_of(device: str) -> str:
+        return " ".join(sorted(select.target_of(select.profile_for(torch.device(device))).features))
+
+    # Traced as constants, as torch.compiler.assume_constant_result would have it; that imports torch._dynamo here.
+    form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def first(*args: Any) -> Any:
+        if not is_compiling():
+            return resolve(*args)[0]
+        device = args[0].device
+        plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
+        if plain:
+            at = form_of(str(device))
+            if at >= 0:
+                op.check(*args)
+                output = forms[names[at]](*args, features_of(str(device)))
+                if output is not None:
+                    return output
+        return resolve(*args)[0]
+
+    return first
 
 
 _ops: dict[str, Op] = {}

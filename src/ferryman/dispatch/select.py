@@ -107,6 +107,15 @@ def _candidates(op: Primitive, profile: Profile, region: str, state: State) -> t
     return [menu[name] for name in serves], "profile" if locked is None else "lockfile"
 
 
+def foremost(op: Primitive, profile: Profile) -> Implementation | None:
+    """What is tried first on a device when nothing is requested, for every call alike; None where calls differ."""
+    if lockfile.covers(op.name, profile):
+        return None
+    candidates, _ = _candidates(op, profile, "", State({}, False))
+    line = candidates[0] if candidates else None
+    return None if line is None or registry.probe(line.backend, profile.vendor) else line
+
+
 def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool = False) -> Decision:
     """Choose. Raises Unsupported when a request is exhausted, StrictModeError when strict mode forbids the fallback."""
     view = View.of(op, args, profile)

@@ -16,6 +16,10 @@ class Implementation:
 
     op, backend: names. where: "package.module:function". when: every clause must hold. accumulation: its declared
     class (docs/parity.md). roundings: the permitted rounding points that it uses. deterministic: bitwise equal runs.
+    traced: "package.module:function" for torch.compile to trace where this implementation would be chosen: the op's
+    first output through differentiable ATen calls, or None where it has no such form for a call; called with the
+    arguments and the device's features as one string. batch_invariant: a sample gives the same bits alone and in any
+    batch (gate G6).
     """
 
     op: str
@@ -25,6 +29,8 @@ class Implementation:
     accumulation: str = "fp32"
     roundings: tuple[str, ...] = ()
     deterministic: bool = True
+    traced: str | None = None
+    batch_invariant: bool = False
 
     @property
     def name(self) -> str:
@@ -32,16 +38,28 @@ class Implementation:
 
     def load(self) -> Callable[..., Any]:
         """The kernel's launcher. Raises ImportError where its toolchain is missing."""
-        module, _, function = self.where.partition(":")
-        loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
-        return loaded
+        return _function(self.where)
+
+    def load_traced(self) -> Callable[..., Any] | None:
+        """What torch.compile traces in the launcher's place, if there is such a form."""
+        return None if self.traced is None else _function(self.traced)
+
+
+def _function(where: str) -> Callable[..., Any]:
+    module, _, function = where.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return loaded
 
 
 def menu(package: str, backend: str, ops: str, *, module: str | None = None, when: tuple[Clause, ...] = (),
          accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool = True,
-         ) -> tuple[Implementation, ...]:  # fmt: skip
+         traced: str | None = None, batch_invariant: bool = False) -> tuple[Implementation, ...]:  # fmt: skip
     """Menu lines for several ops of one family: ``ops`` are space-separated names, each a function of the module."""
     where = f"{package}.{module or backend + '_kernels'}"
+    form = None if traced is None else f"{where}:{traced}"
     return tuple(
-        Implementation(op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic) for op in ops.split()
+        Implementation(
+            op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic, form, batch_invariant
+        )
+        for op in ops.split()
     )

@@ -51,7 +51,8 @@ class TensorSpec:
     """One tensor of a case. ``dtype`` "storage" is the dtype under test; ``layout`` is how it lies in memory.
 
     layouts: "contiguous"; "rows" (rows padded apart); "last" (strided last dimension); "heads" ((B, S, H, D) storage
-    seen as (B, H, S, D)); "offset" (storage offset of one element, which breaks 16-byte alignment).
+    seen as (B, H, S, D)); "offset" (storage offset of one element, which breaks 16-byte alignment); "strided:7,0+3"
+    (any strides and offset, in elements; elements may share memory).
     ``fill`` None takes the fill of the run; integers draw from [low, high).
     """
 
@@ -65,11 +66,19 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """One set of arguments. ``tier``: "small" is quick everywhere (interpreters too), "standard" for real devices."""
+    """One set of arguments. ``tier``: "small" is quick everywhere (interpreters too), "standard" for real devices.
+
+    ``exact``: every partial result is representable whatever the order, so the result must be the oracle's, rounded,
+    bit for bit (gate G1). ``inexact``: for what that does not hold: outputs (of the op or its backward), storage
+    dtypes, declared roundings and accumulation classes. ``cotangent``: the fill of the gradients that a backward gets.
+    """
 
     name: str
     args: Mapping[str, Any]
     tier: Literal["small", "standard"] = "small"
+    exact: bool = False
+    inexact: tuple[str, ...] = ()
+    cotangent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,9 @@ class Primitive:
     autocast: tuple[Literal["fp32", "low"], str] | None
     nondifferentiable: tuple[str, ...]
     rounded: Callable[[frozenset[str]], Callable[..., Any]] | None
+    batch: Mapping[str, int] | str
+    reduction: Callable[..., int] | None
+    unseen: Callable[..., Any] | None
     namespace: dict[str, Any] = field(repr=False, compare=False)
     doc: str = field(default="", repr=False)
 
@@ -153,6 +165,9 @@ def primitive(
     autocast: tuple[Literal["fp32", "low"], str] | None = None,
     nondifferentiable: tuple[str, ...] = (),
     rounded: Callable[[frozenset[str]], Callable[..., Any]] | None = None,
+    batch: Mapping[str, int] | str = "the op declares no batch axis",
+    reduction: Callable[..., int] | None = None,
+    unseen: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Turn a definition into an op.
@@ -164,6 +179,10 @@ def primitive(
     lower: what torch.compile traces ("definition", another function, or None for an opaque call).
     autocast: the dtype that autocast gives the op, on devices where PyTorch's list has the ATen op that is named beside
     it. rounded: gives the definition with a set of its permitted roundings applied, where the body does not show them.
+    batch: inputs and outputs along whose leading axis samples are independent, each with the dimensions of one sample
+    (an input that has no more, or a leading axis of 1, is shared); or why there are none. reduction: how many terms are
+    summed for one element of a result. unseen: replaces in place what some results may not depend on, and returns a
+    mask of those for each output; None where everything matters.
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
@@ -185,7 +204,8 @@ def primitive(
             cost=cost, cases=cases, bound=bound, accumulate=accumulate, roundings=roundings, backward=backward,
             grads=tuple((g,) if isinstance(g, str) else g for g in grads),
             lower=body if lower == "definition" else lower,
-            autocast=autocast, nondifferentiable=nondifferentiable, rounded=rounded, namespace=namespace,
+            autocast=autocast, nondifferentiable=nondifferentiable, rounded=rounded, batch=batch,
+            reduction=reduction, unseen=unseen, namespace=namespace,
             doc=inspect.getdoc(body) or "",
         )  # fmt: skip
         return typing.cast("Callable[P, R]", entry)
@@ -201,6 +221,21 @@ def public(op: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]
         return face
 
     return decorate
+
+
+def first_of(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The op's first output alone, as a function of the same parameters.
+
+    Dispatch may trace a vendor's own call for it under torch.compile, where no other output has to be differentiable.
+    """
+    known: Primitive = op.primitive  # type: ignore[attr-defined]
+    namespace = known.namespace
+    namespace["_resolve_first"] = lambda *args: namespace["_resolve"](*args)[0]
+    names = ", ".join(known.names)
+    source = f"def first({names}):\n    return _resolve_first({names})\n"
+    exec(compile(source, f"<ferryman op {known.name}, first output>", "exec"), namespace)  # noqa: S102 - as above
+    made: Callable[..., Any] = namespace["first"]
+    return made
 
 
 def _entry_source(op: str, parameters: Sequence[inspect.Parameter], namespace: dict[str, Any]) -> str:

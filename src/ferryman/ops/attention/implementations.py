@@ -11,7 +11,7 @@ _HERE = "ferryman.ops.attention"
 _DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
 
 IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "attention", roundings=("p",)),
+    *menu(_HERE, "torch", "attention", roundings=("p",), traced="attention_traced"),
     # FlashAttention-2's backward adds dQ atomically, and rounds every query head's dK and dV before a group's sum.
     *menu(_HERE, "torch", "attention_backward", roundings=("p", "ds"), accumulation="split-k", deterministic=False),
     *menu(_HERE, "triton", "attention", when=_DOT, roundings=("p",)),

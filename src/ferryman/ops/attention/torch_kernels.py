@@ -6,8 +6,9 @@ Their causal mask is aligned top-left, so they serve causal calls with Sq = Sk o
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Container
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 
 aten = torch.ops.aten
+_CPU_LANES = 16  # float32 in an AVX-512 register
 
 
 def _model_layout(out: Tensor) -> Tensor:
@@ -69,28 +71,27 @@ def _vectorised(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@functools.lru_cache(maxsize=1)
-def _has_cudnn() -> bool:
-    return torch.backends.cudnn.is_available()
+_HAS_CUDNN = torch.backends.cudnn.is_available()  # how PyTorch was built; a constant, so that it can be traced
 
 
-def _takes_cudnn(q: Tensor, target: Target) -> bool:
+def _takes_cudnn(q: Tensor, features: Container[str]) -> bool:
     """Hopper's fastest library (bf16 causal D128: 632 TFLOP/s against FlashAttention-2's 338), but not for decoding."""
     fits = q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[2] > 1
-    return fits and "wgmma" in target.features and _has_cudnn()
+    return fits and "wgmma" in features and _HAS_CUDNN
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, target: Target) -> tuple[Tensor, Tensor] | None:
     """(out, lse) from the fastest fused kernel that takes the call, or None."""
-    if q.is_cuda and _takes_cudnn(q, target):
+    if q.is_cuda and _takes_cudnn(q, target.features):
         operands = map(_vectorised, (q, k, v))
         got = aten._scaled_dot_product_cudnn_attention(*operands, None, True, 0.0, causal, False, scale=scale)
         return got[0], got[1].squeeze(-1)
     if q.is_cuda and q.dtype != torch.float32 and q.shape[-1] % 8 == 0:
         got = aten._scaled_dot_product_flash_attention(*map(_vectorised, (q, k, v)), 0.0, causal, False, scale=scale)
         return got[0], got[1]
-    # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0.
-    if q.is_cpu and q.dtype == torch.float32:
+    # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0;
+    # a row of NaN scores also becomes 0 where its keys do not fill one vector.
+    if q.is_cpu and q.dtype == torch.float32 and k.shape[2] >= _CPU_LANES:
         keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, causal, scale=scale)
         return got[0], got[1]
@@ -116,6 +117,59 @@ def attention(
     return _model_layout(out), lse
 
 
+_offset_fits: list[int] = []
+
+
+def _note_offset(context: Any) -> None:
+    x = context.get_local("x").as_fake()
+    _offset_fits.append(int(x.storage_offset() * x.element_size() % 16 == 0))
+
+
+def _noted_offset() -> int:
+    return _offset_fits.pop()
+
+
+_noted_offset._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _vectorised_when_traced(x: Tensor) -> bool:
+    """`_vectorised` where there is no address: strides say it, and the offset, which Dynamo gives its own code only."""
+    from torch._dynamo.comptime import comptime
+
+    words, (batch, head, row, _) = 16 // x.element_size(), x.stride()
+    comptime(_note_offset)
+    return _noted_offset() == 1 and batch % words == 0 and head % words == 0 and row % words == 0
+
+
+def attention_traced(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, features: str,
+) -> Tensor | None:  # fmt: skip
+    """`attention`'s output as one ATen call that autograd and Inductor know; None where only the whole kernel will do.
+
+    A decoder layer of 512 tokens is bound by the host on an H200: the opaque op costs 63 us of it, this call 16.
+    """
+    heads, sq, head_dim = q.shape[1:]
+    needs_mask = causal and sq != 1
+    empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
+    if empty or window is not None or softcap or mask is not None or (needs_mask and sq != k.shape[2]):
+        return None
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        return None
+    factor = head_dim**-0.5 if scale is None else scale
+    if q.is_cpu and q.dtype == torch.float32:
+        keys, values = _grouped(k, heads), _grouped(v, heads)
+        got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, needs_mask, scale=factor)
+    elif not q.is_cuda or q.dtype == torch.float32 or head_dim % 8 or not all(map(_vectorised_when_traced, (q, k, v))):
+        return None
+    elif _takes_cudnn(q, features.split()):
+        saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        got = aten._scaled_dot_product_cudnn_attention(q, k, v, None, saved, 0.0, needs_mask, False, scale=factor)
+    else:
+        got = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, needs_mask, False, scale=factor)
+    return _model_layout(got[0])
+
+
 def attention_backward(
     grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
     scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
@@ -132,7 +186,7 @@ def attention_backward(
         # Either backward takes any forward's natural-log lse; without dropout the random state is unused.
         nothing = torch.zeros((), dtype=torch.int64, device=q.device)
         layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
-        if _takes_cudnn(q, target):
+        if _takes_cudnn(q, target.features):
             grads = aten._scaled_dot_product_cudnn_attention_backward(
                 *layout, lse.unsqueeze(-1), nothing, nothing, None, None, None, sq, sq, 0.0, causal, scale=factor
             )
@@ -145,7 +199,7 @@ def attention_backward(
     s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)
     p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     g = grad_out.float()
-    delta = torch.einsum("bhsd,bhsd->bhs", g, out.float())
+    delta = (g * out.float()).sum(-1)  # pairwise; einsum sums in order, and cancels against dP
     if grad_lse is not None:
         delta = delta - grad_lse
     ds = p * (torch.matmul(g, values.float().mT) - delta.unsqueeze(-1))
