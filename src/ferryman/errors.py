@@ -75,6 +75,14 @@ class ResultError(FerrymanError, ValueError):
     """A result document is damaged or from a newer schema."""
 
 
+class CapsuleError(FerrymanError, ValueError):
+    """A capsule is damaged, too large, from a newer version, or asks for what no capsule may ask for."""
+
+
+class KernelError(FerrymanError, RuntimeError):
+    """A kernel to check could not be loaded, or its process died while loading it; the message says what to do."""
+
+
 class PortError(FerrymanError, RuntimeError):
     """A model could not be ported or unported; the message names the module."""
 

@@ -114,3 +114,64 @@ def test_noise_of_two_exact_results_is_no_alarm() -> None:
     zero = torch.zeros(512, dtype=torch.float64)
     found = metrics.noise(zero.float(), zero.float(), zero, Bound(zero + 1, zero), torch.ones(512, dtype=torch.bool))
     assert found is not None and found.ratio == 0.0 and found.low <= 0
+
+
+def leaning(shift: float, *, factor: float = 1.0, systematic: float = 0.0, n: int = 8192) -> metrics.Bias | None:
+    """Errors uniform in half a bound, shifted; the exact values are +-1 by turns."""
+    generator = torch.Generator().manual_seed(5)
+    exact = torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0).double()
+    mine, low = ((torch.rand(n, generator=generator, dtype=torch.float64) - 0.5) for _ in range(2))
+    bound = Bound(torch.ones_like(exact), torch.zeros_like(exact), None, torch.full_like(exact, systematic))
+    return metrics.bias(exact * factor + mine + shift, exact + low, exact, bound, torch.ones(n, dtype=torch.bool))
+
+
+def test_bias_finds_a_shift_and_a_shrinking_and_lets_what_is_allowed_pass() -> None:
+    none, up, inward = leaning(0.0), leaning(0.05), leaning(0.0, factor=0.95)
+    assert none is not None and none.z < 3
+    assert up is not None and up.z > metrics.Z_LIMIT and up.excess > 0 and up.toward_zero is None
+    assert inward is not None and inward.z > metrics.Z_LIMIT and inward.toward_zero is True
+    outward, allowed = leaning(0.0, factor=1.05), leaning(0.05, systematic=0.05)
+    assert outward is not None and outward.toward_zero is False
+    assert allowed is not None and allowed.z < 3
+    assert leaning(0.05, n=255) is None
+
+
+def test_an_error_that_a_whole_row_shares_is_one_sample() -> None:
+    generator = torch.Generator().manual_seed(2)
+    exact = torch.ones(64, 256, dtype=torch.float64)
+    rows = 0.5 * torch.randn(64, 1, generator=generator, dtype=torch.float64)
+    bound = Bound(torch.ones_like(exact), torch.zeros_like(exact))
+    everywhere = torch.ones(exact.shape, dtype=torch.bool)
+    found = metrics.bias(exact + rows, exact, exact, bound, everywhere)
+    assert found is not None and found.z < 4
+    apart = (exact + rows).flatten()[torch.randperm(exact.numel(), generator=generator)].reshape(exact.shape)
+    again = metrics.bias(apart, exact, exact, bound, everywhere)  # the same errors, but independent, stand out
+    assert again is not None and again.z > metrics.Z_LIMIT > found.z
+
+
+def test_systematic_errors_are_allowed_by_the_accumulation_term_or_by_what_stands_for_it() -> None:
+    zero = [one(0.0)]
+    (plain,) = metrics.bounds([{"accumulate": one(6.0)}], zero, [BF16], Declared(), BF16, saved_exact=True, shown=True)
+    assert plain.systematic is not None and plain.systematic.item() == 6 * 2.0**-24
+    terms = [{"accumulate": one(6.0), "bias": one(1.0), "absolute": one(2.0**-30), "tf32": one(6.0)}]
+    (sums,) = metrics.bounds(terms, zero, [F32], Declared(tf32=True), F32, saved_exact=True, shown=True)
+    assert sums.systematic is not None and sums.systematic.item() == 2.0**-24 + 2.0**-30 + 2.0**-11
+
+
+def test_the_distribution_counts_every_judged_element_once() -> None:
+    exact = torch.zeros(6, dtype=torch.float64)
+    got = torch.tensor([0.0, 2.0**-11, 2.0**-10, 1.0, 1.5, 100.0], dtype=torch.float64)
+    judged = torch.ones(6, dtype=torch.bool)
+    found = metrics.distribution(got, exact, torch.ones_like(exact), judged)
+    assert len(found) == len(metrics.EDGES) + 1 and sum(found) == 6
+    assert found[0] == 2 and found[1] == 1 and found[-1] == 1
+    assert found[1 + metrics.EDGES.index(1.0)] == 2
+    assert sum(metrics.distribution(got, exact, torch.ones_like(exact), ~judged)) == 0
+
+
+def test_shared_roundings_need_rows_and_columns_enough() -> None:
+    exact = torch.ones(18, 256, dtype=torch.float64)
+    bound, everywhere = Bound(exact, 0 * exact), torch.ones(exact.shape, dtype=torch.bool)
+    got = exact + torch.linspace(-0.1, 0.1, exact.numel(), dtype=torch.float64).reshape(exact.shape)
+    assert metrics.bias(got, exact, exact, bound, everywhere) is not None
+    assert metrics.bias(got, exact, exact, bound, everywhere, shared=True) is None

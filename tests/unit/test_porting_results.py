@@ -15,7 +15,7 @@ from ferryman.device_profiles import detect
 from ferryman.errors import ResultError
 from ferryman.porting import results
 from ferryman.porting.report import junit, markdown
-from ferryman.porting.results import Cell, Gate, Results, Timing, WorstElement
+from ferryman.porting.results import SCHEMA_VERSION, Cell, Gate, Results, Timing, WorstElement
 
 
 def cell(verdict: str, op: str = "rms_norm", implementation: str = "torch", **more: Any) -> Cell:
@@ -52,7 +52,7 @@ def test_round_trip_keeps_everything_and_is_strict_json(tmp_path: Path) -> None:
         raise AssertionError(f"{token} is not JSON")
 
     raw = json.loads(path.read_text(), parse_constant=constant)
-    assert raw["schema_version"] == 1 and raw["kind"] == "ferryman-results"
+    assert raw["schema_version"] == SCHEMA_VERSION and raw["kind"] == "ferryman-results"
     assert {"op", "implementation", "device", "dtype", "case", "verdict", "ratio", "gates"} <= set(raw["cells"][0])
     assert raw["cells"][1]["worst"]["value"] == "NaN" and math.isnan(again.cells[1].worst.value)  # type: ignore[union-attr]
     assert {"torch", "python"} <= set(raw["environment"]["versions"])
@@ -61,7 +61,10 @@ def test_round_trip_keeps_everything_and_is_strict_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(schema_version=2), "schema version 2; this Ferryman reads up to 1"),
+        (
+            lambda d: d.update(schema_version=SCHEMA_VERSION + 1),
+            f"schema version {SCHEMA_VERSION + 1}; this Ferryman reads up to {SCHEMA_VERSION}",
+        ),
         (lambda d: d.update(schema_version="1"), "schema_version is '1'"),
         (lambda d: d.update(schema_version=True), "schema_version is True"),
         (lambda d: d.update(kind="other"), "not a Ferryman result document"),

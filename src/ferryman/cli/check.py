@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,10 +12,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ferryman.cli import check_model, output
+from ferryman.cli import check_kernel, check_model, documents, output, report
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import registry, use
-from ferryman.errors import ArgumentError, BackendUnavailable, FerrymanError
+from ferryman.errors import ArgumentError, BackendUnavailable
+from ferryman.porting import kernel as kernels
 from ferryman.porting import runner
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import MEANING, duration, percent
@@ -41,13 +40,26 @@ def check(
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="With --model: smaller widths, real head_dim.")] = False,
     layers: Annotated[int, typer.Option(help="With --model: decoder layers to build.")] = 4,
+    kernel: Annotated[
+        str | None, typer.Option(help="Check this function as one of --op: module:function or file.py:function.")
+    ] = None,
+    accumulation: Annotated[
+        str | None, typer.Option(help="With --kernel: its accumulation class; default fp32.")
+    ] = None,
+    rounding: Annotated[
+        list[str] | None, typer.Option(help="With --kernel: a rounding of the op's that it uses. Repeatable.")
+    ] = None,
+    not_deterministic: Annotated[
+        bool, typer.Option("--not-deterministic", help="With --kernel: its runs need not be bitwise equal.")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(help="With --kernel: seconds for one case; default 60.")] = None,
     tier: Annotated[
         str | None, typer.Option(help="small or standard (real sizes); default: standard on an accelerator.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help=f"Where JSON, JUnit and Markdown go; default {DEFAULT_OUT}, none with --json.")
+        Path | None, typer.Option(help=f"Where JSON, JUnit, Markdown and HTML go; {DEFAULT_OUT}, or none with --json.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result document as JSON.")] = False,
 ) -> None:
@@ -58,21 +70,38 @@ def check(
     """
     place = _place(device)
     folder = out if out is not None or as_json else DEFAULT_OUT
+    facts = {"--accumulation": accumulation, "--rounding": rounding, "--not-deterministic": not_deterministic,
+             "--timeout": timeout}  # fmt: skip
+    if kernel is None:
+        for option, value in facts.items():
+            if value:
+                raise ArgumentError("check", option, "given", "--kernel beside it")
     if model is not None:
-        _model(model, place, backend, dtype, tiny, layers, seed, folder, as_json, rejected={"--op": op, "--tier": tier})
+        rejected = {"--op": op, "--tier": tier, "--kernel": kernel}
+        _model(model, place, backend, dtype, tiny, layers, seed, folder, as_json, rejected=rejected)
         return
     if tiny:
         raise ArgumentError("check", "--tiny", "given", "--model beside it")
-    with output.progress("checking") as advance:
-        document = runner.run(
-            ops=op, backends=backend, device=place, dtypes=dtype, tier=tier, seed=seed, progress=advance, full=full
+    if kernel is not None:
+        declared = kernels.Declaration(accumulation or "fp32", tuple(rounding or ()), not not_deterministic)
+        limit = kernels.TIMEOUT_SECONDS if timeout is None else timeout
+        document = check_kernel.run(
+            kernel, op, declared, place, dtype, tier, seed, limit, rejected={"--backend": backend, "--full": full}
         )
+    else:
+        with output.progress("checking") as advance:
+            document = runner.run(
+                ops=op, backends=backend, device=place, dtypes=dtype, tier=tier, seed=seed, progress=advance, full=full
+            )
     if as_json:
         output.say(dumps(document))
     else:
         _print(document)
     if folder is not None:
-        _write(folder, "check", dumps(document), markdown(document), lambda: junit(document))
+        stem = "check" if kernel is None else f"kernel-{document.summary[0].op}"
+        _write(
+            folder, stem, dumps(document), markdown(document), lambda: junit(document), lambda: report.page(document)
+        )
     if failed(document):
         raise typer.Exit(1)
     if not any(cell.verdict in _RAN for cell in document.cells):
@@ -123,7 +152,8 @@ def _model(
         check_model.show(result)
     if folder is not None:
         stem = f"model-{result.family}-{_SHORT[result.dtype]}"
-        _write(folder, stem, text, check_model.markdown(result), lambda: check_model.junit(result))
+        _write(folder, stem, text, check_model.markdown(result), lambda: check_model.junit(result),
+               lambda: check_model.html(result))  # fmt: skip
     if result.verdict == "FAIL":
         raise typer.Exit(1)
 
@@ -164,6 +194,13 @@ def _print(document: Results) -> None:
         if verdict in seen:
             output.say(f"{verdict}: {MEANING[verdict]}")
     _reasons(document.cells)
+    for finding in document.numerics:
+        if finding.outcome == "contradicted":
+            said = f"the profile states {finding.stated}, measured {finding.measured}"
+            output.say(f"CONTRADICTED {finding.path}: {said} ({finding.reason}); see ferryman fingerprint")
+    confirmed = sum(finding.outcome == "confirmed" for finding in document.numerics)
+    if document.numerics:
+        output.say(f"numeric facts of the profile: {confirmed} of {len(document.numerics)} confirmed on this device")
 
 
 def _counts(row: Row) -> str:
@@ -184,28 +221,23 @@ def _reasons(cells: Sequence[Cell]) -> None:
         output.say(f"{cell.verdict} {cell.op} {cell.implementation} {cell.dtype} {cell.case}: {cell.reason}")
     if len(wrong) > _MOST_FAILURES:
         output.say(f"and {len(wrong) - _MOST_FAILURES} more; the JSON document has them all")
-    absent: Counter[tuple[str, str]] = Counter()
+    absent: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
-        if cell.verdict == "NOT_RUN":
-            absent[cell.implementation, cell.reason or "no reason given"] += 1
-    for (implementation, reason), n in absent.items():
-        output.say(f"NOT_RUN {implementation}, {n} cells: {reason}")
+        # what an implementation of the menu refuses, its conditions say (docs/ops.md)
+        if cell.verdict == "NOT_RUN" or (cell.verdict == "UNIMPLEMENTED" and cell.implementation.startswith("user:")):
+            absent[cell.verdict, cell.implementation, cell.reason or "no reason given"] += 1
+    for (verdict, implementation, reason), n in absent.items():
+        output.say(f"{verdict} {implementation}, {n} cells: {reason}")
 
 
-def _write(folder: Path, stem: str, document: str, page: str, xml: Any) -> None:
+def _write(folder: Path, stem: str, document: str, page: str, xml: Any, html: Any) -> None:
     """The document and its renderings, each whole or not at all."""
     texts = {"json": document, "md": page}
-    try:
-        texts["xml"] = xml()
-    except BackendUnavailable as error:
-        sys.stderr.write(f"ferryman: no JUnit file: {error}\n")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, text in texts.items():
-            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
-                file.write(text if text.endswith("\n") else text + "\n")
-            Path(file.name).chmod(0o644)
-            os.replace(file.name, folder / f"{stem}.{suffix}")
-    except OSError as error:
-        raise FerrymanError(f"results cannot be written to {folder}: {error.strerror}; choose another --out") from error
+    for suffix, render in (("xml", xml), ("html", html)):
+        try:
+            texts[suffix] = render()
+        except BackendUnavailable as error:
+            sys.stderr.write(f"ferryman: no {stem}.{suffix}: {error}\n")
+    for suffix, text in texts.items():
+        documents.write(folder / f"{stem}.{suffix}", text)
     sys.stderr.write(f"wrote {', '.join(str(folder / f'{stem}.{suffix}') for suffix in texts)}\n")

@@ -9,6 +9,8 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from ferryman.backends.base import Backend
 from ferryman.errors import UnknownName
 from ferryman.ops.menu import Implementation
@@ -105,14 +107,20 @@ def launcher(line: Implementation) -> Callable[..., Any]:
     """The function that computes an implementation: (arguments in schema order, target)."""
     if line.backend != "definition":
         return line.load()
-    body = primitives()[line.op].body
-    outputs = len(primitives()[line.op].outputs)
+    body, meta = primitives()[line.op].body, primitives()[line.op].meta
 
     def definition(*args: Any) -> Any:
-        result = body(*args[:-1])
-        return result.contiguous() if outputs == 1 else result
+        """The body's result in the declared strides: elementwise PyTorch keeps those of a permuted input."""
+        result, wanted = body(*args[:-1]), meta(*args[:-1])
+        if isinstance(result, Tensor):
+            return _laid(result, wanted)
+        return tuple(_laid(made, want) for made, want in zip(result, wanted, strict=True))
 
     return definition
+
+
+def _laid(made: Tensor, want: Tensor) -> Tensor:
+    return made if made.stride() == want.stride() else want.copy_(made)
 
 
 def forget() -> None:

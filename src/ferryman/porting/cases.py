@@ -54,7 +54,7 @@ def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
         return [c for c in primitive.cases() if c.tier == tier]
     found = []
     needs = [n for n in primitive.names if n.startswith("need_")]
-    optional = [n for n in _gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
+    optional = [n for n in output_gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
     for index, case in enumerate(c for c in forward.cases() if c.tier == tier):
         extra: dict[str, Any] = dict.fromkeys(needs, True) | dict.fromkeys(optional, index % 2 == 1)
         found.append(replace(case, args={**case.args, **extra}))
@@ -65,10 +65,21 @@ def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
     return found
 
 
-def _gradients(backward: Primitive, forward: Primitive) -> dict[str, int]:
+def output_gradients(backward: Primitive, forward: Primitive) -> dict[str, int]:
     """Parameters of a backward that are gradients of outputs -> the output's index."""
     known = forward.gradient_names() | {"grad": 0}
     return {n: known[n] for n in backward.names if n in known}
+
+
+def independent(case: Case) -> bool:
+    """Whether rounding errors behave as random ones: no equal terms by a fill, by repeated memory, or as given."""
+    for a in case.args.values():
+        if isinstance(a, TensorSpec):
+            if not fill(a.fill or "normal").independent or Buffer.repeats(a.shape, a.layout):
+                return False
+        elif isinstance(a, Tensor) and a.numel() > 1 and len(a.unique()) == 1:
+            return False
+    return True
 
 
 def double(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -81,7 +92,12 @@ def as_tuple(result: Any) -> tuple[Tensor, ...]:
 
 
 def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
-    """Every argument of a case, on the device, each tensor in a guarded buffer of its own."""
+    """Every argument of a case, on the device, each tensor in a guarded buffer of its own.
+
+    A case may hold tensors themselves; then it holds every argument of the op, a backward's saved ones too.
+    """
+    if any(isinstance(a, Tensor) for a in case.args.values()):
+        return _own(case, primitive, dtype, seed, device)
     forward = forward_of(primitive)
     if forward is None:
         return _own(case, primitive, dtype, seed, device)
@@ -91,7 +107,7 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
         outputs = as_tuple(forward.body(*double(given.values)))
         declared = as_tuple(forward.meta(*given.values))
     saved = dict(zip(forward.outputs, zip(outputs, declared, strict=True), strict=True))
-    gradients = _gradients(primitive, forward)
+    gradients = output_gradients(primitive, forward)
     first = next(a for a in case.args.values() if isinstance(a, TensorSpec))
     values: list[Any] = []
     buffers: dict[str, Buffer] = {}
@@ -122,8 +138,10 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
 
 
 def _cotangent(case: Case, draw: Draw) -> Tensor:
-    """Random; integers where the case is about exactness."""
-    integer = any(isinstance(a, TensorSpec) and a.fill == "integer" for a in case.args.values())
+    """What the case says; else integers where it is about exactness, random values elsewhere."""
+    if case.cotangent is not None:
+        return fill(case.cotangent).make(draw)
+    integer = case.exact or any(isinstance(a, TensorSpec) and a.fill == "integer" for a in case.args.values())
     return fill("integer" if integer else "normal").make(draw)
 
 
@@ -137,6 +155,9 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
                 seed, primitive.name, case.name, name, value.shape,
                 dtype if value.dtype == "storage" else DTYPES[value.dtype], device,
             ))  # fmt: skip
+            value = buffers[name].tensor
+        elif isinstance(value, Tensor):
+            buffers[name] = Buffer.holding(value, device)
             value = buffers[name].tensor
         values.append(value)
     return Arguments(tuple(values), buffers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ferryman.errors import UnknownName
+from ferryman.porting import probes
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
@@ -87,9 +89,8 @@ class Draw:
 
     def rows(self) -> Tensor:
         """The flat row index of every element, broadcastable to the shape."""
-        width = self.shape[-1] if self.shape else 1
-        count = math.prod(self.shape) // max(width, 1) if self.shape else 1
-        return torch.arange(count, device=self.device).reshape(*self.shape[:-1], *([1] if self.shape else []))
+        outer = self.shape[:-1]
+        return torch.arange(math.prod(outer), device=self.device).reshape((*outer, 1) if self.shape else ())
 
     def columns(self) -> Tensor:
         return torch.arange(self.shape[-1] if self.shape else 1, device=self.device).reshape([-1] if self.shape else [])
@@ -193,10 +194,45 @@ FILLS: Mapping[str, Fill] = {
         Fill("nonfinite", "normal with NaN and Infs planted, every fifth row clean", _nonfinite),
         Fill("masked", "normal with -inf, whole rows included", _masked),
         Fill("zeros", "0 everywhere", lambda d: _full(d, 0.0), independent=False),
-        Fill("integer", "integers from -4 to 4: every partial sum is exact", lambda d: (d.uniform() * 9).floor() - 4),
+        Fill("integer", "integers from -4 to 4: every partial sum is exact", probes.integer),
+        Fill(
+            "ties",
+            "384; 3072 in float16: integers about it lie between two storable ones",
+            probes.ties,
+            independent=False,
+        ),
         Fill("unit", "in [-1, 1], as cosines are", lambda d: 2 * d.uniform() - 1),
         Fill("mask", "random bool, every third row empty", _mask),
         Fill("bias", "normal with -inf, whole rows included", _bias),
+        Fill("digits", "-2, -1, 1 or 2", probes.digits, independent=False),
+        Fill("fours", "-8, -4, 4 or 8", lambda d: 4 * probes.digits(d), independent=False),
+        Fill("signs", "-1, 0 or 1", lambda d: (d.uniform() * 3).floor() - 1, independent=False),
+        Fill(
+            "sparse",
+            "digits, at most 60 in a row or column: sums of products fit 8 bits",
+            probes.sparse,
+            independent=False,
+        ),
+        Fill("tally", "sparse without signs: sums cannot cancel", lambda d: probes.sparse(d).abs(), independent=False),
+        Fill(
+            "powers",
+            "one power of two a row, with signs: the mean square is a power of four",
+            probes.powers,
+            independent=False,
+        ),
+        Fill(
+            "levels",
+            "an integer a row, plus and minus a power of two: so is the deviation",
+            probes.levels,
+            independent=False,
+        ),
+        Fill("plateaus", "one integer a row: deviation 0", probes.plateaus, independent=False),
+        Fill("support", "2^n equal values a row, -inf elsewhere", probes.support, independent=False),
+        Fill("peaks", "one small integer a row, -128 and less elsewhere", probes.peaks, independent=False),
+        Fill(
+            "saturated", "gates from 32 on, or below -127: the sigmoid is 1 or 0", probes.saturated, independent=False
+        ),
+        Fill("codes", "rows of Walsh functions: each matches its own code alone", probes.codes, independent=False),
     )
 }
 
@@ -211,6 +247,7 @@ def fill(name: str) -> Fill:
 # --- memory layout -------------------------------------------------------------------------------------------------
 
 GUARD_BYTES = 256
+_STRIDED = re.compile(r"strided:(?P<strides>\d{1,9}(?:,\d{1,9})*|)\+(?P<offset>\d{1,9})")
 _CANARY = 0xFF  # NaN in every floating dtype: reading a guard or a gap shows in the result, writing one in the bytes
 
 
@@ -225,15 +262,37 @@ class Buffer:
     @classmethod
     def around(cls, values: Tensor, dtype: torch.dtype, layout: str) -> Buffer:
         """``values`` rounded to ``dtype`` and laid out; layouts as in `ferryman.ops.primitive.TensorSpec`."""
+        return cls._laid(values, dtype, *_strides(tuple(values.shape), layout))
+
+    @staticmethod
+    def repeats(shape: tuple[int, ...], layout: str) -> bool:
+        """Whether a layout makes elements share memory."""
+        return _shared(shape, _strides(shape, layout)[0])
+
+    @classmethod
+    def holding(cls, tensor: Tensor, device: torch.device, aligned_as: Tensor | None = None) -> Buffer:
+        """A copy of a tensor, with its strides, and its alignment (or another's) within 16 bytes, between guards."""
+        shift = (tensor if aligned_as is None else aligned_as).data_ptr() % 16 // tensor.element_size()
+        return cls._laid(tensor.detach().to(device), tensor.dtype, tensor.stride(), shift)
+
+    @classmethod
+    def _laid(cls, values: Tensor, dtype: torch.dtype, strides: tuple[int, ...], shift: int) -> Buffer:
         shape = tuple(values.shape)
-        strides, shift = _strides(shape, layout)
         size = torch.empty((), dtype=dtype).element_size()
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if values.numel() else 0
         guard = GUARD_BYTES // size
         raw = torch.empty((2 * guard + shift + extent) * size, dtype=torch.uint8, device=values.device)
         raw.fill_(1 if dtype == torch.bool else _CANARY)
         tensor = raw.view(dtype).as_strided(shape, strides, guard + shift)
-        tensor.copy_(values)
+        if not _shared(shape, strides):
+            tensor.copy_(values)
+        else:  # the first of the elements that share a place stands in it
+            slots = _slots(tensor)
+            count = torch.arange(len(slots), device=slots.device)
+            first = torch.full((extent + guard + shift,), len(slots), device=slots.device)
+            first.scatter_reduce_(0, slots, count, "amin")
+            taken = first < len(slots)
+            raw.view(dtype)[: len(first)][taken] = values.reshape(-1)[first[taken]].to(dtype)
         return cls(tensor, raw, raw.clone())
 
     def to(self, device: torch.device) -> Buffer:
@@ -246,21 +305,54 @@ class Buffer:
     def untouched(self) -> bool:
         return torch.equal(self.bytes, self.pristine)
 
+    def shared(self) -> bool:
+        """Whether elements share memory."""
+        return _shared(tuple(self.tensor.shape), self.tensor.stride())
+
     def overrun(self) -> bool:
         """Whether the change, if any, lies outside the tensor's own elements."""
-        restored = Buffer(self.tensor, self.bytes.clone(), self.pristine)
-        mine = restored.bytes.view(self.tensor.dtype).as_strided(
-            self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()
-        )
-        was = self.pristine.view(self.tensor.dtype).as_strided(
-            self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()
-        )
-        mine.copy_(was)
-        return not torch.equal(restored.bytes, self.pristine)
+        x, restored = self.tensor, self.bytes.clone()
+        mine, was = restored.view(x.dtype), self.pristine.view(x.dtype)
+        if _shared(tuple(x.shape), x.stride()):
+            slots = _slots(x)
+            mine[slots] = was[slots]
+        else:
+            place = (x.shape, x.stride(), x.storage_offset())
+            mine.as_strided(*place).copy_(was.as_strided(*place))
+        return not torch.equal(restored, self.pristine)
+
+
+def _shared(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements may share memory: a step that does not leave what the smaller steps span."""
+    span = 0
+    for step, n in sorted(zip(strides, shape, strict=True)):
+        if n > 1 and step <= span:
+            return True
+        span += (n - 1) * step
+    return False
+
+
+def _slots(tensor: Tensor) -> Tensor:
+    """Where each element lies in the storage, in elements."""
+    slots = torch.full((), int(tensor.storage_offset()), dtype=torch.int64, device=tensor.device)
+    for n, step in zip(tensor.shape, tensor.stride(), strict=True):
+        slots = slots.unsqueeze(-1) + torch.arange(n, device=tensor.device) * step
+    return slots.reshape(-1)
+
+
+def strided(strides: tuple[int, ...], offset: int = 0) -> str:
+    """The layout with these strides, in elements; 0 repeats a dimension, and rows may overlap."""
+    return f"strided:{','.join(map(str, strides))}+{offset}"
 
 
 def _strides(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]:
     """(strides, extra storage offset) in elements."""
+    given = _STRIDED.fullmatch(layout)
+    if given is not None:
+        found = tuple(int(n) for n in given["strides"].split(",") if n)
+        if len(found) != len(shape):
+            raise UnknownName("layout for this shape", f"{layout} of {shape}", ["contiguous", "rows", "last", "offset"])
+        return found, int(given["offset"])
     if layout == "heads":
         if len(shape) != 4:
             raise UnknownName("layout for this shape", f"heads of {shape}", ["contiguous", "rows", "last", "offset"])

@@ -40,7 +40,13 @@ def bitwise_equal(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit, NaN payloads and signs of zero included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(_as_bytes(a), _as_bytes(b))
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """A dimension of one element, or of none, may have any stride, of which there is no view in bytes."""
+    packed = x.contiguous()
+    return packed.as_strided((packed.numel(),), (1,)).view(torch.uint8)
 
 
 def _aliased(outputs: tuple[Any, ...], args: Arguments) -> list[str]:

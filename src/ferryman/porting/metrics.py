@@ -17,12 +17,15 @@ UNIT: Mapping[torch.dtype, float] = {
 }  # fmt: skip
 _ACCUMULATOR = 2.0**-24  # float32
 _TF32 = 2.0**-11  # 10 stored bits, rounded to nearest
-_SIGMAS = 6.0  # the bounds' "accumulate" terms stand six standard deviations out (docs/parity.md)
+SIGMAS = 6.0  # the bounds' "accumulate" terms stand six standard deviations out (docs/parity.md)
 _NOISE = 1.25  # G3: how much noisier than the low-precision reference
 _ENOUGH = 256  # elements that a confidence interval of a root mean square needs
 _BLOCKS = 64
 _RESAMPLES = 1000
 _QUANTILE = 0.001
+_CLUSTERS = 32  # rows, or columns, that an estimate of their scatter needs: 6 of 31 degrees of freedom is 1 in 10^6
+Z_LIMIT = 6.0  # G4: standard errors that a bias may stand out
+EDGES = tuple(2.0**e for e in range(-10, 5))  # errors in bounds between which a cell's distribution counts
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class Bound:
     """Per element: the largest error allowed, and the variance that G3 allows beside the reference's own.
 
     ``ambiguous``: elements where float64 gives NaN by one formula and +Inf by another, so that either is right.
+    ``systematic``: how far the errors of a right implementation may be off on average (G4).
     """
 
     total: Tensor
     variance: Tensor
     ambiguous: Tensor | None = None
+    systematic: Tensor | None = None
 
 
 def bounds(
@@ -70,21 +75,27 @@ def bounds(
     found = []
     for given, exact, dtype in zip(terms, oracle, out_dtypes, strict=True):
         total = UNIT[dtype] * exact.abs() + SUBNORMAL[dtype]
-        variance = torch.zeros_like(exact)
+        variance = systematic = torch.zeros_like(exact)
+        if "bias" in given:
+            systematic = systematic + given["bias"] * factors["accumulate"]
         for name, term in given.items():
             if name not in factors:
                 continue
             part = term * factors[name]
             total = total + part
+            if name == "absolute" or name.endswith("_flush") or (name == "accumulate" and "bias" not in given):
+                systematic = systematic + part
+            elif name == "tf32":
+                systematic = systematic + part / SIGMAS
             if name == "accumulate":
-                variance = variance + (part / _SIGMAS).square()
+                variance = variance + (part / SIGMAS).square()
             elif name in declared.roundings and not shown:
                 variance = variance + part.square() / 3  # a rounding error is uniform in [-part, part]
             elif name in ("split-k", "tf32"):
                 variance = variance + part.square()
             elif name == "absolute":
                 variance = variance + part.square() / 3
-        found.append(Bound(total, variance, given.get("ambiguous")))
+        found.append(Bound(total, variance, given.get("ambiguous"), systematic))
     return tuple(found)
 
 
@@ -124,7 +135,10 @@ def masks(output: str, got: Tensor, exact: Tensor, allowed: Bound) -> tuple[Tens
     edge = (exact.abs() - largest(dtype)).abs() <= bound
     unless_nan = torch.where(expected.isinf(), value == expected, value.isfinite())
     same = torch.where(expected.isnan(), value.isnan(), unless_nan)
-    same = same | (edge & (value.sign() == exact.sign()) & ~value.isnan())
+    near = exact.isfinite() & bound.isfinite()  # an infinite bound or oracle leaves no margin around the threshold
+    same = same | (near & edge & (value.sign() == exact.sign()) & ~value.isnan())
+    # an Inf whose threshold lies within the bound, be it that the bound is so wide that the sign is open
+    same = same | (near & value.isinf() & ((value.sign() * largest(dtype) - exact).abs() <= bound))
     if allowed.ambiguous is not None:
         same = same | (allowed.ambiguous & (value.isnan() | value.isposinf()))
     judged = value.isfinite() & exact.isfinite() & same
@@ -191,3 +205,74 @@ def noise(got: Tensor, reference: Tensor, exact: Tensor, bound: Bound, judged: T
     excess = (a[draws].mean(1) - b[draws].mean(1)).sort().values
     ratio = math.sqrt(top / bottom) if bottom > 0 else math.inf
     return Noise(ratio, float(excess[int(_RESAMPLES * _QUANTILE)]), len(mine))
+
+
+@dataclass(frozen=True)
+class Bias:
+    """G4 of one output: by how many standard errors the mean signed error stands out beyond what is allowed."""
+
+    z: float
+    excess: float
+    toward_zero: bool | None
+    elements: int
+
+
+def _standard_error(a: Tensor, where: Tensor) -> float:
+    """Of the mean over ``where`` (elsewhere ``a`` is 0): the largest of those by elements, by rows and by columns.
+
+    An intermediate that is rounded once for a whole row gives the row one error: its elements are then one sample.
+    """
+    n = int(where.sum())
+    centred = torch.where(where, a - a.sum() / n, 0.0)
+    squares = float(centred.square().sum())
+    if a.dim() > 1:
+        flat = centred.reshape(-1, a.shape[-1])
+        for axis in (0, 1):
+            if flat.shape[1 - axis] >= _CLUSTERS:
+                squares = max(squares, float(flat.sum(axis).square().sum()))
+    return math.sqrt(squares) / n
+
+
+def bias(
+    got: Tensor, reference: Tensor, exact: Tensor, bound: Bound, judged: Tensor, *, shared: bool = False
+) -> Bias | None:
+    """Two-sample z of the signed error in bounds, implementation against low-precision reference.
+
+    Errors are taken as they are (a floor has one sign) and along the result (truncation shrinks it, as does a factor).
+    ``shared``: an intermediate that is rounded, by declaration, enters many elements; then there must be rows and
+    columns enough to see how far these agree. None: too few elements.
+    """
+    where = judged & reference.isfinite()
+    n = int(where.sum())
+    if n < _ENOUGH:
+        return None
+    if shared and (exact.dim() < 2 or min(exact.shape[-1], exact.numel() // exact.shape[-1]) < _CLUSTERS):
+        return None
+    mine, other, allowances = (
+        torch.where(where, t / bound.total, 0.0)
+        for t in (got.double() - exact, reference.double() - exact, _systematic(bound, exact))
+    )
+    allowed, sign = float(allowances.sum()) / n, exact.sign()
+    worst = Bias(0.0, 0.0, None, n)
+    for along in (False, True):
+        a, b = (mine * sign, other * sign) if along else (mine, other)
+        if along:
+            a, b = a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0)
+        difference = float(a.sum() - b.sum()) / n
+        beyond = abs(difference) - allowed
+        error = math.hypot(_standard_error(a, where), _standard_error(b, where)) if beyond > 0 else 0.0
+        z = 0.0 if beyond <= 0 else math.inf if error == 0 else beyond / error
+        if z > worst.z:
+            worst = Bias(z, difference, difference < 0 if along else None, n)
+    return worst
+
+
+def _systematic(bound: Bound, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if bound.systematic is None else bound.systematic.expand_as(like)
+
+
+def distribution(got: Tensor, exact: Tensor, bound: Tensor, judged: Tensor) -> list[int]:
+    """How many judged elements have which error in bounds: below the first of EDGES, between them, from the last on."""
+    ratio = ((got.double() - exact).abs() / bound)[judged].nan_to_num(nan=math.inf)
+    place = torch.bucketize(ratio, torch.tensor(EDGES, dtype=torch.float64, device=ratio.device), right=True)
+    return [int(n) for n in place.bincount(minlength=len(EDGES) + 1)]

@@ -1,84 +1,33 @@
 """The parity check of one cell: an implementation against the float64 evaluation of its op's definition.
 
-Gates: G0 structure and NaN/Inf masks, G2 every element within its derived bound, G3 no noisier than the low-precision
-reference, G5 hygiene. docs/parity.md says what each requires and when it does not apply.
+Gates G0 to G5 (gates.py) read the outputs of some runs; G6 (batch.py) and G7 (vjp.py) run again. docs/parity.md says
+what each requires and when it does not apply.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from ferryman.backends.base import Target
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import View, refusals, target_of
 from ferryman.errors import CompileError
 from ferryman.ops.menu import Implementation
-from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting import hygiene, metrics
-from ferryman.porting.cases import Arguments, arguments, as_tuple, double, forward_of
-from ferryman.porting.fills import dtype_name, fill
-from ferryman.porting.results import Cell, Gate, GateName, Verdict, WorstElement, number
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting import batch, gates, hygiene, vjp
+from ferryman.porting.cases import as_tuple
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.gates import judge
+from ferryman.porting.prepared import SEED, Prepared, prepare
+from ferryman.porting.results import Cell, Gate, GateName, Verdict
 
-SEED = 0
-_ON_HOST = 2**20  # elements of a case's tensors
-
-
-@dataclass
-class Prepared:
-    """A case made ready once for all implementations: arguments, oracle, error terms, low-precision reference.
-
-    ``args`` lie on the device under test; ``exact`` are the same bits where the oracle is evaluated and results are
-    judged: on the host for small cases, whose many small steps cost an accelerator 45 ms a cell and a CPU 2.
-    """
-
-    primitive: Primitive
-    case: Case
-    dtype: torch.dtype
-    device: torch.device
-    args: Arguments
-    exact: Arguments
-    oracle: tuple[Tensor, ...]
-    terms: tuple[Any, ...]
-    declared: tuple[Tensor, ...]
-    backward: bool
-    independent: bool
-    _references: dict[frozenset[str], tuple[Tensor, ...]] = field(default_factory=dict)
-
-    def reference(self, roundings: frozenset[str]) -> tuple[Tensor, ...]:
-        """The definition in the storage dtype, with the declared roundings where the op can apply them."""
-        if self.primitive.rounded is None:
-            roundings = frozenset()
-        if roundings not in self._references:
-            rounded = self.primitive.rounded
-            body = self.primitive.body if rounded is None else rounded(roundings)
-            with torch.no_grad():
-                self._references[roundings] = as_tuple(body(*self.exact.values))
-        return self._references[roundings]
-
-
-def prepare(primitive: Primitive, case: Case, dtype: torch.dtype, device: torch.device, seed: int = SEED) -> Prepared:
-    """Materialise a case and evaluate the oracle on it, in float64."""
-    specs = [a for a in case.args.values() if isinstance(a, TensorSpec)]
-    small = sum(math.prod(s.shape) for s in specs) <= _ON_HOST
-    exact = arguments(case, primitive, dtype, seed, torch.device("cpu") if small else device)
-    args = exact.to(device) if small and device.type != "cpu" else exact
-    with torch.no_grad():
-        wide = double(exact.values)
-        oracle = as_tuple(primitive.body(*wide))
-        terms = tuple(primitive.bound(wide, oracle))
-        declared = as_tuple(primitive.meta(*args.values))
-    backward = forward_of(primitive) is not None
-    return Prepared(
-        primitive, case, dtype, device, args, exact, oracle, terms, declared, backward,
-        independent=all(fill(s.fill or "normal").independent for s in specs),
-    )  # fmt: skip
+__all__ = ["SEED", "Prepared", "check_cell", "judge", "prepare"]
 
 
 def check_cell(
@@ -94,12 +43,14 @@ def check_cell(
     kernel: Callable[..., Any] | None = None,
     times: int = 3,
     simulate: Profile | None = None,
+    keep: Callable[[tuple[Any, ...]], None] | None = None,
 ) -> Cell:
     """Run one implementation on one case and judge it.
 
-    It runs ``times`` times. ``kernel`` replaces the implementation's own launcher, under its declarations (mutants,
-    users' kernels). A kernel that raises fails; one that its toolchain cannot compile is QUARANTINED; out of memory is
-    NOT_RUN. ``simulate``: the device whose tiles an interpreted kernel is given.
+    It runs ``times`` times, and again for some gates. ``kernel`` replaces the implementation's own launcher, under its
+    declarations (mutants, users' kernels). A kernel that raises fails; one that its toolchain cannot compile is
+    QUARANTINED; out of memory is NOT_RUN. ``simulate``: the device whose tiles an interpreted kernel is given.
+    ``keep`` is handed the outputs that are judged (a capsule stores them).
     """
     device = torch.device(device)
     profile = profile or detect(device)
@@ -116,9 +67,10 @@ def check_cell(
         refused = refusals(implementation, view, profile)
         if refused:
             return cell(verdict=_refusal(implementation, view, profile), refusals=refused, reason="; ".join(refused))
+    target = target_of(simulate or profile)
     try:
         launcher = kernel or registry.launcher(implementation)
-        runs = hygiene.run(primitive, launcher, prepared.args, target_of(simulate or profile), device, times)
+        runs = hygiene.run(primitive, launcher, prepared.args, target, device, times)
     except CompileError as error:
         return cell(verdict="QUARANTINED", reason=_line(error))
     except torch.OutOfMemoryError as error:
@@ -127,11 +79,76 @@ def check_cell(
         return cell(verdict="NOT_RUN", reason=f"the kernels cannot be loaded: {_line(error)}")
     except Exception as error:  # noqa: BLE001 - a kernel under test may raise anything, and that is its verdict
         return cell(verdict="FAIL", reason=f"raised {type(error).__name__}: {_line(error)}")
-    judged = judge(prepared, implementation, runs, tf32=bool(view.flags["tf32"]) and device.type == "cuda")
+    if keep is not None:
+        keep(runs.outputs)
+    tf32 = bool(view.flags["tf32"]) and device.type == "cuda"
+    judged = judge(prepared, implementation, runs, tf32=tf32)
     simulated = bool(view.flags["interpreted"]) and implementation.backend == "triton"
+    again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, simulated or simulate is not None)
+    again.judge(runs.outputs, judged)
     if simulated and simulate is not None and judged["reason"] is None:
         judged["reason"] = f"interpreted, with the tiles of {simulate.name}"
     return cell(**judged, verdict=_verdict(judged, simulated), seconds=None if simulated else runs.seconds)
+
+
+class _Again:
+    """The gates that run the kernel once more. They are left where its outputs are already wrong."""
+
+    def __init__(
+        self, prepared: Prepared, implementation: Implementation, kernel: Callable[..., Any] | None,
+        launcher: Callable[..., Any], target: Target, profile: Profile, tf32: bool, interpreted: bool,
+    ) -> None:  # fmt: skip
+        self._prepared, self._implementation, self._kernel = prepared, implementation, kernel
+        self._launcher, self._target, self._profile = launcher, target, profile
+        self._tf32, self._interpreted = tf32, interpreted
+
+    def judge(self, outputs: tuple[Any, ...], judged: dict[str, Any]) -> None:
+        """Add G6, G7 and what they find to the fields of a cell."""
+        found: dict[GateName, Gate] = judged["gates"]
+        if any(g.outcome == "fail" for g in found.values()):
+            why = "not judged: the outputs are wrong already"
+            found["G6"] = found["G7"] = Gate(outcome="n/a", reason=why)
+            return
+        prepared, line = self._prepared, self._implementation
+        leak = self._unseen(outputs)
+        if leak is not None:
+            found["G5"] = Gate(outcome="fail", reason=leak)
+            judged["reading"] = "future tokens leak: results change with what they may not depend on"
+        declared = gates.declared_of(prepared, line, self._tf32)
+        found["G6"] = batch.judge(prepared, line, outputs, self._launcher, self._target, declared, self._refused)
+        found["G7"] = vjp.judge(
+            prepared, line, self._kernel, self._target, tf32=self._tf32, interpreted=self._interpreted
+        )
+        judged["gates"] = {name: found[name] for name in get_args(GateName)}
+        judged["reason"] = judged["reason"] or gates.first_failure(found)
+
+    def _refused(self, args: tuple[Any, ...]) -> list[str]:
+        if self._kernel is not None:
+            return []
+        return refusals(self._implementation, View.of(self._prepared.primitive, args, self._profile), self._profile)
+
+    def _unseen(self, outputs: tuple[Tensor, ...]) -> str | None:
+        """Whether results change with what they may not depend on (the keys after a causal query)."""
+        op, args = self._prepared.primitive, self._prepared.args
+        if op.unseen is None or any(b.shared() for b in args.buffers.values()):
+            return None
+        copies = args.to(self._prepared.device)
+        kept = op.unseen(*copies.values)
+        if kept is None:
+            return None
+        try:
+            with torch.no_grad():
+                again = as_tuple(self._launcher(*copies.values, self._target))
+        except torch.OutOfMemoryError:
+            return None
+        except Exception as error:  # noqa: BLE001 - as in the first runs
+            return f"raised {type(error).__name__} on other keys: {_line(error)}"
+        for name, before, after, where in zip(op.outputs, outputs, again, kept, strict=True):
+            changed = gates.differing(after, before.double()) & where
+            if bool(changed.any()):
+                index = ", ".join(str(int(i)) for i in changed.nonzero()[0])
+                return f"{name}[{index}] changes with keys that it may not see; {int(changed.sum())} elements do"
+        return None
 
 
 def _refusal(implementation: Implementation, view: View, profile: Profile) -> Verdict:
@@ -147,124 +164,10 @@ def _refusal(implementation: Implementation, view: View, profile: Profile) -> Ve
 
 
 def _verdict(judged: dict[str, Any], simulated: bool) -> Verdict:
-    gates: dict[GateName, Gate] = judged["gates"]
-    if any(g.outcome == "fail" for g in gates.values()):
-        return "MISTRUSTED" if gates["G2"].reason == _UNUSABLE else "FAIL"
+    found: dict[GateName, Gate] = judged["gates"]
+    if any(g.outcome == "fail" for g in found.values()):
+        return "MISTRUSTED" if found["G2"].reason == gates.UNUSABLE else "FAIL"
     return "SIMULATED" if simulated else "PASS"
-
-
-_UNUSABLE = "the op's bound is not finite where the oracle is: it would accept anything"
-
-
-def judge(
-    prepared: Prepared, implementation: Implementation, runs: hygiene.Runs, *, tf32: bool = False
-) -> dict[str, Any]:
-    """Gates, ratio, noise, worst element and reason of some runs, as fields of a Cell."""
-    gates: dict[GateName, Gate] = {"G5": _hygiene(implementation, runs)}
-    fault = _structure(prepared, runs.outputs)
-    if fault is not None:
-        gates["G0"] = Gate(outcome="fail", reason=fault)
-        gates["G2"] = gates["G3"] = Gate(outcome="n/a", reason="the structure differs")
-        return {"gates": dict(sorted(gates.items())), "reason": f"G0: {fault}"}
-    declared = metrics.Declared(
-        implementation.accumulation, frozenset(implementation.roundings), tf32 and prepared.dtype == torch.float32
-    )
-    outputs = tuple(o.to(e.device) for o, e in zip(runs.outputs, prepared.oracle, strict=True))
-    bounds = metrics.bounds(
-        prepared.terms, prepared.oracle, [o.dtype for o in outputs], declared, prepared.dtype,
-        saved_exact=prepared.backward, shown=prepared.primitive.rounded is not None,
-    )  # fmt: skip
-    wrong: metrics.Worst | None = None
-    worst: metrics.Worst | None = None
-    usable = True
-    noises: list[metrics.Noise] = []
-    reference = prepared.reference(declared.roundings)
-    for name, got, exact, bound, low in zip(
-        prepared.primitive.outputs, outputs, prepared.oracle, bounds, reference, strict=True
-    ):
-        judged, misplaced = metrics.masks(name, got, exact, bound)
-        wrong = wrong or misplaced
-        usable = usable and metrics.usable(bound.total, judged)
-        found = metrics.worst(name, got, exact, bound.total, judged)
-        if found is not None and (worst is None or found.ratio > worst.ratio):
-            worst = found
-        heard = metrics.noise(got, low, exact, bound, judged) if prepared.independent else None
-        if heard is not None:
-            noises.append(heard)
-    gates["G0"] = Gate(outcome="pass") if wrong is None else Gate(outcome="fail", reason=_element(wrong))
-    gates["G2"] = _componentwise(worst, usable)
-    gates["G3"] = (
-        _noise(noises)
-        if prepared.independent
-        else Gate(outcome="n/a", reason="equal inputs round alike: their errors are not independent")
-    )
-    shown = wrong or worst
-    reason = next((f"{n}: {g.reason}" for n, g in sorted(gates.items()) if g.outcome == "fail"), None)
-    return {
-        "gates": dict(sorted(gates.items())),
-        "ratio": None if worst is None else worst.ratio,
-        "noise": max((n.ratio for n in noises), default=None),
-        "worst": None if shown is None else WorstElement(
-            output=shown.output, index=list(shown.index), value=shown.value, expected=shown.expected, bound=shown.bound
-        ),
-        "reason": reason,
-    }  # fmt: skip
-
-
-def _structure(prepared: Prepared, outputs: tuple[Any, ...]) -> str | None:
-    if len(outputs) != len(prepared.declared):
-        return f"{len(outputs)} outputs; required: {len(prepared.declared)}"
-    for name, got, want in zip(prepared.primitive.outputs, outputs, prepared.declared, strict=True):
-        if not isinstance(got, Tensor):
-            return f"{name} is a {type(got).__name__}; required: a tensor"
-        for what in ("shape", "dtype", "device"):
-            actual, required = getattr(got, what), getattr(want, what)
-            if actual != required:
-                return f"{name}.{what} is {actual}; required: {required}"
-        # a stride says nothing where the dimension has one element, or the tensor none
-        pairs = zip(got.shape, got.stride(), want.stride(), strict=True)
-        if got.numel() and any(n > 1 and a != b for n, a, b in pairs):
-            return f"{name}.stride() is {got.stride()}; required: {want.stride()}"
-    return None
-
-
-def _hygiene(implementation: Implementation, runs: hygiene.Runs) -> Gate:
-    faults = list(runs.faults)
-    if implementation.deterministic and runs.differing:
-        faults.append(f"not deterministic, or not all written: {runs.differing}")
-    if faults:
-        return Gate(outcome="fail", reason="; ".join(faults))
-    if not implementation.deterministic:
-        return Gate(outcome="pass", reason="runs not compared: declared not deterministic")
-    return Gate(outcome="pass")
-
-
-def _componentwise(worst: metrics.Worst | None, usable: bool) -> Gate:
-    if not usable:
-        return Gate(outcome="fail", reason=_UNUSABLE)
-    if worst is None:
-        return Gate(outcome="n/a", reason="no finite element to compare")
-    if worst.ratio > 1:
-        return Gate(outcome="fail", measure=worst.ratio, reason=_element(worst))
-    return Gate(outcome="pass", measure=worst.ratio)
-
-
-def _noise(noises: list[metrics.Noise]) -> Gate:
-    if not noises:
-        return Gate(outcome="n/a", reason="too few finite elements for a confidence interval (256)")
-    loudest = max(noises, key=lambda n: n.ratio)
-    if any(n.low > 0 for n in noises):
-        text = f"RMS error is {number(loudest.ratio)} times what is allowed over {loudest.elements} elements"
-        return Gate(outcome="fail", measure=loudest.ratio, reason=text)
-    return Gate(outcome="pass", measure=loudest.ratio)
-
-
-def _element(worst: metrics.Worst) -> str:
-    index = ", ".join(map(str, worst.index))
-    text = f"{worst.output}[{index}] is {worst.value:.9g}, expected {worst.expected:.9g}"
-    if worst.ratio == float("inf"):
-        return text
-    return f"{text} within {worst.bound:.3g}: {number(worst.ratio)} bounds away"
 
 
 def _line(error: BaseException) -> str:

@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import GenerateJsonSchema
 
 from ferryman.errors import ResultError
+from ferryman.porting import metrics
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: reading, distribution (with edges) and reduction of cells; documents of version 1 still load
 SIZE_LIMIT = 256 * 2**20  # a full run writes about 4 MiB
 
 Verdict = Literal["PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"]
@@ -64,6 +66,12 @@ class Cell(_Model):
     ratio: float | None = Field(default=None, description="worst error in units of its bound; at most 1 is right")
     noise: float | None = Field(default=None, description="G3: RMS error over what is allowed")
     worst: WorstElement | None = None
+    reading: str | None = Field(default=None, description="what the pattern of the errors looks like, in one line")
+    distribution: list[int] = Field(
+        default=[],
+        description="judged elements by error in bounds: below the document's first edge, between edges, from the last",
+    )
+    reduction: int | None = Field(default=None, description="how many terms are summed for one element of the result")
     gates: dict[GateName, Gate] = {}
     seconds: float | None = Field(
         default=None, description="median of the runs, host clock, launch included; none interpreted"
@@ -117,6 +125,16 @@ class Row(_Model):
     reason: str | None = None
 
 
+class Finding(_Model):
+    """A numeric fact that the device profile states, against what was measured (`ferryman fingerprint`)."""
+
+    path: str
+    outcome: Literal["confirmed", "contradicted", "not stated", "not measured"]
+    stated: str | int | float | None = None
+    measured: str | int | float | None = None
+    reason: str | None = None
+
+
 class Results(_Model):
     schema_version: int = SCHEMA_VERSION
     kind: Literal["ferryman-results"] = "ferryman-results"
@@ -124,6 +142,8 @@ class Results(_Model):
     cells: list[Cell]
     timings: list[Timing] = []
     summary: list[Row] = []
+    numerics: list[Finding] = Field(default=[], description="the profile's numeric facts, verified on this device")
+    edges: list[float] = Field(default=[], description="errors in bounds between which `distribution` counts elements")
 
 
 def row_verdict(counts: dict[Verdict, int]) -> Verdict:
@@ -153,12 +173,17 @@ def summarise(cells: Iterable[Cell]) -> list[Row]:
 
 
 def results(environment: Environment, cells: Sequence[Cell], timings: Sequence[Timing] = ()) -> Results:
-    return Results(environment=environment, cells=list(cells), timings=list(timings), summary=summarise(cells))
+    edges = list(metrics.EDGES) if any(cell.distribution for cell in cells) else []
+    return Results(
+        environment=environment, cells=list(cells), timings=list(timings), summary=summarise(cells), edges=edges
+    )
 
 
 def failed(document: Results) -> bool:
-    """Whether ``ferryman check`` exits with 1: something is wrong, or its check cannot be trusted."""
-    return any(cell.verdict in ("FAIL", "MISTRUSTED") for cell in document.cells)
+    """Whether ``ferryman check`` exits with 1: something is wrong, its check cannot be trusted, or the device does not
+    compute as its profile says (the bounds follow from that)."""
+    wrong = any(cell.verdict in ("FAIL", "MISTRUSTED") for cell in document.cells)
+    return wrong or any(finding.outcome == "contradicted" for finding in document.numerics)
 
 
 def dumps(document: Results) -> str:
@@ -170,8 +195,22 @@ def save(document: Results, path: str | Path) -> None:
     Path(path).write_text(dumps(document), encoding="utf-8")
 
 
+class _Schema(GenerateJsonSchema):
+    """JSON Schema of the documents as they are written: an infinity or NaN is a string."""
+
+    def float_schema(self, schema: Any) -> dict[str, Any]:
+        return {"anyOf": [super().float_schema(schema), {"enum": ["NaN", "Infinity", "-Infinity"]}]}
+
+
 def schema() -> dict[str, Any]:
-    return Results.model_json_schema()
+    """The published schema (docs/schema/), of the version that this Ferryman writes."""
+    found = Results.model_json_schema(schema_generator=_Schema)
+    found["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    found["required"] = sorted({*found["required"], "kind", "schema_version"})
+    return {
+        "$schema": GenerateJsonSchema.schema_dialect, "title": f"Ferryman result document, version {SCHEMA_VERSION}",
+        **{name: value for name, value in found.items() if name != "title"},
+    }  # fmt: skip
 
 
 def load(path: str | Path) -> Results:

@@ -19,6 +19,7 @@ from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
 from ferryman.porting import timing
 from ferryman.porting.cases import TIERS, cases_of
 from ferryman.porting.fills import dtype_name
+from ferryman.porting.fingerprint.compare import verify
 from ferryman.porting.parity import SEED, Prepared, check_cell, prepare
 from ferryman.porting.results import Cell, Results, Timing, Verdict, environment, results
 from ferryman.porting.worker import Interpreter
@@ -218,7 +219,8 @@ def run(
     if place.type == "cpu":
         timings = timing.slowest(cells)
     facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
-    return results(facts, cells, timings)
+    document = results(facts, cells, timings)
+    return document.model_copy(update={"numerics": [] if lost is not None else verify(profile, place)})
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,19 +30,19 @@ def standard_case(primitive: Primitive) -> Case | None:
 
 def measure(
     primitive: Primitive, implementation: Implementation, dtype: torch.dtype, device: torch.device, profile: Profile,
-    seed: int = 0, args: tuple[Any, ...] | None = None,
+    seed: int = 0, args: tuple[Any, ...] | None = None, kernel: Callable[..., Any] | None = None,
 ) -> Timing | None:  # fmt: skip
     """Median of repeats by device events, caches flushed between them; None where the implementation cannot run it.
 
-    A kernel's own exceptions rise.
+    ``kernel`` replaces the implementation's own launcher. A kernel's own exceptions rise.
     """
     case = standard_case(primitive)
     if case is None or device.type != "cuda":
         return None
     args = args if args is not None else materialise(case, primitive, dtype, seed, device)
-    if refusals(implementation, View.of(primitive, args, profile), profile):
+    if kernel is None and refusals(implementation, View.of(primitive, args, profile), profile):
         return None
-    kernel, target = registry.launcher(implementation), target_of(profile)
+    kernel, target = kernel or registry.launcher(implementation), target_of(profile)
     with torch.no_grad(), torch.cuda.device(device):
         seconds = _events(lambda: kernel(*args, target), device)
     return against_roofline(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +18,13 @@ from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, primitive, 
 ROUNDED_ACTIVATION = Rounding("activation", "the activation is rounded to the storage dtype before the product")
 FLUSH = 2.0**-126  # exp of a large negative argument may flush to zero; the product inherits it
 ETA = 2.0**-149  # float32 underflows gradually: two roundings of a subnormal result, half a unit each
+
+
+_BACKWARD_BATCH = {"grad": 0, "gate": 0, "up": 0, "grad_gate": 0, "grad_up": 0}
+
+
+def _one_term(*args: object) -> int:
+    return 1
 
 
 def _check(op: str, gate: Tensor, up: Tensor, grad: Tensor | None = None, approximate: str = "none") -> None:
@@ -39,6 +48,13 @@ def _cases(**extra: object) -> Sequence[Case]:
     for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
         spec = TensorSpec((5, 384), fill=fill)
         found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
+    # an activation of at most 63 times an integer of at most 4 fits 8 bits
+    for name, shape, layout, tier in (
+        ("saturated", (7, 257), "contiguous", "small"), ("saturated_rows", (3, 5, 384), "rows", "small"),
+        ("saturated_mlp", (1021, 9_973), "contiguous", "standard"),
+    ):  # fmt: skip
+        gate, up = TensorSpec(shape, fill="saturated", layout=layout), TensorSpec(shape, fill="integer")
+        found.append(Case(f"exact_{name}", {"gate": gate, "up": up, **extra}, tier, True))  # type: ignore[arg-type]
     for name, shape in {"mlp_14336": (1024, 14_336), "mlp_ragged": (1021, 9_973)}.items():
         found.append(Case(name, {"gate": TensorSpec(shape), "up": TensorSpec(shape), **extra}, "standard"))
     return found
@@ -50,6 +66,23 @@ def _both(approximate: str) -> Sequence[Case]:
 
 def _cost(x: Tensor, tensors: int) -> Cost:
     return Cost(6.0 * x.numel(), float(tensors * x.numel() * x.element_size()))
+
+
+def _rounded(activation: Tensor, like: Tensor, roundings: frozenset[str]) -> Tensor:
+    return wide(activation.to(like.dtype)) if ROUNDED_ACTIVATION.name in roundings else activation
+
+
+def _silu(gate: Tensor, up: Tensor, roundings: frozenset[str] = frozenset()) -> Tensor:
+    return (_rounded(functional.silu(wide(gate)), gate, roundings) * wide(up)).to(gate.dtype)
+
+
+def _silu_gradient(
+    grad: Tensor, gate: Tensor, up: Tensor, roundings: frozenset[str] = frozenset()
+) -> tuple[Tensor, Tensor]:
+    d, g, u = wide(grad), wide(gate), wide(up)
+    s = torch.sigmoid(g)
+    activation = _rounded(g * s, gate, roundings)
+    return (d * u * s * (1 + g * (1 - s))).to(gate.dtype), (d * activation).to(gate.dtype)
 
 
 def _silu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
@@ -91,6 +124,8 @@ def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     meta=lambda gate, up: gate.new_empty(gate.shape),
     cost=lambda gate, up: _cost(gate, 3),
     cases=_cases, bound=_silu_bound, roundings=(ROUNDED_ACTIVATION,),
+    rounded=lambda roundings: functools.partial(_silu, roundings=roundings),
+    batch={"gate": 0, "up": 0, "y": 0}, reduction=_one_term,
     backward="silu_mul_backward", grads=("gate", "up"), lower="definition",
 )  # fmt: skip
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -100,7 +135,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     is float32 with one rounding; an implementation may also round the activation. Raises ArgumentError.
     Source: Shazeer, arXiv:2002.05202.
     """
-    return (functional.silu(wide(gate)) * wide(up)).to(gate.dtype)
+    return _silu(gate, up)
 
 
 @primitive(
@@ -108,13 +143,12 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     check=lambda grad, gate, up: _check("silu_mul_backward", gate, up, grad),
     meta=lambda grad, gate, up: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     cost=lambda grad, gate, up: _cost(gate, 5),
-    bound=_silu_gradient_bound, roundings=(ROUNDED_ACTIVATION,),
+    bound=_silu_gradient_bound, roundings=(ROUNDED_ACTIVATION,), batch=_BACKWARD_BATCH, reduction=_one_term,
+    rounded=lambda roundings: functools.partial(_silu_gradient, roundings=roundings),
 )  # fmt: skip
 def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of `silu_mul`: (grad_gate, grad_up)."""
-    d, g, u = wide(grad), wide(gate), wide(up)
-    s = torch.sigmoid(g)
-    return (d * u * s * (1 + g * (1 - s))).to(gate.dtype), (d * g * s).to(gate.dtype)
+    return _silu_gradient(grad, gate, up)
 
 
 def _factor(g: Tensor, approximate: str) -> Tensor:
@@ -132,6 +166,21 @@ def _derivative(g: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
     z = c * (g + 0.044715 * g**3)
     t = torch.tanh(z)
     return 0.5 * (1 + t), 0.5 * (1 - t * t) * c * (1 + 3 * 0.044715 * g * g), z.abs()
+
+
+def _gelu(gate: Tensor, up: Tensor, approximate: str, roundings: frozenset[str] = frozenset()) -> Tensor:
+    # PyTorch's own vectorised erf-gelu is off by 6 units on AVX-512 CPUs, and NaN at +inf; torch.erf is not.
+    g = wide(gate)
+    return (_rounded(g * _factor(g, approximate), gate, roundings) * wide(up)).to(gate.dtype)
+
+
+def _gelu_gradient(
+    grad: Tensor, gate: Tensor, up: Tensor, approximate: str, roundings: frozenset[str] = frozenset()
+) -> tuple[Tensor, Tensor]:
+    d, g, u = wide(grad), wide(gate), wide(up)
+    factor, slope, _ = _derivative(g, approximate)
+    activation = _rounded(g * factor, gate, roundings)
+    return (d * u * (factor + g * slope)).to(gate.dtype), (d * activation).to(gate.dtype)
 
 
 def _gelu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
@@ -175,8 +224,9 @@ def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up, approximate: _check("gelu_mul", gate, up, None, approximate),
     meta=lambda gate, up, approximate: gate.new_empty(gate.shape),
     cost=lambda gate, up, approximate: _cost(gate, 3),
-    cases=lambda: [*_both("tanh"), *(Case(f"erf_{c.name}", c.args, c.tier) for c in _both("none"))],
-    bound=_gelu_bound, roundings=(ROUNDED_ACTIVATION,),
+    cases=lambda: [*_both("tanh"), *(replace(c, name=f"erf_{c.name}") for c in _both("none"))],
+    bound=_gelu_bound, roundings=(ROUNDED_ACTIVATION,), batch={"gate": 0, "up": 0, "y": 0}, reduction=_one_term,
+    rounded=lambda roundings: functools.partial(_gelu, roundings=roundings),
     backward="gelu_mul_backward", grads=("gate", "up"), lower="definition",
 )  # fmt: skip
 def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
@@ -186,9 +236,7 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     in torch. Returns the same, contiguous; float32 arithmetic, one rounding; an implementation may also round the
     activation. Raises ArgumentError. Source: Hendrycks & Gimpel, arXiv:1606.08415.
     """
-    # PyTorch's own vectorised erf-gelu is off by 6 units on AVX-512 CPUs, and NaN at +inf; torch.erf is not.
-    g = wide(gate)
-    return (g * _factor(g, approximate) * wide(up)).to(gate.dtype)
+    return _gelu(gate, up, approximate)
 
 
 @primitive(
@@ -196,10 +244,9 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     check=lambda grad, gate, up, approximate: _check("gelu_mul_backward", gate, up, grad, approximate),
     meta=lambda grad, gate, up, approximate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     cost=lambda grad, gate, up, approximate: _cost(gate, 5),
-    bound=_gelu_gradient_bound, roundings=(ROUNDED_ACTIVATION,),
+    bound=_gelu_gradient_bound, roundings=(ROUNDED_ACTIVATION,), batch=_BACKWARD_BATCH, reduction=_one_term,
+    rounded=lambda roundings: functools.partial(_gelu_gradient, roundings=roundings),
 )  # fmt: skip
 def gelu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """Gradients of `gelu_mul`: (grad_gate, grad_up)."""
-    d, g, u = wide(grad), wide(gate), wide(up)
-    factor, slope, _ = _derivative(g, approximate)
-    return (d * u * (factor + g * slope)).to(gate.dtype), (d * g * factor).to(gate.dtype)
+    return _gelu_gradient(grad, gate, up, approximate)

@@ -29,6 +29,7 @@ def _row_terms(
     s, _ = _scores(q, k, causal, scale, window, softcap, mask)
     error = (6 * math.sqrt(depth) + 6) * (q.abs() @ _repeat(k, heads).abs().transpose(-1, -2)) * factor
     if softcap:
+        error = torch.where(error.isinf(), 0.0, error)  # tanh of an infinite score is exactly 1
         error = error + 6 * softcap  # tanh by exp: absolute error of a few u, times the cap
     if mask is not None and mask.dtype != torch.bool:
         error = error + mask.abs().nan_to_num(posinf=0.0) + s.abs().nan_to_num(posinf=0.0)
@@ -70,6 +71,7 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     factor = abs(depth**-0.5 if scale is None else scale)
     p, relative, _ = _row_terms(q, k, causal, scale, window, softcap, mask)
     relative = relative + torch.nan_to_num(lse.abs(), posinf=0.0).unsqueeze(-1)
+    relative = torch.where(p > 0, relative, 0.0)  # a row of infinite scores has an infinite sum, and zeros beside NaN
     g, keys, values = grad_out.abs(), _repeat(k, heads).abs(), _repeat(v, heads).abs()
 
     def per_key_head(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.attention import bounds
-from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, primitive, public, wide
+from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, first_of, primitive, public, wide
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
@@ -173,12 +173,25 @@ def _cases() -> Sequence[Case]:
 
     def add(name: str, shape: tuple[int, int, int, int], *, kv_heads: int | None = None, sk: int | None = None,
             mask: TensorSpec | None = None, layout: str = "heads", fill: str | None = None, tier: str = "small",
+            exact: tuple[str, str] | None = None, inexact: tuple[str, ...] = (),
             **options: object) -> None:  # fmt: skip
+        """``exact``: the fills of q and k."""
         batch, heads, sq, head_dim = shape
-        keys = TensorSpec((batch, kv_heads or heads, sq if sk is None else sk, head_dim), layout=layout, fill=fill)
-        args: dict[str, object] = {"q": TensorSpec(shape, layout=layout, fill=fill), "k": keys, "v": keys}
+        keys = (batch, kv_heads or heads, sq if sk is None else sk, head_dim)
+        q_fill, k_fill, v_fill = (*exact, "tally") if exact else (fill, fill, fill)
+        args: dict[str, object] = {
+            "q": TensorSpec(shape, layout=layout, fill=q_fill), "k": TensorSpec(keys, layout=layout, fill=k_fill),
+            "v": TensorSpec(keys, layout=layout, fill=v_fill),
+        }  # fmt: skip
         args |= {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": mask} | options
-        found.append(Case(name, args, tier))  # type: ignore[arg-type]
+        cotangent = "tally" if exact else None
+        found.append(Case(name, args, tier, exact is not None, inexact, cotangent))  # type: ignore[arg-type]
+
+    def matching(name: str, shape: tuple[int, int, int, int], *inexact: str, **more: object) -> None:
+        """Each query sees 2^n keys of its own code, whose values it averages: exp of any other score is 0. The
+        log-sum-exp is rounded, and float32 shows what that does to the probabilities."""
+        codes, never = ("codes", "codes"), ("float32", "lse", *inexact)
+        add(f"exact_{name}", shape, exact=codes, scale=0.125, inexact=never, **more)  # type: ignore[arg-type]
 
     add("full", (1, 2, 33, 64))
     add("causal", (1, 2, 65, 64), causal=True)
@@ -208,12 +221,52 @@ def _cases() -> Sequence[Case]:
     add("offset", (1, 3, 20, 64), layout="offset")
     for fill in ("offset", "constant", "large_logits", "nonfinite", "zeros"):
         add(f"fill_{fill}", (1, 2, 37, 64), fill=fill)
+    # one key for each query: its probability is exp(0), and the log-sum-exp log(1)
+    add("exact_self", (1, 2, 37, 64), exact=("zeros", "digits"), scale=0.125, causal=True, window=1)
+    add("exact_one_key", (2, 4, 3, 80), kv_heads=2, sk=1, exact=("zeros", "digits"), scale=0.125)
+    matching("full", (1, 2, 33, 64))
+    matching("causal", (2, 6, 19, 64), kv_heads=2, causal=True)
+    matching("d80", (1, 2, 29, 80), causal=True, layout="contiguous")
+    matching("decode", (2, 4, 1, 64), kv_heads=2, sk=61, causal=True)
+    matching("pairs", (1, 2, 17, 64), "grad_q", "grad_k", sk=128)
+    # equal scores: the mean of the values
+    flat = ("float32", "lse", "grad_q", "grad_k")
+    add("exact_mean", (1, 2, 9, 64), sk=32, exact=("zeros", "digits"), inexact=flat)
+    matching("full_2048", (1, 8, 2048, 128), "grad_q", "grad_k", tier="standard")
+    matching("window_1021", (2, 8, 1021, 128), kv_heads=2, causal=True, window=100, tier="standard")
+    matching("decode_128", (16, 32, 1, 128), kv_heads=8, sk=127, tier="standard")
+    add(
+        "exact_self_1021",
+        (2, 8, 1021, 128),
+        kv_heads=2,
+        exact=("zeros", "digits"),
+        scale=0.125,
+        causal=True,
+        window=1,
+        tier="standard",
+    )
     add("llama_2k", (1, 32, 2048, 128), kv_heads=8, causal=True, tier="standard")
     add("ragged_1021", (2, 8, 1021, 128), sk=1531, causal=True, tier="standard")
     add("d64_window", (1, 16, 2000, 64), causal=True, window=511, tier="standard")
     add("d256_softcap", (1, 8, 777, 256), kv_heads=4, causal=True, softcap=50.0, tier="standard")
     add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
     return found
+
+
+def _future(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None,
+) -> tuple[Tensor, ...] | None:  # fmt: skip
+    """Replace the later half of the keys and values, which the earlier queries of causal attention do not see."""
+    sq, sk = q.shape[2], k.shape[2]
+    first = sk // 2  # the first key that is replaced
+    blind = torch.arange(sq, device=q.device) + (sk - sq) < first
+    if not causal or sk < 2 or not bool(blind.any()) or q.numel() == 0:
+        return None
+    for x in (k, v):
+        x[:, :, first:] = 1 - 2 * x[:, :, first:]  # finite: NaN times a probability of 0 is NaN by right
+    kept = blind.expand(q.shape[:3])
+    return kept.unsqueeze(-1).expand(q.shape), kept
 
 
 def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
@@ -230,6 +283,8 @@ def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
     cost=lambda q, k, v, causal, scale, window, softcap, mask: _cost(q, k, causal, window, 2, 2),
     cases=_cases, bound=bounds.attention, roundings=(ROUNDED_P,), rounded=_with_roundings,
     backward="attention_backward", grads=("q", "k", "v"), autocast=("low", "aten::scaled_dot_product_attention"),
+    batch={"q": 3, "k": 3, "v": 3, "mask": 3, "out": 3, "lse": 2}, unseen=_future,
+    reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),
 )  # fmt: skip
 def attention_with_lse(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
@@ -237,6 +292,9 @@ def attention_with_lse(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`attention` with every argument positional, returning (out, lse)."""
     return _forward(q, k, v, causal, scale, window, softcap, mask)
+
+
+_attention_alone = first_of(attention_with_lse)
 
 
 @public(attention_with_lse)
@@ -257,8 +315,8 @@ def attention(
     float32 accumulation; an implementation may round P to the storage dtype. Raises ArgumentError.
     Source: Vaswani et al., arXiv:1706.03762; softcap: Gemma 2, arXiv:2408.00118.
     """
-    out, lse = attention_with_lse(q, k, v, causal, scale, window, softcap, mask)
-    return (out, lse) if return_lse else out
+    form = attention_with_lse if return_lse else _attention_alone
+    return form(q, k, v, causal, scale, window, softcap, mask)
 
 
 @primitive(
@@ -274,6 +332,11 @@ def attention(
         q, k, causal, window, 5, 4
     ),
     bound=bounds.attention_backward, roundings=(ROUNDED_P, ROUNDED_DS),
+    batch={
+        "grad_out": 3, "grad_lse": 2, "q": 3, "k": 3, "v": 3, "out": 3, "lse": 2, "mask": 3,
+        "grad_q": 3, "grad_k": 3, "grad_v": 3,
+    },
+    reduction=lambda grad_out, grad_lse, q, k, *rest: max(k.shape[2], q.shape[2] * (q.shape[1] // k.shape[1])),
     rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
 )  # fmt: skip
 def attention_backward(

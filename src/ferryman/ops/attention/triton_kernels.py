@@ -360,6 +360,8 @@ def _dq_range(
         ds = p * (dp - delta[:, None])
         if HAS_CAP:
             ds = ds * slope
+        if EDGE:
+            ds = tl.where(keys[None, :] < num_keys, ds, 0.0)  # a padded key's slope is NaN where q is Inf: 0 * Inf
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     return dq
 

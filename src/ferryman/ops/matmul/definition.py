@@ -33,12 +33,15 @@ def _rows(x: Tensor) -> Tensor:
 
 def _product_error(a: Tensor, b: Tensor) -> dict[str, Tensor]:
     """6 sqrt(K) |a| @ |b| from probabilistic analysis (Higham & Mary 2019); tf32 rounds both
-    operands; split-k rounds each partial sum to the storage dtype."""
+    operands; split-k rounds each partial sum to the storage dtype. Nothing in it is an approximated function, so that
+    its systematic part ("bias") is at most one standard deviation."""
     depth = max(a.shape[-1], 1)
+    magnitude = a.abs() @ b.abs()
     return {
-        "accumulate": (6 * math.sqrt(depth) + 1) * (a.abs() @ b.abs()),
+        "accumulate": (6 * math.sqrt(depth) + 1) * magnitude,
+        "bias": (math.sqrt(depth) + 1) * magnitude,
         "absolute": a.new_full((), depth * 2.0**-149),  # products underflow gradually
-        "split-k": a.abs() @ b.abs(),
+        "split-k": magnitude,
         "tf32": 6 * math.sqrt(2) * torch.sqrt(a.square() @ b.square()),
     }
 
@@ -47,7 +50,8 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
     x, weight, bias = args
     terms = _product_error(x, weight.T)
     if bias is not None:
-        terms["accumulate"] = terms["accumulate"] + bias.abs() + outputs[0].abs()
+        for name in ("accumulate", "bias"):
+            terms[name] = terms[name] + bias.abs() + outputs[0].abs()
     return (terms,)
 
 
@@ -67,14 +71,20 @@ def _cases() -> Sequence[Case]:
     found = []
 
     def add(name: str, x: tuple[int, ...], n: int, bias: bool = False, layout: str = "contiguous",
-            weight_layout: str = "contiguous", tier: str = "small", fill: str | None = None) -> None:  # fmt: skip
+            weight_layout: str = "contiguous", tier: str = "small", fill: str | None = None,
+            weight_fill: str | None = None, bias_fill: str | None = None, **judged: object) -> None:  # fmt: skip
         found.append(
             Case(name, {
                 "x": TensorSpec(x, layout=layout, fill=fill),
-                "weight": TensorSpec((n, x[-1]), layout=weight_layout, fill=fill),
-                "bias": TensorSpec((n,)) if bias else None,
-            }, tier)  # type: ignore[arg-type]
+                "weight": TensorSpec((n, x[-1]), layout=weight_layout, fill=weight_fill or fill),
+                "bias": TensorSpec((n,), fill=bias_fill or ("integer" if judged else None)) if bias else None,
+            }, tier, **judged)  # type: ignore[arg-type]
         )  # fmt: skip
+
+    # float32 holds every partial sum, 16 bits do not
+    integers: dict[str, object] = {"fill": "integer", "exact": True, "inexact": ("split-k",)}
+    # 8 bits hold every partial sum
+    few: dict[str, object] = {"fill": "sparse", "weight_fill": "digits", "exact": True, "cotangent": "sparse"}
 
     add("square", (64, 64), 64)
     add("ragged", (37, 71), 101, bias=True)
@@ -88,12 +98,20 @@ def _cases() -> Sequence[Case]:
     add("tile_edge", (129, 65), 130)
     for layout in ("rows", "last", "offset"):
         add(f"layout_{layout}", (20, 72), 40, layout=layout, weight_layout=layout)
-    for fill in ("integer", "offset", "nonfinite", "constant"):
+    for fill in ("offset", "nonfinite", "constant"):
         add(f"fill_{fill}", (24, 96), 40, fill=fill)
+    add("exact_integers", (24, 96), 40, **integers)  # type: ignore[arg-type]
+    add("exact_integers_ragged", (37, 131), 67, bias=True, layout="rows", **integers)  # type: ignore[arg-type]
+    add("exact_ties", (29, 131), 67, bias=True, bias_fill="ties", **integers)  # type: ignore[arg-type]
+    add("exact_few", (2, 19, 257), 71, bias=True, **few)  # type: ignore[arg-type]
+    add("exact_few_one_row", (1, 193), 33, **few)  # type: ignore[arg-type]
     add("mlp_up", (1024, 4096), 14_336, tier="standard")
     add("mlp_ragged", (1021, 4093), 2051, bias=True, tier="standard")
     add("decode_16", (16, 4096), 4096, tier="standard")
     add("decode_1", (1, 4096), 14_336, tier="standard")
+    add("exact_integers_4096", (1021, 4096), 2051, tier="standard", **integers)  # type: ignore[arg-type]
+    add("exact_few_4096", (517, 4093), 4096, bias=True, tier="standard", **few)  # type: ignore[arg-type]
+    add("exact_few_decode", (3, 4096), 4099, tier="standard", **few)  # type: ignore[arg-type]
     return found
 
 
@@ -109,7 +127,7 @@ def _product_bytes(x: Tensor, weight: Tensor) -> float:
     cost=lambda x, weight, bias: Cost(2.0 * x.numel() * weight.shape[0], _product_bytes(x, weight)),
     cases=_cases, bound=_bound,
     backward="linear_backward", grads=("x", "weight", "bias"), lower=functional.linear,
-    autocast=("low", "aten::linear"),
+    autocast=("low", "aten::linear"), batch={"x": 1, "y": 1}, reduction=lambda x, weight, bias: x.shape[-1],
 )  # fmt: skip
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``.
@@ -134,6 +152,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         2.0 * x.numel() * weight.shape[0] * (need_x + need_weight), _product_bytes(x, weight) * (need_x + need_weight)
     ),
     bound=_gradient_bound,
+    batch={"grad": 1, "x": 1, "grad_x": 1},
+    reduction=lambda grad, x, weight, bias, need_x, need_weight: max(len(weight), math.prod(x.shape[:-1])),
 )
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_x: bool, need_weight: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -221,7 +222,8 @@ def linear_backward(
         else:
             grad_weight = _product(_rows(grad).t(), _rows(x), None, target)
     if bias is not None:
-        grad_bias = grad.reshape(-1, weight.shape[0]).sum(0, dtype=torch.float32).to(bias.dtype)
+        rows = math.prod(grad.shape[:-1])  # reshape(-1, 0) would be ambiguous
+        grad_bias = grad.reshape(rows, weight.shape[0]).sum(0, dtype=torch.float32).to(bias.dtype)
     return grad_x, grad_weight, grad_bias
 
 

@@ -41,6 +41,11 @@ def add_rms_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     return terms if weight is None else terms | _scaled_underflow(weight, cast), {"accumulate": s}
 
 
+def _rows(x: Tensor) -> Tensor:
+    """(rows, N); reshape(-1, N) cannot tell how many rows have no element."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def _rms_gradient(g: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Terms, Terms]:
     n = x.shape[-1]
     r = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -50,7 +55,7 @@ def _rms_gradient(g: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tu
     for_x: Terms = {"accumulate": grad_x, "absolute": ETA * (1 + r * (2 + hat + inner))}
     if weight is None:
         return for_x, {"accumulate": x.new_empty(0)}
-    products, rows = (g.abs() * hat).reshape(-1, n), g.abs().reshape(-1, n)
+    products, rows = _rows(g.abs() * hat), _rows(g.abs())
     grad_weight = products.sum(0) * (6 * math.sqrt(max(len(products), 1)) + _relative(n))
     return for_x, {"accumulate": grad_weight, "absolute": ETA * (1 + rows).sum(0)}
 
@@ -63,14 +68,13 @@ def add_rms_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Ter
     """The saved sum is rounded to the storage dtype, which moves the gradient as it moves the forward result."""
     grad_y, grad_residual, s, weight, eps = args
     for_x, for_weight = _rms_gradient(grad_y, s, weight, eps)
-    n = s.shape[-1]
     r = torch.rsqrt(s.square().mean(-1, keepdim=True) + eps)
     hat, gw = (s * r).abs(), (grad_y if weight is None else grad_y * weight).abs()
     saved = r * (gw + 4 * hat * (gw * hat).mean(-1, keepdim=True))
     for_x |= {"accumulate": for_x["accumulate"] + grad_residual.abs(), "storage": saved}
     if weight is None:
         return for_x, for_weight
-    return for_x, for_weight | {"storage": 2 * (grad_y.abs() * hat).reshape(-1, n).sum(0)}
+    return for_x, for_weight | {"storage": 2 * _rows(grad_y.abs() * hat).sum(0)}
 
 
 def _layer(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -108,9 +112,9 @@ def layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms
     grad_x = r * ((gw + mean + hat.abs() * inner) * (rstd + 4) + mean * root + hat.abs() * inner * root + moved)
     rows = max(g.numel() // max(n, 1), 1)
     many = 6 * math.sqrt(rows)
-    flat = g.abs().reshape(-1, n)
+    flat = _rows(g.abs())
     for_x = {"accumulate": grad_x, "absolute": ETA * (1 + r * (3 + hat.abs() + inner))}
-    grad_weight = (flat * hat.abs().reshape(-1, n)).sum(0) * many + (flat * error.reshape(-1, n)).sum(0)
+    grad_weight = (flat * _rows(hat.abs())).sum(0) * many + (flat * _rows(error)).sum(0)
     return (
         for_x,
         {"accumulate": x.new_empty(0)}

@@ -39,23 +39,33 @@ def _bytes(*tensors: Tensor | None) -> float:
     return float(sum(t.numel() * t.element_size() for t in tensors if t is not None))
 
 
+def _most_summed(grad: Tensor, *rest: object) -> int:
+    """A gradient of x sums over its row, a gradient of weight over every row."""
+    width = grad.shape[-1]
+    return max(width, grad.numel() // max(width, 1))
+
+
 def _cases(parameters: str, *, residual: bool = False, bias: bool = False, cast: bool = False) -> Sequence[Case]:
     """Ragged shapes, mixed weight dtypes and hostile layouts for one norm; ``parameters`` names its inputs."""
     found: list[Case] = []
 
     def add(name: str, shape: tuple[int, ...], layout: str = "contiguous", weight: str | None = "storage",
-            tier: str = "small", fill: str | None = None, eps: float = 1e-6, **extra: object) -> None:  # fmt: skip
+            tier: str = "small", fill: str | None = None, eps: float = 1e-6, cast_before_weight: bool = False,
+            inexact: tuple[str, ...] | None = None) -> None:  # fmt: skip
+        """``inexact`` is given where the case is exact."""
+        exact = inexact is not None
         x = TensorSpec(shape, layout=layout, fill=fill)
         args: dict[str, object] = {"x": x}
         if residual:
             args["residual"] = x
-        args["weight"] = None if weight is None else TensorSpec(shape[-1:], dtype=weight, fill="weight")
+        scale, shift = ("digits", "fours") if exact else ("weight", "normal")
+        args["weight"] = None if weight is None else TensorSpec(shape[-1:], dtype=weight, fill=scale)
         if bias:
-            args["bias"] = None if weight is None else TensorSpec(shape[-1:], dtype=weight, fill="normal")
+            args["bias"] = None if weight is None else TensorSpec(shape[-1:], dtype=weight, fill=shift)
         args["eps"] = eps
         if cast:
-            args["cast_before_weight"] = bool(extra.get("cast_before_weight", False))
-        found.append(Case(name, args, tier))  # type: ignore[arg-type]
+            args["cast_before_weight"] = cast_before_weight
+        found.append(Case(name, args, tier, exact, inexact or ()))  # type: ignore[arg-type]
 
     for name, shape in _SHAPES.items():
         add(name, shape)
@@ -70,6 +80,25 @@ def _cases(parameters: str, *, residual: bool = False, bias: bool = False, cast:
     for fill in ("offset", "constant", "tiny", "large", "nonfinite", "zeros"):
         add(f"fill_{fill}", (5, 384), fill=fill)
     add("large_eps", (4, 128), eps=0.5)
+    if bias:
+        # Welford's update divides by every count: its float32 shows it, and so do gradients through the statistics
+        for name, shape, tier in (
+            ("levels", (7, 256), "small"), ("levels_ragged", (5, 1026), "small"),
+            ("levels_4096", (517, 4096), "standard"), ("levels_long", (9, 65_536), "standard"),
+        ):  # fmt: skip
+            add(f"exact_{name}", shape, tier=tier, fill="levels", eps=0.0, inexact=("float32", "grad_x", "grad_weight"))
+        for name, shape, tier in (("plateaus", (7, 256), "small"), ("plateaus_4096", (1021, 4096), "standard")):
+            add(f"exact_{name}", shape, tier=tier, fill="plateaus", eps=0.25, inexact=())
+    else:
+        # 4^n columns: the mean square and the norm are powers of two, whatever the way to them
+        add("exact_powers", (7, 256), fill="powers", eps=0.0, inexact=())
+        add("exact_powers_wide", (3, 4096), layout="rows", weight="float32", fill="powers", eps=0.0, inexact=())
+        add("exact_powers_cast", (2, 3, 64), fill="powers", eps=0.0, cast_before_weight=cast, inexact=())
+        # 1 / 257 is rounded, and then multiplied in 16 bits: only the forward result is far from every tie
+        ragged = ("float32", "grad_x", "grad_sum", "grad_weight")
+        add("exact_powers_ragged", (5, 257), fill="powers", eps=0.0, inexact=ragged)
+        add("exact_powers_4096", (1021, 4096), tier="standard", fill="powers", eps=0.0, inexact=())
+        add("exact_powers_long", (17, 65_536), tier="standard", fill="powers", eps=0.0, inexact=())
     add("hidden_4096", (2048, 4096), tier="standard")
     add("hidden_5120_ragged", (1021, 5119), tier="standard")
     add("wide_row", (17, 131_072), tier="standard")
@@ -87,6 +116,7 @@ def _rms_cost(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: 
     meta=lambda x, weight, eps, cast_before_weight: x.new_empty(x.shape),
     cost=_rms_cost, cases=lambda: _cases("x", cast=True), bound=bounds.rms_norm,
     backward="rms_norm_backward", grads=("x", "weight"), lower="definition", autocast=("fp32", "aten::rms_norm"),
+    batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
 )  # fmt: skip
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x * rsqrt(mean(x**2) + eps) * weight``.
@@ -112,6 +142,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_be
     meta=lambda grad, x, weight, eps: (x.new_empty(x.shape), _weight_gradient(x, weight)),
     cost=lambda grad, x, weight, eps: Cost(12.0 * x.numel(), _bytes(grad, x, x, weight, weight)),
     bound=bounds.rms_norm_backward,
+    batch={"grad": 1, "x": 1, "grad_x": 1},
+    reduction=_most_summed,
 )
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Gradients of `rms_norm`: (grad_x in x's dtype, grad_weight in the weight's; an empty tensor without a weight)."""
@@ -139,7 +171,7 @@ def _check_add(op: str, x: Tensor, residual: Tensor, weight: Tensor | None, eps:
     cost=lambda x, residual, weight, eps, cast_before_weight: Cost(5.0 * x.numel(), _bytes(x, x, x, x, weight)),
     cases=lambda: _cases("x residual", residual=True, cast=True), bound=bounds.add_rms_norm,
     backward="add_rms_norm_backward", grads=(("x", "residual"), "weight"), lower="definition",
-    autocast=("fp32", "aten::rms_norm"),
+    autocast=("fp32", "aten::rms_norm"), batch={"x": 1, "residual": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
 )  # fmt: skip
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False
@@ -173,6 +205,8 @@ def add_rms_norm(
         13.0 * out_residual.numel(), _bytes(grad_y, grad_residual, out_residual, out_residual, weight, weight)
     ),
     bound=bounds.add_rms_norm_backward,
+    reduction=_most_summed,
+    batch={"grad_y": 1, "grad_residual": 1, "out_residual": 1, "grad_sum": 1},
 )
 def add_rms_norm_backward(
     grad_y: Tensor, grad_residual: Tensor, out_residual: Tensor, weight: Tensor | None, eps: float
@@ -200,7 +234,7 @@ def _check_layer(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     cost=lambda x, weight, bias, eps: Cost(7.0 * x.numel(), _bytes(x, x, weight, bias)),
     cases=lambda: _cases("x", bias=True), bound=bounds.layer_norm,
     backward="layer_norm_backward", grads=("x", "weight", "bias"), lower="definition",
-    autocast=("fp32", "aten::layer_norm"),
+    autocast=("fp32", "aten::layer_norm"), batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
 )  # fmt: skip
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) * rsqrt(var + eps) * weight + bias``, biased variance.
@@ -226,7 +260,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         x.new_empty(x.shape), _weight_gradient(x, weight), _weight_gradient(x, bias)
     ),
     cost=lambda grad, x, weight, bias, eps: Cost(16.0 * x.numel(), _bytes(grad, x, x, weight, weight, bias)),
-    bound=bounds.layer_norm_backward,
+    bound=bounds.layer_norm_backward, batch={"grad": 1, "x": 1, "grad_x": 1}, reduction=_most_summed,
 )  # fmt: skip
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float

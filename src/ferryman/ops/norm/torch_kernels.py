@@ -59,7 +59,7 @@ def rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     g, h = torch.atleast_2d(grad.float()), torch.atleast_2d(x)
     grad_x, grad_weight = _rms_gradient(g, h, weight, eps)
-    return grad_x.reshape(x.shape).to(x.dtype), grad_weight
+    return grad_x.reshape(x.shape).to(x.dtype).contiguous(), grad_weight
 
 
 def add_rms_norm_backward(

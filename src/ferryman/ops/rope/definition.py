@@ -111,14 +111,14 @@ def _cases() -> Sequence[Case]:
 
     def add(name: str, q: tuple[int, ...], kv_heads: int, rotary: int | None = None, cos_dtype: str = "storage",
             batch: int = 1, layout: str = "heads", interleaved: bool = False, tier: str = "small",
-            fill: str | None = None) -> None:  # fmt: skip
-        angle = TensorSpec((batch, q[2], rotary or q[3]), dtype=cos_dtype, fill="unit")
+            fill: str | None = None, exact: bool = False) -> None:  # fmt: skip
+        angle = TensorSpec((batch, q[2], rotary or q[3]), dtype=cos_dtype, fill="signs" if exact else "unit")
         found.append(
             Case(name, {
                 "q": TensorSpec(q, layout=layout, fill=fill),
                 "k": TensorSpec((q[0], kv_heads, *q[2:]), layout=layout, fill=fill),
                 "cos": angle, "sin": angle, "interleaved": interleaved,
-            }, tier)  # type: ignore[arg-type]
+            }, tier, exact)  # type: ignore[arg-type]
         )  # fmt: skip
 
     add("d64", (2, 4, 7, 64), 2)
@@ -135,6 +135,10 @@ def _cases() -> Sequence[Case]:
     add("empty", (0, 2, 5, 64), 2)
     for fill in ("offset", "large", "nonfinite"):
         add(f"fill_{fill}", (1, 2, 9, 64), 2, fill=fill)
+    for name, shape, tier in (("quarters", (2, 3, 7, 64), "small"), ("quarters_1023", (2, 8, 1023, 128), "standard")):
+        add(f"exact_{name}", shape, 1, tier=tier, fill="integer", exact=True)
+        partial = {"rotary": shape[3] // 4 * 3, "batch": 2, "interleaved": True}
+        add(f"exact_{name}_partial", shape, 1, tier=tier, fill="integer", exact=True, **partial)  # type: ignore[arg-type]
     add("llama_prefill", (2, 32, 1023, 128), 8, tier="standard")
     add("glm_prefill", (1, 32, 2048, 128), 2, rotary=64, interleaved=True, tier="standard")
     return found
@@ -147,6 +151,7 @@ def _cases() -> Sequence[Case]:
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos),
     cases=_cases, bound=_bound, name="rope",
     backward="rope_backward", grads=("q", "k"), lower=_lowered,
+    batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2,
 )  # fmt: skip
 def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """`rope` with every argument positional."""
@@ -172,6 +177,8 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = 
     meta=lambda grad_q, grad_k, cos, sin, interleaved: (_empty(grad_q), _empty(grad_k)),
     cost=lambda grad_q, grad_k, cos, sin, interleaved: _cost(grad_q, grad_k, cos),
     bound=_gradient_bound,
+    reduction=lambda *args: 2,
+    batch={"grad_q": 3, "grad_k": 3, "cos": 2, "sin": 2, "q": 3, "k": 3},
 )
 def rope_backward(grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Gradients of `rope` for q and k: the transposed rotation."""

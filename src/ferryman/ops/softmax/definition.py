@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,6 +46,12 @@ def _softmax_cases() -> Sequence[Case]:
     found += [Case(f"layout_{lay}", {"x": TensorSpec((6, 200), layout=lay)}) for lay in ("rows", "last", "offset")]
     for fill in ("offset", "constant", "large", "nonfinite", "masked", "zeros"):
         found.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
+    exact = {"exact_support": (9, 257), "exact_support_wide": (3, 4099), "exact_support_dims": (2, 3, 64)}
+    found += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True) for n, s in exact.items()]
+    found += [
+        Case(n, {"x": TensorSpec(s, fill="support")}, "standard", exact=True)
+        for n, s in {"exact_support_8191": (1021, 8191), "exact_support_vocabulary": (33, 128_256)}.items()
+    ]
     found += [
         Case("scores", {"x": TensorSpec((8, 16, 127, 1031))}, "standard"),
         Case("rows_8192", {"x": TensorSpec((1024, 8192))}, "standard"),
@@ -67,6 +74,7 @@ def _check_softmax(op: str, **tensors: Tensor) -> None:
     cost=lambda x: Cost(5.0 * x.numel(), 2.0 * x.numel() * x.element_size()),
     cases=_softmax_cases, bound=_softmax_bound,
     backward="softmax_backward", grads=("x",), lower="definition", autocast=("fp32", "aten::softmax.int"),
+    batch={"x": 1, "y": 1}, reduction=lambda x: x.shape[-1],
 )  # fmt: skip
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, shifted by the row's maximum.
@@ -83,7 +91,7 @@ def softmax(x: Tensor) -> Tensor:
     check=lambda grad, y: _check_softmax("softmax_backward", grad=grad, y=y),
     meta=lambda grad, y: y.new_empty(y.shape),
     cost=lambda grad, y: Cost(4.0 * y.numel(), 3.0 * y.numel() * y.element_size()),
-    bound=_softmax_gradient_bound,
+    bound=_softmax_gradient_bound, batch={"grad": 1, "y": 1, "grad_x": 1}, reduction=lambda grad, y: y.shape[-1],
 )  # fmt: skip
 def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
     """Gradient of `softmax` from its result: ``y * (grad - sum(grad * y))``."""
@@ -131,7 +139,9 @@ def _loss_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     error = torch.where(p > 0, error, 0.0)
     scale = grad.abs() / n
     total = scale * (error + 3) * 1.0 + 4 * outputs[0].abs()
-    return ({"accumulate": torch.where(counted, total, 0.0), "absolute": scale * FLUSH + torch.zeros_like(p)},)
+    # where no row counts the scale is infinite, and every gradient exactly 0
+    flush = torch.where(counted, scale * FLUSH, 0.0).expand_as(p)
+    return ({"accumulate": torch.where(counted, total, 0.0), "absolute": flush},)
 
 
 def _loss_cases() -> Sequence[Case]:
@@ -149,6 +159,14 @@ def _loss_cases() -> Sequence[Case]:
     found += [case("empty", (0, 64)), case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1)]
     found += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
     found += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
+    # 2^n rows, and 2^n classes where they are averaged: the means are exact
+    for name, shape, tier, smoothing in (
+        ("peaks", (8, 257), "small", 0.0), ("peaks_wide", (4, 4099), "small", 0.0),
+        ("peaks_smoothing", (2, 8, 128), "small", 0.5), ("peaks_vocabulary", (256, 128_256), "standard", 0.0),
+        ("peaks_ragged", (64, 50_257), "standard", 0.0),
+    ):  # fmt: skip
+        peaks = case(f"exact_{name}", shape, tier, smoothing, fill="peaks")
+        found.append(replace(peaks, exact=True, cotangent="digits"))
     found += [case("vocabulary", (257, 128_256), "standard"), case("vocabulary_ragged", (63, 50_257), "standard", 0.1)]
     return found
 
@@ -185,7 +203,8 @@ def _float32(like: Tensor) -> torch.dtype:
     ),
     cases=_loss_cases, bound=_loss_bound,
     backward="cross_entropy_backward", grads=("logits",), autocast=("fp32", "aten::nll_loss"),
-    nondifferentiable=("lse",),
+    nondifferentiable=("lse",), batch={"logits": 1, "target": 0, "lse": 0},
+    reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
 )  # fmt: skip
 def cross_entropy_with_lse(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
@@ -222,6 +241,8 @@ def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, labe
         4.0 * logits.numel(), 2.0 * logits.numel() * logits.element_size()
     ),
     bound=_loss_gradient_bound,
+    batch="every gradient is divided by the number of rows that count",
+    reduction=lambda grad, logits, *rest: 1,
 )
 def cross_entropy_backward(
     grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float

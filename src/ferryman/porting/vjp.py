@@ -1,0 +1,290 @@
+"""G7, gradients end to end: vector-Jacobian products through the public autograd path, against float64 autograd.
+
+What the backward is given is what the forward returned. Its own error is judged against the float64 backward of those
+very tensors; what they move in the gradient is computed beside it, in float64, and allowed for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.dispatch import registry, state
+from ferryman.dispatch.gradient import Recipe, differentiable
+from ferryman.errors import Unsupported
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+from ferryman.porting import gates, metrics
+from ferryman.porting.cases import as_tuple, double
+from ferryman.porting.fills import Draw, fill
+from ferryman.porting.metrics import Bound, Declared
+from ferryman.porting.prepared import Prepared
+from ferryman.porting.results import Gate
+
+PASSES = ("random", "integer")
+EVERY = 4  # of the cases that are interpreted, whose backwards have cells of their own, one in four
+LEFT_OUT = f"left out: interpreted, one case in {EVERY} is differentiated"
+
+
+@dataclass(frozen=True)
+class Exact:
+    """One pass in float64. ``analytic`` are the results of the backward's definition, ``gradients`` autograd's."""
+
+    cotangents: dict[int, Tensor]
+    gradients: dict[str, Tensor]
+    given: dict[str, Any]
+    analytic: tuple[Tensor, ...]
+    terms: tuple[Mapping[str, Tensor], ...]
+
+
+def applies(prepared: Prepared, interpreted: bool) -> str | None:
+    """Why the gate does not apply; None if it does."""
+    op = prepared.primitive
+    if prepared.backward:
+        return "a backward is not differentiated again"
+    if op.backward is None:
+        return "the op has no backward"
+    if prepared.device.type == "cpu" and not prepared.small:
+        return "left out: on a CPU, small cases only"
+    for name in _wanted(op):
+        value = prepared.exact.values[op.names.index(name)]
+        if isinstance(value, Tensor) and not prepared.case.exact and not bool(value.isfinite().all()):
+            return f"{name} is not finite: NaN and Inf are judged op by op, through two ops they have no bound"
+        if isinstance(value, Tensor) and prepared.args.buffers[name].shared():
+            return f"elements of {name} share memory, and so would their gradients"
+    if interpreted:
+        names = [case.name for case in op.cases()]
+        if prepared.case.name not in names or names.index(prepared.case.name) % EVERY:
+            return LEFT_OUT
+    return None
+
+
+def judge(
+    prepared: Prepared, implementation: Implementation, kernel: Callable[..., Any] | None, target: Target, *,
+    tf32: bool, interpreted: bool,
+) -> Gate:  # fmt: skip
+    """``kernel`` replaces the forward's launcher under the same autograd function. What it raises is the reason."""
+    why = applies(prepared, interpreted)
+    if why is not None:
+        return Gate(outcome="n/a", reason=why)
+    passes = PASSES if prepared.small and not interpreted else PASSES[:1]
+    if prepared.case.exact:
+        passes = PASSES[1:]
+    try:
+        try:
+            ran = _run(prepared, implementation, kernel, target, passes, _partner(prepared, implementation))
+        except Unsupported:
+            ran = _run(prepared, implementation, kernel, target, passes, None)
+    except torch.OutOfMemoryError:
+        return Gate(outcome="n/a", reason="out of memory")
+    except Unsupported as error:
+        return Gate(outcome="n/a", reason=f"refused under autograd: {str(error)[:300]}")
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises under autograd is its verdict
+        return Gate(outcome="fail", reason=f"raised {type(error).__name__} under autograd: {str(error)[:300]}")
+    return _judged(prepared, implementation, ran, tf32)
+
+
+def _wanted(op: Primitive) -> list[str]:
+    return [n for shared in op.grads for n in shared]
+
+
+def _partner(prepared: Prepared, implementation: Implementation) -> str | None:
+    """The backward of the forward's own backend, if there is one here."""
+    vendors = {line.name: line for line in registry.implementations(str(prepared.primitive.backward))}
+    line = vendors.get(implementation.name)
+    if line is None or registry.probe(line.backend, "cpu" if prepared.device.type == "cpu" else _vendor()):
+        return None
+    return line.name
+
+
+def _vendor() -> str:
+    return "amd" if torch.version.hip else "nvidia"
+
+
+@dataclass
+class _Ran:
+    outputs: tuple[Tensor, ...]
+    gradients: dict[str, dict[str, Tensor]]
+    passes: Sequence[str]
+    calls: dict[tuple[str, str], int]
+    asked: dict[str, str]
+
+
+def _run(
+    prepared: Prepared, implementation: Implementation, kernel: Callable[..., Any] | None, target: Target,
+    passes: Sequence[str], partner: str | None,
+) -> _Ran:  # fmt: skip
+    op = prepared.primitive
+    asked: dict[str, str] = {} if kernel is not None else {op.name: implementation.name}
+    if partner is not None:
+        asked[str(op.backward)] = partner
+    names = _wanted(op)
+    args = tuple(
+        v.detach().requires_grad_() if n in names and isinstance(v, Tensor) else v
+        for n, v in zip(op.names, prepared.args.values, strict=True)
+    )
+    leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
+    found: dict[str, dict[str, Tensor]] = {}
+    with state.trace() as seen, torch.enable_grad():
+        with state.requested({n: (i,) for n, i in asked.items()}):
+            if kernel is None:
+                outputs = as_tuple(op.namespace[op.name](*args))
+            else:
+                plan = Recipe.of(op).plan(kernel, target, state.effective())
+                outputs = as_tuple(differentiable(*args, plan))
+        for which in passes:
+            exact = _exact(prepared, which)
+            given = {i: c.to(outputs[i].device) for i, c in exact.cotangents.items()}
+            grads = torch.autograd.grad(
+                [outputs[i] for i in given], list(leaves.values()), list(given.values()), retain_graph=True
+            )
+            found[which] = dict(zip(leaves, grads, strict=True))
+    return _Ran(tuple(o.detach() for o in outputs), found, passes, dict(seen.calls), asked)
+
+
+def _exact(prepared: Prepared, which: str) -> Exact:
+    """The same pass in float64, worked out once for all implementations."""
+    kept = prepared.kept.get(("vjp", which))
+    if isinstance(kept, Exact):
+        return kept
+    op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.backward))
+    gradients, names = op.gradient_names(), _wanted(op)
+    args = tuple(
+        v.detach().requires_grad_() if n in names and isinstance(v, Tensor) else v
+        for n, v in zip(op.names, double(prepared.exact.values), strict=True)
+    )
+    with torch.enable_grad():
+        outputs = as_tuple(op.body(*args))
+    cotangents: dict[int, Tensor] = {}
+    for name, index in gradients.items():
+        optional = backward.types[name] == "Tensor?"
+        if optional and which == "random":
+            continue  # the fused backwards take no gradient of the log-sum-exp: both ways are tried
+        like = prepared.declared[index]
+        draw = Draw.of(prepared.seed, backward.name, prepared.case.name, f"{which}/{name}", tuple(like.shape),
+                       like.dtype, prepared.oracle[index].device)  # fmt: skip
+        content = fill(prepared.case.cotangent or "integer" if which == "integer" else "normal").make(draw)
+        cotangents[index] = content.to(like.dtype)
+    leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
+    live = [(outputs[i], c.double()) for i, c in cotangents.items() if outputs[i].requires_grad]
+    grads = torch.autograd.grad(
+        [o for o, _ in live], list(leaves.values()), [c for _, c in live], allow_unused=True, materialize_grads=True
+    ) if live else [torch.zeros_like(v) for v in leaves.values()]  # fmt: skip
+    given: dict[str, Any] = {
+        n: v.detach() if isinstance(v, Tensor) else v for n, v in zip(op.names, args, strict=True)
+    } | _outputs(op, tuple(o.detach() for o in outputs))  # fmt: skip
+    given |= {n: cotangents[i].double() if i in cotangents else None for n, i in gradients.items()}
+    given |= {n: True for n in backward.names if n.startswith("need_")}
+    analytic, terms = _backward(backward, given)
+    made = Exact(cotangents, dict(zip(leaves, grads, strict=True)), given, analytic, terms)
+    prepared.kept["vjp", which] = made
+    return made
+
+
+def _outputs(op: Primitive, outputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Outputs by the names under which a backward takes them."""
+    return {f"out_{n}" if n in op.names else n: o for n, o in zip(op.outputs, outputs, strict=True)}
+
+
+def _backward(backward: Primitive, given: dict[str, Any]) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    args = tuple(given[n] for n in backward.names)
+    with torch.no_grad():
+        results = as_tuple(backward.body(*args))
+        return results, tuple(backward.bound(args, results))
+
+
+def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32: bool) -> Gate:
+    op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.backward))
+    used = [(name, count) for (which, name), count in ran.calls.items() if which == backward.name]
+    fault = _who_ran(op, backward, ran, used)
+    if fault is not None:
+        return Gate(outcome="fail", reason=fault)
+    line = registry.implementation(backward.name, used[0][0])
+    note = f"backward: {line.name}"
+    storage = prepared.dtype == torch.float32
+    declared = Declared(line.accumulation, frozenset(line.roundings), tf32 and storage)
+    owner = {name: i for i, shared in enumerate(op.grads) for name in shared}
+    largest = 0.0
+    forward = gates.declared_of(prepared, implementation, tf32)
+    for name, got, oracle, bound in zip(
+        op.outputs, ran.outputs, prepared.oracle, prepared.bounds(forward), strict=True
+    ):
+        again = gates.Judgement.of(name, got.to(oracle.device), oracle, bound)
+        if again.wrong is not None:  # what a wrong output moves would be allowed for below
+            return Gate(outcome="fail", reason=f"the forward under autograd: {gates.element(again.wrong)}")
+    for which in ran.passes:
+        exact = _exact(prepared, which)
+        bounds = _allowed(prepared, backward, exact, ran.outputs, declared)
+        for name, got in ran.gradients[which].items():
+            i, like = owner[name], prepared.args.values[op.names.index(name)]
+            if (got.shape, got.dtype, got.device) != (like.shape, like.dtype, like.device):
+                text = f"{tuple(got.shape)} {got.dtype} {got.device}; required: as {name} itself"
+                return Gate(outcome="fail", reason=f"grad of {name} is {text} ({note})")
+            oracle = exact.gradients[name]
+            # autograd gives NaN for rows that see nothing; the backward's definition knows that they are 0
+            oracle = torch.where(oracle.isnan(), exact.analytic[i].reshape(oracle.shape), oracle)
+            found = gates.Judgement.of(f"grad of {name}", got.to(oracle.device), oracle, bounds[i])
+            if found.wrong is not None:
+                return Gate(outcome="fail", measure=_finite(found.worst), reason=(
+                    f"{which} cotangents: {gates.element(found.wrong)} ({note})"
+                ))  # fmt: skip
+            if found.worst is not None:
+                largest = max(largest, found.worst.ratio)
+            output = backward.outputs[i]
+            both = Declared(declared.accumulation, declared.roundings | frozenset(implementation.roundings))
+            if gates.not_exact(prepared, both) is None and output not in prepared.case.inexact:
+                bad = gates.differing(found.got, exact.analytic[i])
+                if bool(bad.any()):
+                    text = f"differs from the exact one in {int(bad.sum())} of {bad.numel()} elements"
+                    return Gate(outcome="fail", reason=f"grad of {name} {text} ({note})")
+    touched = prepared.args.untouched()
+    if touched:
+        return Gate(outcome="fail", reason=f"{'; '.join(touched)} ({note})")
+    return Gate(outcome="pass", measure=largest, reason=note)
+
+
+def _finite(worst: metrics.Worst | None) -> float | None:
+    return None if worst is None else worst.ratio
+
+
+def _who_ran(op: Primitive, backward: Primitive, ran: _Ran, used: list[tuple[str, int]]) -> str | None:
+    """What ran, if it is not what was asked for."""
+    wanted = ran.asked.get(op.name)
+    forward = {name: count for (which, name), count in ran.calls.items() if which == op.name}
+    if wanted is not None and forward != {wanted: 1}:
+        return f"{op.name} was asked of {wanted}, but {forward or 'nothing'} ran"
+    asked = ran.asked.get(backward.name)
+    if len(used) != 1 or used[0][1] != len(ran.passes) or (asked is not None and used[0][0] != asked):
+        return f"{backward.name} was asked of {asked or 'dispatch'}, {len(ran.passes)} times, but {dict(used)} ran"
+    return None
+
+
+def _allowed(
+    prepared: Prepared, backward: Primitive, exact: Exact, outputs: tuple[Tensor, ...], declared: Declared
+) -> tuple[Bound, ...]:
+    """The backward's own bound on what it was given, and how far what it was given moves the gradient."""
+    saved = {
+        n: o.to(exact.analytic[0].device).double()
+        for n, o in _outputs(prepared.primitive, outputs).items()
+        if n in backward.names
+    }
+    analytic, terms = exact.analytic, exact.terms
+    if saved:
+        analytic, terms = _backward(backward, exact.given | saved)
+    given = dict(zip(prepared.primitive.names, prepared.args.values, strict=True))
+    dtypes = [
+        next((given[n].dtype for n in shared if isinstance(given[n], Tensor)), prepared.dtype)
+        for shared in prepared.primitive.grads
+    ]
+    found = metrics.bounds(terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False)
+    if not saved:
+        return found
+    return tuple(
+        Bound(b.total + (a - e).abs().nan_to_num(posinf=0.0), b.variance, b.ambiguous)
+        for b, a, e in zip(found, analytic, exact.analytic, strict=True)
+    )

@@ -1,0 +1,305 @@
+"""Every gate on kernels with one planted error each, and on right kernels that it must let through."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+from parity_support import CPU, DTYPES, OPS, check, strict, torch_kernel
+from torch import Tensor
+
+from ferryman.dispatch import registry
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.porting import cases_of, check_cell, prepare
+from ferryman.porting.cases import as_tuple, forward_of
+from ferryman.porting.results import Cell, GateName
+
+BF16 = torch.bfloat16
+Kernel = Callable[..., Any]
+
+
+def exact_cases(op: str) -> list[Case]:
+    return [c for c in cases_of(registry.primitive(op)) if c.exact]
+
+
+def judged(op: str, kernel: Kernel, gate: GateName, case: Case | None = None, dtypes: tuple[Any, ...] = DTYPES,
+           line: Implementation | None = None) -> list[Cell]:  # fmt: skip
+    """The cells to which a gate applies."""
+    primitive, found = registry.primitive(op), []
+    for dtype in dtypes:
+        for each in [case] if case is not None else cases_of(primitive):
+            found.append(check_cell(primitive, line or strict(op), each, dtype, kernel=kernel))
+    return [c for c in found if gate in c.gates and c.gates[gate].outcome != "n/a"]
+
+
+# --- G1, exact probes
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_unit_in_one_element_of_an_exact_case_is_caught(op: str) -> None:
+    primitive, right, caught = registry.primitive(op), torch_kernel(op), 0
+    assert len(exact_cases(op)) >= 2
+
+    for case in exact_cases(op):
+        at = next((i for i, n in enumerate(primitive.outputs) if n not in case.inexact), None)
+        if at is None:
+            continue
+
+        def kernel(*args: Any, at: int = at) -> Any:
+            outputs = as_tuple(right(*args))
+            flat = outputs[at].view(-1) if outputs[at].is_contiguous() else outputs[at].transpose(1, 2).reshape(-1)
+            middle = flat.numel() // 2
+            flat[middle : middle + 1] = torch.nextafter(flat[middle : middle + 1], torch.full_like(flat[:1], 1e4))
+            return outputs if len(outputs) > 1 else outputs[0]
+
+        for dtype in DTYPES:
+            cell = check_cell(primitive, strict(op), case, dtype, kernel=kernel)
+            if cell.gates["G1"].outcome == "n/a":
+                assert case.inexact
+                continue
+            assert cell.gates["G1"].outcome == "fail", f"{case.name} {dtype}"
+            assert "bit for bit" in (cell.gates["G1"].reason or "") and cell.worst is not None
+            caught += 1
+    assert caught >= 5
+
+
+def linear_without_the_last_k(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
+    y = x[..., :-1].float() @ weight[:, :-1].float().T
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def linear_with_a_tile_twice(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
+    y = x.float() @ weight.float().T + x[..., :16].float() @ weight[:, :16].float().T
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def linear_in_bfloat16_sums(x: Tensor, weight: Tensor, bias: Tensor | None, target: Any) -> Tensor:
+    total = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=BF16)
+    for start in range(0, x.shape[-1], 16):
+        part = x[..., start : start + 16].float() @ weight[:, start : start + 16].float().T
+        total = (total.float() + part).to(BF16)
+    return (total.float() if bias is None else total.float() + bias.float()).to(x.dtype)
+
+
+def norm_over_n_minus_one(x: Tensor, weight: Tensor | None, eps: float, cast: bool, target: Any) -> Tensor:
+    h = x.float()
+    r = torch.rsqrt(h.square().sum(-1, keepdim=True) / max(x.shape[-1] - 1, 1) + eps)
+    return ((h * r) * (1.0 if weight is None else weight.float())).to(x.dtype).contiguous()
+
+
+def layer_norm_with_bias_shifted(x: Tensor, weight: Any, bias: Tensor | None, eps: float, target: Any) -> Tensor:
+    return torch_kernel("layer_norm")(x, weight, None if bias is None else bias.roll(1), eps, target)  # type: ignore[no-any-return]
+
+
+def softmax_without_the_last_column(x: Tensor, target: Any) -> Tensor:
+    h = x.float()
+    e = torch.exp(h - h.amax(-1, keepdim=True)) if h.numel() else h
+    return (e / e[..., :-1].sum(-1, keepdim=True)).to(x.dtype).contiguous()
+
+
+def loss_of_the_next_class(logits: Tensor, labels: Tensor, ignore: int, smoothing: float, target: Any) -> Any:
+    moved = torch.where(labels == ignore, labels, (labels + 1) % logits.shape[-1])
+    return torch_kernel("cross_entropy")(logits, moved, ignore, smoothing, target)
+
+
+def attention_without_the_last_key(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    if k.shape[2] < 2:
+        return torch_kernel("attention")(q, k, v, *rest)
+    _, scale, _, softcap, _, target = rest
+    return torch_kernel("attention")(q, k[:, :, :-1], v[:, :, :-1], False, scale, None, softcap, None, target)
+
+
+def attention_of_the_wrong_head(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+    return torch_kernel("attention")(q, k, v.roll(1, 1), *rest)
+
+
+def rope_with_sin_of_the_other_half(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inter: bool, target: Any) -> Any:
+    return torch_kernel("rope")(q, k, cos, sin.roll(sin.shape[-1] // 2, -1), inter, target)
+
+
+def gated_the_other_way(gate: Tensor, up: Tensor, target: Any) -> Tensor:
+    return torch_kernel("silu_mul")(up, gate.contiguous(), target)  # type: ignore[no-any-return]
+
+
+def weight_gradient_without_the_last_row(grad: Tensor, x: Tensor, *rest: Any) -> Any:
+    gx, gw, gb = torch_kernel("linear_backward")(grad, x, *rest)
+    flat, rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+    return gx, (flat[:-1].float().T @ rows[:-1].float()).to(gw.dtype) if gw.numel() else gw, gb
+
+
+def softmax_gradient_without_the_sum(grad: Tensor, y: Tensor, target: Any) -> Tensor:
+    return (grad.float() * y.float()).to(y.dtype).contiguous()
+
+
+STRUCTURAL = {
+    "linear": (linear_without_the_last_k, linear_with_a_tile_twice, linear_in_bfloat16_sums),
+    "rms_norm": (norm_over_n_minus_one,),
+    "layer_norm": (layer_norm_with_bias_shifted,),
+    "softmax": (softmax_without_the_last_column,),
+    "cross_entropy": (loss_of_the_next_class,),
+    "attention": (attention_without_the_last_key, attention_of_the_wrong_head),
+    "rope": (rope_with_sin_of_the_other_half,),
+    "silu_mul": (gated_the_other_way,),
+    "linear_backward": (weight_gradient_without_the_last_row,),
+    "softmax_backward": (softmax_gradient_without_the_sum,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "kernel"), [(op, k) for op, many in STRUCTURAL.items() for k in many])
+def test_structural_errors_fail_the_exact_probe(op: str, kernel: Kernel) -> None:
+    primitive, failed = registry.primitive(op), 0
+    for case in exact_cases(op):
+        for dtype in DTYPES:
+            cell = check_cell(primitive, strict(op), case, dtype, kernel=kernel)
+            failed += cell.gates.get("G1") is not None and cell.gates["G1"].outcome == "fail"
+    assert failed >= 3
+
+
+def test_a_declaration_excuses_only_what_it_declares() -> None:
+    op, case = "linear", next(c for c in exact_cases("linear") if c.name == "exact_integers_ragged")
+    primitive = registry.primitive(op)
+    for line, dtype, outcome in (
+        (strict(op), BF16, "fail"), (strict(op, accumulation="split-k"), BF16, "n/a"),
+        (strict(op, accumulation="split-k"), torch.float32, "fail"),
+    ):  # fmt: skip
+        gate = check_cell(primitive, line, case, dtype, kernel=linear_in_bfloat16_sums).gates["G1"]
+        assert gate.outcome == outcome and gate.reason
+    few = next(c for c in exact_cases(op) if c.name == "exact_few")
+    cell = check_cell(primitive, strict(op, accumulation="split-k"), few, BF16, kernel=linear_in_bfloat16_sums)
+    assert cell.gates["G1"].outcome == "pass"  # sixteen bits hold every partial sum of this one
+
+
+# --- G4, bias
+
+LARGE = Case("large_enough", {"x": TensorSpec((256, 1024)), "weight": TensorSpec((1024,), fill="weight"),
+                              "eps": 1e-6, "cast_before_weight": False})  # fmt: skip
+LOGITS = Case("large_enough", {"x": TensorSpec((128, 512))})
+
+
+def norm(change: Callable[[Tensor], Tensor], root: float = 1.0) -> Kernel:
+    def kernel(x: Tensor, weight: Tensor, eps: float, cast: bool, target: Any) -> Tensor:
+        h = x.float()
+        y = h * (torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * root) * weight.float()
+        return change(y).to(x.dtype)
+
+    return kernel
+
+
+def truncated(y: Tensor) -> Tensor:
+    return (y.view(torch.int32) & -65536).view(torch.float32)
+
+
+@pytest.mark.parametrize("change", [truncated, lambda y: y * 1.001, lambda y: y * 1.0005, lambda y: y * 0.9998])
+def test_a_bias_far_below_a_unit_is_caught(change: Callable[[Tensor], Tensor]) -> None:
+    (cell,) = judged("rms_norm", norm(change), "G4", LARGE, (BF16,))
+    assert cell.gates["G4"].outcome == "fail", cell.gates["G4"]
+    assert "lean" in (cell.gates["G4"].reason or "") and (cell.gates["G4"].measure or 0) >= 1
+
+
+def test_an_honest_approximation_of_one_sign_is_none() -> None:
+    """rsqrt and exp of every vendor are off by up to 2 units in the last place, and may be so with one sign."""
+    for dtype in DTYPES:
+        for root in (1 - 2.0**-22, 1 + 2.0**-22):
+            (cell,) = judged("rms_norm", norm(lambda y: y, root), "G4", LARGE, (dtype,))
+            assert cell.verdict == "PASS", cell.reason
+
+        def biased_exp(x: Tensor, target: Any) -> Tensor:
+            h = x.float()
+            d = h - h.amax(-1, keepdim=True)
+            e = torch.exp(d) * torch.where(d < -1, 1 + 2.0**-22, 1.0)
+            return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+        (cell,) = judged("softmax", biased_exp, "G4", LOGITS, (dtype,))
+        assert cell.verdict == "PASS", cell.reason
+
+
+# --- G6, batch invariance
+
+
+def other_alone(x: Tensor, weight: Tensor | None, eps: float, cast: bool, target: Any) -> Tensor:
+    """A small-batch path of its own, with another eps."""
+    y: Tensor = torch_kernel("rms_norm")(x, weight, eps + 0.1 * (x.dim() > 1 and x.shape[0] == 1), cast, target)
+    return y
+
+
+def other_order_alone(x: Tensor, target: Any) -> Tensor:
+    h = x.float()
+    e = torch.exp(h - h.amax(-1, keepdim=True)) if h.numel() else h
+    if x.shape[0] == 1:
+        total = sum((e[..., i : i + 1] for i in range(e.shape[-1])), torch.zeros(()))
+    else:
+        total = e.sum(-1, keepdim=True)
+    return (e / total).to(x.dtype).contiguous()
+
+
+def test_a_sample_that_differs_alone_is_caught() -> None:
+    cells = judged("rms_norm", other_alone, "G6")
+    failed = [c for c in cells if c.gates["G6"].outcome == "fail"]
+    assert len(failed) >= 20 and all(c.verdict == "FAIL" for c in failed)
+    assert all("alone" in (c.gates["G6"].reason or "") for c in failed)
+
+
+def test_other_bits_alone_are_bounded_unless_invariance_is_declared() -> None:
+    case = next(c for c in cases_of(registry.primitive("softmax")) if c.name == "prime")
+    (plain,) = judged("softmax", other_order_alone, "G6", case, (torch.float32,))
+    assert plain.verdict == "PASS" and "bounded" in (plain.gates["G6"].reason or "")
+    assert 0 < (plain.gates["G6"].measure or 0) <= 1
+    declared = strict("softmax", batch_invariant=True)
+    (claimed,) = judged("softmax", other_order_alone, "G6", case, (torch.float32,), declared)
+    assert claimed.verdict == "FAIL" and "declared batch-invariant" in (claimed.gates["G6"].reason or "")
+
+
+def test_where_there_is_no_batch_the_reason_is_said() -> None:
+    for op, name, text in (
+        ("rms_norm", "vector", "fewer than two"), ("rms_norm", "one_row", "fewer than two"),
+        ("cross_entropy_backward", "prime", "number of rows"),
+    ):  # fmt: skip
+        primitive = registry.primitive(op)
+        case = next(c for c in cases_of(primitive) if c.name == name)
+        gate = check_cell(primitive, registry.implementation(op, "torch"), case, torch.float32).gates["G6"]
+        assert gate.outcome == "n/a" and text in (gate.reason or "")
+    assert isinstance(registry.primitive("softmax").batch, dict)
+    silent = dataclasses.replace(registry.primitive("softmax"), batch="the op declares no batch axis")
+    case = cases_of(silent)[1]
+    gate = check_cell(silent, registry.implementation("softmax", "torch"), case, torch.float32).gates["G6"]
+    assert gate.outcome == "n/a" and gate.reason == "the op declares no batch axis"
+
+
+# --- causal attention, and what cells hold
+
+
+def test_future_tokens_that_leak_within_the_bound_are_caught() -> None:
+    def leaking(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        out, lse = torch_kernel("attention")(q, k, v, *rest)
+        return out + 1e-7 * v[:, :, -1:].repeat_interleave(q.shape[1] // v.shape[1], 1), lse
+
+    primitive = registry.primitive("attention")
+    case = next(c for c in cases_of(primitive) if c.name == "causal")
+    cell = check_cell(primitive, strict("attention"), case, torch.float32, kernel=leaking)
+    assert cell.verdict == "FAIL" and cell.gates["G2"].outcome == "pass"
+    assert cell.gates["G5"].outcome == "fail" and "may not see" in (cell.gates["G5"].reason or "")
+    assert (cell.reading or "").startswith("future tokens leak")
+
+
+def test_a_wrong_kernel_is_not_run_again() -> None:
+    for cell in check("softmax", lambda x, target: x.clone(memory_format=torch.contiguous_format), dtypes=(BF16,)):
+        if cell.verdict == "FAIL":
+            assert cell.gates["G6"].outcome == cell.gates["G7"].outcome == "n/a"
+            assert "wrong already" in (cell.gates["G7"].reason or "")
+
+
+def test_cells_hold_every_gate_their_errors_and_how_many_terms_were_summed() -> None:
+    for op, name, terms in (("linear", "ragged", 71), ("attention", "full", 64), ("silu_mul", "prime", 1),
+                            ("rms_norm_backward", "prime", 257), ("cross_entropy", "prime", 257)):  # fmt: skip
+        primitive = registry.primitive(op)
+        case = next(c for c in cases_of(primitive) if c.name == name)
+        cell = check_cell(primitive, registry.implementation(op, "torch"), case, BF16)
+        assert cell.reduction == terms and list(cell.gates) == list(get_args(GateName))
+        prepared = prepare(primitive, case, BF16, CPU)
+        assert sum(cell.distribution) == sum(o.numel() for o in prepared.oracle)
+        assert cell.reading is None
+        assert forward_of(primitive) is None or cell.gates["G7"].outcome == "n/a"
