@@ -32,7 +32,7 @@ _FIELDS = {
 }  # fmt: skip
 _TABLES = {
     "peaks": "peaks", "ceilings": "ceilings", "rates": "rates",
-    "numerics.accumulation": "accumulation", "numerics.bias": "biases",
+    "numerics.accumulation": "accumulation", "numerics.bias": "biases", "numerics.arithmetic": "arithmetic",
 }  # fmt: skip
 _REQUIRED = ("wave", "limits.shared_memory_per_block", "limits.max_threads_per_block")
 # What belongs to one card: a generic profile that carried these would lend an unknown device another card's

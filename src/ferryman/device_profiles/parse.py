@@ -35,7 +35,11 @@ UNITS: dict[str, dict[str, str]] = {
     "count": {"": "1"},
     "ratio": {"": "1"},
 }  # fmt: skip
-WORDS = {"fp8": schema.FP8_FLAVOURS, "accumulation": schema.ACCUMULATION}
+WORDS = {
+    "fp8": schema.FP8_FLAVOURS, "accumulation": schema.ACCUMULATION, "rounding": schema.ROUNDINGS,
+    "subnormals": schema.SUBNORMALS, "contraction": schema.CONTRACTION, "overflow": schema.OVERFLOW,
+    "exact": schema.EXACT,
+}  # fmt: skip
 ACCUMULATE_DTYPES = ("f16", "f32", "f64", "i32")
 _NUMBER = re.compile(r"([+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)(?: ([A-Za-z/]+))?")
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
@@ -59,8 +63,9 @@ CELLS: dict[str, str] = {
     **_by_dtype("rates", "flop_rate", "op_rate"),
     **_by_dtype("numerics.accumulation", "accumulation", "accumulation"),
     **_by_dtype("numerics.bias", "ratio", "ratio"),
+    **{f"numerics.arithmetic.{path}": kind for path, kind in schema.ARITHMETIC.items()},
 }  # fmt: skip
-GROUPS = {path.rsplit(".", 1)[0] for path in CELLS if "." in path} | {"numerics"}
+GROUPS = {path[:i] for path in CELLS for i, letter in enumerate(path) if letter == "."}
 PLAIN = ("name", "title", "vendor", "arch", "family", "partition", "power_mode", "extends")
 OTHER = ("schema", "generic", "aliases", "sources", "features", "preferences", "tiles")
 TOP_KEYS = {*PLAIN, *OTHER, *(path.split(".")[0] for path in CELLS)}

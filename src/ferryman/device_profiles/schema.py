@@ -20,8 +20,32 @@ KINDS = ("datasheet", "measured", "unverified")
 IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 DTYPES = ("f64", "f32", "tf32", "f16", "bf16", "fp8", "fp4", "i8")  # tf32 stands for XF32 on CDNA3
 # How a sum of products is accumulated; each class has its own error bound (ferryman.porting).
-ACCUMULATION = ("fp32", "split-k", "tf32-rne", "xf32-rd", "fp8-14bit", "int32-exact")
+ACCUMULATION = ("fp32", "split-k", "tf32-rne", "tf32-rz", "xf32-rd", "fp8-14bit", "int32-exact")
 FP8_FLAVOURS = ("e4m3fn", "e4m3fnuz")  # OCP (max 448) and CDNA3's (max 240)
+# What `ferryman fingerprint` measures and a profile may state (docs/fingerprint.md), by path below numerics.arithmetic.
+ROUNDINGS = ("nearest-even", "nearest-away", "toward-zero", "down", "up")
+SUBNORMALS = ("kept", "flushed")
+CONTRACTION = ("fused", "separate")
+OVERFLOW = ("saturate", "nan", "inf")
+EXACT = ("yes", "no")
+MATRIX_DTYPES = ("f32", "tf32", "f16", "bf16", "fp8")
+ROUTES = ("torch", "triton", "simt")
+FUNCTIONS = ("exp", "exp2", "log", "rsqrt", "sqrt", "div", "tanh")
+ARITHMETIC: dict[str, str] = {
+    **{f"matrix.{d}.{name}": kind for d in MATRIX_DTYPES for name, kind in {
+        "block": "count", "aligned_bits": "count", "aligned_rounding": "rounding", "accumulator_bits": "count",
+        "accumulator_rounding": "rounding",
+        "subnormal_inputs": "subnormals", "subnormal_outputs": "subnormals",
+    }.items()},
+    **{f"matrix.{d}.{name}": kind for d in ("f32", "tf32") for name, kind in {
+        "input_bits": "count", "input_rounding": "rounding",
+    }.items()},
+    "matrix.i8.exact": "exact",
+    **{f"subnormals.{d}": "subnormals" for d in ("f32", "f16", "bf16")},
+    **{f"contraction.{route}": "contraction" for route in ROUTES},
+    **{f"overflow.{route}.{fp8}": "overflow" for route in ("torch", "triton") for fp8 in (*FP8_FLAVOURS, "e5m2")},
+    **{f"ulp.{route}.{function}": "ratio" for route in ROUTES for function in FUNCTIONS},
+}  # fmt: skip
 FEATURES = {
     "bf16": "bf16 matrix instructions",
     "tf32": "TF32 matrix instructions",
@@ -144,6 +168,7 @@ class Profile:
     rates: Mapping[str, float] = field(default_factory=FrozenMap)
     accumulation: Mapping[str, str] = field(default_factory=FrozenMap)
     biases: Mapping[str, float] = field(default_factory=FrozenMap)
+    arithmetic: Mapping[str, str | int | float] = field(default_factory=FrozenMap)
     features: frozenset[str] = frozenset()
     preferences: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMap)
     tiles: Mapping[str, Mapping[str, int | str | bool]] = field(default_factory=FrozenMap)
