@@ -1,0 +1,114 @@
+"""`ferryman selftest`: which planted bugs the parity check catches, and how often it flags what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman.cli import output
+from ferryman.errors import FerrymanError
+from ferryman.porting.selftest import SelfTest, run, succeeded
+from ferryman.porting.selftest.report import REQUIRED_SHARE, Record, dumps, reasons, survivors
+from ferryman.porting.selftest.runner import HONEST
+
+QUICK_HONEST = 200
+_MOST_KEYS = 6
+
+
+def selftest(
+    op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
+    honest: Annotated[
+        int | None, typer.Option(help=f"Runs of right alternatives; default {HONEST}, {QUICK_HONEST} with --quick.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs; another seed, other inputs.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One mutant of each class, fewer right runs.")] = False,
+    by_gate: Annotated[
+        bool, typer.Option("--by-gate", help="Judge every run, and count every gate that can catch a mutant.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document as JSON.")] = False,
+) -> None:
+    """Plant known bugs into every op's kernels, and run the parity check on them and on right alternatives.
+
+    Beside it stand torch.allclose, assert_close and the "2x reference" rule on the same runs. Exits with 1 if fewer
+    than 95% of the mutants that change anything are caught, or if anything right is flagged.
+    """
+    with output.progress("self-test") as advance:
+        document = run(
+            ops=op, honest_runs=honest if honest is not None else QUICK_HONEST if quick else HONEST, seed=seed,
+            device=device, every_run_judged=by_gate, sample=quick, progress=advance,
+        )  # fmt: skip
+    text = dumps(document)
+    if as_json:
+        output.say(text)
+    else:
+        _print(document)
+    if out is not None:
+        try:
+            out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise FerrymanError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
+    if not succeeded(document):
+        raise typer.Exit(1)
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _print(document: SelfTest) -> None:
+    facts, found = document.environment, document.mutants
+    total, runs = found.non_equivalent, document.honest_runs
+    output.say(
+        f"{facts.device_name or facts.device} ({facts.profile}), torch {facts.versions['torch']}, seed {facts.seed}: "
+        f"{document.planted} mutants in {facts.seconds:.0f} s"
+    )
+    output.say(
+        f"{total} ran and change something, in {len(document.classes)} classes over {len(document.ops)} ops; "
+        f"{document.source_edits} are edits of kernel sources; {document.survive_allclose} survive every allclose"
+    )
+    output.say()
+    rows: list[list[object]] = [["ferryman", found.caught, percent(found.caught, total), "-", document.false_alarms]]
+    rows += [
+        [b.meaning, b.caught, percent(b.caught, total), percent(b.caught_on_aligned_normal, total), b.false_alarms]
+        for b in document.baselines.values()
+    ]
+    headers = ["rule", "caught", "share", "on aligned normal", f"alarms in {runs}"]
+    output.table(headers, rows, right=headers[1:])
+    output.say()
+    what = "judging every run" if document.every_run_judged else "at the first run that caught it"
+    output.say(f"gates that failed, {what}: " + ", ".join(f"{gate} {n}" for gate, n in found.by_gate.items()))
+    _fates(document)
+    if total and found.caught / total < REQUIRED_SHARE:
+        output.say(f"FAIL: {percent(found.caught, total)} caught; required: {REQUIRED_SHARE:.0%}")
+    for alarm in document.honest.alarms:
+        output.say(
+            f"FAIL: false alarm: {alarm.alternative} {alarm.dtype} {alarm.case} seed {alarm.seed}: {alarm.reason}"
+        )
+
+
+def _fates(document: SelfTest) -> None:
+    missed = survivors(document)
+    if missed:
+        output.say(f"\nnot caught ({len(missed)}):")
+        _records(missed)
+    for outcome, title in (("equivalent", "equivalent"), ("not run", "not run")):
+        found = reasons(document.listing, outcome)  # type: ignore[arg-type]
+        if found:
+            output.say(f"\n{title} ({sum(map(len, found.values()))}):")
+        for reason, keys in found.items():
+            output.say(f"  {_some(keys)}: {reason}")
+
+
+def _records(records: Iterable[Record]) -> None:
+    for record in records:
+        output.say(f"  {record.key} ({record.kind}; {record.runs} runs): {record.note}")
+
+
+def _some(keys: Sequence[str]) -> str:
+    shown = ", ".join(keys[:_MOST_KEYS])
+    return shown if len(keys) <= _MOST_KEYS else f"{shown} and {len(keys) - _MOST_KEYS} more"

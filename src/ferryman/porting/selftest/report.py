@@ -1,0 +1,174 @@
+"""The score as a document: counts, the fate of every mutant, every alarm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ferryman.porting.results import Environment
+from ferryman.porting.selftest import baselines
+
+SCHEMA_VERSION = 1
+REQUIRED_SHARE = 0.95
+Outcome = Literal["caught", "missed", "equivalent", "not run"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+class Record(_Model):
+    """What became of one mutant.
+
+    gates: those that failed (the first catching run's, or every run's when all were judged). others: which of the
+    other rules rejected one of its runs; others_aligned: one on aligned normal inputs.
+    """
+
+    key: str
+    op: str
+    name: str
+    kind: str
+    note: str
+    backend: str
+    outcome: Outcome = "missed"
+    gates: list[str] = []
+    case: str | None = None
+    reason: str | None = None
+    runs: int = 0
+    flagged: int = 0
+    others: dict[str, bool] = {}
+    others_aligned: dict[str, bool] = {}
+
+
+class Mutants(_Model):
+    caught: int
+    non_equivalent: int
+    by_gate: dict[str, int]
+
+
+class Baseline(_Model):
+    """Another rule on the same runs."""
+
+    meaning: str
+    caught: int
+    caught_on_aligned_normal: int
+    false_alarms: int
+
+
+class Alarm(_Model):
+    """A right kernel that the engine flagged."""
+
+    alternative: str
+    op: str
+    case: str
+    dtype: str
+    seed: int
+    reason: str | None
+
+
+class Tally(_Model):
+    """Runs of right alternatives, as they are added up."""
+
+    runs: int = 0
+    by_op: dict[str, int] = {}
+    by_dtype: dict[str, int] = {}
+    by_alternative: dict[str, int] = {}
+    others: dict[str, int] = {}
+    alarms: list[Alarm] = []
+
+    def add(self, op: str, dtype: str, key: str, accepted: Iterable[str], alarm: Alarm | None) -> None:
+        self.runs += 1
+        for counts, name in ((self.by_op, op), (self.by_dtype, dtype), (self.by_alternative, key)):
+            counts[name] = counts.get(name, 0) + 1
+        for rule in set(baselines.NAMES) - set(accepted):
+            self.others[rule] = self.others.get(rule, 0) + 1
+        if alarm is not None:
+            self.alarms.append(alarm)
+
+    def merge(self, other: Tally) -> None:
+        self.runs += other.runs
+        for mine, theirs in (
+            (self.by_op, other.by_op), (self.by_dtype, other.by_dtype), (self.by_alternative, other.by_alternative),
+            (self.others, other.others),
+        ):  # fmt: skip
+            for name, n in theirs.items():
+                mine[name] = mine.get(name, 0) + n
+        self.alarms += other.alarms
+
+
+class SelfTest(_Model):
+    """What ``ferryman selftest --json`` prints."""
+
+    kind: Literal["ferryman-selftest"] = "ferryman-selftest"
+    schema_version: int = SCHEMA_VERSION
+    environment: Environment
+    every_run_judged: bool
+    mutants: Mutants
+    false_alarms: int
+    honest_runs: int
+    baselines: dict[str, Baseline]
+    planted: int
+    classes: dict[str, int]
+    ops: dict[str, int]
+    source_edits: int
+    survive_allclose: int
+    honest: Tally
+    listing: list[Record]
+
+    @property
+    def share(self) -> float | None:
+        return self.mutants.caught / self.mutants.non_equivalent if self.mutants.non_equivalent else None
+
+
+def compose(environment: Environment, records: list[Record], tally: Tally, every_run_judged: bool) -> SelfTest:
+    """The document of some records; classes and ops count the mutants that ran and are not equivalent."""
+    real = [r for r in records if r.outcome in ("caught", "missed")]
+    gates = Counter(g for r in real for g in r.gates)
+    return SelfTest(
+        environment=environment, every_run_judged=every_run_judged,
+        mutants=Mutants(caught=sum(r.outcome == "caught" for r in real), non_equivalent=len(real),
+                        by_gate=dict(sorted(gates.items()))),
+        false_alarms=len(tally.alarms), honest_runs=tally.runs,
+        baselines={
+            name: Baseline(
+                meaning=baselines.MEANING[name], caught=sum(r.others.get(name, False) for r in real),
+                caught_on_aligned_normal=sum(r.others_aligned.get(name, False) for r in real),
+                false_alarms=tally.others.get(name, 0),
+            )
+            for name in baselines.NAMES
+        },
+        planted=len(records), classes=_counts(r.kind for r in real), ops=_counts(r.op for r in real),
+        source_edits=sum(r.backend != "torch" for r in real),
+        survive_allclose=sum(not r.others.get(baselines.ALLCLOSE, False) for r in real),
+        honest=tally, listing=sorted(records, key=lambda r: (r.op, r.backend, r.name)),
+    )  # fmt: skip
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+def dumps(document: SelfTest) -> str:
+    return document.model_dump_json(indent=1)
+
+
+def succeeded(document: SelfTest) -> bool:
+    """At least 95% of the mutants that are not equivalent caught, no right kernel flagged, and something ran."""
+    share = document.share
+    return share is not None and share >= REQUIRED_SHARE and document.false_alarms == 0
+
+
+def survivors(document: SelfTest) -> list[Record]:
+    return [r for r in document.listing if r.outcome == "missed"]
+
+
+def reasons(records: Iterable[Record], outcome: Outcome) -> Mapping[str, list[str]]:
+    """Reason -> keys of the mutants with that outcome."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record.outcome == outcome:
+            found.setdefault(record.reason or "no reason given", []).append(record.key)
+    return found

@@ -1,0 +1,68 @@
+"""`ferryman selftest`: what it prints, and when it exits with 1 or 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ferryman.porting.selftest import judging, runner
+from tests.cli.run import ferryman
+
+QUICK = ("selftest", "--device", "cpu", "--op", "softmax", "--quick", "--honest", "20")
+
+
+@pytest.fixture(autouse=True)
+def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker has tests of its own; here it would only take its 5 s to start."""
+    monkeypatch.setattr(runner, "_triton", lambda place, profile: "left out by the test")
+
+
+def test_the_score_is_printed_beside_other_rules() -> None:
+    done = ferryman(*QUICK)
+    assert done.code == 0, done.out
+    rows = [line for line in done.out.splitlines() if "%" in line]
+    assert rows[0].startswith("ferryman") and "torch.allclose" in rows[1] and "twice" in rows[3]
+    assert "gates that failed" in done.out
+    assert "not run" in done.out and "a CPU has no streams" in done.out and "left out by the test" in done.out
+
+
+def test_the_document_is_json_and_can_be_written(tmp_path: Path) -> None:
+    done = ferryman(*QUICK, "--json", "--out", str(tmp_path / "score.json"))
+    assert done.code == 0
+    document = json.loads(done.out)
+    assert document["mutants"]["caught"] == document["mutants"]["non_equivalent"] > 5
+    assert set(document["mutants"]) == {"caught", "non_equivalent", "by_gate"}
+    assert document["false_alarms"] == 0 and document["honest_runs"] >= 18
+    assert json.loads((tmp_path / "score.json").read_text("utf-8")) == document
+
+
+def test_a_check_that_lets_bugs_through_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = judging.check_cell
+
+    def blind(*args: object, **kwargs: object) -> object:
+        return real(*args, **kwargs).model_copy(update={"verdict": "PASS", "gates": {}})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(judging, "check_cell", blind)
+    done = ferryman(*QUICK)
+    assert done.code == 1
+    assert "FAIL: 0.0% caught; required: 95%" in done.out and "not caught" in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--op", "sofmax"), "nearest: softmax"),
+        (("--device", "toaster"), "toaster"),
+        (("--honest", "-1"), "0 or more"),
+    ],
+)
+def test_bad_use_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = ferryman("selftest", "--quick", *arguments)
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    done = ferryman(*QUICK, "--out", str(tmp_path))
+    assert done.code == 2 and "cannot be written" in done.err
