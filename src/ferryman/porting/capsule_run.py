@@ -1,0 +1,139 @@
+"""One implementation on one prepared case, through the engine, with its outputs kept: what record and replay share."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.triton import interpreting
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import registry
+from ferryman.dispatch.select import View, refusals
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+from ferryman.porting import timing
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.parity import Prepared, check_cell
+from ferryman.porting.results import Cell, Timing, Verdict
+
+Kernels = Mapping[tuple[str, str], Callable[..., Any]]  # (op, implementation) -> what runs in its launcher's place
+ALL = "all"  # the case of a cell that stands for every case
+
+
+@dataclass(frozen=True)
+class Run:
+    """The engine's verdict, and the outputs that it was about; none where the kernel was not run or raised."""
+
+    cell: Cell
+    outputs: tuple[Tensor, ...] = ()
+    tf32: bool = False
+
+
+def run_line(
+    prepared: Prepared, line: Implementation, profile: Profile, kernel: Callable[..., Any] | None = None,
+    times: int = 3,
+) -> Run:  # fmt: skip
+    """Run and judge. ``kernel`` replaces the implementation's launcher, under its declarations and conditions."""
+    device = prepared.device
+    gone = lost(device)
+    if gone:
+        return Run(
+            not_run(prepared.primitive.name, line.name, device, prepared.dtype, prepared.case.name, gone, line=line)
+        )
+    view = View.of(prepared.primitive, prepared.args.values, profile)
+    if kernel is not None and refusals(line, view, profile):
+        kernel = None  # `check_cell` asks a kernel that it is handed for no conditions
+    kept: list[tuple[Any, ...]] = []
+    cell = check_cell(
+        prepared.primitive, line, prepared.case, prepared.dtype, device, profile, prepared=prepared, times=times,
+        kernel=kernel, keep=kept.append,
+    )  # fmt: skip
+    outputs = tuple(o.detach() for o in kept[0] if isinstance(o, Tensor)) if kept else ()
+    whole = outputs if len(outputs) == len(prepared.declared) and not lost(device) else ()
+    return Run(cell, whole, bool(view.flags["tf32"]) and device.type == "cuda")
+
+
+def output_hash(hashes: Sequence[str]) -> str | None:
+    """One hash for all outputs of a run."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else None
+
+
+def absent(line: Implementation, profile: Profile) -> list[str]:
+    """Why an implementation cannot run in this process at all."""
+    backend = registry.backends()[line.backend]
+    if profile.vendor not in backend.vendors:
+        return [f"{line.backend} does not serve {profile.vendor} devices"]
+    if line.backend == "triton" and profile.vendor == "cpu" and not interpreting():
+        return ["an interpreted kernel is no evidence about a device"]
+    return list(registry.probe(line.backend, profile.vendor))
+
+
+def not_run(
+    op: str, implementation: str, device: torch.device, dtype: torch.dtype | str, case: str, reason: str,
+    verdict: Verdict = "NOT_RUN", line: Implementation | None = None, capsule: str | None = None,
+) -> Cell:  # fmt: skip
+    return Cell(
+        op=op, implementation=implementation, device=str(device), case=case, verdict=verdict, reason=reason,
+        dtype=dtype if isinstance(dtype, str) else dtype_name(dtype), capsule=capsule,
+        accumulation=line.accumulation if line else "fp32", roundings=sorted(line.roundings) if line else [],
+    )  # fmt: skip
+
+
+def lost(device: torch.device) -> str | None:
+    """After an illegal access a CUDA context serves nothing more; what follows is then not judged."""
+    if device.type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return f"the device was lost to an earlier kernel: {str(error).splitlines()[0][:300]}"
+    return None
+
+
+def timings_of(
+    primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], device: torch.device,
+    profile: Profile, seed: int, cells: Sequence[Cell], kernels: Kernels,
+) -> list[Timing]:  # fmt: skip
+    """Timings of the implementations that were right on every case: a wrong kernel's speed means nothing."""
+    if device.type != "cuda" or lost(device):
+        return []
+    found = []
+    for dtype in dtypes:
+        for line in lines:
+            key = (primitive.name, line.name, dtype_name(dtype))
+            mine = [c for c in cells if (c.op, c.implementation, c.dtype) == key]
+            ran = any(c.verdict == "PASS" for c in mine)
+            if ran and all(c.verdict in ("PASS", "UNIMPLEMENTED", "NOT_RUN") for c in mine):
+                kernel = kernels.get((primitive.name, line.name))
+                one = timing.measure(primitive, line, dtype, device, profile, seed, kernel=kernel)
+                if one is not None:
+                    found.append(one)
+    return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """One thread on a CPU, where small cases gain nothing from more, and no warnings of planted NaN and Inf."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def placed(device: torch.device | str | None) -> torch.device:
+    """The device asked for, with its index; None is the accelerator, else the CPU."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place == torch.device("cuda"):
+        place = torch.device("cuda", torch.cuda.current_device())
+    return place

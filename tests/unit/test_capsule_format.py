@@ -1,0 +1,254 @@
+"""Damaged, forged and foreign files: each is refused with a typed error that says what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from ferryman.dispatch import registry
+from ferryman.errors import CapsuleError, FerrymanError
+from ferryman.ops.primitive import TensorSpec
+from ferryman.porting import capsule, capsule_format
+from ferryman.porting.capsule_cases import misfit
+from ferryman.porting.cases import cases_of
+from ferryman.porting.replay import replay
+from tests.unit.capsules import forged, small
+
+PLACES = 2000
+
+
+def test_a_capsule_is_read_back() -> None:
+    held = capsule.loads(small())
+    assert held.size == len(small()) < 32_000
+    assert {cell.op for cell in held.results.cells} == {"cross_entropy"}
+    assert {cell.verdict for cell in held.results.cells} == {"PASS"}
+    assert held.sha256 == capsule.loads(small()).sha256
+
+
+def test_a_flipped_bit_is_refused_at_every_place() -> None:
+    raw, chance = small(), random.Random(7)
+    places = sorted({*range(200), *chance.sample(range(len(raw)), PLACES)})
+    assert len(places) >= PLACES
+    for at in places:
+        changed = bytearray(raw)
+        changed[at] ^= 1 << chance.randrange(8)
+        with pytest.raises(CapsuleError):
+            capsule.loads(bytes(changed))
+
+
+def test_a_truncated_file_is_refused_at_every_place() -> None:
+    raw = small()
+    places = sorted({*range(200), *random.Random(8).sample(range(len(raw)), PLACES)})
+    for at in places:
+        with pytest.raises(CapsuleError):
+            capsule.loads(raw[:at])
+
+
+@pytest.mark.parametrize("extra", [b"\0", b"}", b"more bytes than there should be"])
+def test_bytes_that_follow_are_refused(extra: bytes) -> None:
+    with pytest.raises(CapsuleError, match="bytes too many"):
+        capsule.loads(small() + extra)
+
+
+def _facts(**changed: str) -> dict[str, str]:
+    return {"format": "ferryman-capsule", "version": "1", "sha256": "0" * 64, "manifest_sha256": "0" * 64} | changed
+
+
+def _manifest(text: bytes = b"{}") -> Tensor:
+    return torch.frombuffer(bytearray(zlib.compress(text)), dtype=torch.uint8)
+
+
+def _sealed(tensors: dict[str, Tensor], **facts: str) -> bytes:
+    """A safetensors file with a right hash over all of it."""
+    raw = save(tensors, _facts(**facts))
+    empty = b'"sha256":"' + b"0" * 64
+    assert raw.count(empty) == 1
+    return raw.replace(empty, b'"sha256":"' + hashlib.sha256(raw).hexdigest().encode())
+
+
+def _payload() -> bytes:
+    return pickle.dumps({"weights": [1, 2, 3]}, protocol=4)
+
+
+def _torch_saved() -> bytes:
+    file = io.BytesIO()
+    torch.save({"weights": torch.ones(2)}, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "truncated, or no capsule"),
+        (b"{}", "truncated, or no capsule"),
+        (_payload(), "is a pickle, which is never read"),
+        (_torch_saved(), "may carry pickle, which is never read"),
+        (b"\xff" * 64, "truncated, or no capsule"),
+        ((10**12).to_bytes(8, "little") + b"{}", "a header of 1000000000000"),
+        (save({"manifest": _manifest()}), "names no format"),
+        (save({"manifest": _manifest()}, {"format": "other"}), "its format is 'other'"),
+        (save({"manifest": _manifest()}, _facts(version="2")), "has version 2; this Ferryman reads up to 1"),
+        (save({"manifest": _manifest()}, _facts(version="-1")), "version is '-1'"),
+        (save({"manifest": _manifest()}, _facts(more="x")), "its metadata has"),
+        (save({"../../etc/passwd": _manifest(), "manifest": _manifest()}, _facts()), "named '../../etc/passwd'"),
+        (save({"a/b": _manifest(), "manifest": _manifest()}, _facts()), "required: a hash"),
+        (save({"f" * 64: _manifest()}, _facts()), "has no manifest"),
+        (save({"manifest": _manifest().float()}, _facts()), "has no manifest"),
+        (save({"manifest": _manifest()}, _facts()), "the manifest's hash does not match"),
+        (save({"manifest": torch.ones(8, dtype=torch.uint8)}, _facts()), "cannot be inflated"),
+        (save({"manifest": _manifest()[:-1]}, _facts()), "is truncated, or has more than"),
+        (save({"manifest": torch.cat([_manifest(), _manifest()])}, _facts()), "bytes follow the manifest"),
+    ],
+)
+def test_a_foreign_file_is_refused(raw: bytes, says: str) -> None:
+    with pytest.raises(CapsuleError, match=says):
+        capsule.loads(raw)
+
+
+def test_a_manifest_whose_hash_does_not_match_is_refused_though_the_file_hash_does() -> None:
+    raw = _sealed({"manifest": _manifest(b'{"kind": "ops"}')}, manifest_sha256="1" * 64)
+    with pytest.raises(CapsuleError, match="the manifest's hash does not match"):
+        capsule.loads(raw)
+
+
+def test_a_tensor_whose_hash_does_not_match_is_named() -> None:
+    def swap(held: dict[str, Tensor]) -> None:
+        name = next(iter(held))
+        held[name] = held[name] + 1
+
+    with pytest.raises(CapsuleError, match="the hash of tensor [0-9a-f]{16} does not match"):
+        capsule.loads(forged(small(), lambda manifest: None, swap))
+
+
+def test_a_deflate_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capsule_format, "MANIFEST_LIMIT", 100_000)
+    with pytest.raises(CapsuleError, match="has more than 100000 bytes"):
+        capsule.loads(save({"manifest": _manifest(b" " * 10_000_000)}, _facts()))
+
+
+def test_an_oversized_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capsule_format, "SIZE_LIMIT", 4096)
+    path = tmp_path / "large.capsule"
+    path.write_bytes(small())
+    with pytest.raises(CapsuleError, match="too large; a capsule has at most 4096 bytes"):
+        capsule.load(path)
+    with pytest.raises(CapsuleError, match="required: at most 4096"):
+        capsule_format.pack("{}", {"x": torch.zeros(2000)})
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(CapsuleError, match="cannot be read"):
+            capsule.load(path)
+    with pytest.raises(CapsuleError, match="too large"):
+        capsule.load("/dev/zero")
+
+
+def test_a_header_that_asks_for_a_terabyte_allocates_nothing() -> None:
+    entry = {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}
+    header = json.dumps({"__metadata__": _facts(), "manifest": {**entry, "dtype": "U8"}, "0" * 64: entry}).encode()
+    with pytest.raises(CapsuleError, match=r"truncated or damaged: \d+ bytes by its shape"):
+        capsule.loads(len(header).to_bytes(8, "little") + header + bytes(64))
+
+
+STRANGE = ['{"a": 1, "a": 2}', '{"a": NaN}', "[1]", "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\x00"]
+
+
+@pytest.mark.parametrize("text", STRANGE, ids=lambda t: t[:8])
+def test_strange_json_is_refused(text: str) -> None:
+    with pytest.raises(CapsuleError, match="JSON"):
+        capsule_format.parse_json(text.encode(), "it")
+    with pytest.raises(CapsuleError):
+        capsule.loads(len(text).to_bytes(8, "little") + text.encode())
+
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def _set(*path: Any, value: Any) -> Edit:
+    def edit(manifest: dict[str, Any]) -> None:
+        place = manifest
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+
+    return edit
+
+
+FORGERIES: dict[str, tuple[Edit, str]] = {
+    "a newer result schema": (_set("results", "schema_version", value=99), "has schema version 99"),
+    "no results": (_set("results", value={}), "not a Ferryman result document"),
+    "an op that escapes": (_set("cases", 0, "op", value="../../etc"), "cases.0.op"),
+    "a case that escapes": (_set("cases", 0, "case", value="/etc/passwd"), "cases.0.case"),
+    "an argument's name": (_set("cases", 0, "args", value={"__class__": 1}), "cases.0.args"),
+    "a fill that is code": (_set("cases", 0, "args", "logits", "fill", value="__import__('os')"), "cases.0.args"),
+    "a negative shape": (_set("cases", 0, "args", "logits", "shape", value=[-1, 4]), "cases.0.args"),
+    "a shape of text": (_set("cases", 0, "args", "logits", "shape", value=["4"]), "cases.0.args"),
+    "an unknown field": (_set("machine", value={"run": "rm"}), "machine.run"),
+    "an unknown kind": (_set("kind", value="pickle"), "kind"),
+    "an index outside": (_set("runs", 0, "cell", value=10**6), "which are not there"),
+    "a case outside": (_set("inputs", 0, "case", value=10**6), "refers to case 1000000"),
+    "another cell": (_set("runs", 0, "cell", value=1), "stands beside|a cell has two runs"),
+    "a reference to nothing": (_set("runs", 0, "outputs", 0, "stored", value="0" * 64), "not stored"),
+    "no reference": (_set("runs", value=[]), "tensors that nothing refers to"),
+    "tiles outside": (_set("runs", 0, "outputs", 0, "tiles", value=[10**9]), "out of order or outside"),
+    "another output shape": (_set("runs", 0, "outputs", 0, "shape", value=[2, 2]), "required: float32 .2, 2."),
+    "a huge output": (_set("runs", 0, "outputs", 0, "shape", value=[2**31, 2**31]), "elements; required: at most"),
+    "control characters": (_set("machine", value={"driver": "\x1b[2J"}), "control characters"),
+    "a class of its own": (_set("results", "cells", 0, "accumulation", value="anything"), "accumulation is anything"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_manifest_is_refused(name: str) -> None:
+    edit, says = FORGERIES[name]
+    with pytest.raises(CapsuleError, match=says):
+        capsule.loads(forged(small(), edit))
+
+
+def test_the_forgeries_differ_from_the_capsule_only_by_their_edit() -> None:
+    assert capsule.loads(forged(small(), lambda manifest: None)).manifest == capsule.loads(small()).manifest
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"shape": [2**19, 2**19]}, "asks for 2199023255552 bytes"),
+        ({"shape": [4, 96], "layout": "strided:999999999,999999999+0"}, "asks for"),
+    ],
+)
+def test_a_case_that_asks_for_a_terabyte_is_refused_before_anything_runs(spec: dict[str, Any], says: str) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        manifest["cases"][0]["args"]["logits"] = spec
+
+    held = capsule.loads(forged(small(), edit))
+    with pytest.raises(CapsuleError, match=says):
+        replay(held, "cpu")
+
+
+def test_an_intermediate_that_is_too_large_is_refused_before_anything_runs() -> None:
+    heads = TensorSpec((1, 1, 2**20, 1))  # 8 MiB each, and scores of 8 TiB
+    attention = registry.primitive("attention")
+    own = cases_of(attention)[0]
+    strange = replace(own, name="scores", args={**own.args, "q": heads, "k": heads, "v": heads})
+    with pytest.raises(CapsuleError, match=r"attention scores: aten.* asks for \d+ bytes"):
+        misfit(attention, strange)
+    assert misfit(attention, own) is None
+    assert misfit(attention, replace(own, name="elsewhere")) is None
+
+
+def test_every_error_is_one_that_a_user_can_meet() -> None:
+    assert issubclass(CapsuleError, FerrymanError) and issubclass(CapsuleError, ValueError)
