@@ -1,0 +1,53 @@
+"""Cases that nobody thought of, on the device here, through every implementation that runs on it.
+
+Few shapes, strides and dtypes for each op (a compiler specialises kernels on them), each with many contents.
+`pytest -m gpu -n 8 tests/gpu/test_fuzz_gpu.py`: compiling is most of the time, and is spread over the processes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from ferryman.device_profiles import detect
+from ferryman.dispatch import registry
+from ferryman.porting import check_cell, fuzz, prepare
+
+pytestmark = pytest.mark.gpu
+
+TEMPLATES, EACH = 8, 33
+OPS = fuzz.known()
+CUDA = torch.device("cuda", 0)
+
+
+def test_there_are_enough() -> None:
+    assert TEMPLATES * EACH * len(OPS) >= 5_000
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_implementation_holds(name: str) -> None:
+    op, profile = registry.primitive(name), detect(CUDA)
+    backends = registry.backends()
+    lines = [
+        line
+        for line in registry.implementations(name)
+        if profile.vendor in backends[line.backend].vendors and not registry.probe(line.backend, profile.vendor)
+    ]
+    assert {"torch", "triton", "definition"} <= {line.name for line in lines}
+    counts: Counter[tuple[str, str]] = Counter()
+    wrong = []
+    for case, dtype in fuzz.variants(op, TEMPLATES, EACH):
+        prepared = prepare(op, case, dtype, CUDA)
+        for line in lines:
+            cell = check_cell(op, line, case, dtype, CUDA, profile, prepared=prepared)
+            counts[line.name, cell.verdict] += 1
+            if cell.verdict not in ("PASS", "UNIMPLEMENTED"):
+                wrong.append(f"{name} {line.name} {cell.verdict} {cell.reason}: {fuzz.described(case, dtype)}")
+    assert not wrong, f"{len(wrong)} of {sum(counts.values())}, for example\n" + "\n".join(wrong[:5])
+    for line in lines:
+        cases = TEMPLATES * EACH
+        assert counts[line.name, "PASS"] + counts[line.name, "UNIMPLEMENTED"] == cases
+        # only a menu line with conditions may refuse, and never everything
+        assert counts[line.name, "PASS"] == cases or (line.when and counts[line.name, "PASS"] > 0), counts

@@ -1,0 +1,155 @@
+"""Every implementation that runs on any CPU, on cases that nobody thought of; a failure is shrunk to the least one.
+
+`pytest -m slow tests/parity/test_fuzz.py` is the long run: 21,000 cases, other ones each time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from parity_support import CPU, strict
+
+from ferryman.dispatch import registry
+from ferryman.errors import UnknownName
+from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
+from ferryman.porting import check_cell, fuzz, prepare
+from ferryman.porting.cases import arguments, forward_of
+from ferryman.porting.fills import Buffer
+
+QUICK, LONG = 150, 1050  # examples of each op
+OPS = fuzz.known()
+
+
+def fuzzed(op: Primitive, examples: int, fixed: bool) -> int:
+    """How many cases ran, each with every implementation; AssertionError names the smallest case that fails."""
+    done = 0
+
+    @settings(
+        max_examples=examples, derandomize=fixed, database=None, deadline=None, print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.data())
+    def holds(data: st.DataObject) -> None:
+        nonlocal done
+        case, dtype = fuzz.case(op, lambda options: data.draw(st.sampled_from(options)))
+        seed = data.draw(st.integers(0, 2**16))
+        prepared = prepare(op, case, dtype, CPU, seed)
+        for name in ("torch", "definition"):
+            cell = check_cell(op, registry.implementation(op.name, name), case, dtype, prepared=prepared)
+            assert (cell.implementation, cell.verdict) == (name, "PASS"), (
+                f"{op.name} {cell.reason}, seed {seed}: {fuzz.described(case, dtype)}"
+            )
+        done += 1
+
+    holds()
+    return done
+
+
+def test_there_is_data_for_every_op() -> None:
+    assert tuple(registry.primitives()) == OPS
+    assert QUICK * len(OPS) >= 2_000 and LONG * len(OPS) >= 20_000
+    with pytest.raises(UnknownName, match="op that fuzzing knows"):
+        fuzz.case(Primitive(**{**vars(registry.primitive("softmax")), "name": "other"}), lambda options: options[0])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_hundred_cases(op: str) -> None:
+    assert fuzzed(registry.primitive(op), QUICK, fixed=True) >= QUICK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", OPS)
+def test_a_thousand_cases(op: str) -> None:
+    assert fuzzed(registry.primitive(op), LONG, fixed=False) >= LONG
+
+
+def specs(op: str, count: int = 400) -> list[tuple[Case, torch.dtype, dict[str, TensorSpec]]]:
+    drawn = fuzz.cases(registry.primitive(op), count)
+    return [(c, d, {n: a for n, a in c.args.items() if isinstance(a, TensorSpec)}) for c, d in drawn]
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if forward_of(registry.primitive(op)) is None])
+def test_the_cases_are_as_hostile_as_they_are_said_to_be(op: str) -> None:
+    drawn = specs(op)
+    assert {d for _, d, _ in drawn} == set(STORAGE_DTYPES)
+    tensors = [t for _, _, mine in drawn for t in mine.values()]
+    sizes = {n for t in tensors for n in t.shape}
+    empty = sum(any(0 in t.shape for t in mine.values()) for _, _, mine in drawn)
+    assert 0.02 < empty / len(drawn) < 0.2
+    assert {0, 1} <= sizes and sizes & {3, 5, 7, 17, 19, 37, 67, 251}
+    shared = [t for t in tensors if Buffer.repeats(t.shape, t.layout)]
+    zero = re.compile(r"[:,]0[,+]")  # a stride of 0
+    assert any(zero.search(t.layout) for t in shared), "none expanded"
+    assert any(not zero.search(t.layout) for t in shared), "none overlapping"
+    assert any(t.layout.endswith(("+1", "+3")) for t in tensors), "none misaligned"
+    fills = {t.fill for t in tensors}
+    assert {"normal", "nonfinite", "zeros"} <= fills and ("tiny" in fills or op == "attention")
+    forms = fuzz.OPS[op]
+    for name, form in forms.items():
+        if isinstance(form, fuzz.Tensor):
+            assert {(c.args[name] is None) for c, _, _ in drawn} == ({True, False} if form.optional else {False})
+            if form.mixed:
+                assert len({mine[name].dtype for _, _, mine in drawn if name in mine}) >= 4
+        elif isinstance(form, tuple):
+            assert {c.args[name] for c, _, _ in drawn} == set(form)
+
+
+def test_a_counter_gives_the_same_cases_whatever_part_is_asked_for() -> None:
+    op = registry.primitive("attention")
+    assert list(fuzz.cases(op, 20))[7:] == list(fuzz.cases(op, 13, first=7))
+    assert list(fuzz.cases(op, 20)) != list(fuzz.cases(op, 20, seed=1))
+    again = eval(fuzz.described(*next(fuzz.cases(op, 1))), {"Case": Case, "TensorSpec": TensorSpec, "torch": torch})  # noqa: S307
+    assert again == next(fuzz.cases(op, 1))
+
+
+def test_variants_have_few_shapes_and_many_contents() -> None:
+    op = registry.primitive("rms_norm")
+    drawn = list(fuzz.variants(op, 5, 20))
+    kept = {(tuple((n, a.shape, a.layout, a.dtype) for n, a in c.args.items() if isinstance(a, TensorSpec)), d)
+            for c, d in drawn}  # fmt: skip
+    assert len(drawn) == 100 and len(kept) == 5 and len({c.name for c, _ in drawn}) == 100
+    assert len({c.args["x"].fill for c, _ in drawn}) >= 6
+
+
+def contiguous_only(x: torch.Tensor, target: object) -> torch.Tensor:
+    """Reads rows where they would lie if x were contiguous."""
+    flat = torch.as_strided(x, (x.numel(),), (1,)) if x.numel() else x
+    return torch.softmax(flat.reshape(x.shape).float(), -1).to(x.dtype).contiguous()
+
+
+def swallows_nan(x: torch.Tensor, target: object) -> torch.Tensor:
+    return torch.softmax(x.float(), -1).nan_to_num(0.0).to(x.dtype).contiguous()
+
+
+def forgets_the_last_column(x: torch.Tensor, target: object) -> torch.Tensor:
+    h = x.float()
+    h[..., 8:] = torch.where(torch.arange(8, h.shape[-1]) == h.shape[-1] - 1, -float("inf"), h[..., 8:])
+    return torch.softmax(h, -1).to(x.dtype).contiguous()
+
+
+@pytest.mark.parametrize("kernel", [contiguous_only, swallows_nan, forgets_the_last_column])
+def test_a_wrong_kernel_does_not_get_through(kernel: Callable[..., Any]) -> None:
+    op, verdicts = registry.primitive("softmax"), []
+    for case, dtype in fuzz.cases(op, 100):
+        clean = arguments(case, op, dtype, 0, CPU)
+        size = clean.values[0].untyped_storage().nbytes() // clean.values[0].element_size()
+        if clean.values[0].storage_offset() + clean.values[0].numel() > size:
+            continue  # the wrong read would leave the allocation
+        verdicts.append(check_cell(op, strict("softmax"), case, dtype, kernel=kernel).verdict)
+    assert verdicts.count("FAIL") >= 5 and "PASS" in verdicts
+
+
+def test_a_failure_is_shrunk() -> None:
+    def first(options: Sequence[Any]) -> Any:
+        return options[0]
+
+    case, _ = fuzz.case(registry.primitive("attention"), first)
+    assert all(t.layout == "contiguous" for t in case.args.values() if isinstance(t, TensorSpec)), (
+        "what Hypothesis shrinks to is the first option of every choice"
+    )
