@@ -1,59 +1,193 @@
-"""A result document as Markdown: one row per op x implementation, then what failed and what did not run."""
+"""A result document as Markdown: one row per op x implementation, then what failed and what did not run.
+
+It fits where CI systems show it: a GitHub step summary takes 1 MiB and drops the whole of a longer one.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from ferryman.porting.results import Cell, Results, Row, Timing, Verdict, number
+from ferryman.porting.report.text import (
+    GATES,
+    MEANING,
+    SHORT,
+    WRONG,
+    element,
+    failed_gates,
+    place,
+    plain,
+    seconds,
+    verdict,
+)
+from ferryman.porting.results import Cell, GateName, Results, Timing, Verdict, number
 
-MEANING: dict[Verdict, str] = {
-    "PASS": "ran on this device, and every gate that applies holds",
-    "FAIL": "ran, and a gate does not hold",
-    "MISTRUSTED": "ran, but the check itself could not judge it",
-    "QUARANTINED": "its toolchain could not compile it",
-    "SIMULATED": "ran in an interpreter on the CPU: no evidence about a device",
-    "COMPILED_ONLY": "compiled for a device that is not here; did not run",
-    "UNIMPLEMENTED": "refused: one of its conditions does not hold",
-    "NOT_RUN": "did not run",
-}
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+__all__ = ["LIMIT", "MEANING", "duration", "markdown", "percent"]
+
+LIMIT = 1024 * 1024  # bytes
 _MOST = 40
+_EACH = 3  # wrong cells of one op x implementation, so that each has its turn
+_REASON = 600  # characters of one reason
+_ROOM = 4096  # bytes kept for headings and counts of what is left out
 
 
-def markdown(document: Results) -> str:
+class _Page:
+    """Lines up to a number of bytes; what does not fit is counted."""
+
+    def __init__(self, limit: int) -> None:
+        self.lines: list[str] = []
+        self._left = limit - _ROOM
+
+    def head(self, *lines: str) -> None:
+        """Headings and table heads: few and short, always there."""
+        self.lines += lines
+
+    def items(self, lines: Iterable[str], total: int, what: str) -> None:
+        """As many of ``total`` lines as given and as fit, then how many are missing."""
+        shown = 0
+        for line in lines:
+            size = len(line.encode()) + 1
+            if size > self._left:
+                break
+            self._left -= size
+            self.lines.append(line)
+            shown += 1
+        if shown < total:
+            self.lines += ["", f"And {total - shown} more {what} of {total}; the JSON document has them all."]
+
+
+def markdown(document: Results, limit: int = LIMIT) -> str:
+    """At most ``limit`` bytes of UTF-8; whatever is left out is counted where it would stand."""
     facts = document.environment
-    dtypes = [d for d in _SHORT if any(d in row.ratio for row in document.summary)]
     verdicts = Counter(row.verdict for row in document.summary)
-    lines = [
-        f"# Parity on {facts.device_name or facts.device} ({facts.profile}, {facts.arch})",
+    page = _Page(limit)
+    page.head(
+        f"# Parity on {_text(facts.device_name or facts.device)} ({_text(facts.profile)}, {_text(facts.arch)})",
         "",
-        f"{len(document.summary)} op x implementation rows: {_counts(dict(verdicts))}. "
-        f"{len(document.cells)} cells in {facts.seconds:.0f} s, tier {facts.tier}, seed {facts.seed}, "
-        f"torch {facts.versions.get('torch', '?')}, {facts.time}.",
+        f"**{verdict(document)}**. {len(document.summary)} op x implementation rows: {_counts(dict(verdicts))}. "
+        f"{len(document.cells)} cells in {facts.seconds:.0f} s, tier {_text(facts.tier)}, seed {facts.seed}, "
+        f"torch {_text(facts.versions.get('torch', '?'))}, {_text(facts.time)}.",
         "",
-        "Worst error in units of its derived bound (at most 1 is right), by dtype:",
-        "",
-    ]
-    head = ["op", "implementation", "verdict", "cells", "refused", *(_SHORT[d] for d in dtypes), "time", "of roofline"]
-    lines += [_row(head), _row(["---"] * len(head))]
+    )
+    _wrong(page, [c for c in document.cells if c.verdict in WRONG])
+    _rows(page, document)
+    page.head("", *(f"- **{v}**: {MEANING[v]}" for v in MEANING if any(v in r.counts for r in document.summary)))
+    _gates(page, document)
+    _numerics(page, document)
+    reasons = _reasons(document.cells)
+    if reasons:
+        page.head("", "## What did not run, and why", "")
+        page.items(reasons[:_MOST], len(reasons), "reasons")
+    return "\n".join(page.lines) + "\n"
+
+
+def _wrong(page: _Page, bad: Sequence[Cell]) -> None:
+    if not bad:
+        return
+    page.head("## What is wrong", "")
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in bad:
+        rows.setdefault((cell.op, cell.implementation), []).append(cell)
+    shown = [_failure(c) for i in range(_EACH) for cells in rows.values() for c in cells[i : i + 1]][:_MOST]
+    page.items(shown, len(bad), "wrong cells")
+    page.head("")
+
+
+def _failure(cell: Cell) -> str:
+    parts = [f"- `{cell.op}` {cell.implementation}, {cell.dtype}, case {_code(cell.case)}: {cell.verdict}. "
+             f"{_text(cell.reason or MEANING[cell.verdict])}"]  # fmt: skip
+    more = [f"{name} ({GATES[name][0]})" for name, _ in failed_gates(cell)]
+    if more:
+        parts.append(f"fails {', '.join(more)}")
+    if cell.worst is not None and place(cell.worst) not in (cell.reason or ""):
+        parts.append(f"worst {_text(element(cell.worst))}")
+    if cell.reading:
+        parts.append(f"**{_text(cell.reading)}**")
+    return "; ".join(parts)
+
+
+def _rows(page: _Page, document: Results) -> None:
+    dtypes = [d for d in SHORT if any(d in row.ratio for row in document.summary)]
+    head = ["op", "implementation", "verdict", "cells", "refused", *(SHORT[d] for d in dtypes), "time", "of roofline"]
+    page.head("Worst error in units of its derived bound (at most 1 is right), by dtype:", "")
+    page.head(_row(head), _row(["---"] * len(head)))
+    timings: dict[tuple[str, str], list[Timing]] = {}
+    for t in document.timings:
+        timings.setdefault((t.op, t.implementation), []).append(t)
+    lines = []
     for row in document.summary:
-        shown = _timing(document.timings, row)
+        shown = _timing(timings.get((row.op, row.implementation), []))
         lines.append(_row([
             f"`{row.op}`", row.implementation, row.verdict, _counts(row.counts), str(row.refusals or "-"),
             *(number(row.ratio.get(d)) for d in dtypes), duration(shown), percent(shown),
         ]))  # fmt: skip
-    lines += ["", *(f"- **{v}**: {MEANING[v]}" for v in MEANING if any(v in r.counts for r in document.summary))]
-    bad = [c for c in document.cells if c.verdict in ("FAIL", "MISTRUSTED", "QUARANTINED")]
-    if bad:
-        lines += ["", "## What is wrong", ""]
-        for c in bad[:_MOST]:
-            lines.append(f"- `{c.op}` {c.implementation}, {c.dtype}, case `{c.case}`: {c.verdict}. {c.reason}")
-        if len(bad) > _MOST:
-            lines.append(f"- and {len(bad) - _MOST} more; the JSON document has them all")
-    absent = _reasons(document.cells)
-    if absent:
-        lines += ["", "## What did not run, and why", "", *absent]
-    return "\n".join(lines) + "\n"
+    page.items(lines, len(lines), "rows")
+
+
+def _gates(page: _Page, document: Results) -> None:
+    """In how many of the judged cells each gate passed, failed or did not apply, with the reasons why not."""
+    names: list[GateName] = [g for g in GATES if any(g in c.gates for c in document.cells)]
+    if not names:
+        return
+    counts: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    why: Counter[tuple[str, str]] = Counter()
+    for cell in document.cells:
+        of = counts.setdefault((cell.op, cell.implementation), Counter())
+        for name, gate in cell.gates.items():
+            of[name, gate.outcome] += 1
+            if gate.outcome == "n/a":
+                why[name, gate.reason or "no reason given"] += 1
+    judged = [(key, of) for key, of in counts.items() if of]
+    page.head("", "## Gates", "", "Cells in which each gate passed, failed (**FAIL**) or did not apply (n/a):", "")
+    head = ["op", "implementation", *(f"{g} {GATES[g][0]}" for g in names)]
+    page.head(_row(head), _row(["---"] * len(head)))
+    page.items(
+        [_row([f"`{op}`", implementation, *(_outcomes(of, g) for g in names)]) for (op, implementation), of in judged],
+        len(judged), "rows",
+    )  # fmt: skip
+    if why:
+        page.head("", "Not applicable, and why:", "")
+        lines = [f"- {name}, {n} cells: {_text(reason)}" for (name, reason), n in why.most_common()]
+        page.items(lines[:_MOST], len(lines), "reasons")
+
+
+def _numerics(page: _Page, document: Results) -> None:
+    """The profile's numeric facts that were verified; contradictions one by one."""
+    if not document.numerics:
+        return
+    counts = Counter(f.outcome for f in document.numerics)
+    page.head("", "## Device arithmetic", "", "What the device profile states, measured: "
+              + ", ".join(f"{n} {outcome}" for outcome, n in counts.most_common()) + ".", "")  # fmt: skip
+    wrong = [f for f in document.numerics if f.outcome == "contradicted"]
+    lines = [f"- **contradicted**: {_text(f.path)} is stated as {_text(str(f.stated))}, measured "
+             f"{_text(str(f.measured))}{'. ' + _text(f.reason) if f.reason else ''}" for f in wrong]  # fmt: skip
+    page.items(lines[:_MOST], len(lines), "contradictions")
+
+
+def _outcomes(of: Counter[tuple[str, str]], gate: str) -> str:
+    words = (("fail", "**FAIL**"), ("pass", "pass"), ("n/a", "n/a"))
+    return ", ".join(f"{of[gate, outcome]} {word}" for outcome, word in words if of[gate, outcome]) or "not judged"
+
+
+def _text(text: str) -> str:
+    """A document's text as Markdown that shows it: no line breaks, markup, links or table columns of its own."""
+    text = plain(text)
+    text = text if len(text) <= _REASON else text[:_REASON] + " .."
+    for mark, escaped in (
+        ("&", "&amp;"),
+        ("<", "&lt;"),
+        ("`", "\\`"),
+        ("](", "]\\("),
+        ("][", "]\\["),
+        ("**", "\\*\\*"),
+    ):
+        text = text.replace(mark, escaped)
+    return text
+
+
+def _code(text: str) -> str:
+    text = plain(text).replace("`", "'")
+    return f"`{text if len(text) <= _REASON else text[:_REASON] + ' ..'}`"
 
 
 def _row(values: list[str]) -> str:
@@ -68,23 +202,21 @@ def _reasons(cells: list[Cell]) -> list[str]:
     """One line per implementation and reason, with how many cells it stands for."""
     found: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
-        if cell.verdict in ("NOT_RUN", "UNIMPLEMENTED"):
+        if cell.verdict in ("NOT_RUN", "UNIMPLEMENTED", "COMPILED_ONLY"):
             found[cell.verdict, cell.implementation, cell.reason or "no reason given"] += 1
-    lines = [f"- {i}: {v}, {n} cells: {why}" for (v, i, why), n in found.most_common(_MOST)]
-    return lines + ([f"- and {len(found) - _MOST} more reasons"] if len(found) > _MOST else [])
+    return [f"- {i}: {v}, {n} cells: {_text(why)}" for (v, i, why), n in found.most_common()]
 
 
-def _timing(timings: list[Timing], row: Row) -> Timing | None:
-    """The row's timing in the narrowest dtype that was timed: what models run in."""
-    mine = {t.dtype: t for t in timings if (t.op, t.implementation) == (row.op, row.implementation)}
+def _timing(timings: Sequence[Timing]) -> Timing | None:
+    """The timing in the narrowest dtype that was timed: what models run in."""
+    mine = {t.dtype: t for t in timings}
     return next((mine[d] for d in ("bfloat16", "float16", "float32") if d in mine), None)
 
 
 def duration(timing: Timing | None) -> str:
     if timing is None:
         return "-"
-    value, unit = (timing.seconds * 1e6, "us") if timing.seconds < 1e-3 else (timing.seconds * 1e3, "ms")
-    return f"{value:.3g} {unit} ({_SHORT.get(timing.dtype, timing.dtype)} {timing.case})"
+    return f"{seconds(timing.seconds)} ({SHORT.get(timing.dtype, timing.dtype)} {_text(timing.case)})"
 
 
 def percent(timing: Timing | None) -> str:

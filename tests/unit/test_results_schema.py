@@ -1,0 +1,75 @@
+"""The published schema accepts what Ferryman writes, refuses what it does not, and is documented."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ferryman.porting import results
+from tests.unit.documents import FULL
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "docs" / "schema" / f"results-v{results.SCHEMA_VERSION}.json"
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = json.loads(PUBLISHED.read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def written() -> Any:
+    return json.loads(results.dumps(FULL))
+
+
+def test_what_is_written_is_valid_with_its_infinities(validator: Any) -> None:
+    raw = written()
+    assert raw["cells"][3]["ratio"] == "Infinity" and raw["cells"][3]["worst"]["value"] == "NaN"
+    assert list(validator.iter_errors(raw)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(schema_version=results.SCHEMA_VERSION + 1),
+        lambda d: d.update(schema_version=1),
+        lambda d: d.pop("schema_version"),
+        lambda d: d.pop("kind"),
+        lambda d: d.update(surprise=1),
+        lambda d: d["cells"][0].update(verdict="GREEN"),
+        lambda d: d["cells"][0].update(ratio="fast"),
+        lambda d: d["cells"][0].update(op="../etc"),
+        lambda d: d["cells"][0]["gates"].update(G9={"outcome": "pass"}),
+        lambda d: d["cells"][0].pop("case"),
+        lambda d: d["cells"][2]["worst"].pop("bound"),
+    ],
+)
+def test_what_is_not_written_is_invalid(validator: Any, change: Any) -> None:
+    raw = written()
+    change(raw)
+    assert list(validator.iter_errors(raw))
+
+
+def test_the_published_schema_is_the_code_s() -> None:
+    assert json.loads(PUBLISHED.read_text("utf-8")) == results.schema(), "run `make docs`"
+
+
+def test_every_field_is_documented() -> None:
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    schema = results.schema()
+    fields = set(schema["properties"]) | {name for model in schema["$defs"].values() for name in model["properties"]}
+    assert sorted(name for name in fields if f"`{name}`" not in page) == []
+    assert PUBLISHED.name in page
+
+
+def test_documents_of_the_first_version_still_load() -> None:
+    """Those that lie in the repository: what a user kept from an earlier release."""
+    found = sorted((ROOT / "benchmarks" / "results").glob("*/check-*.json"))
+    assert found
+    for path in found:
+        assert len(results.load(path).cells) > 100
