@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -16,7 +17,11 @@ pytest.importorskip("transformers")
 
 import ferryman
 from ferryman.dispatch import registry, select
-from ferryman.integrations.transformers import check_model, port
+from ferryman.integrations.transformers import check_model, port, watch
+from ferryman.porting import model_config, model_modes
+from ferryman.porting.model_modules import Bench
+from ferryman.porting.model_replay import twin
+from ferryman.porting.model_results import first_divergence
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -31,14 +36,18 @@ def native() -> str:
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_real_widths_on_the_devices_own_kernels(name: str, dtype: str) -> None:
     """Forward and backward, Ferryman's kernels alone: neither torch nor the definition may serve a call."""
+    modes_too = dtype == "bfloat16"  # a compilation takes most of a minute
     with ferryman.use(native(), "triton"):
-        found = check_model(name, device=GPU, dtype=dtype)
+        found = check_model(name, device=GPU, dtype=dtype, run_modes=modes_too)
     assert (found.verdict, found.reasons) == ("PASS", [])
     assert found.cuts == ["4 layers"] and not found.unsupported
     served = {by for c in found.calls for by in c.served}
     assert served <= {native(), "triton"}, served
     forward = {c.op: set(c.served) for c in found.calls if c.phase == "forward"}
     assert set(forward) == {"attention", "rms_norm", "rope", "silu_mul"}
+    ran = {m.mode: m.verdict for m in found.modes}
+    assert ran == ({"torch.compile": "PASS", "CUDA graph": "PASS"} if modes_too else {})
+    assert found.exact == "float64" and found.first_divergence is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
@@ -48,10 +57,111 @@ def test_real_widths_as_dispatch_chooses(name: str) -> None:
     assert not found.fallbacks
 
 
+def bench(family: str, dtype: torch.dtype, backward: bool = True, faults: Any = None, tiny: bool = True) -> Bench:
+    wanted = model_config.spec(family, tiny=tiny, layers=4)
+    model = model_config.build(wanted, GPU, dtype, 0, copies=1.0)
+    tokens = torch.randint(1024, (2, 128), generator=torch.Generator().manual_seed(0)).to(GPU)
+    also = twin(model)
+    sites = {site.path for site in port(also).ported}
+    for path, wrap in (faults or {}).items():
+        plant(also, path, wrap)
+    return Bench(model, also, tokens, sites, backward, watch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2", "mistral", "gemma"])
+def test_no_module_of_a_right_port_diverges(name: str, dtype: torch.dtype) -> None:
+    """Forward and backward, on the device's own kernels, against float64."""
+    with ferryman.use(native(), "triton"):
+        modules = bench(name, dtype).modules()
+    assert first_divergence(modules) is None, first_divergence(modules)
+    assert {m.exact for m in modules} == {"float64"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "direction"),
+    [
+        ("model.layers.2.mlp", lambda self, own, x: own(x) * 1.01, "forward"),
+        ("model.layers.1.self_attn.k_norm", lambda self, own, x: own(x) * 0.99, "forward"),
+        ("model.layers.3.post_attention_layernorm", lambda self, own, x: own(Scaled.apply(x, 1.02)), "backward"),
+    ],
+)
+def test_a_planted_fault_is_named(path: str, fault: Any, direction: str) -> None:
+    with ferryman.use(native(), "triton"):
+        first = first_divergence(bench("qwen3", torch.bfloat16, faults={path: fault}).modules())
+    assert first is not None and (first.path, first.direction) == (path, direction), first
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:  # type: ignore[override]
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return grad * ctx.factor, None
+
+
+def plant(model: Any, path: str, wrap: Any) -> None:
+    module = model.get_submodule(path)
+    own = type(module).forward
+    forward = {"forward": lambda self, *args, **kwargs: wrap(self, functools.partial(own, self), *args, **kwargs)}
+    module.__class__ = type(type(module).__name__, (type(module),), forward)
+
+
+def no_limits(distance: Any) -> list[Any]:
+    return []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_compiled_layers_match_eager_ones(dtype: torch.dtype) -> None:
+    held = bench("qwen3", dtype)
+    found = model_modes.compiled(held, no_limits)
+    assert (found.verdict, found.reason) == ("PASS", "")
+    assert [m.path for m in found.modules] == held.layers
+
+
+def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
+    def when_compiled(self: Any, own: Any, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = own(x)
+        return out * 1.02 if torch.compiler.is_compiling() else out
+
+    held = bench("qwen3", torch.bfloat16, faults={"model.layers.2.mlp": when_compiled})
+    assert first_divergence(held.modules()) is None
+    found = model_modes.compiled(held, no_limits)
+    assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
+    assert found.first_divergence.path == "model.layers.2.mlp"
+
+
+@pytest.mark.parametrize("name", ["torch", "own"])
+def test_graph_replay_matches_eager(name: str) -> None:
+    """On the captured input, on another, and again; forward alone, and forward with backward."""
+    with ferryman.use(*(("torch",) if name == "torch" else (native(), "triton"))):
+        held = bench("qwen3", torch.bfloat16)
+        found = model_modes.graph_replay(held)
+    assert (found.verdict, found.reason) == ("PASS", "")
+    assert "tensors are bitwise those of the eager run" in found.bitwise
+    assert {t.direction for m in found.modules for t in m.tensors} == {"forward", "backward"}
+
+
+def test_a_fault_that_only_the_captured_module_has_is_named() -> None:
+    def when_captured(self: Any, own: Any, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = own(x)
+        return out * 1.05 if torch.cuda.is_current_stream_capturing() else out
+
+    held = bench("llama", torch.bfloat16, backward=False, faults={"model.layers.1.mlp": when_captured})
+    found = model_modes.graph_replay(held)
+    assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
+    assert found.first_divergence.path == "model.layers.1.mlp"
+
+
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma"])
 def test_the_other_families(name: str) -> None:
     with ferryman.use(native(), "triton"):
-        found = check_model(name, device=GPU, dtype="bfloat16", backward=False)
+        found = check_model(name, device=GPU, dtype="bfloat16", backward=False, run_modes=False)
     assert (found.verdict, found.reasons) == ("PASS", [])
 
 

@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from ferryman.cli import output
+from ferryman.porting.report.html import tables_page
 
 if TYPE_CHECKING:
-    from ferryman.porting.model import Measure, ModelResult
+    from ferryman.porting.model_results import Measure, ModelResult, ModuleErrors
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+MODULE_HEADERS = ("module", "class", "worst tensor", "unported error", "ported error", "ratio", "limits away", "")
+RIGHT = ("value", "one-ulp floor", "limit", "expected", *MODULE_HEADERS[3:7])
+MOST = 8  # modules shown when all are right
 
 
 def tables(result: ModelResult) -> list[Table]:
@@ -35,7 +39,11 @@ def tables(result: ModelResult) -> list[Table]:
         )
         for c in result.calls
     ]
+    modules = sorted(result.modules, key=lambda m: m.away, reverse=True)
+    shown = [m for m in modules if not m.ok] or modules[:MOST]
     return [
+        ("Each module alone, against exact, worst first", MODULE_HEADERS, [_module(m, result) for m in shown]),
+        ("Run another way, against eager", ("mode", "verdict", "worst module", "limits away"), _modes(result)),
         ("Teacher-forced, against the unported model", ("measure", "value", "one-ulp floor", "limit", ""), errors),
         ("Calls", ("phase", "op", "served by", "expected", ""), calls),
     ]
@@ -63,9 +71,19 @@ def sentences(result: ModelResult) -> list[str]:
         f"excused up to {greedy.gap_limit:.3g}"
         for sequence, step, gap in greedy.partings
     ]
+    found += [
+        f"exact {m.name}: {m.value:.3g}, limit {m.limit:.3g} (the unported model's own, or the floor: {m.floor:.3g})"
+        for m in result.exact_logits
+    ]
+    hidden = len(result.modules) - MOST
+    if hidden > 0 and all(m.ok for m in result.modules):
+        found.append(f"and {hidden} modules further within their limits; --json has every tensor of each")
+    found += [f"not compared alone: {m.path} ({m.module}): {m.note}" for m in result.modules if m.note]
+    found += [f"{m.mode}: {_mode(m.how, m.reason, m.bitwise)} ({m.seconds:.0f} s)" for m in result.modes]
     found.append(f"unported again: {'its logits are bitwise those of before' if result.restored else 'NOT restored'}")
     found += [f"left as it was: {u['path']} ({u['module']}): {u['reason']}" for u in result.unsupported]
     found += [f"fallback: {text}" for text in result.fallbacks]
+    found += [f"exact: {result.exact}", f"modules: {result.modules_meaning}"]
     found += [f"floor: {result.floor_meaning}", f"limits: {result.limits_meaning}"]
     if result.verdict == "SIMULATED":
         found.append("SIMULATED: Triton's kernels were interpreted on the CPU, which is no evidence about a device")
@@ -76,7 +94,7 @@ def show(result: ModelResult) -> None:
     output.say(header(result))
     for title, headers, rows in tables(result):
         output.say()
-        output.table(headers, rows, title=title, right=("value", "one-ulp floor", "limit", "expected"))
+        output.table(headers, rows, title=title, right=RIGHT)
     output.say()
     for sentence in sentences(result):
         output.say(sentence)
@@ -89,6 +107,14 @@ def markdown(result: ModelResult) -> str:
         for row in (headers, tuple("---" for _ in headers), *rows):
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in sentences(result)), ""])
+
+
+def html(result: ModelResult) -> str:
+    reasons = set(result.reasons)
+    told = [sentence for sentence in sentences(result) if sentence.removeprefix("FAIL: ") not in reasons]
+    return tables_page(f"{result.model}, ported against unported", result.verdict,
+                       header(result).removeprefix(f"{result.verdict}: "), result.reasons, told,
+                       tables(result))  # fmt: skip
 
 
 def junit(result: ModelResult) -> str:
@@ -108,6 +134,34 @@ def junit(result: ModelResult) -> str:
 
 def _measure(name: str, found: Measure) -> tuple[str, ...]:
     return name, f"{found.value:.3g}", f"{found.floor:.3g}", f"{found.limit:.3g}", _mark(found.ok)
+
+
+def _module(found: ModuleErrors, result: ModelResult) -> tuple[str, ...]:
+    first = result.first_divergence
+    mark = "no, first divergence" if first is not None and first.path == found.path else _mark(found.ok)
+    if not found.tensors:
+        return found.path, found.module, "-", "-", "-", "-", "-", mark
+    worst = max(found.tensors, key=lambda t: t.away)
+    if first is not None and first.path == found.path:
+        worst = next(t for t in found.tensors if (t.direction, t.tensor) == (first.direction, first.tensor))
+    ratio = "-" if worst.ratio is None else f"{worst.ratio:.3g}"
+    return (
+        found.path, found.module, f"{worst.direction} {worst.tensor}", f"{worst.unported:.3g}", f"{worst.found:.3g}",
+        ratio, f"{found.away:.3g}", mark,
+    )  # fmt: skip
+
+
+def _modes(result: ModelResult) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for mode in result.modes:
+        worst = max(mode.modules, key=lambda m: m.away, default=None)
+        named = mode.first_divergence.path if mode.first_divergence else worst.path if worst else "-"
+        rows.append((mode.mode, mode.verdict, named, f"{worst.away:.3g}" if worst else "-"))
+    return rows
+
+
+def _mode(how: str, reason: str, bitwise: str) -> str:
+    return "; ".join(part for part in (how, bitwise, reason) if part)
 
 
 def _mark(ok: bool) -> str:

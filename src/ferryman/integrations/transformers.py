@@ -29,9 +29,10 @@ from ferryman.integrations.transformers_modules import (
     ported_class,
     role_of,
 )
+from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
-from ferryman.porting.model import ModelResult
 from ferryman.porting.model import check_model as _check_model
+from ferryman.porting.model_results import ModelResult
 
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation  # isort: skip - after the check above
 

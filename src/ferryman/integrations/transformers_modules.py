@@ -5,9 +5,11 @@ The functions are registered with transformers' own interfaces as "ferryman" whe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +103,32 @@ def _plain(
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, attention_mask)
+
+
+@contextlib.contextmanager
+def watch(seen: Callable[[Any, str, Tensor], None]) -> Iterator[None]:
+    """Within it, ``seen(module, name, tensor)`` is told what reaches attention and what leaves it, ported or not."""
+    before: dict[str, Any] = {}
+
+    def telling(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def told(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            seen(module, "rotated queries", query)
+            seen(module, "rotated keys", key)
+            out = own(module, query, key, value, *args, **kwargs)
+            seen(module, "attention's result", out[0])
+            return out
+
+        return told
+
+    for name in ("sdpa", NAME):
+        before[name] = ALL_ATTENTION_FUNCTIONS[name]
+        ALL_ATTENTION_FUNCTIONS[name] = telling(before[name])
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            ALL_ATTENTION_FUNCTIONS[name] = own
 
 
 # The ported forwards ---------------------------------------------------------------------------------------

@@ -1,22 +1,22 @@
 """Is a ported model still the same model? `check_model` builds one, runs it both ways, and says.
 
-Limits come from the floor (see `model_measure`), and from nothing else. The unported model and the ported one each
-differ from the exact result by roundings of the floor's size, so from each other by up to twice it: AMPLITUDE = 2 for
-whatever grows with the error itself, its square for the KL divergence, which grows with the error's square.
+Layers, logits, gradients and greedy tokens are compared with the unported model's; every module alone, and the logits,
+with the exact result (`model_modules`, `model_exact`); the ported model with itself compiled and replayed from a CUDA
+graph (`model_modes`). Limits come from the floor (`model_measure`, `model_results`), and from nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from ferryman.backends.triton import interpreting
@@ -24,138 +24,61 @@ from ferryman.device_profiles import detect
 from ferryman.dispatch import trace
 from ferryman.errors import ArgumentError
 from ferryman.porting import model_config
+from ferryman.porting import model_exact as exact
 from ferryman.porting import model_measure as measure
+from ferryman.porting import model_modes as modes
+from ferryman.porting.model_modules import Bench
+from ferryman.porting.model_replay import twin, unwatched
+from ferryman.porting.model_results import (
+    AMPLITUDE,
+    DEVIATIONS,
+    FLOOR_MEANING,
+    LIMITS_MEANING,
+    MODULES_MEANING,
+    SEEDS,
+    Calls,
+    Greedy,
+    LayerErrors,
+    Measure,
+    ModelResult,
+    bias_allowed,
+    first_divergence,
+    limited,
+)
 
-AMPLITUDE = 2.0
-DEVIATIONS = 6.0  # of the bias, whose floor is a standard deviation
-# Beyond chance, rounding to nearest is a little biased on real values, and float32 kernels approximate exp and rsqrt to
-# 2-4 ulp of one sign. Right ports on an H200 in bfloat16 stayed below eps/116; a 1% error is 40 of these allowances.
-BIAS_ALLOWED = 1 / 32  # of the storage dtype's eps, and at least 4 of float32's
-SEEDS = (1, 2, 3)  # perturbations; the floor is the largest of their results
-STAGES = ("build", "reference", "floor", "ported", "greedy", "gradients")  # what `progress` is told, in this order
+# What `progress` is told, in this order.
+STAGES = ("build", "reference", "floor", "ported", "greedy", "gradients", "modules", "modes")
 _OP = "check_model"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Porter(Protocol):
-    """What an integration offers: `ferryman.integrations.transformers` is one."""
+    """What an integration offers: `ferryman.integrations.transformers` is one.
+
+    It may also have ``watch(seen)``, a context within which ``seen(module, name, tensor)`` is told what its modules
+    compute inside, ported or not, so that these are compared too.
+    """
 
     def port(self, model: Any) -> Any: ...
 
     def unport(self, model: Any) -> None: ...
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings", frozen=True)
-
-
-class Measure(_Model):
-    """One number of the ported model against its limit. ``floor`` is what one ulp does to the unported model."""
-
-    name: str
-    value: float
-    floor: float
-    limit: float
-    ok: bool
-
-
-class LayerErrors(_Model):
-    """A decoder layer's output: relative error of all tokens (``alone``), of the worst token, of the scale (``bias``).
-
-    For these, every layer is given the reference's input; for ``accumulated``, the layer before's output.
-    """
-
-    layer: int
-    alone: Measure
-    worst_token: Measure
-    bias: Measure
-    accumulated: Measure
-
-
-class Calls(_Model):
-    """Calls of one op in one phase, by the implementation that served them; ``expected`` is ported modules x passes."""
-
-    phase: Literal["forward", "greedy", "gradients"]
-    op: str
-    served: dict[str, int]
-    expected: int
-    ok: bool
-
-
-class Greedy(_Model):
-    """Greedy decoding with a cache. A parting is excused where the reference nearly prefers the other token."""
-
-    sequences: int
-    steps: int
-    identical: int
-    identical_at_floor: int
-    partings: list[tuple[int, int, float]]  # (sequence, step, gap between the two tokens' reference logits)
-    gap_limit: float
-    reference: list[list[int]]
-    ported: list[list[int]]
-    ok: bool
-
-
-class ModelResult(_Model):
-    """All that `check_model` found. ``verdict`` is PASS only if every measure and every count is right."""
-
-    model: str
-    family: str
-    config: dict[str, Any]
-    cuts: list[str]
-    ignored_keys: list[str]
-    parameters: int
-    device: str
-    device_name: str
-    dtype: str
-    batch: int
-    tokens: int
-    seed: int
-    versions: dict[str, str]
-    ported: dict[str, int]
-    unsupported: list[dict[str, str]]
-    layers: list[LayerErrors]
-    logits: list[Measure]
-    greedy: Greedy
-    gradients: list[Measure]
-    calls: list[Calls]
-    fallbacks: list[str]
-    restored: bool
-    floor_meaning: str
-    limits_meaning: str
-    seconds: float
-    verdict: Literal["PASS", "FAIL", "SIMULATED"]
-    reasons: list[str]
-
-
-FLOOR_MEANING = (
-    "the unported model, each element of its embedding (for a layer alone: of the layer's input) moved one unit in the "
-    f"last place up or down at random; the largest of {len(SEEDS)} draws"
-)
-LIMITS_MEANING = (
-    f"relative errors: {AMPLITUDE:g} x floor, as both models differ from the exact one by about the floor; bias: "
-    f"{DEVIATIONS:g} standard deviations of the floor's and {BIAS_ALLOWED:g} of the dtype's eps; KL: "
-    f"{AMPLITUDE**2:g} x floor, as it grows with the square; top-1: {AMPLITUDE:g} x the floor's disagreements and "
-    "three standard deviations of such a count; greedy: tokens may part only where the reference prefers its own by no "
-    f"more than two logits can move, each {AMPLITUDE:g} x the floor's largest change"
-)
-
-
 def check_model(
     model: str | os.PathLike[str], *, porter: Porter, device: str | torch.device = "cpu",
     dtype: str | torch.dtype = "bfloat16", tiny: bool = False, layers: int = 4, batch: int = 2,
-    tokens: int | None = None, steps: int = 16, backward: bool = True, seed: int = 0,
+    tokens: int | None = None, steps: int = 16, backward: bool = True, seed: int = 0, run_modes: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> ModelResult:  # fmt: skip
     """Build a transformers model with random weights, port it, and compare it with itself unported.
 
     model: "qwen3", "llama", "qwen2", "mistral", "gemma" at their published widths, or a local config.json. layers: how
     many decoder layers to build (at least 4 unless tiny). tiny: smaller widths and vocabulary, real head_dim. tokens:
-    length of the prompts (48 when tiny, else 256). steps: greedy tokens. porter: who ports, such as
-    `ferryman.integrations.transformers`. Requests (`ferryman.use`) in force bind the ported model. Downloads nothing.
-    Raises ArgumentError, UnknownName, and what the porter raises.
+    length of the prompts (48 when tiny, else 256). steps: greedy tokens. run_modes: compare eager with torch.compile
+    and with CUDA graph replay as well. porter: who ports, such as `ferryman.integrations.transformers`. Requests
+    (`ferryman.use`) in force bind the ported model. Downloads nothing. Raises ArgumentError, UnknownName, and what the
+    porter raises.
     """
-    began = time.perf_counter()
     told = progress or (lambda stage: None)
     place, storage = _device(device), _dtype(dtype)
     length = tokens if tokens is not None else 48 if tiny else 256
@@ -163,6 +86,26 @@ def check_model(
         if value < least:
             raise ArgumentError(_OP, name, value, f"at least {least}")
     wanted = model_config.spec(model, tiny=tiny, layers=layers)
+    with _threads(1 if tiny and place.type == "cpu" else None):
+        return _check(wanted, porter, place, storage, batch, length, steps, backward, seed, run_modes, told)
+
+
+@contextlib.contextmanager
+def _threads(wanted: int | None) -> Iterator[None]:
+    """Tiny matrices gain nothing from threads, and lose: 2 on 2 shared cores took 52 s where 1 took 16 s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check(
+    wanted: model_config.ModelSpec, porter: Porter, place: torch.device, storage: torch.dtype, batch: int, length: int,
+    steps: int, backward: bool, seed: int, run_modes: bool, told: Callable[[str], None],
+) -> ModelResult:  # fmt: skip
+    began = time.perf_counter()
     told("build")
     # Weights, and with gradients the reference's, the floor's or the port's, and the ones being accumulated.
     built = model_config.build(wanted, place, storage, seed, copies=4.5 if backward else 1.5)
@@ -206,21 +149,26 @@ def check_model(
         porter.unport(built)
     restored = torch.equal(measure.observe(built, prompt).logits, free.logits)
 
-    allowed = max(BIAS_ALLOWED * torch.finfo(storage).eps, 4 * torch.finfo(torch.float32).eps)
+    told("modules")
+    wanted_gradients = None
+    found_modules = _examine(built, porter, prompt, backward, floor, free.logits, found.logits, run_modes, told)
+
+    allowed = bias_allowed(torch.finfo(storage).eps)
     pairs = zip(found_alone.outputs, alone.outputs, found.outputs, free.outputs, strict=True)
     errors = [
         LayerErrors(
             layer=i,
-            alone=_limited("alone", measure.relative(a, b), floor.alone[i]),
-            worst_token=_limited("worst token", measure.worst_row(a, b), floor.worst[i]),
-            bias=_limited("bias", abs(measure.slope(a, b)), floor.bias[i], DEVIATIONS, allowed),
-            accumulated=_limited("accumulated", measure.relative(c, d), floor.accumulated[i]),
+            alone=limited("alone", measure.relative(a, b), floor.alone[i]),
+            worst_token=limited("worst token", measure.worst_row(a, b), floor.worst[i]),
+            bias=limited("bias", abs(measure.slope(a, b)), floor.bias[i], DEVIATIONS, allowed),
+            accumulated=limited("accumulated", measure.relative(c, d), floor.accumulated[i]),
         )
         for i, (a, b, c, d) in enumerate(pairs)
     ]
     logits = floor.logit_measures(measure.logit_distance(free.logits, found.logits), batch * length)
     said = _greedy(greedy, spoken, floor, steps)
-    reasons = _reasons(errors, logits, said, slopes, calls, restored, spoken.passes, steps)
+    reasons = _module_reasons(found_modules)
+    reasons += _reasons(errors, logits, said, slopes, calls, restored, spoken.passes, steps)
     simulated = interpreting() and any("triton" in c.served for c in calls)
     return ModelResult(
         model=wanted.title, family=wanted.family, config=dict(wanted.fields), cuts=list(wanted.cuts),
@@ -233,8 +181,52 @@ def check_model(
         fallbacks=[f"{op}: {served} served it: {why} ({n} calls)" for (op, served, why), n in fallbacks.items()],
         restored=restored, floor_meaning=FLOOR_MEANING, limits_meaning=LIMITS_MEANING,
         seconds=round(time.perf_counter() - began, 2),
-        verdict="FAIL" if reasons else "SIMULATED" if simulated else "PASS", reasons=reasons,
+        verdict="FAIL" if reasons else "SIMULATED" if simulated else "PASS", reasons=reasons, **found_modules,
     )  # fmt: skip
+
+
+def _examine(
+    built: Any, porter: Porter, prompt: Tensor, backward: bool, floor: _Floor, unported: Tensor, ported: Tensor,
+    run_modes: bool, told: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of the result that say how far each module and mode is from the exact or the eager result."""
+    also = twin(built)
+    report = porter.port(also)
+    try:
+        sites = {site.path for site in report.ported}
+        bench = Bench(built, also, prompt, sites, backward, getattr(porter, "watch", unwatched))
+        modules = bench.modules()
+        truth, wide = exact.logits(built, prompt)
+        own = measure.logit_distance(truth, unported)
+        logits = floor.logit_measures(measure.logit_distance(truth, ported), prompt.numel(), own)
+        del truth
+        told("modes")
+        ran = []
+        if run_modes:
+            ran.append(modes.compiled(bench, lambda distance: floor.logit_measures(distance, prompt.numel())))
+            ran.append(modes.graph_replay(bench))
+    finally:
+        porter.unport(also)
+    narrow = bench.reduced + (["the logits"] if wide != torch.float64 else [])
+    said = f"float64; float32 where float64 does not fit here: {', '.join(narrow)}" if narrow else "float64"
+    return {
+        "modules": modules, "first_divergence": first_divergence(modules), "exact": said, "exact_logits": logits,
+        "modes": ran, "modules_meaning": MODULES_MEANING,
+    }  # fmt: skip
+
+
+def _module_reasons(found: dict[str, Any]) -> list[str]:
+    first, reasons = found["first_divergence"], []
+    if first is not None:
+        reasons.append(first.text)
+        others = [m.path for m in found["modules"] if not m.ok and m.path != first.path]
+        if others:
+            reasons.append(f"{len(others)} more modules beyond a limit: {', '.join(others)}")
+    reasons += [
+        f"exact {m.name}: {m.value:.3g}; limit {m.limit:.3g} (floor {m.floor:.3g})"
+        for m in found["exact_logits"] if not m.ok
+    ]  # fmt: skip
+    return reasons + [f"{mode.mode}: {mode.reason}" for mode in found["modes"] if mode.verdict == "FAIL"]
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -252,11 +244,6 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     if found not in _DTYPES.values():
         raise ArgumentError(_OP, "dtype", str(dtype), " or ".join(_DTYPES))
     return found  # type: ignore[return-value]
-
-
-def _limited(name: str, value: float, floor: float, factor: float = AMPLITUDE, allowed: float = 0.0) -> Measure:
-    limit = factor * floor + allowed
-    return Measure(name=name, value=value, floor=floor, limit=limit, ok=value <= limit)  # NaN is not <=
 
 
 class _Floor:
@@ -295,23 +282,28 @@ class _Floor:
         ]
         self.spoken = measure.generate(model, prompt, steps, seed=SEEDS[0])
 
-    def logit_measures(self, found: measure.LogitDistance, tokens: int) -> list[Measure]:
-        expected = AMPLITUDE * self.disagreements
+    def logit_measures(
+        self, found: measure.LogitDistance, tokens: int, own: measure.LogitDistance | None = None
+    ) -> list[Measure]:
+        """``own``: the unported model's distance from what is compared with, if that is not the unported model."""
+        held = own or measure.LogitDistance(0.0, 0, 0.0)
+        differing = max(self.disagreements, held.disagreements)
+        expected = AMPLITUDE * differing
         allowed = expected + 3 * math.sqrt(expected + 1)
         return [
-            _limited("KL divergence", found.kl, self.kl, AMPLITUDE**2),
+            limited("KL divergence", found.kl, max(self.kl, held.kl), AMPLITUDE**2),
             Measure(
-                name="top-1 disagreement", value=found.disagreements / tokens, floor=self.disagreements / tokens,
+                name="top-1 disagreement", value=found.disagreements / tokens, floor=differing / tokens,
                 limit=allowed / tokens, ok=found.disagreements <= allowed,
             ),
-            _limited("largest logit change", found.largest, self.largest),
+            limited("largest logit change", found.largest, max(self.largest, held.largest)),
         ]  # fmt: skip
 
     def gradient_measures(self, slopes: dict[str, Tensor]) -> list[Measure]:
         if self.reference is None:
             return []
         errors = measure.gradient_errors(self.reference, slopes)
-        return [_limited(group, error, self.slopes[group]) for group, error in errors.items()]
+        return [limited(group, error, self.slopes[group]) for group, error in errors.items()]
 
 
 def _larger(

@@ -181,7 +181,7 @@ def build(wanted: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(_OP, f"the config of {wanted.title}", str(error), "what transformers can build") from error
     needed = int(copies * sum(p.numel() * p.element_size() for p in empty.parameters()))
-    free = _free_bytes(device)
+    free = free_bytes(device)
     if free is not None and needed > free:
         raise ArgumentError(
             _OP, "model", f"{needed / 2**30:.1f} GiB with its gradients and activations",
@@ -195,9 +195,11 @@ def build(wanted: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
     return model.eval()
 
 
-def _free_bytes(device: torch.device) -> int | None:
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that tensors can still take on a device, what PyTorch's allocator keeps for itself included."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + int(kept)
     meminfo = Path("/proc/meminfo")
     if device.type != "cpu" or not meminfo.exists():
         return None

@@ -26,9 +26,9 @@ def one_ulp(x: Tensor, generator: torch.Generator) -> Tensor:
     Zeros stay, and so does what is not finite or would overflow. Gradients pass through unchanged.
     """
     with torch.no_grad():
-        step = 2 * torch.randint(0, 2, x.shape, generator=generator, device=x.device) - 1
         bits = x.detach().contiguous().view(_BITS[x.element_size()])
-        moved = (bits + step.to(bits.dtype)).view(x.dtype)
+        step = torch.randint(0, 2, x.shape, generator=generator, device=x.device, dtype=bits.dtype)
+        moved = (bits + 2 * step - 1).view(x.dtype)
         moved = torch.where((x == 0) | ~x.isfinite() | ~moved.isfinite(), x, moved)
     return x + (moved - x).detach() if x.requires_grad else moved  # exact: the difference is one ulp of x
 
