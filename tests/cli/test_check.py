@@ -21,14 +21,14 @@ QUICK = ("check", "--device", "cpu", "--op", "softmax", "--dtype", "f32", "--bac
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the backend must not be usable here")
 
 
-def test_a_check_prints_a_table_and_writes_three_documents(tmp_path: Path) -> None:
+def test_a_check_prints_a_table_and_writes_four_documents(tmp_path: Path) -> None:
     done = ferryman(*QUICK, "--backend", "definition", "--out", str(tmp_path / "deep" / "out"))
     assert done.code == 0, done.out
     rows = [line.split() for line in done.out.splitlines() if line.startswith("softmax")]
     assert [row[:3] for row in rows] == [["softmax", "torch", "PASS"], ["softmax", "definition", "PASS"]]
     assert "f32 error" in done.out and "f16 error" not in done.out
     folder = tmp_path / "deep" / "out"
-    assert {p.name for p in folder.iterdir()} == {"check.json", "check.md", "check.xml"}
+    assert {p.name for p in folder.iterdir()} == {"check.json", "check.md", "check.xml", "check.html"}
     document = results.load(folder / "check.json")
     assert {c.implementation for c in document.cells} == {"torch", "definition"}
     assert all(c.verdict == "PASS" and c.ratio is not None for c in document.cells if not c.case.startswith("empty"))
@@ -51,7 +51,7 @@ def test_json_is_the_document_and_nothing_else(tmp_path: Path, monkeypatch: pyte
 def test_documents_go_to_a_folder_of_their_own_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ferryman(*QUICK).code == 0
-    assert {p.name for p in (tmp_path / ".ferryman").iterdir()} == {"check.json", "check.md", "check.xml"}
+    assert {p.name for p in (tmp_path / ".ferryman").iterdir()} == {"check.json", "check.md", "check.xml", "check.html"}
 
 
 def test_a_wrong_kernel_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,8 @@ def test_a_model_is_shown_with_its_floor_and_its_calls(tmp_path_factory: pytest.
             call.phase in line and call.op in line and str(call.expected) in line for line in done.out.splitlines()
         )
     assert "one-ulp floor" in done.out and "KL divergence" in done.out and "greedy tokens: 2 of 2" in done.out
-    assert {p.suffix for p in folder.iterdir()} == {".json", ".md", ".xml"}
+    assert {p.suffix for p in folder.iterdir()} == {".json", ".md", ".xml", ".html"}
+    assert "KL divergence" in (folder / "model-qwen3-f32.html").read_text("utf-8")
 
 
 def test_a_failed_model_fails_in_every_rendering(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -12,7 +12,9 @@ import ferryman as package
 from ferryman.cli import main
 from tests.cli.run import alone, ferryman
 
-VERBS = ("check", "devices", "ops", "explain", "doctor")
+VERBS = (
+    "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "selftest", "record", "replay", "compare",
+)  # fmt: skip
 
 
 def test_help_names_every_verb_and_what_it_is_for() -> None:

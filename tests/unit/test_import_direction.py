@@ -21,6 +21,7 @@ MAY: dict[str, set[str]] = {
     "device_profiles": set(),
     "dispatch": {"ops", "backends", "device_profiles"},
     "porting": {"dispatch", "ops", "backends", "device_profiles"},
+    "testing": {"porting", "dispatch", "ops", "backends", "device_profiles"},
     "integrations": {FACE, "porting", "dispatch", "ops", "backends", "device_profiles"},
     # the model check is handed its integration by the command line, so that porting knows none
     "cli": {FACE, "integrations", "porting", "dispatch", "ops", "backends", "device_profiles"},

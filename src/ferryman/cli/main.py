@@ -11,7 +11,19 @@ import sys
 import typer
 
 import ferryman
-from ferryman.cli import check, devices, doctor, explain, ops
+from ferryman.cli import (
+    check,
+    compare,
+    devices,
+    doctor,
+    explain,
+    fingerprint,
+    ops,
+    record,
+    replay,
+    report,
+    selftest,
+)
 from ferryman.errors import FerrymanError
 
 app = typer.Typer(
@@ -24,6 +36,12 @@ app.command("devices")(devices.devices)
 app.command("ops")(ops.ops)
 app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
+app.command("fingerprint")(fingerprint.fingerprint)
+app.command("record")(record.record)
+app.command("replay")(replay.replay)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
+app.command("selftest")(selftest.selftest)
 
 
 def _version(wanted: bool) -> None:
