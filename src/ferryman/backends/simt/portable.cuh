@@ -185,24 +185,25 @@ FERRYMAN_DEVICE u32 bf16_pair(float low, float high) {
 }
 #define FERRYMAN_HAS_BF16_PAIR
 
-// In PTX, because the compiler splits a uint4 store into four where it computes the parts apart (silu_mul, sm_90), and
-// because only loads that it knows to be read-only move above a store.
+// Stores are PTX because the compiler splits that of a uint4 whose parts it computes apart (silu_mul, sm_90); a load
+// that no intrinsic gives is too, and volatile: LLVM takes other asm for arithmetic and moves it out of its `if`, which
+// reads past the end. __ldg moves above stores, because it is known to be read-only, and stays inside its `if`.
 template <int BYTES> struct Memory;
 template <> struct Memory<16> {
     template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        if constexpr (ACCESS == ONCE)  // kept out of L1, which then holds weights and tables
-            asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                : "l"(p));
-        else if constexpr (ACCESS == AGAIN)
-            asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                : "l"(p));
-        else
+        if constexpr (ACCESS == ONCE) {  // kept out of L1, which then holds weights and tables
+            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                         : "l"(p));
+        } else if constexpr (ACCESS == AGAIN) {
+            const uint4 words = __ldg((const uint4*)p);
+            out[0] = words.x, out[1] = words.y, out[2] = words.z, out[3] = words.w;
+        } else {
             asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                          : "l"(p)
                          : "memory");
+        }
     }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) {
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
@@ -213,10 +214,12 @@ template <> struct Memory<16> {
 };
 template <> struct Memory<8> {
     template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        if constexpr (ACCESS == WRITTEN)
+        if constexpr (ACCESS == WRITTEN) {
             asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p) : "memory");
-        else
-            asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
+        } else {
+            const uint2 words = __ldg((const uint2*)p);
+            out[0] = words.x, out[1] = words.y;
+        }
     }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) {
         asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(p), "r"(in[0]), "r"(in[1]) : "memory");
@@ -224,10 +227,8 @@ template <> struct Memory<8> {
 };
 template <> struct Memory<4> {
     template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
-        if constexpr (ACCESS == WRITTEN)
-            asm volatile("ld.global.u32 %0, [%1];" : "=r"(out[0]) : "l"(p) : "memory");
-        else
-            asm("ld.global.nc.u32 %0, [%1];" : "=r"(out[0]) : "l"(p));
+        if constexpr (ACCESS == WRITTEN) asm volatile("ld.global.u32 %0, [%1];" : "=r"(out[0]) : "l"(p) : "memory");
+        else out[0] = __ldg((const u32*)p);
     }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) {
         asm volatile("st.global.u32 [%0], %1;" : : "l"(p), "r"(in[0]) : "memory");
@@ -236,10 +237,8 @@ template <> struct Memory<4> {
 template <> struct Memory<2> {
     template <Access ACCESS> static FERRYMAN_DEVICE void load(const void* p, u32* out) {
         u16 half;
-        if constexpr (ACCESS == WRITTEN)
-            asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(p) : "memory");
-        else
-            asm("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(p));
+        if constexpr (ACCESS == WRITTEN) asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(p) : "memory");
+        else half = __ldg((const u16*)p);
         out[0] = half;
     }
     static FERRYMAN_DEVICE void store(void* p, const u32* in) {
