@@ -63,6 +63,13 @@ def _composed_scores(
     return (s if hidden is None else s.masked_fill(hidden, -math.inf)), capped
 
 
+def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
+    """exp(s - lse), 0 in rows that see nothing; divided by its sum, which is 1 but for the rounding of lse."""
+    p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
+    total = p.sum(-1, keepdim=True)
+    return p / total.where(total > 0, 1.0)
+
+
 def _vectorised(x: Tensor) -> Tensor:
     """The fused kernels read 16 bytes at a time and do not look: a misaligned tensor is an illegal access, so copy."""
     words, (batch, head, row, _) = 16 // x.element_size(), x.stride()
@@ -112,8 +119,7 @@ def attention(
             return _model_layout(found[0]), found[1].float().contiguous()
     s, _ = _composed_scores(q, _grouped(k, heads), causal, factor, window, softcap, mask)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
-    p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
-    out = torch.matmul(p, _grouped(v, heads).float()).to(q.dtype)
+    out = torch.matmul(_probabilities(s, lse), _grouped(v, heads).float()).to(q.dtype)
     return _model_layout(out), lse
 
 
@@ -197,12 +203,12 @@ def attention_backward(
         return gq.contiguous(), gk.contiguous(), gv.contiguous()
     keys, values = _grouped(k, heads), _grouped(v, heads)
     s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)
-    p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
-    g = grad_out.float()
-    delta = (g * out.float()).sum(-1)  # pairwise; einsum sums in order, and cancels against dP
+    p, g = _probabilities(s, lse), grad_out.float()
+    dp = torch.matmul(g, values.float().mT)
+    # delta from P and dP themselves: that of the rounded output does not cancel (float32: gradients 3 times as far off)
+    ds = aten._softmax_backward_data(dp, p, -1, torch.float32)
     if grad_lse is not None:
-        delta = delta - grad_lse
-    ds = p * (torch.matmul(g, values.float().mT) - delta.unsqueeze(-1))
+        ds = ds + p * grad_lse.unsqueeze(-1)
     if capped is not None:
         ds = ds * (1 - capped.square())
 

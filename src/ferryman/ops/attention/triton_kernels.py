@@ -326,13 +326,16 @@ def attention_merge(
 
 @triton.jit
 def _dq_range(
-    dq, q, do, k, v, mask, lse, delta, row_inside, position, lo, hi, num_keys, window,
+    dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, lo, hi, num_keys, window,
     stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, EDGE: tl.constexpr,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """dQ += dS K over keys [lo, hi); ``lse`` in base 2, +inf for rows that see nothing."""
+    """Over keys [lo, hi): dQ += dS K, or with SUMS weight += P and moment += P dP.
+
+    ``lse`` in base 2, +inf for rows that see nothing.
+    """
     tile = tl.arange(0, BLOCK_N)
     if WIDE:
         tile = tile.to(tl.int64)
@@ -357,13 +360,50 @@ def _dq_range(
                 scores = tl.where(seen, scores, float("-inf"))
         p = tl.exp2(scores - lse[:, None])
         dp = tl.dot(do, tl.trans(v_tile), input_precision=PRECISION)
-        ds = p * (dp - delta[:, None])
-        if HAS_CAP:
-            ds = ds * slope
-        if EDGE:
-            ds = tl.where(keys[None, :] < num_keys, ds, 0.0)  # a padded key's slope is NaN where q is Inf: 0 * Inf
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
-    return dq
+        if SUMS:
+            weight += tl.sum(p, 1)
+            if EDGE:
+                dp = tl.where(keys[None, :] < num_keys, dp, 0.0)  # a padded key's is NaN where do is Inf: Inf * 0
+            moment += tl.sum(p * dp, 1)
+        else:
+            ds = p * (dp - delta[:, None])
+            if HAS_CAP:
+                ds = ds * slope
+            if EDGE:
+                ds = tl.where(keys[None, :] < num_keys, ds, 0.0)  # a padded key's slope is NaN where q is Inf: 0 * Inf
+            dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
+    return dq, weight, moment
+
+
+@triton.jit
+def _dq_keys(
+    q, do, k, v, mask, lse, delta, row_inside, position, lo, full_lo, full_hi, hi, num_keys, window,
+    stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, SUMS: tl.constexpr,
+):  # fmt: skip
+    """`_dq_range` over all keys that a block of queries sees: the left edge, whole blocks, the right edge."""
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    moment = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_WINDOW:
+        dq, weight, moment = _dq_range(
+            dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, lo, full_lo, num_keys, window,
+            stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, SUMS, True,
+        )  # fmt: skip
+    dq, weight, moment = _dq_range(
+        dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, full_lo, full_hi, num_keys, window,
+        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, SUMS, False,
+    )  # fmt: skip
+    dq, weight, moment = _dq_range(
+        dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, full_hi, hi, num_keys, window,
+        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, SUMS, True,
+    )  # fmt: skip
+    return dq, weight, moment
 
 
 _BACKWARD_DYNAMIC = [
@@ -383,7 +423,11 @@ def attention_backward_dq(
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, HAS_GRAD_LSE: tl.constexpr, WIDE: tl.constexpr,
     NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse for the dK/dV kernel."""
+    """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse for the dK/dV kernel.
+
+    In float32 delta is rowsum(P dP), in a pass of its own: the two sides of dP - delta then share their errors. That of
+    the rounded output leaves gradients 2 to 4 times as far off, which only float32 shows.
+    """
     num_tiles = tl.cdiv(num_queries, BLOCK_M)
     tile, head_id = _tile_and_head(num_tiles, batch_heads, heads_together, NUM_XCD)
     if CAUSAL:
@@ -410,11 +454,6 @@ def attention_backward_dq(
     per_row = _wide(head_id) * num_queries + rows
     q_tile = _load_rows(q, stride_qm, offsets, left, HEAD_DIM, BLOCK_D, True)
     do_tile = _load_rows(grad_out, stride_gm, offsets, left, HEAD_DIM, BLOCK_D, True)
-    o_tile = _load_rows(out, stride_om, offsets, left, HEAD_DIM, BLOCK_D, True)
-    row_delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    if HAS_GRAD_LSE:
-        row_delta -= tl.load(grad_lse + per_row, mask=row_inside, other=0.0).to(tl.float32)
-    tl.store(delta + per_row, row_delta, mask=row_inside)
     row_lse = tl.load(lse + per_row, mask=row_inside, other=float("-inf")) * LOG2E
     row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)  # rows that see nothing: P = exp2(-inf) = 0
     mask_rows = mask
@@ -425,25 +464,23 @@ def attention_backward_dq(
     lo, hi, full_lo, full_hi = _key_ranges(first, last, num_queries, num_keys, window, BLOCK_N, CAUSAL, HAS_WINDOW)
     full_lo = tl.minimum(tl.maximum(full_lo, lo), hi)
     full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if HAS_WINDOW:
-        dq = _dq_range(
-            dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, lo, full_lo,
-            num_keys, window,
-            stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+    if q.dtype.element_ty == tl.float32:
+        _, weight, moment = _dq_keys(
+            q_tile, do_tile, k, v, mask_rows, row_lse, row_lse, row_inside, position, lo, full_lo, full_hi, hi,
+            num_keys, window, stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
         )  # fmt: skip
-    dq = _dq_range(
-        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_lo, full_hi,
-        num_keys, window,
-        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
-    )  # fmt: skip
-    dq = _dq_range(
-        dq, q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, full_hi, hi,
-        num_keys, window,
-        stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+        row_delta = moment / tl.where(weight == 0.0, 1.0, weight)
+    else:
+        o_tile = _load_rows(out, stride_om, offsets, left, HEAD_DIM, BLOCK_D, True)
+        row_delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_GRAD_LSE:
+        row_delta -= tl.load(grad_lse + per_row, mask=row_inside, other=0.0).to(tl.float32)
+    tl.store(delta + per_row, row_delta, mask=row_inside)
+    dq, _, _ = _dq_keys(
+        q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, lo, full_lo, full_hi, hi,
+        num_keys, window, stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
+        HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
     )  # fmt: skip
 
     cols = tl.arange(0, BLOCK_D)

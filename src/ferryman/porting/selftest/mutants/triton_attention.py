@@ -270,7 +270,7 @@ edit(
     "attention_backward",
     "slope_of_the_softcap_forgotten_in_dq",
     ATTENTION,
-    "ds = p * (dp - delta[:, None])\n        if HAS_CAP:\n            ds = ds * slope",
+    "ds = p * (dp - delta[:, None])\n            if HAS_CAP:\n                ds = ds * slope",
     "ds = p * (dp - delta[:, None])",
     first="softcap",
 )
