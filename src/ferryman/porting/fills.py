@@ -228,6 +228,7 @@ FILLS: Mapping[str, Fill] = {
         ),
         Fill("plateaus", "one integer a row: deviation 0", probes.plateaus, independent=False),
         Fill("support", "2^n equal values a row, -inf elsewhere", probes.support, independent=False),
+        Fill("single", "one small integer a row, -inf elsewhere", probes.single, independent=False),
         Fill("peaks", "one small integer a row, -128 and less elsewhere", probes.peaks, independent=False),
         Fill(
             "saturated", "gates from 32 on, or below -127: the sigmoid is 1 or 0", probes.saturated, independent=False

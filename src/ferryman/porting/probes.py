@@ -80,6 +80,11 @@ def support(d: Draw) -> Tensor:
     return _level(d.rows()).expand(d.shape).masked_fill(rank >= count, -math.inf)
 
 
+def single(d: Draw) -> Tensor:
+    first = d.words(8).argsort(-1).argsort(-1) == 0
+    return _level(d.rows()).expand(d.shape).masked_fill(~first, -math.inf)
+
+
 def peaks(d: Draw) -> Tensor:
     """exp of the rest is below 2^-170, which is 0."""
     width = max(d.shape[-1], 1)

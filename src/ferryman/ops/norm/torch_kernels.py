@@ -8,11 +8,23 @@ from torch.nn import functional
 
 from ferryman.backends.base import Target
 
+_PACK = 4  # elements that CUDA's kernel reads at once; it sums other rows by Welford's update: NaN of an Inf
+
+
+def _packed(x: Tensor | None) -> bool:
+    return x is None or x.data_ptr() % (_PACK * x.element_size()) == 0
+
 
 def _rms(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool) -> Tensor:
     """F.rms_norm fuses the weight when its dtype is x's (1.00 units in the last place, against 1.90 composed)."""
     if x.numel() == 0:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.is_cuda and (x.shape[-1] % _PACK or not all(map(_packed, (x, weight)))):
+        h = x.float()
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
+        if cast_before_weight:
+            h = h.to(x.dtype).float()
+        return (h if weight is None else h * weight.float()).to(x.dtype).contiguous()
     if weight is None:
         return functional.rms_norm(x, x.shape[-1:], None, eps).contiguous()
     if cast_before_weight:

@@ -47,9 +47,10 @@ def _softmax_cases() -> Sequence[Case]:
     for fill in ("offset", "constant", "large", "nonfinite", "masked", "zeros"):
         found.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
     exact = {"exact_support": (9, 257), "exact_support_wide": (3, 4099), "exact_support_dims": (2, 3, 64)}
-    found += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True) for n, s in exact.items()]
+    found += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True, inexact=("float32",)) for n, s in exact.items()]
+    found.append(Case("exact_single", {"x": TensorSpec((9, 257), fill="single")}, exact=True))
     found += [
-        Case(n, {"x": TensorSpec(s, fill="support")}, "standard", exact=True)
+        Case(n, {"x": TensorSpec(s, fill="support")}, "standard", exact=True, inexact=("float32",))
         for n, s in {"exact_support_8191": (1021, 8191), "exact_support_vocabulary": (33, 128_256)}.items()
     ]
     found += [
