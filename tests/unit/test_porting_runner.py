@@ -12,7 +12,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
 from ferryman.porting import cases_of, failed, run
 from ferryman.porting.runner import dtypes_of, turns
-from ferryman.porting.worker import Interpreter
+from ferryman.porting.worker import Job, Workers
 
 
 def test_every_op_implementation_and_dtype_has_a_cell() -> None:
@@ -81,8 +81,8 @@ PRELUDE = "import json, os, sys, time\njob = json.load(sys.stdin)\nsay = lambda 
 
 def worker(body: str, ops: list[str], **limits: float) -> list[tuple[str, str, str, str]]:
     command = [sys.executable, "-c", PRELUDE + body]
-    with Interpreter(ops, (torch.float32,), "small", 0, True, command=command, **limits) as interpreter:
-        cells = list(interpreter.remaining())
+    with Workers([Job.interpreted(ops, (torch.float32,), "small", 0, True)], command=command, **limits) as workers:
+        cells = list(workers.remaining())
     return [(c.op, c.case, c.verdict, c.reason or "") for c in cells]
 
 
@@ -93,8 +93,8 @@ def test_a_crash_costs_the_case_it_was_at_and_the_rest_is_run() -> None:
     body = f"""
 for op in job["ops"]:
     for case in ("one", "two", "three"):
-        if [op, "float32", case] in job["skip"]: continue
-        say(start=[op, "float32", case])
+        if [op, "float32", case, "triton"] in job["skip"]: continue
+        say(start=[op, "float32", case, "triton"])
         if op == "softmax" and case == "two": sys.stderr.write("illegal instruction\\n"); os._exit(41)
         say(cell={CELL.replace('"{case}"', "case")})
     say(done=op)
@@ -111,8 +111,8 @@ for op in job["ops"]:
 def test_silence_is_a_time_limit_not_a_hang() -> None:
     body = """
 for op in job["ops"]:
-    if [op, "float32", "slow"] in job["skip"]: say(done=op); continue
-    say(start=[op, "float32", "slow"])
+    if [op, "float32", "slow", "triton"] in job["skip"]: say(done=op); continue
+    say(start=[op, "float32", "slow", "triton"])
     time.sleep(60)
 """
     found = worker(body, ["rope"], silence=1.0)
@@ -123,7 +123,7 @@ def test_an_op_that_takes_too_long_is_cut_and_the_next_one_runs() -> None:
     body = f"""
 for op in job["ops"]:
     for case in ("one", "two"):
-        say(start=[op, "float32", case])
+        say(start=[op, "float32", case, "triton"])
         if op == "rope": time.sleep(0.6)
         say(cell={CELL.replace('"{case}"', "case")})
     say(done=op)
@@ -142,7 +142,32 @@ def test_a_worker_that_cannot_start_fails_its_ops_and_not_the_run() -> None:
 
 
 def test_leaving_early_stops_the_worker() -> None:
-    command = [sys.executable, "-c", PRELUDE + 'say(start=["rope", "float32", "slow"])\ntime.sleep(60)']
-    with Interpreter(["rope"], (torch.float32,), "small", 0, True, command=command) as interpreter:
+    command = [sys.executable, "-c", PRELUDE + 'say(start=["rope", "float32", "slow", "triton"])\ntime.sleep(60)']
+    with Workers([Job.interpreted(["rope"], (torch.float32,), "small", 0, True)], command=command) as workers:
         pass
-    assert list(interpreter.remaining()) == []
+    assert list(workers.remaining()) == []
+
+
+def test_shared_cells_are_those_of_one_process() -> None:
+    ask: dict[str, object] = {"ops": ["softmax", "silu_mul"], "backends": ["torch"], "device": "cpu"}
+    alone, shared = run(**ask), run(**ask, jobs=3)  # type: ignore[arg-type]
+    assert [c.model_dump(exclude={"seconds"}) for c in shared.cells] == [
+        c.model_dump(exclude={"seconds"}) for c in alone.cells
+    ]
+    assert {c.verdict for c in shared.cells} == {"PASS"}
+
+
+def test_what_found_no_memory_beside_others_runs_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = 'reason="out of memory: 2 GiB"'
+    body = f"""
+k, n = job["share"]
+for op in job["ops"]:
+    if k == 0:
+        say(start=[op, "float32", "prime", "torch"])
+        said = dict(op=op, implementation="torch", device="cpu", dtype="float32", case="prime")
+        say(cell=dict(said, verdict="NOT_RUN", {short}))
+    say(done=op)
+"""
+    monkeypatch.setattr("ferryman.porting.worker.COMMAND", [sys.executable, "-c", PRELUDE + body])
+    document = run(["softmax"], ["torch"], "cpu", ["f32"], jobs=2)
+    assert [(c.case, c.verdict) for c in document.cells] == [("prime", "PASS")]

@@ -58,6 +58,10 @@ def check(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that share the cells; default: up to 8 on an accelerator, else 1."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help=f"Where JSON, JUnit, Markdown and HTML go; {DEFAULT_OUT}, or none with --json.")
     ] = None,
@@ -91,7 +95,15 @@ def check(
     else:
         with output.progress("checking") as advance:
             document = runner.run(
-                ops=op, backends=backend, device=place, dtypes=dtype, tier=tier, seed=seed, progress=advance, full=full
+                ops=op,
+                backends=backend,
+                device=place,
+                dtypes=dtype,
+                tier=tier,
+                seed=seed,
+                progress=advance,
+                full=full,
+                jobs=jobs or runner.default_jobs(place),
             )
     if as_json:
         output.say(dumps(document))

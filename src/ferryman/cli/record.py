@@ -19,6 +19,7 @@ from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import capsule, capsule_model
 from ferryman.porting.record import record as make
 from ferryman.porting.record_model import record_model
+from ferryman.porting.runner import default_jobs
 
 
 def record(
@@ -36,6 +37,10 @@ def record(
         str | None, typer.Option(help="small or standard (real sizes); default: standard on an accelerator.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that compile kernels first; default: up to 8 on an accelerator, else 1."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was recorded as JSON.")] = False,
 ) -> None:
     """Run every implementation that can run here on every case, judge it, and write a capsule.
@@ -52,10 +57,11 @@ def record(
         return
     if tiny:
         raise ArgumentError("record", "--tiny", "given", "--model beside it")
+    here = place(device, "record")
     with output.progress("recording") as advance:
         raw = make(
-            ops=op, device=place(device, "record"), dtypes=dtype, tier=tier, seed=seed, progress=advance,
-            backends=backend,
+            ops=op, device=here, dtypes=dtype, tier=tier, seed=seed, progress=advance, backends=backend,
+            jobs=jobs or default_jobs(here),
         )  # fmt: skip
     capsule.save(raw, out)
     held = capsule.loads(raw, str(out))

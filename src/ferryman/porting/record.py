@@ -41,7 +41,7 @@ from ferryman.porting.fills import dtype_name
 from ferryman.porting.parity import SEED, Prepared, prepare
 from ferryman.porting.record_machine import machine
 from ferryman.porting.results import Cell, Results, Timing, WorstElement, environment, results
-from ferryman.porting.runner import Progress, dtypes_of, tier_cases
+from ferryman.porting.runner import Progress, compile_ahead, dtypes_of, tier_cases
 
 WHOLE_BYTES = 2048  # an output up to here is stored whole
 SAMPLE_BYTES = 1024  # of a larger one
@@ -51,12 +51,14 @@ def record(
     ops: Iterable[str] | None = None, device: torch.device | str | None = None,
     dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = SEED,
     progress: Progress | None = None, *, backends: Iterable[str] | None = None, kernels: Kernels | None = None,
+    jobs: int = 1,
 ) -> bytes:  # fmt: skip
     """The bytes of a capsule (`ferryman.porting.capsule.save` writes them).
 
     ops, dtypes, backends: names; None is all. tier: "small" or "standard" (which includes small); None is "standard" on
     an accelerator. kernels: (op, implementation) -> what runs in the place of its launcher, under its declarations.
-    Raises UnknownName for a name that is not there, CapsuleError where the capsule would be too large.
+    jobs: where more than one, so many processes compile the kernels first. Raises UnknownName for a name that is not
+    there, CapsuleError where the capsule would be too large.
     """
     profile = detect(device)
     place = placed(device)
@@ -65,6 +67,8 @@ def record(
     wanted = None if backends is None else set(backends)
     for name in wanted or ():
         registry.check_backend(name)
+    if jobs > 1:
+        compile_ahead(names, wanted, place, dtypes_of(dtypes), tier, seed, jobs, progress)
     made = _Recorder(place, profile, dtypes_of(dtypes), tier, seed, dict(kernels or {}), progress)
     made.total = sum(len(tier_cases(registry.primitive(n), tier)) for n in dict.fromkeys(names)) * len(made.dtypes)
     with quiet():

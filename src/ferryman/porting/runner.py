@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,14 +19,16 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
 from ferryman.porting import timing
 from ferryman.porting.cases import TIERS, cases_of
-from ferryman.porting.fills import dtype_name
+from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.fingerprint.compare import verify
 from ferryman.porting.parity import SEED, Prepared, check_cell, prepare
 from ferryman.porting.results import Cell, Results, Timing, Verdict, environment, results
-from ferryman.porting.worker import Interpreter
+from ferryman.porting.worker import Job, Workers
 
 Progress = Callable[[int, int, str], None]
 _SHORT = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
+MOST_JOBS = 8
+JOB_BYTES = 8 << 30
 ALL = "all"  # the case of a cell that stands for every case
 THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
 
@@ -59,19 +62,26 @@ def turns(case: int, dtype: int, dtypes: int, full: bool) -> bool:
 def check_op(
     primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], tier: str, seed: int,
     device: torch.device, profile: Profile, *, thin: bool = False, times: int = 3,
-    skip: Collection[tuple[str, ...]] = (), simulate: Profile | None = None,
-    starting: Callable[[Case, torch.dtype], None] | None = None,
+    skip: Collection[tuple[str, ...]] = (), simulate: Profile | None = None, share: tuple[int, int] = (0, 1),
+    starting: Callable[[str, str, str, str], None] | None = None,
 ) -> Iterator[Cell]:  # fmt: skip
-    """Every cell of one op but those in ``skip`` (op, dtype, case). ``starting`` hears of each case before it runs."""
+    """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
+
+    share: (k, n), of the cases and dtypes every n-th, from k. ``starting`` hears of each cell before it runs.
+    """
     cases = tier_cases(primitive, tier)
     for d, dtype in enumerate(dtypes):
         for c, case in enumerate(cases):
-            if (thin and not turns(c, d, len(dtypes), False)) or (primitive.name, dtype_name(dtype), case.name) in skip:
+            key = primitive.name, dtype_name(dtype), case.name
+            wanted = [line for line in lines if (*key, line.name) not in skip]
+            if (thin and not turns(c, d, len(dtypes), False)) or (c * len(dtypes) + d) % share[1] != share[0]:
                 continue
-            if starting is not None:
-                starting(case, dtype)
-            prepared, verdict, reason = _prepared(primitive, case, dtype, device, seed)
-            for line in lines:
+            prepared: Prepared | None = None
+            for line in wanted:
+                if starting is not None:
+                    starting(*key, line.name)
+                if line is wanted[0]:
+                    prepared, verdict, reason = _prepared(primitive, case, dtype, device, seed)
                 if prepared is None:
                     yield _not_run(primitive.name, line, device, dtype, reason, case.name, verdict=verdict)
                 else:
@@ -167,12 +177,14 @@ def run(
     seed: int = SEED,
     progress: Progress | None = None,
     full: bool = False,
+    jobs: int = 1,
 ) -> Results:
     """Check every requested op x implementation on every case, in every dtype, on one device.
 
     ops, backends, dtypes: names; None is all. device: None is the accelerator, else the CPU. tier: "small" or
     "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
-    case. progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
+    case. jobs: processes that share the cells; 1 runs them here. Timings are measured here, alone, afterwards.
+    progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
     """
     began = time.perf_counter()
     profile = detect(device)  # names the devices that are here if this one is not
@@ -192,9 +204,11 @@ def run(
             progress(done, plan.total, label)
 
     timings: list[Timing] = []
-    with _one_thread(), Interpreter(plan.interpreted, chosen, tier, seed, full) as interpreter:
-        lost: str | None = None
-        for op, lines in plan.local:
+    lost: str | None = None
+    shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
+    interpreted = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
+    with _one_thread(), Workers([interpreted, *shared]) as workers:
+        for op, lines in () if shared else plan.local:
             if lost is not None:
                 cells += [_not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
                 continue
@@ -204,23 +218,91 @@ def run(
                 for cell in check_op(op, lines, chosen, tier, seed, place, profile):
                     cells.append(cell)
                     told(f"{cell.op} {cell.implementation}")
-            lost = _device_lost(place)
+            lost = device_lost(place)
             if lost is None:
                 timings += _timings(op, lines, chosen, place, profile, seed, cells)
-            for cell in interpreter.ready():
+            for cell in workers.ready():
                 cells.append(cell)
                 told(f"{cell.op} {cell.implementation} (interpreted)")
-        for cell in interpreter.remaining():
+        for cell in workers.remaining():
             cells.append(cell)
-            told(f"{cell.op} {cell.implementation} (interpreted)")
-    order = {name: i for i, name in enumerate(registry.primitives())}
-    lines_of = {n: [line.name for line in registry.implementations(n)] for n in order}
-    cells.sort(key=lambda c: (order[c.op], lines_of[c.op].index(c.implementation)))
+            told(f"{cell.op} {cell.implementation}")
+        if shared:
+            cells = _alone(cells, plan, tier, seed, place, profile)
+            for op, lines in plan.local:
+                timings += _timings(op, lines, chosen, place, profile, seed, cells)
+    cells = _ordered(cells, tier)
     if place.type == "cpu":
         timings = timing.slowest(cells)
     facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
     document = results(facts, cells, timings)
     return document.model_copy(update={"numerics": [] if lost is not None else verify(profile, place)})
+
+
+def default_jobs(device: torch.device | str) -> int:
+    """Processes that can share an accelerator: each compiles on a core, and holds a context and an oracle's tensors."""
+    place = torch.device(device)
+    if place.type != "cuda":
+        return 1
+    memory = torch.cuda.get_device_properties(place).total_memory
+    return max(1, min(MOST_JOBS, (os.cpu_count() or 1) // 2, memory // JOB_BYTES))
+
+
+def compile_ahead(
+    ops: Iterable[str] | None, backends: Iterable[str] | None, device: torch.device, dtypes: Sequence[torch.dtype],
+    tier: str, seed: int, jobs: int, progress: Progress | None = None,
+) -> None:  # fmt: skip
+    """Run every cell in ``jobs`` processes and drop the results: what they compile lies in the disk caches then."""
+    plan = Plan(ops, backends, dtypes, tier, device, detect(device), True)
+    with Workers(_shares(plan, dtypes, tier, seed, device, jobs)) as workers:
+        for done, _ in enumerate(workers.remaining(), 1):
+            if progress is not None:
+                progress(done, plan.total, "compiling")
+
+
+def _shares(
+    plan: Plan, dtypes: Sequence[torch.dtype], tier: str, seed: int, device: torch.device, jobs: int
+) -> list[Job]:  # fmt: skip
+    lines = {op.name: [line.name for line in here] for op, here in plan.local}
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    names = [dtype_name(d) for d in dtypes]
+    return [Job(lines, names, tier, seed, str(device), share=(k, jobs), tf32=tf32) for k in range(jobs)]
+
+
+def _alone(
+    cells: list[Cell], plan: Plan, tier: str, seed: int, device: torch.device, profile: Profile
+) -> list[Cell]:  # fmt: skip
+    """Cells that found no memory beside the other processes, once more without them."""
+    short = {
+        (c.op, c.dtype, c.case, c.implementation)
+        for c in cells
+        if c.verdict == "NOT_RUN" and "out of memory" in (c.reason or "")
+    }
+    found = [c for c in cells if (c.op, c.dtype, c.case, c.implementation) not in short]
+    for op, lines in plan.local:
+        for case in tier_cases(op, tier):
+            for name in dict.fromkeys(d for o, d, c, _ in short if (o, c) == (op.name, case.name)):
+                mine = [line for line in lines if (op.name, name, case.name, line.name) in short]
+                prepared, verdict, reason = _prepared(op, case, DTYPES[name], device, seed)
+                for line in mine:
+                    if prepared is None:
+                        found.append(_not_run(op.name, line, device, DTYPES[name], reason, case.name, verdict=verdict))
+                    else:
+                        found.append(check_cell(op, line, case, DTYPES[name], device, profile, prepared=prepared))
+    return found
+
+
+def _ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:
+    """By op, implementation and dtype as they are listed; what stands for many cases first, then case by case."""
+    ops = {name: i for i, name in enumerate(registry.primitives())}
+    lines = {(op, x.name): i for op in ops for i, x in enumerate(registry.implementations(op))}
+    dtypes = {dtype_name(d): i for i, d in enumerate(STORAGE_DTYPES)}
+    cases = {(op, case.name): i for op in ops for i, case in enumerate(tier_cases(registry.primitive(op), tier))}
+
+    def place(c: Cell) -> tuple[int, int, int, int]:
+        return ops[c.op], lines[c.op, c.implementation], dtypes[c.dtype], cases.get((c.op, c.case), -1)
+
+    return sorted(cells, key=place)
 
 
 @contextmanager
@@ -234,7 +316,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _device_lost(device: torch.device) -> str | None:
+def device_lost(device: torch.device) -> str | None:
     """After an illegal access a CUDA context serves nothing more; what follows is then not judged."""
     if device.type != "cuda":
         return None

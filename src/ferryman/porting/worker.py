@@ -1,7 +1,10 @@
-"""Interpreted Triton runs in a process of its own: a process either interprets Triton or compiles it.
+"""Cells that are checked in other processes: interpreted Triton on a CPU, and the shares of an accelerator's cells.
 
-The worker reads one JSON job from stdin and writes one JSON object per line: {"start": [op, dtype, case]} before each
-case, {"cell": ...} after it. A worker that dies or falls silent costs the case it was at, never the run.
+A process either interprets Triton or compiles it, so the interpreter has one of its own. On an accelerator most of the
+time goes into compilers, which several processes run at once; and an illegal access costs one process, not the run.
+
+A worker reads one JSON job from stdin and writes one JSON object per line: {"start": [op, dtype, case, implementation]}
+before each cell, {"cell": ...} after it. A worker that dies or falls silent costs the cell it was at, never the run.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,96 +30,133 @@ from ferryman.porting.fills import dtype_name
 from ferryman.porting.results import Cell
 
 SILENCE_SECONDS = 120.0  # the slowest interpreted cell takes 4 s on one shared core
+COMPILING_SECONDS = 400.0  # the same where kernels are compiled: attention backward, cold, beside seven others
 OP_SECONDS = 600.0
 SIMULATED = "h200"  # a CPU has no tiles of its own: the interpreter runs those that this device would
-_START = "from ferryman.porting.worker import main; raise SystemExit(main())"
+LOST = 75  # exit code of a worker whose device serves nothing more
+COMMAND = [sys.executable, "-c", "from ferryman.porting.worker import main; raise SystemExit(main())"]
 _RUNS = 2  # the interpreter is one thread of NumPy: a third run would show nothing new
+_Key = tuple[str, str, str, str]  # op, dtype, case, implementation
 
 
-class Interpreter:
-    """The worker's cells, as a context: started at once, read while the caller works, stopped at the end."""
+@dataclass(frozen=True)
+class Job:
+    """What one worker checks. ``lines``: implementations by op. ``share``: (k, n), every n-th case and dtype from k."""
+
+    lines: dict[str, list[str]]
+    dtypes: list[str]
+    tier: str
+    seed: int
+    device: str
+    interpret: bool = False
+    thin: bool = False
+    share: tuple[int, int] = (0, 1)
+    tf32: bool = False
+
+    @classmethod
+    def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
+        lines = {op: [x.name for x in registry.implementations(op) if x.backend == "triton"] for op in ops}
+        return cls(lines, [dtype_name(d) for d in dtypes], tier, seed, "cpu", interpret=True, thin=not full)
+
+
+class Workers:
+    """A process for each job, as a context: started at once, read while the caller works, stopped at the end."""
 
     def __init__(
-        self, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool,
-        *, silence: float = SILENCE_SECONDS, op_limit: float = OP_SECONDS, command: Sequence[str] | None = None,
+        self, jobs: Sequence[Job], *, silence: float | None = None, op_limit: float = OP_SECONDS,
+        command: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
-        self._job: dict[str, Any] = {
-            "dtypes": [dtype_name(d) for d in dtypes],
-            "tier": tier,
-            "seed": seed,
-            "full": full,
-        }
-        self._ops = list(ops)
-        self._silence, self._op_limit = silence, op_limit
-        self._command = list(command or [sys.executable, "-c", _START])
         self._cells: queue.SimpleQueue[Cell | BaseException | None] = queue.SimpleQueue()
-        self._process: subprocess.Popen[str] | None = None
-        self._stopping = False
-        self._thread = threading.Thread(target=self._drive, name="ferryman-interpreter", daemon=True)
+        self._workers = [_Worker(job, self._cells, silence, op_limit, command) for job in jobs if job.lines]
+        self._live = len(self._workers)
 
-    def __enter__(self) -> Interpreter:
-        self._thread.start()
+    def __enter__(self) -> Workers:
+        for worker in self._workers:
+            worker.thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stopping = True
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.kill()
-        self._thread.join(timeout=30)
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.thread.join(timeout=30)
 
     def ready(self) -> Iterator[Cell]:
         """The cells that have arrived."""
         while not self._cells.empty():
-            got = self._cells.get()
-            if got is None:
-                self._cells.put(None)
-                return
-            yield self._cell(got)
+            yield from self._next()
 
     def remaining(self) -> Iterator[Cell]:
         """All other cells, waiting for them."""
-        while (got := self._cells.get()) is not None:
-            yield self._cell(got)
+        while self._live:
+            yield from self._next()
 
-    @staticmethod
-    def _cell(got: Cell | BaseException) -> Cell:
+    def _next(self) -> Iterator[Cell]:
+        got = self._cells.get()
         if isinstance(got, BaseException):
             raise got
-        return got
+        if got is None:
+            self._live -= 1
+        else:
+            yield got
+
+
+class _Worker:
+    """The thread that keeps one job's process going, and starts another where it ends early."""
+
+    def __init__(
+        self, job: Job, cells: queue.SimpleQueue[Cell | BaseException | None], silence: float | None, op_limit: float,
+        command: Sequence[str] | None,
+    ) -> None:  # fmt: skip
+        self._job, self._cells, self._op_limit = job, cells, op_limit
+        self._silence = silence or (SILENCE_SECONDS if job.interpret else COMPILING_SECONDS)
+        self._command = list(command or COMMAND)
+        self._process: subprocess.Popen[str] | None = None
+        self._stopping = False
+        self.thread = threading.Thread(target=self._drive, name="ferryman-worker", daemon=True)
+
+    def stop(self) -> None:
+        self._stopping = True
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
 
     def _drive(self) -> None:
         try:
-            remaining, skip = list(self._ops), set[tuple[str, str, str]]()
+            remaining, skip = list(self._job.lines), set[_Key]()
             while remaining and not self._stopping:
-                remaining, lost = self._session(remaining, skip)
-                skip |= lost
+                remaining, finished = self._session(remaining, skip)
+                skip |= finished
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._cells.put(error)
         finally:
             self._cells.put(None)
 
-    def _session(self, ops: list[str], skip: set[tuple[str, str, str]]) -> tuple[list[str], set[tuple[str, str, str]]]:
-        """One worker's life. Returns the ops still to finish, and the cells that must not run again."""
+    def _environment(self) -> dict[str, str]:
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-        env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        return {**env, "TRITON_INTERPRET": "1"} if self._job.interpret else env
+
+    def _session(self, ops: list[str], skip: set[_Key]) -> tuple[list[str], set[_Key]]:
+        """One process's life. Returns the ops still to finish, and the cells that must not run again."""
         with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
             process = self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, env=env, text=True
-            )
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
+                env=self._environment(), text=True,
+            )  # fmt: skip
             if self._stopping:  # the caller left while the process was being made
                 process.kill()
             lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
             assert process.stdin is not None and process.stdout is not None
             threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
             try:
-                process.stdin.write(json.dumps({**self._job, "ops": ops, "skip": sorted(skip)}))
+                process.stdin.write(json.dumps({**asdict(self._job), "ops": ops, "skip": sorted(skip)}))
                 process.stdin.close()
             except BrokenPipeError:
                 pass  # it died at start: its silence is handled below, its complaints are kept
-            at: tuple[str, str, str] | None = None
-            seen, why, overdue = set[tuple[str, str, str]](), None, False
+            at: _Key | None = None
+            seen, why, overdue = set[_Key](), None, False
             spent_on, began = ops[0], time.monotonic()
             while True:
                 try:
@@ -132,7 +173,7 @@ class Interpreter:
                         spent_on, began = at[0], time.monotonic()
                 elif "cell" in message:
                     cell = Cell.model_validate(message["cell"])
-                    seen.add((cell.op, cell.dtype, cell.case))
+                    seen.add((cell.op, cell.dtype, cell.case, cell.implementation))
                     self._cells.put(cell)
                     at = None
                 elif "done" in message:
@@ -148,22 +189,26 @@ class Interpreter:
                 return [], seen
             complaints.seek(0)
             tail = complaints.read()[-400:].strip().replace("\n", " | ")
-            why = why or f"the interpreting process ended with code {code}: {tail or 'it said nothing'}"
+            why = why or f"its process ended with code {code}: {tail or 'it said nothing'}"
             if overdue:
-                self._cells.put(_lost(*(at or (spent_on, str(self._job["dtypes"][0]), "all")), why=why))
+                self._lose(at or self._any(spent_on), why)
                 return [op for op in ops if op != spent_on], seen
             if at is not None:
-                self._cells.put(_lost(*at, why=why))
+                self._lose(at, why)
                 return ops, seen | {at}
-            if seen:  # it died between cases: the rest may do better
+            if seen:  # it died between cells: the rest may do better
                 return ops, seen
             for op in ops:
-                self._cells.put(_lost(op, self._job["dtypes"][0], "all", why))
+                self._lose(self._any(op), why)
             return [], seen
 
+    def _any(self, op: str) -> _Key:
+        return op, self._job.dtypes[0], "all", self._job.lines[op][0]
 
-def _lost(op: str, dtype: str, case: str, why: str) -> Cell:
-    return Cell(op=op, implementation="triton", device="cpu", dtype=dtype, case=case, verdict="FAIL", reason=why)
+    def _lose(self, key: _Key, why: str) -> None:
+        op, dtype, case, name = key
+        self._cells.put(Cell(op=op, implementation=name, device=self._job.device, dtype=dtype, case=case,
+                             verdict="FAIL", reason=why))  # fmt: skip
 
 
 def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -175,7 +220,7 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
-    from ferryman.porting.runner import check_op, dtypes_of
+    from ferryman.porting.runner import check_op, device_lost, dtypes_of
 
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -184,19 +229,23 @@ def main() -> int:
     torch.set_num_threads(1)
     job = json.loads(sys.stdin.read())
     skip = {tuple(s) for s in job["skip"]}
+    device = torch.device(job["device"])
+    torch.backends.cuda.matmul.allow_tf32 = job["tf32"]
 
     def say(**message: Any) -> None:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    device = torch.device("cpu")
-    for name in job["ops"]:
-        lines = [line for line in registry.implementations(name) if line.backend == "triton"]
+    simulated: dict[str, Any] = {"times": _RUNS, "simulate": profile(SIMULATED)} if job["interpret"] else {}
+    for op in job["ops"]:
         for cell in check_op(
-            registry.primitive(name), lines, dtypes_of(job["dtypes"]), job["tier"], job["seed"], device, detect(device),
-            thin=not job["full"], times=_RUNS, skip=skip, simulate=profile(SIMULATED),
-            starting=lambda case, dtype, name=name: say(start=[name, dtype_name(dtype), case.name]),  # type: ignore[misc]
+            registry.primitive(op), [registry.implementation(op, name) for name in job["lines"][op]],
+            dtypes_of(job["dtypes"]), job["tier"], job["seed"], device, detect(device),
+            thin=job["thin"], share=tuple(job["share"]), skip=skip, **simulated,
+            starting=lambda *key: say(start=key),
         ):  # fmt: skip
             say(cell=json.loads(cell.model_dump_json()))
-        say(done=name)
+            if cell.verdict == "FAIL" and device_lost(device):
+                os._exit(LOST)  # the context's own clean-up would raise
+        say(done=op)
     return 0
