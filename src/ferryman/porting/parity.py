@@ -82,10 +82,13 @@ def check_cell(
     if keep is not None:
         keep(runs.outputs)
     tf32 = bool(view.flags["tf32"]) and device.type == "cuda"
-    judged = judge(prepared, implementation, runs, tf32=tf32)
     simulated = bool(view.flags["interpreted"]) and implementation.backend == "triton"
     again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, simulated or simulate is not None)
-    again.judge(runs.outputs, judged)
+    try:
+        judged = judge(prepared, implementation, runs, tf32=tf32)
+        again.judge(runs.outputs, judged)
+    except torch.OutOfMemoryError as error:
+        return cell(verdict="NOT_RUN", reason=f"the comparison ran out of memory: {_line(error)}")
     if simulated and simulate is not None and judged["reason"] is None:
         judged["reason"] = f"interpreted, with the tiles of {simulate.name}"
     return cell(**judged, verdict=_verdict(judged, simulated), seconds=None if simulated else runs.seconds)

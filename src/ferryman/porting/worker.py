@@ -33,6 +33,7 @@ SILENCE_SECONDS = 120.0  # the slowest interpreted cell takes 4 s on one shared 
 COMPILING_SECONDS = 400.0  # the same where kernels are compiled: attention backward, cold, beside seven others
 OP_SECONDS = 600.0
 SIMULATED = "h200"  # a CPU has no tiles of its own: the interpreter runs those that this device would
+KEPT_BYTES = 2 << 30
 LOST = 75  # exit code of a worker whose device serves nothing more
 COMMAND = [sys.executable, "-c", "from ferryman.porting.worker import main; raise SystemExit(main())"]
 _RUNS = 2  # the interpreter is one thread of NumPy: a third run would show nothing new
@@ -247,5 +248,7 @@ def main() -> int:
             say(cell=json.loads(cell.model_dump_json()))
             if cell.verdict == "FAIL" and device_lost(device):
                 os._exit(LOST)  # the context's own clean-up would raise
+            if device.type == "cuda" and torch.cuda.memory_reserved(device) > KEPT_BYTES:
+                torch.cuda.empty_cache()  # the other workers want it too
         say(done=op)
     return 0
