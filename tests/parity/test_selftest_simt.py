@@ -14,6 +14,7 @@ import torch
 
 from ferryman.backends import simt
 from ferryman.device_profiles import detect
+from ferryman.porting import batch
 from ferryman.porting.selftest import judging, mutants, session
 from ferryman.porting.selftest.planting import Mutant
 from tests.unit import simt_host as host
@@ -55,8 +56,11 @@ def _looks(mutant: Mutant, launcher: Any, runtime: host.EmulatedRuntime) -> list
     """Every cell in two orders of the threads: a missing barrier shows as a result that depends on it."""
     setting = judging.Setting(torch.device("cpu"), detect("cpu"), times=2)
     kernel, prepared = _Emulated(launcher, runtime), _cells(mutant, setting)
-    for each in prepared:  # first collect what must be compiled, all of it at once
+    for each in prepared:  # first collect what must be compiled, all of it at once; gate G6 runs one sample alone
         kernel(*each.args.values, None)
+        count = batch.samples(each)
+        if isinstance(count, int):
+            kernel(*batch.alone(each, count - 1), None)
     runtime.load(runtime.compile_collected())
     line, seen = mutant.line(setting.device), []
     for runtime.order in (0, 1):

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -115,7 +116,10 @@ class EmulatedRuntime:
 
     def _function(self, name: str) -> Any:
         if name not in self._functions:
-            function = next(getattr(lib, f"run_{name}") for lib in self._libraries if hasattr(lib, f"run_{name}"))
+            held = [lib for lib in self._libraries if hasattr(lib, f"run_{name}")]
+            if not held:
+                pytest.fail(f"{name} was launched, and not among the launches that were collected for the compiler")
+            function = getattr(held[0], f"run_{name}")
             function.restype = ctypes.c_char_p
             self._functions[name] = function
         return self._functions[name]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import pytest
 
-from ferryman.backends import cuda
+from ferryman.backends import cuda, simt
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, offline, resources, vendor_of, wave_of
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
@@ -130,3 +131,9 @@ def test_unknown_architectures_are_typed_errors() -> None:
 def test_metadata_of_what_is_no_code_object() -> None:
     with pytest.raises(ValueError, match="not a 64-bit ELF"):
         resources.kernels(b"nonsense")
+
+
+def test_no_load_looks_like_arithmetic_to_the_compiler() -> None:
+    """LLVM moves an asm that is not volatile out of its `if`, and layer_norm so read past its weights."""
+    text = (simt.HERE / "portable.cuh").read_text()
+    assert len(re.findall(r'asm volatile\(\s*"ld', text)) >= 5 and not re.findall(r'asm\(\s*"ld', text)

@@ -364,8 +364,8 @@ def _dq_range(
             weight += tl.sum(p, 1)
             if EDGE:
                 dp = tl.where(keys[None, :] < num_keys, dp, 0.0)  # a padded key's is NaN where do is Inf: Inf * 0
-            # rounded before the sum: contracted into its first addition, each lane would round its own product otherwise
-            # than its neighbour does, and the lanes of a row would hold different sums
+            # Rounded before the sum: contracted into its first addition, a lane would round its own product otherwise
+            # than its neighbour does, and the lanes of a row would hold different sums.
             moment += tl.sum(tl.fma(p, dp, 0.0), 1)
         else:
             ds = p * (dp - delta[:, None])
