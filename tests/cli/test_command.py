@@ -102,3 +102,10 @@ def test_a_closed_pipe_is_no_error() -> None:
         complaints = process.stderr.read()
         assert process.wait(timeout=60) != 0
     assert b"Traceback" not in complaints, complaints
+
+
+@pytest.mark.parametrize("verb", ["check", "fingerprint", "record --out x.capsule", "selftest"])
+@pytest.mark.parametrize("device", ["mi300x", "mps", "cuda:77", "nonsense"])
+def test_what_runs_needs_a_device_that_is_here(verb: str, device: str) -> None:
+    shown = ferryman(*verb.split(), "--device", device)
+    assert shown.code == 2 and device in shown.err and "Traceback" not in shown.err

@@ -9,11 +9,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from ferryman.cli import check_kernel, check_model, documents, output, report
-from ferryman.device_profiles import resolve
+from ferryman.cli.place import place
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import kernel as kernels
@@ -72,7 +71,7 @@ def check(
     Ratios are the worst error in units of its derived bound: at most 1 is right. Exits with 1 if anything is wrong, or
     if nothing ran at all.
     """
-    place = _place(device)
+    where = place(device, "check")
     folder = out if out is not None or as_json else DEFAULT_OUT
     facts = {"--accumulation": accumulation, "--rounding": rounding, "--not-deterministic": not_deterministic,
              "--timeout": timeout}  # fmt: skip
@@ -82,7 +81,7 @@ def check(
                 raise ArgumentError("check", option, "given", "--kernel beside it")
     if model is not None:
         rejected = {"--op": op, "--tier": tier, "--kernel": kernel}
-        _model(model, place, backend, dtype, tiny, layers, seed, folder, as_json, rejected=rejected)
+        _model(model, where, backend, dtype, tiny, layers, seed, folder, as_json, rejected=rejected)
         return
     if tiny:
         raise ArgumentError("check", "--tiny", "given", "--model beside it")
@@ -90,20 +89,20 @@ def check(
         declared = kernels.Declaration(accumulation or "fp32", tuple(rounding or ()), not not_deterministic)
         limit = kernels.TIMEOUT_SECONDS if timeout is None else timeout
         document = check_kernel.run(
-            kernel, op, declared, place, dtype, tier, seed, limit, rejected={"--backend": backend, "--full": full}
+            kernel, op, declared, where, dtype, tier, seed, limit, rejected={"--backend": backend, "--full": full}
         )
     else:
         with output.progress("checking") as advance:
             document = runner.run(
                 ops=op,
                 backends=backend,
-                device=place,
+                device=where,
                 dtypes=dtype,
                 tier=tier,
                 seed=seed,
                 progress=advance,
                 full=full,
-                jobs=jobs or runner.default_jobs(place),
+                jobs=jobs or runner.default_jobs(where),
             )
     if as_json:
         output.say(dumps(document))
@@ -119,20 +118,6 @@ def check(
     if not any(cell.verdict in _RAN for cell in document.cells):
         sys.stderr.write("ferryman: nothing ran, so nothing is shown to be right\n")
         raise typer.Exit(1)
-
-
-def _place(device: str | None) -> str:
-    """The torch device to check on. Raises UnknownName for one that is not here, ArgumentError for a profile's name."""
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    profile = resolve(device)
-    try:
-        return str(torch.device(device))
-    except RuntimeError:
-        raise ArgumentError(
-            "check", "--device", f"{device}, the profile of {profile.title}", "a device that is here: cpu, cuda:1 .. "
-            "(what would run on another device: ferryman ops --device, ferryman explain --device)",
-        ) from None  # fmt: skip
 
 
 def _model(

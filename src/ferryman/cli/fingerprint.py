@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from ferryman.cli import output
+from ferryman.cli.place import place
 from ferryman.device_profiles import detect
 from ferryman.device_profiles import profile as named_profile
 from ferryman.device_profiles.schema import ARITHMETIC, FUNCTIONS, ROUTES
@@ -45,10 +45,10 @@ def fingerprint(
         raise ArgumentError("fingerprint", "--yaml", "given beside --json", "one of the two")
     stated = named_profile(profile) if profile is not None else None
     earlier = probes.load(against) if against is not None else None
-    place = _place(device)
+    where = place(device, "fingerprint")
     with output.progress("probing") as advance:
-        document = probes.fingerprint(place, advance)
-    document = probes.compared(document, stated or detect(place))
+        document = probes.fingerprint(where, advance)
+    document = probes.compared(document, stated or detect(where))
     if out is not None:
         _write(out, document)
     if as_json:
@@ -61,18 +61,6 @@ def fingerprint(
             _differences(earlier, document)
     if probes.contradicted(document.findings):
         raise typer.Exit(1)
-
-
-def _place(device: str | None) -> str:
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
-        raise ArgumentError("fingerprint", "--device", device, "a device that is here: cpu, cuda:1 ..")
-    return device
 
 
 def _write(path: Path, document: Fingerprint) -> None:

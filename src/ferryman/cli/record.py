@@ -9,11 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from ferryman.cli import output
-from ferryman.device_profiles import resolve
+from ferryman.cli.place import place
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import capsule, capsule_model
@@ -121,15 +120,3 @@ def porter() -> Any:
     except ImportError as error:
         raise BackendUnavailable(f"a model needs transformers ({error}); pip install 'ferryman[models]'") from error
     return transformers
-
-
-def place(device: str | None, verb: str) -> str:
-    """The torch device to run on. Raises UnknownName for one that is not here, ArgumentError for a profile's name."""
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    profile = resolve(device)
-    try:
-        return str(torch.device(device))
-    except RuntimeError:
-        required = "a device that is here: cpu, cuda:1 .."
-        raise ArgumentError(verb, "--device", f"{device}, the profile of {profile.title}", required) from None

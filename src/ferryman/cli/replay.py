@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from ferryman.cli import documents, output
-from ferryman.cli.record import place, porter
+from ferryman.cli.place import place
+from ferryman.cli.record import porter
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError
 from ferryman.porting import capsule_model

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ferryman.cli import output
+from ferryman.cli.place import place
 from ferryman.errors import FerrymanError
 from ferryman.porting.selftest import SelfTest, run, succeeded
 from ferryman.porting.selftest.report import REQUIRED_SHARE, Record, dumps, reasons, survivors
@@ -40,7 +41,7 @@ def selftest(
     with output.progress("self-test") as advance:
         document = run(
             ops=op, honest_runs=honest if honest is not None else QUICK_HONEST if quick else HONEST, seed=seed,
-            device=device, every_run_judged=by_gate, sample=quick, progress=advance,
+            device=place(device, "selftest"), every_run_judged=by_gate, sample=quick, progress=advance,
         )  # fmt: skip
     text = dumps(document)
     if as_json:
