@@ -8,9 +8,11 @@ from collections import Counter
 import pytest
 import torch
 
+from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
-from ferryman.porting import cases_of, failed, run
+from ferryman.porting import cases_of, failed, run, timing
+from ferryman.porting.results import Cell
 from ferryman.porting.runner import dtypes_of, turns
 from ferryman.porting.worker import Job, Workers
 
@@ -171,3 +173,23 @@ for op in job["ops"]:
     monkeypatch.setattr("ferryman.porting.worker.COMMAND", [sys.executable, "-c", PRELUDE + body])
     document = run(["softmax"], ["torch"], "cpu", ["f32"], jobs=2)
     assert [(c.case, c.verdict) for c in document.cells] == [("prime", "PASS")]
+
+
+def test_only_what_was_right_wherever_it_ran_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = registry.primitive("softmax")
+    lines = [line for line in registry.implementations("softmax") if line.name in ("torch", "triton", "definition")]
+    gpu = torch.device("cuda", 0)
+    verdicts = {"torch": ["PASS", "NOT_RUN", "UNIMPLEMENTED"], "triton": ["PASS", "FAIL"], "definition": ["NOT_RUN"]}
+    cells = [
+        Cell(op="softmax", implementation=name, device="cuda:0", dtype="float32", case=f"c{i}", verdict=v)  # type: ignore[arg-type]
+        for name, found in verdicts.items() for i, v in enumerate(found)
+    ]  # fmt: skip
+    asked: list[tuple[str, object]] = []
+    monkeypatch.setattr(timing, "device_lost", lambda device: None)
+    monkeypatch.setattr(timing, "measure", lambda op, line, *rest, kernel=None: asked.append((line.name, kernel)))
+    ask = (op, lines, [torch.float32], gpu, detect("cpu"), 0, cells)
+    assert timing.of_right_ones(*ask) == [] and asked == [("torch", None)]
+    timing.of_right_ones(*ask, {("softmax", "torch"): print})
+    assert asked[1:] == [("torch", print)]
+    monkeypatch.setattr(timing, "device_lost", lambda device: "lost")
+    assert timing.of_right_ones(*ask) == [] and len(asked) == 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import Tensor
 from ferryman.errors import CapsuleError, ResultError
 from ferryman.porting import capsule_format
 from ferryman.porting.fills import DTYPES, dtype_name
+from ferryman.porting.process import write_whole
 from ferryman.porting.results import Name, Results, parse
 
 MOST_CASES = 20_000
@@ -147,17 +146,7 @@ def save(raw: bytes, path: str | Path) -> None:
     """Whole or not at all, through a temporary file beside it."""
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(raw)
-                file.close()
-                temporary.chmod(0o644)
-                os.replace(temporary, path)
-            except BaseException:  # a full disk, an interrupt: the half-written file goes, and the error rises
-                temporary.unlink(missing_ok=True)
-                raise
+        write_whole(path, raw)
     except OSError as error:
         raise CapsuleError(f"{path} cannot be written: {error.strerror}; choose another --out") from error
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +15,10 @@ from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import View, refusals
 from ferryman.ops.menu import Implementation
-from ferryman.ops.primitive import Primitive
-from ferryman.porting import timing
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.parity import Prepared, check_cell
-from ferryman.porting.results import Cell, Timing, Verdict
+from ferryman.porting.process import device_lost
+from ferryman.porting.results import Cell, Verdict
 
 Kernels = Mapping[tuple[str, str], Callable[..., Any]]  # (op, implementation) -> what runs in its launcher's place
 ALL = "all"  # the case of a cell that stands for every case
@@ -42,7 +39,7 @@ def run_line(
 ) -> Run:  # fmt: skip
     """Run and judge. ``kernel`` replaces the implementation's launcher, under its declarations and conditions."""
     device = prepared.device
-    gone = lost(device)
+    gone = device_lost(device)
     if gone:
         return Run(
             not_run(prepared.primitive.name, line.name, device, prepared.dtype, prepared.case.name, gone, line=line)
@@ -56,7 +53,7 @@ def run_line(
         kernel=kernel, keep=kept.append,
     )  # fmt: skip
     outputs = tuple(o.detach() for o in kept[0] if isinstance(o, Tensor)) if kept else ()
-    whole = outputs if len(outputs) == len(prepared.declared) and not lost(device) else ()
+    whole = outputs if len(outputs) == len(prepared.declared) and not device_lost(device) else ()
     return Run(cell, whole, bool(view.flags["tf32"]) and device.type == "cuda")
 
 
@@ -84,56 +81,3 @@ def not_run(
         dtype=dtype if isinstance(dtype, str) else dtype_name(dtype), capsule=capsule,
         accumulation=line.accumulation if line else "fp32", roundings=sorted(line.roundings) if line else [],
     )  # fmt: skip
-
-
-def lost(device: torch.device) -> str | None:
-    """After an illegal access a CUDA context serves nothing more; what follows is then not judged."""
-    if device.type != "cuda":
-        return None
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return f"the device was lost to an earlier kernel: {str(error).splitlines()[0][:300]}"
-    return None
-
-
-def timings_of(
-    primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], device: torch.device,
-    profile: Profile, seed: int, cells: Sequence[Cell], kernels: Kernels,
-) -> list[Timing]:  # fmt: skip
-    """Timings of the implementations that were right on every case: a wrong kernel's speed means nothing."""
-    if device.type != "cuda" or lost(device):
-        return []
-    found = []
-    for dtype in dtypes:
-        for line in lines:
-            key = (primitive.name, line.name, dtype_name(dtype))
-            mine = [c for c in cells if (c.op, c.implementation, c.dtype) == key]
-            ran = any(c.verdict == "PASS" for c in mine)
-            if ran and all(c.verdict in ("PASS", "UNIMPLEMENTED", "NOT_RUN") for c in mine):
-                kernel = kernels.get((primitive.name, line.name))
-                one = timing.measure(primitive, line, dtype, device, profile, seed, kernel=kernel)
-                if one is not None:
-                    found.append(one)
-    return found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """One thread on a CPU, where small cases gain nothing from more, and no warnings of planted NaN and Inf."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def placed(device: torch.device | str | None) -> torch.device:
-    """The device asked for, with its index; None is the accelerator, else the CPU."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place == torch.device("cuda"):
-        place = torch.device("cuda", torch.cuda.current_device())
-    return place

@@ -30,15 +30,12 @@ from ferryman.porting.capsule_run import (
     ALL,
     Kernels,
     absent,
-    lost,
     not_run,
-    placed,
-    quiet,
     run_line,
-    timings_of,
 )
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.parity import SEED, Prepared, prepare
+from ferryman.porting.process import device_lost, placed, quiet
 from ferryman.porting.record_machine import machine
 from ferryman.porting.results import Cell, Results, Timing, WorstElement, environment, results
 from ferryman.porting.runner import Progress, compile_ahead, dtypes_of, tier_cases
@@ -109,7 +106,7 @@ class _Recorder:
         for case in tier_cases(primitive, self.tier):
             self.cases.append(recorded(primitive, case))
             for dtype in self.dtypes:
-                gone = gone or lost(self.device)
+                gone = gone or device_lost(self.device)
                 if gone:
                     self.cells += [
                         not_run(primitive.name, x.name, self.device, dtype, case.name, gone, line=x) for x in here
@@ -119,7 +116,7 @@ class _Recorder:
                 self.done += 1
                 if self.progress is not None:
                     self.progress(self.done, self.total, primitive.name)
-        self.timings += timings_of(
+        self.timings += timing.of_right_ones(
             primitive, here, self.dtypes, self.device, self.profile, self.seed, self.cells, self.kernels
         )
 

@@ -16,9 +16,9 @@ from ferryman.porting import capsule_format, capsule_model
 from ferryman.porting.capsule import TILE, OutputRecord
 from ferryman.porting.capsule_format import digest
 from ferryman.porting.capsule_model import Inputs, LayerRecord, ModelManifest, Pass, Reference
-from ferryman.porting.capsule_run import placed
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.parity import SEED
+from ferryman.porting.process import placed
 from ferryman.porting.record import elements, sampled
 from ferryman.porting.record_machine import machine
 from ferryman.porting.results import environment

@@ -23,15 +23,12 @@ from ferryman.porting.capsule_run import (
     Kernels,
     Run,
     absent,
-    lost,
     not_run,
     output_hash,
-    placed,
-    quiet,
     run_line,
-    timings_of,
 )
 from ferryman.porting.parity import Prepared, prepare
+from ferryman.porting.process import device_lost, placed, quiet
 from ferryman.porting.replay_judge import Judged, Shown, declared_of, explain, judge, side_a, wording
 from ferryman.porting.replay_results import Explained, Replay, Side
 from ferryman.porting.results import Cell, Timing, Verdict, environment, results
@@ -103,7 +100,7 @@ class _Replayer:
             if name in registry.primitives():
                 primitive = registry.primitive(name)
                 dtypes = [getattr(torch, d) for d in dict.fromkeys(r.dtype for _, r in self.inputs)]
-                self.timings += timings_of(
+                self.timings += timing.of_right_ones(
                     primitive, self._lines(primitive), dtypes, self.device, self.profile, self.capsule.seed,
                     self.cells, self.kernels,
                 )  # fmt: skip
@@ -131,7 +128,7 @@ class _Replayer:
             return
         primitive = registry.primitive(case.op)
         lines = self._lines(primitive)
-        self.gone = self.gone or lost(self.device)
+        self.gone = self.gone or device_lost(self.device)
         why = why or self.gone
         if why is not None:
             self._unjudged(index, record, lines, "NOT_RUN", why)

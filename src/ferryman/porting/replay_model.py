@@ -15,9 +15,9 @@ from ferryman.porting import capsule_model
 from ferryman.porting.capsule_cases import OtherBits
 from ferryman.porting.capsule_format import digest
 from ferryman.porting.capsule_model import Inputs, ModelCapsule, Reference
-from ferryman.porting.capsule_run import placed
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.model_results import MODULES_MEANING, Measure
+from ferryman.porting.process import placed
 from ferryman.porting.record import positions
 from ferryman.porting.record_model import KINDS, by_op, ported
 from ferryman.porting.results import Environment, WorstElement, environment, number

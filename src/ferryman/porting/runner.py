@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 
@@ -22,6 +20,7 @@ from ferryman.porting.cases import TIERS, cases_of
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.fingerprint.compare import verify
 from ferryman.porting.parity import SEED, Prepared, check_cell, prepare
+from ferryman.porting.process import device_lost, placed, quiet
 from ferryman.porting.results import Cell, Results, Timing, Verdict, environment, results
 from ferryman.porting.worker import Job, Workers
 
@@ -188,9 +187,7 @@ def run(
     """
     began = time.perf_counter()
     profile = detect(device)  # names the devices that are here if this one is not
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if place == torch.device("cuda"):
-        place = torch.device("cuda", torch.cuda.current_device())
+    place = placed(device)
     chosen = dtypes_of(dtypes)
     tier = tier or ("small" if place.type == "cpu" else "standard")
     plan = Plan(ops, backends, chosen, tier, place, profile, full)
@@ -207,20 +204,17 @@ def run(
     lost: str | None = None
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
     interpreted = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
-    with _one_thread(), Workers([interpreted, *shared]) as workers:
+    with quiet(), Workers([interpreted, *shared]) as workers:
         for op, lines in () if shared else plan.local:
             if lost is not None:
                 cells += [_not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
                 continue
-            with warnings.catch_warnings():
-                # an oracle on planted NaN and Inf warns about them
-                warnings.simplefilter("ignore", RuntimeWarning)
-                for cell in check_op(op, lines, chosen, tier, seed, place, profile):
-                    cells.append(cell)
-                    told(f"{cell.op} {cell.implementation}")
+            for cell in check_op(op, lines, chosen, tier, seed, place, profile):
+                cells.append(cell)
+                told(f"{cell.op} {cell.implementation}")
             lost = device_lost(place)
             if lost is None:
-                timings += _timings(op, lines, chosen, place, profile, seed, cells)
+                timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
             for cell in workers.ready():
                 cells.append(cell)
                 told(f"{cell.op} {cell.implementation} (interpreted)")
@@ -230,7 +224,7 @@ def run(
         if shared:
             cells = _alone(cells, plan, tier, seed, place, profile)
             for op, lines in plan.local:
-                timings += _timings(op, lines, chosen, place, profile, seed, cells)
+                timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
     cells = _ordered(cells, tier)
     if place.type == "cpu":
         timings = timing.slowest(cells)
@@ -303,48 +297,3 @@ def _ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:
         return ops[c.op], lines[c.op, c.implementation], dtypes[c.dtype], cases.get((c.op, c.case), -1)
 
     return sorted(cells, key=place)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small cases gain nothing from a CPU's threads, and lose much where other work holds a core (5 s against 300)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def device_lost(device: torch.device) -> str | None:
-    """After an illegal access a CUDA context serves nothing more; what follows is then not judged."""
-    if device.type != "cuda":
-        return None
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return f"the device was lost to an earlier kernel: {str(error).splitlines()[0][:300]}"
-    return None
-
-
-def _timings(
-    op: Primitive,
-    lines: Sequence[Implementation],
-    dtypes: Sequence[torch.dtype],
-    device: torch.device,
-    profile: Profile,
-    seed: int,
-    cells: Sequence[Cell],
-) -> list[Timing]:
-    """Timings of the implementations that were right: a wrong kernel's speed means nothing."""
-    if device.type != "cuda":
-        return []
-    found = []
-    for dtype in dtypes:
-        for line in lines:
-            mine = [c for c in cells if (c.op, c.implementation, c.dtype) == (op.name, line.name, dtype_name(dtype))]
-            if all(c.verdict in ("PASS", "UNIMPLEMENTED") for c in mine):
-                measured = timing.measure(op, line, dtype, device, profile, seed)
-                if measured is not None:
-                    found.append(measured)
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.cases import cases_of, materialise
 from ferryman.porting.fills import dtype_name
+from ferryman.porting.process import device_lost
 from ferryman.porting.results import Cell, Timing
 
 _BUDGET_MS = 100.0  # of measured time per cell; with warm-up and flushing a cell stays under 0.2 s
@@ -95,3 +96,27 @@ def slowest(cells: list[Cell]) -> list[Timing]:
                seconds=c.seconds or 0.0, clock="host clock", source="one thread; no roofline on this device")
         for c in longest.values()
     ]  # fmt: skip
+
+
+def of_right_ones(
+    primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], device: torch.device,
+    profile: Profile, seed: int, cells: Sequence[Cell],
+    kernels: Mapping[tuple[str, str], Callable[..., Any]] | None = None,
+) -> list[Timing]:  # fmt: skip
+    """Timings of the implementations that were right on every case that ran: a wrong kernel's speed means nothing.
+
+    kernels: (op, implementation) -> what runs in the place of its launcher.
+    """
+    if device.type != "cuda" or device_lost(device):
+        return []
+    found = []
+    for dtype in dtypes:
+        for line in lines:
+            key = (primitive.name, line.name, dtype_name(dtype))
+            verdicts = {c.verdict for c in cells if (c.op, c.implementation, c.dtype) == key}
+            if "PASS" in verdicts and verdicts <= {"PASS", "UNIMPLEMENTED", "NOT_RUN"}:
+                kernel = (kernels or {}).get((primitive.name, line.name))
+                one = measure(primitive, line, dtype, device, profile, seed, kernel=kernel)
+                if one is not None:
+                    found.append(one)
+    return found

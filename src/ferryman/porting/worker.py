@@ -221,7 +221,8 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
-    from ferryman.porting.runner import check_op, device_lost, dtypes_of
+    from ferryman.porting.process import device_lost
+    from ferryman.porting.runner import check_op, dtypes_of
 
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

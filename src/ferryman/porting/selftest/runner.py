@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 
 import torch
 
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
+from ferryman.porting.process import quiet
 from ferryman.porting.results import environment
 from ferryman.porting.selftest.judging import Setting
 from ferryman.porting.selftest.mutants import catalogue
@@ -81,8 +81,7 @@ def run(
         told("right alternatives", so_far.runs - counted)
         counted = so_far.runs
 
-    with _one_thread(), warnings.catch_warnings(), worker or nullcontext():
-        warnings.simplefilter("ignore", RuntimeWarning)  # an oracle on planted NaN warns
+    with quiet(), worker or nullcontext():
         for record in each_mutant(here, setting, seed, every_run_judged):
             records.append(record)
             told(record.op)
@@ -128,14 +127,3 @@ def _sorted(mutants: Sequence[Mutant], place: torch.device, profile: Profile) ->
         else:
             here.append(mutant)
     return here, interpreted, absent
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small cases gain nothing from a CPU's threads, and lose much where other work holds a core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
