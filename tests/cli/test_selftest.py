@@ -65,4 +65,7 @@ def test_bad_use_is_one_line(arguments: tuple[str, ...], message: str) -> None:
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     done = ferryman(*QUICK, "--out", str(tmp_path))
+    assert done.code == 2 and "a folder" in done.err, "before anything runs"
+    (tmp_path / "file").write_text("")
+    done = ferryman(*QUICK, "--out", str(tmp_path / "file" / "score.json"))
     assert done.code == 2 and "cannot be written" in done.err

@@ -25,6 +25,7 @@ from ferryman.porting import capsule, capsule_format
 from ferryman.porting.capsule_cases import misfit
 from ferryman.porting.cases import cases_of
 from ferryman.porting.replay import replay
+from ferryman.porting.results import Cell, summarise
 from tests.unit.capsules import forged, small
 
 PLACES = 2000
@@ -188,6 +189,22 @@ def _set(*path: Any, value: Any) -> Edit:
     return edit
 
 
+def _unstored(manifest: dict[str, Any]) -> None:
+    for out in manifest["runs"][0]["outputs"]:
+        out.pop("stored", None)
+        out.pop("tiles", None)
+
+
+def _nothing_ran(manifest: dict[str, Any]) -> None:
+    manifest["runs"], manifest["inputs"] = [], []
+
+
+def _twice(manifest: dict[str, Any]) -> None:
+    results = manifest["results"]
+    results["cells"].append(results["cells"][0])
+    results["summary"] = [row.model_dump(mode="json") for row in summarise([Cell(**c) for c in results["cells"]])]
+
+
 FORGERIES: dict[str, tuple[Edit, str]] = {
     "a newer result schema": (_set("results", "schema_version", value=99), "has schema version 99"),
     "no results": (_set("results", value={}), "not a Ferryman result document"),
@@ -208,6 +225,11 @@ FORGERIES: dict[str, tuple[Edit, str]] = {
     "another output shape": (_set("runs", 0, "outputs", 0, "shape", value=[2, 2]), "required: float32 .2, 2."),
     "a huge output": (_set("runs", 0, "outputs", 0, "shape", value=[2**31, 2**31]), "elements; required: at most"),
     "control characters": (_set("machine", value={"driver": "\x1b[2J"}), "control characters"),
+    "half a character": (_set("machine", value={"driver": "\ud800"}), "control characters"),
+    "outputs by their hash alone": (_unstored, "none of them stored, and says PASS"),
+    "another hash than the tensor's": (_set("runs", 0, "outputs", 0, "hash", value="0" * 64), "another hash"),
+    "verdicts that nothing backs": (_nothing_ran, "says PASS, and no run backs it"),
+    "a cell twice": (_twice, "stands twice"),
     "a class of its own": (_set("results", "cells", 0, "accumulation", value="anything"), "accumulation is anything"),
 }
 
@@ -215,8 +237,9 @@ FORGERIES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_manifest_is_refused(name: str) -> None:
     edit, says = FORGERIES[name]
+    spare = dict.clear if name == "verdicts that nothing backs" else None
     with pytest.raises(CapsuleError, match=says):
-        capsule.loads(forged(small(), edit))
+        capsule.loads(forged(small(), edit, spare))
 
 
 def test_the_forgeries_differ_from_the_capsule_only_by_their_edit() -> None:

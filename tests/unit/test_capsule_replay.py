@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from ferryman.porting import capsule, capsule_cases, replay_judge, replay_result
 from ferryman.porting.capsule_format import digest
 from ferryman.porting.record import record
 from ferryman.porting.replay import LARGE, replay
-from ferryman.porting.replay_results import Explained, Replay, Side
+from ferryman.porting.replay_results import Explained, Replay, Side, load
+from ferryman.porting.results import Cell, summarise
 from tests.unit.capsules import SMALL, forged, small, two_implementations
 
 PLANTED = Path(__file__).resolve().parents[1] / "data" / "record_planted.py"
@@ -377,3 +379,35 @@ def test_a_damaged_replay_is_refused(tmp_path: Path, change: Callable[[dict[str,
 
 def test_every_explanation_has_its_place_in_the_order() -> None:
     assert sorted(replay_results.ORDER) == sorted(Explained.model_fields["explanation"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def _planted(document: dict[str, Any]) -> None:
+    cell = next(c for c in document["replayed"]["cells"] if c["verdict"] == "PASS")
+    cell.update(verdict="FAIL", reason="G2: planted")
+    cells = [Cell(**c) for c in document["replayed"]["cells"]]
+    document["replayed"]["summary"] = [row.model_dump(mode="json") for row in summarise(cells)]
+
+
+def _unexplained(document: dict[str, Any]) -> None:
+    document["explained"] = []
+
+
+@pytest.mark.parametrize(("edit", "says"), [(_planted, "explained as PASS"), (_unexplained, "nothing explains it")])
+def test_a_replay_that_contradicts_itself_is_refused(tmp_path: Path, edit: Any, says: str) -> None:
+    document = json.loads(replayed(two_implementations()).model_dump_json())
+    path = tmp_path / "replay.json"
+    path.write_text(json.dumps(document))
+    load(path)
+    edit(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ResultError, match=says):
+        load(path)
+
+
+def test_text_of_others_is_safe_to_print(tmp_path: Path) -> None:
+    document = json.loads(replayed(two_implementations()).model_dump_json())
+    document["recorded"]["environment"]["device_name"] = "\x1b[31mred\ud800"
+    path = tmp_path / "replay.json"
+    path.write_text(json.dumps(document))
+    found = load(path)
+    assert isinstance(found, Replay) and found.recorded.environment.device_name == "\ufffd[31mred\ufffd"

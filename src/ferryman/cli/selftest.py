@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ferryman.cli import output
+from ferryman.cli import documents, output
 from ferryman.cli.place import place
-from ferryman.errors import FerrymanError
+from ferryman.errors import ArgumentError
 from ferryman.porting.selftest import SelfTest, run, succeeded
 from ferryman.porting.selftest.report import REQUIRED_SHARE, Record, dumps, reasons, survivors
 from ferryman.porting.selftest.runner import HONEST
@@ -38,6 +38,8 @@ def selftest(
     Beside it stand torch.allclose, assert_close and the "2x reference" rule on the same runs. Exits with 1 if fewer
     than 95% of the mutants that change anything are caught, or if anything right is flagged.
     """
+    if out is not None and out.is_dir():
+        raise ArgumentError("selftest", "--out", f"{out}, a folder", "the name of a file")
     with output.progress("self-test") as advance:
         document = run(
             ops=op, honest_runs=honest if honest is not None else QUICK_HONEST if quick else HONEST, seed=seed,
@@ -49,10 +51,7 @@ def selftest(
     else:
         _print(document)
     if out is not None:
-        try:
-            out.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise FerrymanError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
+        documents.write(out, text)
     if not succeeded(document):
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,13 @@ from ferryman.errors import CapsuleError, ResultError
 from ferryman.porting import capsule_format
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import write_whole
-from ferryman.porting.results import Name, Results, parse
+from ferryman.porting.results import UNPRINTABLE, Name, Results, parse
 
 MOST_CASES = 20_000
 MOST_ELEMENTS = 2**29  # of one tensor; the largest of our own cases has 2**28
 TILE = 32  # consecutive elements, in row-major order
 # An accumulation class widens the bound, so one that is not of docs/parity.md is refused rather than believed.
 ACCUMULATIONS = ("fp32", "split-k", "tf32-rne", "tf32-rz", "tf32", "xf32-rd", "fp8-14bit", "int32-exact")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 _AnyModel = TypeVar("_AnyModel", bound=BaseModel)
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,127}$")]
@@ -166,7 +164,7 @@ def unpacked(raw: bytes, where: str) -> tuple[dict[str, Any], dict[str, Tensor],
     """(manifest as JSON, tensors, the file's hash), with text that a terminal can be shown."""
     content, tensors, sha256 = capsule_format.unpack(raw, where)
     for text in _strings(content):
-        if _CONTROL.search(text):
+        if UNPRINTABLE.search(text):
             raise CapsuleError(f"{where}: the manifest holds control characters, in {text[:40]!r}")
     return content, tensors, sha256
 
@@ -240,11 +238,17 @@ def _fault(manifest: Manifest, document: Results, tensors: dict[str, Tensor]) ->
             return f"{cell.op} {cell.implementation}: accumulation is {cell.accumulation}; required: of {ACCUMULATIONS}"
         for output in run.outputs:
             fault = output_fault(output, tensors)
+            if fault is None and cell.verdict == "PASS" and output.stored is None and numel(output.shape):
+                fault = f"has {numel(output.shape)} elements, none of them stored, and says PASS"
             if fault is not None:
                 return f"{cell.op} {cell.implementation} {cell.dtype} {cell.case}: {output.name} {fault}"
             used |= {output.stored} if output.stored else set()
     if used != set(tensors):
         return f"it carries {len(set(tensors) - used)} tensors that nothing refers to"
+    backed = {run.cell for run in manifest.runs}
+    for index, cell in enumerate(document.cells):
+        if cell.verdict == "PASS" and index not in backed:
+            return f"{cell.op} {cell.implementation} {cell.dtype} {cell.case} says PASS, and no run backs it"
     return None
 
 
@@ -261,6 +265,8 @@ def output_fault(output: OutputRecord, tensors: dict[str, Tensor]) -> str | None
         return "refers to a tensor that is not stored"
     if output.tiles is None:
         expected = list(output.shape)
+        if output.hash != output.stored:  # a tensor's name is its hash
+            return "is stored whole under another hash than its own"
     else:
         last = (elements - 1) // TILE
         ordered = all(a < b for a, b in zip(output.tiles, output.tiles[1:], strict=False))

@@ -144,7 +144,7 @@ def unpack(raw: bytes, where: str = "the capsule") -> tuple[Any, dict[str, Tenso
         raise CapsuleError(f"{where} has version {version}; this Ferryman reads up to {VERSION}. Upgrade ferryman")
     if set(facts) != _FACTS:
         raise CapsuleError(
-            f"{where}: its metadata has {', '.join(sorted(facts))}; required: {', '.join(sorted(_FACTS))}"
+            f"{where}: its metadata has {', '.join(map(ascii, sorted(facts)))}; required: {', '.join(sorted(_FACTS))}"
         )
     stated, place = facts["sha256"], _hash_place(raw)
     actual = hashlib.sha256(raw[:place] + _NO_HASH.encode() + raw[place + 64 :]).hexdigest()

@@ -54,6 +54,8 @@ def run_line(
     )  # fmt: skip
     outputs = tuple(o.detach() for o in kept[0] if isinstance(o, Tensor)) if kept else ()
     whole = outputs if len(outputs) == len(prepared.declared) and not device_lost(device) else ()
+    if cell.verdict == "PASS" and not whole:
+        cell = cell.model_copy(update={"verdict": "NOT_RUN", "reason": "its outputs could not be kept"})
     return Run(cell, whole, bool(view.flags["tf32"]) and device.type == "cuda")
 
 

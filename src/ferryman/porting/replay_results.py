@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ferryman.errors import ResultError
 from ferryman.porting.capsule import Machine
-from ferryman.porting.results import SIZE_LIMIT, Name, Results, Verdict, WorstElement, parse
+from ferryman.porting.results import SIZE_LIMIT, Cell, Name, Results, Verdict, WorstElement, parse, printable
 
 SCHEMA_VERSION = 1
 KIND = "ferryman-replay"
@@ -113,11 +113,38 @@ def _replay(found: dict[str, Any], where: str) -> Replay:
     for part in ("recorded", "replayed"):
         parse(found.get(part), f"{where}: {part}")
     try:
-        return Replay.model_validate(found)
+        document = Replay.model_validate(printable(found))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
+
+    fault = _contradiction(document)
+    if fault is not None:
+        raise ResultError(f"{where} is damaged: {fault}")
+    return document
+
+
+def _contradiction(document: Replay) -> str | None:
+    """Where what is explained is not what the two result documents hold."""
+    explained = {(e.op, e.implementation, e.dtype, e.case): e for e in document.explained}
+    if len(explained) != len(document.explained):
+        return "a case is explained twice"
+    for who, results in (("a", document.recorded), ("b", document.replayed)):
+        for cell in results.cells:
+            side = explained.get((cell.op, cell.implementation, cell.dtype, cell.case))
+            ran = cell.verdict in ("PASS", "FAIL")
+            place = f"{cell.op} {cell.implementation} {cell.dtype} {cell.case}"
+            if side is None and ran and (who == "b" or _asked(document, cell)):
+                return f"{place} is {cell.verdict} for {who.upper()}, and nothing explains it"
+            if side is not None and ran and getattr(side, who).verdict != cell.verdict:
+                return f"{place} is {cell.verdict} for {who.upper()}, and explained as {getattr(side, who).verdict}"
+    return None
+
+
+def _asked(document: Replay, cell: Cell) -> bool:
+    """Whether B was asked for this cell of A's: a replay may take some ops and implementations only."""
+    return any((c.op, c.implementation) == (cell.op, cell.implementation) for c in document.replayed.cells)
 
 
 def _refused(token: str) -> float:

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -20,6 +21,8 @@ from ferryman.errors import ResultError
 from ferryman.porting import metrics
 
 SCHEMA_VERSION = 2  # 2: reading, distribution (with edges) and reduction of cells; documents of version 1 still load
+# controls, line separators, directions, halves of pairs
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 SIZE_LIMIT = 256 * 2**20  # a full run writes about 4 MiB
 
 Verdict = Literal["PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"]
@@ -242,14 +245,27 @@ def parse(raw: Any, where: str = "the document") -> Results:
             f"{where} has schema version {version}; this Ferryman reads up to {SCHEMA_VERSION}. Upgrade ferryman"
         )
     try:
-        document = Results.model_validate(raw)
+        document = Results.model_validate(printable(raw))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
     if document.summary != summarise(document.cells):
         raise ResultError(f"{where} is damaged: its summary does not follow from its cells")
+    keys = [(c.op, c.implementation, c.device, c.dtype, c.case) for c in document.cells]
+    if len(set(keys)) != len(keys):
+        twice = " ".join(next(key for key in keys if keys.count(key) > 1))
+        raise ResultError(f"{where} is damaged: the cell {twice} stands twice")
     return document
+
+
+def printable(value: Any) -> Any:
+    """Parsed JSON whose texts are safe in a terminal and in UTF-8: controls and lone surrogates become U+FFFD."""
+    if isinstance(value, str):
+        return UNPRINTABLE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {printable(k): printable(v) for k, v in value.items()}
+    return [printable(v) for v in value] if isinstance(value, list) else value
 
 
 def _no_constant(token: str) -> float:
