@@ -61,6 +61,12 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], torch.dtype]] = {
         "attention", "torch",
         {"q": T((1, 1, 2, 8), fill="nonfinite"), "k": T((1, 1, 3, 8)), "v": T((1, 1, 3, 8)), **_ATTENTION}, F32,
     ),
+    # and where all scores are -inf: a log-sum-exp of 0
+    "scores of -inf alone": (
+        "attention", "torch",
+        {"q": T((1, 1, 7, 1), fill="nonfinite"), "k": T((1, 1, 16, 1), fill="nonfinite", layout="strided:16,16,0,1+0"),
+         "v": T((1, 1, 16, 1), fill="nonfinite"), **_ATTENTION}, F32,
+    ),
     # oneDNN's VDPBF16PS reads subnormals as 0
     "subnormal bfloat16 products": (
         "linear_backward", "torch",

@@ -97,11 +97,12 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, target: 
         got = aten._scaled_dot_product_flash_attention(*map(_vectorised, (q, k, v)), 0.0, causal, False, scale=scale)
         return got[0], got[1]
     # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0;
-    # a row of NaN scores also becomes 0 where its keys do not fill one vector.
+    # a row of NaN scores also becomes 0 where its keys do not fill one vector. Where every score of a row is -inf its
+    # log-sum-exp is 0 (-inf here), a value that 16 keys or more hardly have otherwise.
     if q.is_cpu and q.dtype == torch.float32 and k.shape[2] >= _CPU_LANES:
         keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, causal, scale=scale)
-        return got[0], got[1]
+        return None if bool((got[1] == 0).any()) else (got[0], got[1])
     return None
 
 
