@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +290,83 @@ def test_a_refused_launch_is_a_launch_error_and_everything_else_rises() -> None:
     for status in (2, 700):  # out of memory, illegal address
         with pytest.raises(_DriverError):
             _cuda_runtime().start(_Function(status), 0, 0, 3, 256, 0, ())
+
+
+class _Driver:
+    """libcuda's functions: what a launch passes, read back through the pointers as the driver would."""
+
+    def __init__(self, statuses: Iterable[int] = ()) -> None:
+        self.statuses, self.launches, self.contexts = iter(statuses), [], []
+        pointer = ctypes.c_void_p
+        launch = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(cuda._Configuration), pointer, ctypes.POINTER(pointer), pointer,
+        )  # fmt: skip
+        self.cuLaunchKernelEx = launch(self._launch)
+        self.cuCtxGetCurrent = lambda where: setattr(where._obj, "value", 0xC0FFEE)
+        self.cuCtxSetCurrent = lambda context: self.contexts.append(context.value)
+
+    def _launch(self, where: Any, function: int, parameters: Any, extra: int | None) -> int:
+        made = where.contents
+        kinds = (ctypes.c_int64, ctypes.c_float, ctypes.c_int64, ctypes.c_int64)
+        read = [kind.from_address(parameters[i]).value for i, kind in enumerate(kinds)]
+        sizes = (list(made.grid), list(made.block), made.shared, made.stream or 0, made.attributes, made.number)
+        self.launches.append((function, sizes, read, extra))
+        return next(self.statuses, 0)
+
+
+def _bound(driver: _Driver, shared: int = 0) -> tuple[Any, Any]:
+    found = _cuda_runtime()
+    found._library = driver
+    return found, found.bind(_Function(), 0, 3, 256, shared, (2**40, 0.5, 7, 8), (0, 3))
+
+
+def test_a_bound_launch_packs_its_arguments_for_the_driver() -> None:
+    assert ctypes.sizeof(cuda._Configuration) == 56 and cuda._Configuration.stream.offset == 32
+    driver = _Driver()
+    found, launch = _bound(driver, 65_536)
+    launch(5, 2**41 + 1, 2**62)
+    launch(2**40, 3, 4)
+    gc.collect()
+    launch(5, -1, 6)
+    sizes = ([3, 1, 1], [256, 1, 1], 65_536)
+    assert driver.launches == [
+        (99, (*sizes, 5, None, 0), [2**41 + 1, 0.5, 7, 2**62], None),
+        (99, (*sizes, 2**40, None, 0), [3, 0.5, 7, 4], None),
+        (99, (*sizes, 5, None, 0), [-1, 0.5, 7, 6], None),
+    ]
+    assert found.attributes == [(99, 8, 65_536)], "asked for once, when bound"
+
+
+def test_bound_launches_of_many_threads_do_not_share_arguments() -> None:
+    driver = _Driver()
+    _, launch = _bound(driver)
+    threads = [
+        threading.Thread(target=lambda n=n: [launch(0, n * 1000 + i, n) for i in range(200)]) for n in range(8)
+    ]  # fmt: skip
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    read = sorted(tuple(r[2]) for r in driver.launches)
+    assert read == [(n * 1000 + i, 0.5, 7, n) for n in range(8) for i in range(200)]
+
+
+def test_a_bound_launch_types_its_errors_and_brings_its_context() -> None:
+    driver = _Driver([201, 0])
+    _bound(driver)[1](0, 1, 2)
+    assert driver.contexts == [0xC0FFEE] and len(driver.launches) == 2
+    with pytest.raises(LaunchError, match="refused 3 blocks of 256 threads"):
+        _bound(_Driver([701]))[1](0, 1, 2)
+    for status in (2, 700):
+        with pytest.raises(_DriverError):
+            _bound(_Driver([status]))[1](0, 1, 2)
+
+
+def test_a_driver_without_the_newer_launch_is_served_through_cupy() -> None:
+    found, function = _cuda_runtime(), _Function()
+    found._library = types.SimpleNamespace()
+    found.bind(function, 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3))(5, 1, 2)
+    assert function.calls[0][2] == (1, ("float32", 0.5), 7, 2)
 
 
 class _FakeHip:

@@ -6,27 +6,33 @@ contiguity or strides, each scalar, whether a gradient is needed, the request, a
 determinism) of those clauses that read them. Reading so many attributes from Python takes 1.2 us for three tensors, so
 in front of it stands a brief key whose entry is confirmed by Dynamo's own C++ tensor guard (0.2 us), which compares
 the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too.
+
+A plan that is used a second time on an accelerator replaces the launcher by its replay (`backends.replay`), where the
+menu line says that it can.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import re
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ferryman.backends import replay
 from ferryman.dispatch import registry, select, state
-from ferryman.dispatch.gradient import Recipe, differentiable
+from ferryman.dispatch.gradient import Plan, Recipe, differentiable
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.primitive import Primitive
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+REPLAYED = "cuda"  # the type of the devices whose launchers are replayed: HIP's too
 MOST_PLANS = 4096  # per op; then they are dropped and made again
 MOST_REBUILDS = 32  # of one brief key's guard; a call site that alternates further goes by the full key
 _GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -83,6 +89,15 @@ _EXTRA = {
 }  # fmt: skip
 
 
+class _Once(NamedTuple):
+    """A plan that served one call and was not tried for a replay yet."""
+
+    key: Any
+    launch: Callable[..., Any]
+    extra: Any
+    device: torch.device
+
+
 class Op:
     """One primitive, able to run."""
 
@@ -93,6 +108,7 @@ class Op:
         self.rebuilds: dict[Any, int] = {}
         _all_plans.extend((self.plans, self.hot, self.rebuilds))
         self.recipe = Recipe.of(op)
+        self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
         namespace = op.namespace
         namespace |= {
@@ -126,6 +142,8 @@ class Op:
 
     def warm(self, brief: Any, plan: tuple[Callable[..., Any], Any], *tensors: Tensor) -> None:
         """Put a guard that knows these tensors in front of the full key."""
+        if plan[0] is self.again:
+            return
         rebuilt = self.rebuilds.get(brief, 0)
         if _TensorGuards is None or rebuilt >= MOST_REBUILDS:
             return
@@ -160,11 +178,28 @@ class Op:
         if grads:
             launch, extra = differentiable, self.recipe.plan(launch, target, asked)
         if asked.tracer is None:
-            self.plans[self._key(*args, bool(grads))] = (launch, extra)
+            key, entry = self._key(*args, bool(grads)), (launch, extra)
+            if decision.implementation.replayable and device.type == REPLAYED:
+                entry = (self.again, _Once(key, launch, extra, device))
+            self.plans[key] = entry
         try:
             return launch(*args, extra)
         except CompileError as error:
             return self.recover(error, args, differentiate)
+
+    def _again(self, *args: Any) -> Any:
+        """A plan's second call: put the launcher's replay in the launcher's place, or the launcher itself for good."""
+        given, once = args[:-1], args[-1]
+        run, extra = once.launch, once.extra
+        if isinstance(extra, Plan):
+            frozen = replay.freeze(extra.launch, self.op.names, given, extra.target, once.device)
+            extra = extra if frozen is None else dataclasses.replace(extra, launch=frozen)
+        else:
+            run = replay.freeze(run, self.op.names, given, extra, once.device) or run
+        entry = self.plans.get(once.key)
+        if entry is not None and entry[1] is once:  # not dropped meanwhile
+            self.plans[once.key] = (run, extra)
+        return run(*given, extra)
 
     def recover(self, error: CompileError, args: tuple[Any, ...], differentiate: bool) -> Any:
         """A toolchain refused the kernel: leave this implementation out here, say so once, and choose again."""
@@ -242,7 +277,8 @@ def _extra_facts(op: Primitive) -> list[str]:
     """Expressions of the facts that no tensor's metadata gives, as far as the op's menu reads them."""
     menu = registry.implementations(op.name)
     found = []
-    for fact in sorted({fact for line in menu for clause in line.when for fact in clause.facts}):
+    read = {fact for line in menu for fact in (*line.reads, *(f for clause in line.when for f in clause.facts))}
+    for fact in sorted(read):
         aligned = re.fullmatch(r"(\w+)\.aligned", fact)
         if aligned:
             found.append(_EXTRA["aligned"].format(arg=aligned[1]))

@@ -19,7 +19,8 @@ class Implementation:
     traced: "package.module:function" for torch.compile to trace where this implementation would be chosen: the op's
     first output through differentiable ATen calls, or None where it has no such form for a call; called with the
     arguments and the device's features as one string. batch_invariant: a sample gives the same bits alone and in any
-    batch (gate G6).
+    batch (gate G6). replayable: what it launches follows from the call's facts alone (metadata, scalars, the target,
+    alignment, and what ``reads`` names: tf32, deterministic), so dispatch may repeat the launches without the launcher.
     """
 
     op: str
@@ -31,6 +32,8 @@ class Implementation:
     deterministic: bool = True
     traced: str | None = None
     batch_invariant: bool = False
+    replayable: bool = False
+    reads: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -53,13 +56,15 @@ def _function(where: str) -> Callable[..., Any]:
 
 def menu(package: str, backend: str, ops: str, *, module: str | None = None, when: tuple[Clause, ...] = (),
          accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool = True,
-         traced: str | None = None, batch_invariant: bool = False) -> tuple[Implementation, ...]:  # fmt: skip
+         traced: str | None = None, batch_invariant: bool = False, replayable: bool = False,
+         reads: tuple[str, ...] = ()) -> tuple[Implementation, ...]:  # fmt: skip
     """Menu lines for several ops of one family: ``ops`` are space-separated names, each a function of the module."""
     where = f"{package}.{module or backend + '_kernels'}"
     form = None if traced is None else f"{where}:{traced}"
     return tuple(
         Implementation(
-            op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic, form, batch_invariant
+            op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic, form, batch_invariant,
+            replayable, reads,
         )
         for op in ops.split()
-    )
+    )  # fmt: skip

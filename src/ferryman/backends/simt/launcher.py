@@ -8,12 +8,14 @@ import tempfile
 import threading
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ferryman import settings
+from ferryman.backends import replay
 from ferryman.backends.simt import Unit, defines_for
 from ferryman.errors import CaptureError
 
@@ -95,8 +97,24 @@ class LoadedUnits(ABC):
               args: tuple[int | float, ...]) -> None:  # fmt: skip
         """Launch on the current device."""
 
+    def bind(self, function: Any, index: int, grid: int, block: int, shared: int, args: tuple[int | float, ...],
+             varying: Sequence[int]) -> Callable[..., None]:  # fmt: skip
+        """This launch on the current device as a function of (stream, and the arguments at ``varying``)."""
+
+        def submit(stream: int, *given: int) -> None:
+            values = list(args)
+            for place, value in zip(varying, given, strict=True):
+                values[place] = value
+            self.start(function, stream, index, grid, block, shared, tuple(values))
+
+        return submit
+
     def launch(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
                args: tuple[int | float, ...]) -> None:  # fmt: skip
+        recording = replay.recording()
+        if recording is not None:
+            recording.add(self._step(unit, recording.device, grid, block, shared, args))
+            return
         current = torch.cuda.current_device()
         index = device.index if device.index is not None else current
         if index == current:
@@ -106,6 +124,15 @@ class LoadedUnits(ABC):
         with torch.cuda.device(index):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
             self.start(function, current_stream(index), index, grid, block, shared, args)
+
+    def _step(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
+              args: tuple[int | float, ...]) -> replay.Step:  # fmt: skip
+        index = device.index
+        with torch.cuda.device(index):
+            function = self._functions.get((unit.name, index)) or self._load(unit, index)
+            varying = [i for i, a in enumerate(args) if isinstance(a, replay.Pointer)]
+            bound = self.bind(function, index, grid, block, shared, args, varying)
+        return replay.Step(bound, (replay.STREAM, *[args[i] for i in varying]))
 
     def _load(self, unit: Unit, index: int) -> Any:
         # Loading a module is no stream operation either, so a kept image does not help while capturing.

@@ -13,7 +13,7 @@ _PLAIN = (unit_stride("gate"), unit_stride("up"))
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", _FORWARD, roundings=("activation",)),
     *menu(_HERE, "torch", _BACKWARD),
-    *menu(_HERE, "triton", f"{_FORWARD} {_BACKWARD}", batch_invariant=True),
-    *menu(_HERE, "cuda", _FORWARD, module="simt_kernels", when=_PLAIN),
-    *menu(_HERE, "hip", _FORWARD, module="simt_kernels", when=_PLAIN),
+    *menu(_HERE, "triton", f"{_FORWARD} {_BACKWARD}", batch_invariant=True, replayable=True),
+    *menu(_HERE, "cuda", _FORWARD, module="simt_kernels", when=_PLAIN, replayable=True),
+    *menu(_HERE, "hip", _FORWARD, module="simt_kernels", when=_PLAIN, replayable=True),
 )

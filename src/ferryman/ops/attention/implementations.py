@@ -14,6 +14,6 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "torch", "attention", roundings=("p",), traced="attention_traced"),
     # FlashAttention-2's backward adds dQ atomically, and rounds every query head's dK and dV before a group's sum.
     *menu(_HERE, "torch", "attention_backward", roundings=("p", "ds"), accumulation="split-k", deterministic=False),
-    *menu(_HERE, "triton", "attention", when=_DOT, roundings=("p",)),
-    *menu(_HERE, "triton", "attention_backward", when=_DOT, roundings=("p", "ds")),
+    *menu(_HERE, "triton", "attention", when=_DOT, roundings=("p",), replayable=True),
+    *menu(_HERE, "triton", "attention_backward", when=_DOT, roundings=("p", "ds"), replayable=True),
 )

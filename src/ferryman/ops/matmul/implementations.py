@@ -15,5 +15,5 @@ _DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
 IMPLEMENTATIONS = (
     # cuBLAS may round split-K partials to the storage dtype: torch allows it by default.
     *menu(_HERE, "torch", _ALL, accumulation="split-k"),
-    *menu(_HERE, "triton", _ALL, when=_DOT),
+    *menu(_HERE, "triton", _ALL, when=_DOT, replayable=True, reads=("tf32",)),
 )

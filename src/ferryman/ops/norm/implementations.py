@@ -12,9 +12,10 @@ _SIMT = tuple(
     line
     for backend in ("cuda", "hip")
     for line in (
-        *menu(_HERE, backend, "rms_norm layer_norm", module="simt_kernels", when=(unit_stride("x"),)),
-        *menu(_HERE, backend, "add_rms_norm", module="simt_kernels", when=(unit_stride("x"), unit_stride("residual"))),
+        *menu(_HERE, backend, "rms_norm layer_norm", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
+        *menu(_HERE, backend, "add_rms_norm", module="simt_kernels",
+              when=(unit_stride("x"), unit_stride("residual")), replayable=True),
     )
-)
+)  # fmt: skip
 
-IMPLEMENTATIONS = (*menu(_HERE, "torch", _ALL), *menu(_HERE, "triton", _ALL), *_SIMT)
+IMPLEMENTATIONS = (*menu(_HERE, "torch", _ALL), *menu(_HERE, "triton", _ALL, replayable=True), *_SIMT)

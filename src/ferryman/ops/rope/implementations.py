@@ -10,7 +10,7 @@ _PLAIN = (unit_stride("q"), unit_stride("k"))
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", "rope rope_backward", batch_invariant=True),
-    *menu(_HERE, "triton", "rope rope_backward", batch_invariant=True),
-    *menu(_HERE, "cuda", "rope", module="simt_kernels", when=_PLAIN),
-    *menu(_HERE, "hip", "rope", module="simt_kernels", when=_PLAIN),
+    *menu(_HERE, "triton", "rope rope_backward", batch_invariant=True, replayable=True),
+    *menu(_HERE, "cuda", "rope", module="simt_kernels", when=_PLAIN, replayable=True),
+    *menu(_HERE, "hip", "rope", module="simt_kernels", when=_PLAIN, replayable=True),
 )

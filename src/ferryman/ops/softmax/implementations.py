@@ -10,7 +10,7 @@ _ALL = "softmax softmax_backward cross_entropy cross_entropy_backward"
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", _ALL),
-    *menu(_HERE, "triton", _ALL),
-    *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),)),
-    *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),)),
+    *menu(_HERE, "triton", _ALL, replayable=True),
+    *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
+    *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
 )

@@ -1,0 +1,322 @@
+"""A launcher's work for one call, kept as a function that allocates, packs pointers and launches, and does no more.
+
+From the facts of a call (shapes, strides, dtypes, scalars, the device) a launcher works out tiles, grids and strides,
+and picks a compiled kernel. A repeated call shares all of them but the addresses. `freeze` runs the launcher once on
+meta tensors, notes what it allocates and launches, and generates a function of the same parameters that repeats it.
+
+That is right as long as the launches depend on nothing but those facts, which a menu line declares (``replayable``),
+and on the tensors' 16-byte alignment, which the generated function tests: it leaves unaligned tensors, another current
+device and launch hooks that were set meanwhile to the launcher itself. Whatever else a launcher does to a tensor than
+allocating, viewing and copying makes it unfit for this, and `freeze` says so by returning None.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ferryman.errors import FerrymanError
+
+ALIGNMENT = 16  # bytes: what Triton specialises pointers on, and the width of a vector load
+_GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_ADDRESSES = 1 << 40  # between the made-up addresses of two tensors
+_READS = frozenset(
+    [torch.device] + [getattr(Tensor, name) for name in (
+        "size", "stride", "numel", "nelement", "dim", "element_size", "is_contiguous", "storage_offset",
+        "is_floating_point", "untyped_storage", "__len__",
+    )]
+    + [getattr(Tensor, name).__get__ for name in (
+        "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_meta", "itemsize", "requires_grad",
+    )]
+)  # fmt: skip
+_ALLOCATIONS = {
+    torch.empty: "empty", torch.empty_like: "empty", torch.empty_strided: "empty", Tensor.new_empty: "empty",
+    torch.zeros: "zeros",
+}  # fmt: skip
+_VIEWS = frozenset([
+    torch.as_strided, *[getattr(Tensor, name) for name in (
+        "contiguous", "reshape", "view", "as_strided", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand",
+        "flatten", "unflatten", "select", "narrow", "__getitem__", "detach",
+    )],
+])  # fmt: skip
+
+
+class NotReplayable(Exception):
+    """A launcher did what cannot be repeated from the facts of a call alone."""
+
+
+class _Stream:
+    """Stands in a step's arguments for the raw handle of the current stream."""
+
+
+STREAM = _Stream()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: ``function(*arguments)``, where a tensor or a `Pointer` stands for an address.
+
+    It may be repeated while the lists of ``idle`` are empty and every (object, attribute, value) of ``same`` holds.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    idle: tuple[list[Any], ...] = ()
+    same: tuple[tuple[Any, str, Any], ...] = ()
+
+
+@dataclass(eq=False)
+class _Memory:
+    """Where a recorded tensor lies: in an ``argument``, in an allocation, a contiguous ``copy``, or a ``view``."""
+
+    kind: str
+    tensor: Tensor
+    name: str
+    base: _Memory | None = None
+
+    @property
+    def root(self) -> _Memory:
+        return self if self.kind != "view" or self.base is None else self.base.root
+
+    @property
+    def offset(self) -> int:
+        """Bytes from where its root begins: the recording's own tensors begin their storages."""
+        return int(self.tensor.storage_offset()) * self.tensor.element_size()
+
+
+class Pointer(int):
+    """An address of the recording: what it is an address of."""
+
+    memory: _Memory
+
+
+@dataclass
+class _Recording:
+    device: torch.device
+    events: list[_Memory | Step] = field(default_factory=list)
+    memory: dict[int, _Memory] = field(default_factory=dict)  # by the tensor's id; `_Memory` keeps the tensor alive
+
+    def note(self, kind: str, tensor: Tensor, name: str, base: _Memory | None = None) -> _Memory:
+        found = self.memory[id(tensor)] = _Memory(kind, tensor, name, base)
+        if kind in ("empty", "zeros", "copy"):
+            self.events.append(found)
+        return found
+
+    def of(self, tensor: Tensor) -> _Memory:
+        found = self.memory.get(id(tensor))
+        if found is None:
+            raise NotReplayable("a tensor that is neither an argument nor allocated for this call")
+        return found
+
+    def pointer(self, tensor: Tensor) -> Pointer:
+        memory = self.of(tensor)
+        number = list(self.memory.values()).index(memory.root)
+        made = Pointer((number + 1) * _ADDRESSES + memory.offset if tensor.numel() else 0)
+        made.memory = memory
+        return made
+
+    def add(self, step: Step) -> None:
+        self.events.append(step)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every PyTorch function that the launcher calls, attributes of tensors included."""
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS:
+            return func(*args, **kwargs)
+        if func == Tensor.data_ptr:
+            return self.recording.pointer(args[0])
+        if func in _ALLOCATIONS:
+            made = func(*args, **kwargs)
+            if not made.is_meta or made.requires_grad:
+                raise NotReplayable(f"an allocation on {made.device}")
+            self.recording.note(_ALLOCATIONS[func], made, f"new{len(self.recording.memory)}")
+            return made
+        if func in _VIEWS:
+            return self._view(args[0], func(*args, **kwargs))
+        raise NotReplayable(f"a call of {getattr(func, '__qualname__', func)}")
+
+    def _view(self, source: Tensor, made: Tensor) -> Tensor:
+        if made is source:
+            return made
+        base = self.recording.of(source)
+        if made.untyped_storage()._cdata == source.untyped_storage()._cdata:
+            self.recording.note("view", made, "", base)
+        elif base.kind != "argument":
+            raise NotReplayable("a copy of something that is no argument")
+        else:
+            self.recording.note("copy", made, f"new{len(self.recording.memory)}", base)
+        return made
+
+
+class _Active(threading.local):
+    recording: _Recording | None = None
+
+
+_active = _Active()
+
+
+def recording() -> _Recording | None:
+    """The recording that this thread's launches belong to: they are to be added to it, and nothing launched."""
+    return _active.recording
+
+
+def freeze(
+    launcher: Callable[..., Any], names: Sequence[str], args: Sequence[Any], extra: Any, device: torch.device
+) -> Callable[..., Any] | None:
+    """``launcher(*args, extra)`` as a function of the same parameters for calls that differ in addresses alone.
+
+    None where it cannot be repeated: tensors that are not aligned now, or a launcher that is not `replayable`.
+    """
+    if any(isinstance(a, Tensor) and a.data_ptr() % ALIGNMENT for a in args):
+        return None
+    made = _Recording(device)
+    stand_ins: list[Any] = []
+    for name, value in zip(names, args, strict=True):
+        if isinstance(value, Tensor):
+            # One for each argument, even where two are the same tensor now: they need not be at the next call.
+            value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            made.note("argument", value, name)
+        stand_ins.append(value)
+    _active.recording = made
+    try:
+        with torch.no_grad(), _Watch(made):
+            result = launcher(*stand_ins, extra)
+        source, namespace = _generate(made, names, result, launcher)
+    except (NotReplayable, FerrymanError):  # the latter: a kernel that is not compiled here for these very facts
+        return None
+    finally:
+        _active.recording = None
+    exec(compile(source, f"<ferryman replay of {launcher.__module__}.{launcher.__name__}>", "exec"), namespace)  # noqa: S102
+    frozen: Callable[..., Any] = namespace["frozen"]
+    return frozen
+
+
+class _Writer:
+    """The generated function: its constants by name, its lines."""
+
+    def __init__(self, recording: _Recording, shapes: dict[_Memory, Tensor]) -> None:
+        self.recording, self.shapes = recording, shapes
+        self.namespace: dict[str, Any] = {}
+        self.addresses: dict[str, None] = {}  # arguments whose address is needed, in order
+        self.lines: list[str] = []
+
+    def constant(self, value: Any) -> str:
+        if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+            return repr(value)
+        name = f"k{len(self.namespace)}"
+        self.namespace[name] = value
+        return name
+
+    def address(self, memory: _Memory) -> str:
+        root, offset = memory.root, memory.offset
+        if root.kind == "argument":
+            self.addresses[root.name] = None
+        where = f"p_{root.name}" if root.kind == "argument" else f"{root.name}.data_ptr()"
+        return f"{where} + {offset}" if offset else where
+
+    def argument(self, value: Any) -> str:
+        if value is STREAM:
+            return "stream"
+        if isinstance(value, Tensor):
+            value = self.recording.pointer(value)
+        return self.address(value.memory) if isinstance(value, Pointer) else self.constant(value)
+
+    def event(self, event: _Memory | Step) -> None:
+        if isinstance(event, Step):
+            given = ", ".join(self.argument(a) for a in event.arguments)
+            self.lines.append(f"{self.constant(event.function)}({given})")
+            return
+        if event.kind == "copy":
+            assert event.base is not None
+            self.lines.append(f"{event.name} = {event.base.name}.contiguous()")
+            return
+        shape = self.shapes.get(event, event.tensor)
+        size, stride, dtype = (self.constant(v) for v in (tuple(shape.shape), shape.stride(), shape.dtype))
+        device = self.recording.device
+        direct = getattr(_GUARDS, f"_empty_strided_{device.type}", None)  # Inductor's: 0.3 us against 0.6 of empty_like
+        if event.kind == "zeros":
+            call = f"{self.constant(torch.zeros)}({size}, dtype={dtype}, device={self.constant(device)})"
+        elif direct is not None:
+            call = f"{self.constant(direct)}({size}, {stride}, {dtype})"
+        else:
+            where = self.constant(device)
+            call = f"{self.constant(torch.empty_strided)}({size}, {stride}, dtype={dtype}, device={where})"
+        self.lines.append(f"{event.name} = {call}")
+
+    def result(self, value: Any) -> str:
+        if isinstance(value, (tuple, list)):
+            items = ", ".join(self.result(v) for v in value)
+            return f"({items},)" if isinstance(value, tuple) else f"[{items}]"
+        if not isinstance(value, Tensor):
+            return self.constant(value)
+        memory = self.recording.of(value)
+        root = memory.root
+        if (memory is root and root.kind != "copy") or self.shapes.get(root) is value:
+            return root.name
+        if root.kind not in ("empty", "zeros") or value.dtype != root.tensor.dtype or root in self.shapes:
+            raise NotReplayable("a result that is a view of an argument, or of another result")
+        size, stride = self.constant(tuple(value.shape)), self.constant(value.stride())
+        return f"{root.name}.as_strided({size}, {stride}, {value.storage_offset()})"
+
+
+def _generate(
+    recording: _Recording, names: Sequence[str], result: Any, launcher: Callable[..., Any]
+) -> tuple[str, dict[str, Any]]:
+    write = _Writer(recording, _direct_shapes(recording, result))
+    for event in recording.events:
+        write.event(event)
+    returned = write.result(result)
+    steps = [e for e in recording.events if isinstance(e, Step)]
+    idle = {id(hooks): hooks for step in steps for hooks in step.idle}
+    same = {(id(item[0]), item[1]): item for step in steps for item in step.same}
+    unless = [write.constant(hooks) for hooks in idle.values()]
+    unless += [f"{write.constant(o)}.{name} is not {write.constant(value)}" for o, name, value in same.values()]
+    namespace, parameters = write.namespace, f"{', '.join(names)}, extra"
+    head, device = [], recording.device
+    if device.type == "cuda":
+        namespace["current"] = torch._C._cuda_getDevice
+        unless.insert(0, f"current() != {device.index}")
+    namespace["launcher"] = launcher
+    if unless:
+        head += [f"if {' or '.join(unless)}:", f"    return launcher({parameters})"]
+    head += [f"p_{name} = {name}.data_ptr()" for name in write.addresses]
+    if write.addresses:
+        joined = " | ".join(f"p_{name}" for name in write.addresses)
+        head += [f"if ({joined}) & {ALIGNMENT - 1}:", f"    return launcher({parameters})"]
+    if steps and device.type == "cuda":
+        namespace["stream_of"] = torch._C._cuda_getCurrentRawStream
+        head.append(f"stream = stream_of({device.index})")
+    elif steps:
+        head.append("stream = 0")
+    body = "".join(f"    {line}\n" for line in (*head, *write.lines, f"return {returned}"))
+    return f"def frozen({parameters}):\n{body}", namespace
+
+
+def _direct_shapes(recording: _Recording, result: Any) -> dict[_Memory, Tensor]:
+    """Allocations that are returned as one view of all their elements, and are allocated as that view at once."""
+    returned = [r for r in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(r, Tensor)]
+    found: dict[_Memory, Tensor] = {}
+    for value in returned:
+        memory = recording.of(value)
+        root = memory.root
+        alone = sum(recording.of(r).root is root for r in returned) == 1
+        if memory is root or not alone or root.kind != "empty" or value.dtype != root.tensor.dtype:
+            continue
+        span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+        if memory.offset == 0 and value.numel() == root.tensor.numel() == span:
+            found[root] = value
+    return found

@@ -1,0 +1,208 @@
+"""On a real device: a replayed plan gives the launcher's bits, whatever changes between calls."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import plan, registry, select
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.cases import arguments, as_tuple, cases_of
+from tests import pairs
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+
+
+def lines() -> list[tuple[Primitive, Implementation]]:
+    vendor = select.profile_for(GPU).vendor if torch.cuda.is_available() else "nvidia"
+    backends = registry.backends()
+    return [
+        (op, line) for op in registry.primitives().values() for line in registry.implementations(op.name)
+        if line.replayable and vendor in backends[line.backend].vendors
+    ]  # fmt: skip
+
+
+def shifted(x: Tensor, by: int) -> Tensor:
+    """The same memory, holes between rows included, copied to ``by`` elements into a storage of its own."""
+    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    made = torch.empty(span + by, dtype=x.dtype, device=x.device)
+    made[by:].copy_(x.as_strided((span,), (1,), x.storage_offset()))
+    return made.as_strided(x.shape, x.stride(), by)
+
+
+def moved(args: tuple[Any, ...], by: int) -> tuple[Any, ...]:
+    return tuple(shifted(a, by) if isinstance(a, Tensor) else a for a in args)
+
+
+def same(found: Any, expected: Any) -> bool:
+    return all(
+        a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.nan_to_num(nan=7.5), b.nan_to_num(nan=7.5))
+        for a, b in zip(as_tuple(found), as_tuple(expected), strict=True)
+    )
+
+
+def replayed(op: Primitive) -> list[str]:
+    files = [run.__code__.co_filename for _, run, _ in plan.runner_of(op).hot.values() if hasattr(run, "__code__")]
+    return [name for name in files if name.startswith("<ferryman replay of")]
+
+
+@pytest.mark.parametrize(("op", "line"), lines(), ids=lambda v: v.name)
+def test_a_replay_gives_the_launchers_bits(op: Primitive, line: Implementation) -> None:
+    """Fresh addresses, then unaligned ones, then aligned ones again; outputs kept alive so that none is reused."""
+    judged, target = 0, select.target_of(select.profile_for(GPU))
+    launch, kept = registry.launcher(line), []
+    with torch.no_grad():
+        for case in cases_of(op):
+            if "exact" in case.name:
+                continue
+            args = moved(arguments(case, op, torch.bfloat16, 0, GPU).values, 0)
+            if pairs.refused(op, args, line, GPU):
+                continue
+            plan.drop_plans()
+            expected, elsewhere = launch(*args, target), launch(*moved(args, 1), target)
+            if not same(expected, launch(*args, target)):
+                continue  # not deterministic
+            with ferryman.use(**{op.name: line.name}):
+                for call in range(7):
+                    unaligned = call in (4, 6)
+                    given = moved(args, int(unaligned))
+                    result = op.namespace["_resolve"](*given)
+                    kept.append((given, result))
+                    assert same(result, elsewhere if unaligned else expected), f"{case.name}, call {call}"
+            judged += bool(replayed(op))
+    assert judged >= 3
+
+
+def test_strides_divisibility_and_widths_that_change_between_calls() -> None:
+    for name in ("triton", "cuda"):
+        if registry.probe(name, select.profile_for(GPU).vendor):
+            continue
+        w = torch.randn(4096, device=GPU, dtype=torch.bfloat16)
+        with ferryman.use(name):
+            for _ in range(5):
+                for rows, width, stride in ((8, 1024, 1024), (8, 1024, 1040), (8, 1024, 1025), (8, 1000, 1000),
+                                            (8, 1, 1), (1, 1024, 4096), (7, 1023, 4096)):  # fmt: skip
+                    x = torch.randn(rows, stride, device=GPU, dtype=torch.bfloat16)[:, :width]
+                    y = ops.rms_norm(x, w[:width])
+                    exact = ops.rms_norm.primitive.body(x.double(), w[:width].double(), 1e-6, False)
+                    assert ((y.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-6).all(), (name, width, stride)
+
+
+def test_replays_run_on_the_current_stream_and_in_graphs() -> None:
+    for name in ("triton", "cuda"):
+        if registry.probe(name, select.profile_for(GPU).vendor):
+            continue
+        x = torch.ones(4096, 4096, device=GPU, dtype=torch.bfloat16)
+        with ferryman.use(name):
+            for _ in range(4):
+                ops.rms_norm(x)
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                x.zero_()
+                torch.cuda._sleep(50_000_000)
+                x += 1
+                y = ops.rms_norm(x)
+            torch.cuda.current_stream().wait_stream(stream)
+            assert (y == 1).all()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = ops.rms_norm(x)
+            x.copy_(torch.randn(4096, 4096, device=GPU))
+            graph.replay()
+            assert torch.equal(captured, ops.rms_norm(x))
+
+
+def test_a_plan_may_be_recorded_while_a_graph_is_captured() -> None:
+    """One warm-up call compiled the kernel; the second call, which records, is the captured one."""
+    for name in ("triton", "cuda"):
+        if registry.probe(name, select.profile_for(GPU).vendor):
+            continue
+        x = torch.randn(64, 768, device=GPU, dtype=torch.bfloat16)
+        plan.drop_plans()
+        with ferryman.use(name):
+            expected = ops.rms_norm(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = ops.rms_norm(x)
+            captured.zero_()
+            graph.replay()
+            assert torch.equal(captured, expected) and torch.equal(ops.rms_norm(x), expected)
+
+
+def test_a_thread_that_called_nothing_of_cuda_before() -> None:
+    for name in ("triton", "cuda"):
+        if registry.probe(name, select.profile_for(GPU).vendor):
+            continue
+        x = torch.randn(64, 768, device=GPU, dtype=torch.bfloat16)
+        with ferryman.use(name):
+            for _ in range(4):
+                expected = ops.rms_norm(x)
+        found: list[Any] = []
+
+        def work(name: str = name, x: Tensor = x, found: list[Any] = found) -> None:
+            try:
+                with ferryman.use(name):
+                    found.append(ops.rms_norm(x))
+            except BaseException as error:  # noqa: BLE001 - judged below
+                found.append(error)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+        assert isinstance(found[0], Tensor) and torch.equal(found[0], expected), (name, found)
+
+
+def test_triton_launch_hooks_see_every_launch() -> None:
+    import triton
+
+    x, seen = torch.randn(64, 768, device=GPU, dtype=torch.bfloat16), []
+
+    def hook(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    with ferryman.use("triton"):
+        for _ in range(4):
+            expected = ops.rms_norm(x)
+        triton.knobs.runtime.launch_enter_hook.add(hook)
+        try:
+            assert torch.equal(ops.rms_norm(x), expected)
+        finally:
+            triton.knobs.runtime.launch_enter_hook.remove(hook)
+        assert seen == ["_norm"]
+        ops.rms_norm(x)
+        assert len(seen) == 1
+
+
+def test_tf32_that_is_switched_between_calls() -> None:
+    x, w = torch.randn(64, 512, device=GPU), torch.randn(256, 512, device=GPU)
+    exact = x.double() @ w.double().t()
+    before = torch.get_float32_matmul_precision()
+    try:
+        with ferryman.use("triton"):
+            for precision, low, high in (("highest", 0, 3e-7), ("high", 1e-5, 1e-3), ("highest", 0, 3e-7)):
+                torch.set_float32_matmul_precision(precision)
+                for _ in range(4):
+                    error = ((ops.linear(x, w).double() - exact).norm() / exact.norm()).item()
+                    assert low <= error <= high, (precision, error)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_current_device() -> None:
+    x = torch.randn(64, 768, device="cuda:1", dtype=torch.bfloat16)
+    for name in ("triton", "cuda"):
+        with ferryman.use(name):
+            expected = ops.rms_norm(x)
+            for current in (0, 1, 1, 1, 1, 0, 0):
+                with torch.cuda.device(current):
+                    assert torch.equal(ops.rms_norm(x), expected) and torch.cuda.current_device() == current

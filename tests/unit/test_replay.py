@@ -1,0 +1,289 @@
+"""A launcher's replay launches what the launcher would, and dispatch puts it in a plan's place and in no other's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.backends import replay
+from ferryman.backends.replay import STREAM, Step
+from ferryman.backends.simt import as_rows, pointer
+from ferryman.dispatch import plan, registry
+from ferryman.ops.menu import Implementation
+
+CPU = torch.device("cpu")
+
+
+@functools.cache
+def worker() -> dict[str, Any]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("replay_worker.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_replay_launches_what_its_launcher_does() -> None:
+    """Same specialisations, grids and arguments, for fresh, aligned and unaligned tensors; same results returned."""
+    judged = worker()["judged"]
+    assert judged["wrong"] == []
+    lines = {
+        f"{op} {line.name}" for op in registry.primitives() for line in registry.implementations(op)
+        if line.replayable and line.backend in ("triton", "cuda")
+    }  # fmt: skip
+    assert set(judged["frozen"]) == lines and len(lines) >= 27
+    assert judged["direct"] > 1000  # past the Python part of Triton's launcher
+
+
+def test_only_launchers_that_fill_or_sum_are_left_as_they_are() -> None:
+    refused = {case for cases in worker()["judged"]["refused"].values() for case in cases}
+    with_bias = {"ragged", "one_column", "three_dims", "exact_integers_ragged", "exact_ties", "exact_few"}
+    assert refused == {"empty_rows", "empty", "depth_zero", "no_keys", "no_queries"} | with_bias
+
+
+def test_launch_hooks_are_honoured_and_scratch_is_allocated() -> None:
+    assert worker()["hooks"] == {
+        "quiet": "direct", "chained": "called", "frozen with a hook": False, "removed": "direct", "replaced": "called",
+        "scratch": "called",
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ freeze alone
+
+
+def freeze(launcher: Any, *args: Any) -> Any:
+    return replay.freeze(launcher, [f"a{i}" for i in range(len(args))], args, None, CPU)
+
+
+def recorded(*arguments: Any) -> list[tuple[Any, ...]]:
+    """Record a step and return what a replay of it is called with."""
+    calls: list[tuple[Any, ...]] = []
+    made = replay.recording()
+    assert made is not None
+    made.add(Step(lambda *given: calls.append(given), arguments))
+    return calls
+
+
+def test_addresses_of_views_copies_and_new_tensors() -> None:
+    seen: list[Any] = []
+
+    def launcher(x: Tensor, target: None) -> tuple[Tensor, Tensor]:
+        out = torch.empty(2, 3, 4, dtype=x.dtype, device=torch.device(x.device.type))
+        half = x[:, 4:]
+        dense = x.contiguous()
+        inner = out.transpose(0, 1)[1]
+        seen.append(recorded(x, half, x.data_ptr(), dense, out, inner, None, 1.5, float("inf"), STREAM))
+        return out.transpose(0, 1), x
+
+    x = torch.randn(3, 16)[:, :8]
+    frozen = freeze(launcher, x)
+    other = torch.randn(3, 16)[:, :8]
+    out, same = frozen(other, None)
+    ((base, half, raw, dense, new, inner, *rest),) = seen[0]
+    assert (half - base, raw, inner - new) == (16, base, 16) and base == other.data_ptr()
+    assert dense not in (base, new) and new == out.data_ptr() and rest == [None, 1.5, float("inf"), 0]
+    assert same is other and out.shape == (3, 2, 4) and out.stride() == (4, 12, 1) and not out._is_view()
+
+
+def test_two_arguments_that_were_the_same_tensor_are_told_apart() -> None:
+    seen: list[Any] = []
+
+    def launcher(x: Tensor, y: Tensor, target: None) -> Tensor:
+        seen.append(recorded(x, y))
+        return torch.empty_like(x)
+
+    x, y = torch.randn(4), torch.randn(4)
+    frozen = freeze(launcher, x, x)
+    frozen(x, y, None)
+    assert seen[0] == [(x.data_ptr(), y.data_ptr())]
+
+
+@pytest.mark.parametrize("unfit", [
+    lambda x: x.clone(), lambda x: torch.zeros_like(x), lambda x: torch.empty_like(x).zero_(), lambda x: x + 1,
+    lambda x: x.item(), lambda x: torch.empty(3), lambda x: x.t().contiguous().t().reshape(-1)[1:].contiguous(),
+    lambda x: OUTSIDE, lambda x: x[0],
+])  # fmt: skip
+def test_what_cannot_be_repeated_is_refused(unfit: Any) -> None:
+    def launcher(x: Tensor, target: None) -> Any:
+        return unfit(x)
+
+    assert freeze(launcher, torch.randn(1, 1)) is None
+    assert replay.recording() is None
+
+
+OUTSIDE = torch.empty(1)
+
+
+def test_unaligned_tensors_are_left_to_the_launcher() -> None:
+    def launcher(x: Tensor, target: None) -> Tensor:
+        if replay.recording() is None:
+            return x
+        recorded(x)
+        return torch.empty_like(x)
+
+    aligned, unaligned = torch.randn(4), torch.randn(5)[1:]
+    assert freeze(launcher, unaligned) is None
+    frozen = freeze(launcher, aligned)
+    assert frozen(unaligned, None) is unaligned and frozen(aligned, None) is not aligned
+
+
+# ------------------------------------------------------------------------------------------------------ under dispatch
+
+
+class Scaling:
+    """rms_norm's arguments, x * weight in fact: by address, so that a wrong address or stride is a wrong result."""
+
+    def __init__(self) -> None:
+        self.launchers = self.launches = 0
+
+    def __call__(self, x: Tensor, weight: Tensor | None, eps: float, cast: bool, target: Any) -> Tensor:
+        self.launchers += 1
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows_of, rows, stride = as_rows(x)
+        weight = None if weight is None else weight.contiguous()
+        arguments = (STREAM, rows_of.data_ptr(), stride, pointer(weight), y.data_ptr(), rows, x.shape[-1])
+        made = replay.recording()
+        if made is None:
+            self.launch(*arguments)
+        else:
+            made.add(Step(self.launch, arguments))
+        return y
+
+    def launch(self, stream: Any, x: int, stride: int, weight: int, y: int, rows: int, width: int) -> None:
+        self.launches += 1
+        array = ctypes.c_float * width
+        factors = array.from_address(weight) if weight else array(*[1.0] * width)
+        for row in range(rows):
+            source, result = array.from_address(x + 4 * row * stride), array.from_address(y + 4 * row * width)
+            for i in range(width):
+                result[i] = source[i] * factors[i]
+
+    __name__ = "scaling"
+
+
+@pytest.fixture
+def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scaling]:
+    """A replayable implementation of rms_norm, first on its menu, on a CPU that plans are replayed on."""
+    line = Implementation("rms_norm", "torch", "nowhere:none", replayable=True)
+    menu, launcher, made = registry.implementations, registry.launcher, Scaling()
+    monkeypatch.setattr(registry, "implementations", lambda op: (*menu(op), line) if op == "rms_norm" else menu(op))
+    monkeypatch.setattr(registry, "launcher", lambda asked: made if asked is line else launcher(asked))
+    monkeypatch.setattr(plan, "REPLAYED", "cpu")
+    ferryman.reload()
+    yield made
+    monkeypatch.undo()
+    ferryman.reload()
+
+
+def runs() -> list[Any]:
+    return [run for _, run, _ in plan.runner_of(ops.rms_norm.primitive).hot.values()]
+
+
+def expect(x: Tensor, w: Tensor | None) -> None:
+    y = ops.rms_norm(x, w)
+    assert torch.equal(y, x if w is None else x * w) and y.is_contiguous()
+
+
+def test_a_plan_is_replayed_from_its_second_call_on(scaling: Scaling) -> None:
+    for calls in range(1, 6):
+        expect(torch.randn(4, 16), torch.randn(16))
+        # once for the first call, once for the recording, which launches nothing
+        assert (scaling.launchers, scaling.launches) == (min(calls, 2), calls)
+    (run,) = runs()
+    assert run.__code__.co_filename.startswith("<ferryman replay of")
+
+
+FLIPS = {
+    "rows": lambda: (torch.randn(5, 16), torch.randn(16)),
+    "width": lambda: (torch.randn(4, 17), torch.randn(17)),
+    "row stride": lambda: (torch.randn(4, 32)[:, :16], torch.randn(16)),
+    "odd row stride": lambda: (torch.randn(4, 17)[:, :16], torch.randn(16)),
+    "last stride": lambda: (torch.randn(4, 32)[:, ::2], torch.randn(16)),
+    "permuted": lambda: (torch.randn(2, 4, 16).transpose(0, 1), torch.randn(16)),
+    "alignment": lambda: (torch.randn(65)[1:].view(4, 16), torch.randn(16)),
+    "the weight's alignment": lambda: (torch.randn(4, 16), torch.randn(17)[1:]),
+    "both": lambda: (torch.randn(65)[1:].view(4, 16), torch.randn(17)[1:]),
+    "strided weight": lambda: (torch.randn(4, 16), torch.randn(32)[::2]),
+    "no weight": lambda: (torch.randn(4, 16), None),
+    "plain": lambda: (torch.randn(4, 16), torch.randn(16)),
+}
+
+
+@pytest.mark.parametrize("flip", FLIPS)
+def test_a_replayed_call_notices(flip: str, scaling: Scaling) -> None:
+    for _ in range(4):
+        expect(torch.randn(4, 16), torch.randn(16))
+    for _ in range(4):
+        expect(*FLIPS[flip]())
+        expect(torch.randn(4, 16), torch.randn(16))
+
+
+def test_the_unaligned_first_and_the_aligned_after(scaling: Scaling) -> None:
+    for x in (torch.randn(65)[1:].view(4, 16), torch.randn(4, 16)):
+        for _ in range(4):
+            expect(x, None)
+
+
+def test_a_differentiated_plan_is_replayed_too(scaling: Scaling) -> None:
+    w = torch.nn.Parameter(torch.randn(16))
+    for calls in range(1, 6):
+        y = ops.rms_norm(torch.randn(4, 16), w)
+        assert y.requires_grad and y.grad_fn is not None
+        assert (scaling.launchers, scaling.launches) == (min(calls, 2), calls)
+    with torch.no_grad():
+        assert not ops.rms_norm(torch.randn(4, 16), w).requires_grad
+
+
+def test_dropped_plans_do_not_come_back(scaling: Scaling) -> None:
+    runner = plan.runner_of(ops.rms_norm.primitive)
+    x = torch.randn(4, 16)
+    ops.rms_norm(x)
+    ((key, (again, once)),) = runner.plans.items()
+    assert again is runner.again
+    plan.drop_plans()
+    assert torch.equal(again(x, None, 1e-6, False, once), x)
+    assert key not in runner.plans
+    with ferryman.use("definition"):
+        assert not torch.equal(ops.rms_norm(x), x)
+
+
+def test_traced_calls_run_the_launcher(scaling: Scaling) -> None:
+    with ferryman.trace() as seen:
+        for _ in range(4):
+            expect(torch.randn(4, 16), None)
+    assert scaling.launchers == 4 and seen.calls == {("rms_norm", "torch"): 4}
+
+
+def test_threads_replay_side_by_side(scaling: Scaling) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for i in range(30):
+                expect(torch.randn(1 + i % 3, 16), torch.randn(16))
+                if i % 10 == 0:
+                    plan.drop_plans()
+        except BaseException as error:  # noqa: BLE001 - reported below
+            failures.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert failures == []
