@@ -149,18 +149,32 @@ def _name(number: int, kind: str) -> str:
     return f"v[{number}:{number + 1}]" if kind in WIDE else f"v{number}"
 
 
+#: Forms of implemented instructions that the simulator does not have. Such a refusal is honest, and is counted here: one
+#: that is not listed fails its test.
+REFUSED = re.compile(
+    r"clamp on [iu]32|modifiers (abid, cbsz|blgp): v_mfma|a hardware register set from a scalar register: s_setreg_b32"
+)
+
+
 def execute(text: str, **arguments: Any) -> Any:
     """`snippet.execute`; an instruction that is not implemented must be refused by name, and skips the test."""
+    from ferryman.errors import UnimplementedInstruction
     from ferryman.backends.simulator import snippet
     from ferryman.backends.simulator.operations import supported
 
     arch = arguments.get("arch", "gfx942")
     missing = [base(line) for line in instructions(text) if base(line) not in supported(arch)]
     if missing:
-        with pytest.raises(Exception, match=re.escape(missing[0])):
+        with pytest.raises(UnimplementedInstruction, match="|".join(re.escape(name) for name in missing)):
             snippet.execute(text, **arguments)
         pytest.skip(f"{missing[0]} is not implemented for {arch}, and refused by name")
-    return snippet.execute(text, **arguments)
+    try:
+        return snippet.execute(text, **arguments)
+    except UnimplementedInstruction as error:
+        if not REFUSED.search(str(error)):
+            raise
+        assert any(line.split()[0] in str(error) for line in instructions(text))
+        pytest.skip(str(error))
 
 
 def instructions(text: str) -> list[str]:
@@ -180,7 +194,8 @@ def check(row: Row) -> None:
     waves = min(-(-len(tuples) // LANES), 8)
     _run(row, tuples, waves, FULL, 0)
     _run(row, tuples[: 3 * LANES : 3] or tuples, 1, PARTIAL, 0)
-    if row.alias and row.writes and not any(kind.startswith("old:") for kind in row.reads):
+    own = row.reads and (row.reads[0] in WIDE) == (row.writes in WIDE)
+    if row.alias and row.writes and own and not any(kind.startswith("old:") for kind in row.reads):
         _run(row, tuples[: 5 * LANES : 5] or tuples, 1, FULL, 2)
 
 

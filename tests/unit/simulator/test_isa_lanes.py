@@ -387,6 +387,14 @@ def test_accumulation_registers() -> None:
         assert int(result.a[6][lane]) == (int(SOURCE[lane]) if on else int(OLD[lane]))
 
 
+SHORT_NAMES = register("v_accvgpr_write a3, v2\ns_nop 3\nv_accvgpr_read v0, a3")
+
+
+def test_the_names_without_a_type() -> None:
+    """LLVM's assembler takes both; its printer writes _b32."""
+    assert (execute(SHORT_NAMES, v={2: SOURCE}).v[0] == SOURCE).all()
+
+
 SWAP = register("v_swap_b32 v0, v2")
 SWAPS_950 = {
     register("v_permlane32_swap_b32_e32 v0, v2", "gfx950"): lambda n: n < 32,

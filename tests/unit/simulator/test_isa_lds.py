@@ -300,28 +300,33 @@ def test_float_atomics_round_to_nearest() -> None:
         assert same(got, expected, "f32"), (lane, hex(got), hex(expected))
 
 
-# -- gfx950: the read that transposes 16-bit elements over 16 lanes
+# -- gfx950: the reads that transpose elements over 16 lanes
 
 TRANSPOSED = {
-    register("ds_read_b64_tr_b16 v[0:1], v8" + WAIT, "gfx950"): 0,
-    register("ds_read_b64_tr_b16 v[0:1], v8 offset:2048" + WAIT, "gfx950"): 2048,
-}
+    register(f"ds_read_b64_tr_b{bits} v[0:1], v8{' offset:2048' if offset else ''}" + WAIT, "gfx950"): (bits // 8, offset)
+    for bits in (16, 8) for offset in (0, 2048)
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TRANSPOSED)
 def test_transposed_read(text: str) -> None:
-    """In each 16 lanes, lane l's element n is element l % 4 of what lane 4 n + l / 4 addresses.
+    """A row of 16 elements is what 4 lanes address (2 for bytes); lane l of the 16 gets element l of each row.
 
-    Source: the hardware-checked layout of ROCm/rocm-systems pull request 10175, as CDNA4's manual, 11.4, outlines it.
+    Source: the layout that ROCm/rocm-systems pull request 10175 checked on hardware, and Triton's lowering (pull request
+    8525: on CDNA4 a row is spread over 2 lanes for bytes and over 4 for halves).
     """
+    size, offset = TRANSPOSED[text]
+    count = 8 // size
+    lanes_of_a_row = 16 // count
     lds = lds_content()
     address = (np.arange(LANES, dtype=np.uint32) * 29 % 64) * np.uint32(24)
     result = execute(text, arch="gfx950", v={8: address}, lds=lds)
     for lane in range(LANES):
-        group = lane // 16 * 16
+        group, column = lane // 16 * 16, lane % 16
         expected = []
-        for n in range(4):
-            at = int(address[group + 4 * n + lane % 16 // 4]) + TRANSPOSED[text] + 2 * (lane % 4)
-            expected.append(int.from_bytes(lds[at : at + 2].tobytes(), "little"))
-        got = [int(result.v[k // 2][lane]) >> 16 * (k % 2) & 0xFFFF for k in range(4)]
+        for row in range(count):
+            at = int(address[group + lanes_of_a_row * row + column // count]) + offset + size * (column % count)
+            expected.append(int.from_bytes(lds[at : at + size].tobytes(), "little"))
+        packed = int(result.v[0][lane]) | int(result.v[1][lane]) << 32
+        got = [packed >> 8 * size * k & ((1 << 8 * size) - 1) for k in range(count)]
         assert got == expected, (lane, got, expected)

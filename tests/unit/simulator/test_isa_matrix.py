@@ -29,6 +29,7 @@ class Shape:
     per_lane: int
     blocks: int = 1
     arch: str = "gfx942"
+    tail: str = ""
 
     @property
     def out(self) -> str:
@@ -88,6 +89,8 @@ SHAPES_950 = [
     Shape("v_mfma_f32_32x32x16_f16", 32, 16, "f16", "f16", 8, arch="gfx950"), Shape("v_mfma_f32_16x16x32_f16", 16, 32, "f16", "f16", 8, arch="gfx950"),
     Shape("v_mfma_f32_32x32x16_bf16", 32, 16, "bf16", "bf16", 8, arch="gfx950"), Shape("v_mfma_f32_16x16x32_bf16", 16, 32, "bf16", "bf16", 8, arch="gfx950"),
     Shape("v_mfma_i32_32x32x32_i8", 32, 32, "i8", "i8", 16, arch="gfx950"), Shape("v_mfma_i32_16x16x64_i8", 16, 64, "i8", "i8", 16, arch="gfx950"),
+    Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "fp8", "fp8", 32, arch="gfx950"), Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "fp8", "bf8", 32, arch="gfx950", tail=" blgp:1"),
+    Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "bf8", "fp8", 32, arch="gfx950", tail=" cbsz:1"), Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "bf8", "bf8", 32, arch="gfx950", tail=" cbsz:1 blgp:1"),
     # the shapes of gfx942 stay
     Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4, arch="gfx950"), Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4, arch="gfx950"),
     Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1, arch="gfx950"), Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1, arch="gfx950"),
@@ -101,11 +104,11 @@ def _span(bank: str, first: int, count: int) -> str:
     return f"{bank}{first}" if count == 1 else f"{bank}[{first}:{first + count - 1}]"
 
 
-def _text(shape: Shape, out: str = "a", operand: tuple[str, str] = ("v", "v"), c: str | None = None, tail: str = "") -> str:
+def _text(shape: Shape, out: str = "a", operand: tuple[str, str] = ("v", "v"), c: str | None = None) -> str:
     results = shape.results * (2 if shape.out == "f64" else 1)
     a, b = _span(operand[0], 64, shape.words), _span(operand[1], 80, shape.words)
     d = _span(out, 0, results)
-    return f"{shape.name} {d}, {a}, {b}, {d if c is None else c}{tail}" + DONE
+    return f"{shape.name} {d}, {a}, {b}, {d if c is None else c}{shape.tail}" + DONE
 
 
 #: shape -> its instruction with accumulation registers, vector registers, a constant, operands in accumulation registers
@@ -160,7 +163,7 @@ def _operands(shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}" for s in EVERY])
+@pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}{s.tail}" for s in EVERY])
 def test_layouts(shape: Shape, form: str) -> None:
     a, b, c = _operands(shape, 17)
     bank = "v" if form == "vectors" else "a"

@@ -231,16 +231,25 @@ def test_scalar_loads(text: str) -> None:
     assert [int(result.s[20 + k]) for k in range(count)] == [at(array, 64 + int(offset, 0) + 4 * k, 4) for k in range(count)]
 
 
-SCALAR_BUFFER = register("s_buffer_load_dwordx2 s[20:21], s[8:11], 0x8\ns_waitcnt lgkmcnt(0)")
+SCALAR_BUFFERS = {
+    register(f"s_buffer_load_dword{'' if n == 1 else f'x{n}'} {'s20' if n == 1 else f's[20:{19 + n}]'}, s[8:11], 0x8\ns_waitcnt lgkmcnt(0)"): n
+    for n in (1, 2, 4, 8, 16)
+}  # fmt: skip
 SCALAR_REGISTER = register("s_load_dword s20, s[14:15], s16\ns_waitcnt lgkmcnt(0)")
 
 
-def test_scalar_loads_by_descriptor_and_by_register() -> None:
+def test_scalar_load_with_a_register_offset() -> None:
     array = memory(512)
     low, high = pair(array.ctypes.data)
     assert int(execute(SCALAR_REGISTER, s={14: low, 15: high, 16: 44}, buffers=[array]).s[20]) == at(array, 44, 4)
-    result = execute(SCALAR_BUFFER, s=descriptor(array), buffers=[array])
-    assert [int(result.s[20]), int(result.s[21])] == [at(array, 8, 4), at(array, 12, 4)]
+
+
+@pytest.mark.parametrize("text", SCALAR_BUFFERS)
+def test_scalar_buffer_loads(text: str) -> None:
+    array = memory(512)
+    result = execute(text, s=descriptor(array), buffers=[array])
+    count = SCALAR_BUFFERS[text]
+    assert [int(result.s[20 + k]) for k in range(count)] == [at(array, 8 + 4 * k, 4) for k in range(count)]
 
 
 # -- scratch: every lane has its own memory
@@ -269,6 +278,42 @@ def test_scratch(text: str) -> None:
             if count == 0:
                 expected = [expected[0] & 0xFFFF]
             assert [int(result.v[k][lane]) for k in range(len(expected))] == expected, (text, lane)
+
+
+def _scratch_parts() -> dict[str, Callable[[int, int], int]]:
+    """Store one whole word, load a part of it; and store a part into a word, load all of it."""
+    table: dict[str, Callable[[int, int], int]] = {}
+    for name, (width, meaning) in LOADS.items():
+        if width <= 2:
+            text = f"scratch_store_dword off, v2, off offset:4\nscratch_load_{name} v0, off, off offset:4"
+            table[register(text + WAIT)] = lambda data, old, width=width, meaning=meaning: meaning(data & ((1 << 8 * width) - 1), old)
+    for name, (width, shift) in STORES.items():
+        if width <= 2:
+            text = f"scratch_store_dword off, v3, off\nscratch_store_{name} off, v2, off\nscratch_load_dword v0, off, off"
+            table[register(text + WAIT)] = lambda data, old, width=width, shift=shift: (
+                0x55667788 & ~((1 << 8 * width) - 1) | data >> shift & ((1 << 8 * width) - 1)
+            )
+    return table
+
+
+SCRATCH_PARTS = _scratch_parts()
+SCRATCH_THREE = register("scratch_store_dwordx3 off, v[2:4], off\nscratch_load_dwordx3 v[5:7], off, off" + WAIT)
+
+
+@pytest.mark.parametrize("text", SCRATCH_PARTS)
+def test_scratch_parts(text: str) -> None:
+    data = (np.arange(LANES, dtype=np.uint64) * 0x04ED_0F8F % (1 << 32)).astype(np.uint32)
+    result = execute(text, v={0: OLD[1], 2: data, 3: np.full(LANES, 0x55667788, np.uint32)}, exec_mask=PARTIAL, scratch=256)
+    assert not result.findings, result.findings
+    for lane in range(LANES):
+        old = int(OLD[1][lane])
+        expected = SCRATCH_PARTS[text](int(data[lane]), old) if PARTIAL >> lane & 1 else old
+        assert int(result.v[0][lane]) == expected, (text, lane)
+
+
+def test_scratch_of_three_words() -> None:
+    result = execute(SCRATCH_THREE, v={2 + k: OLD[k] for k in range(3)}, scratch=64)
+    assert all((result.v[5 + k] == OLD[k]).all() for k in range(3))
 
 
 # -- atomics
@@ -304,9 +349,13 @@ def _atomic_texts() -> list[tuple[str, str, bool, str]]:
             made = f"{into}, " if returns else ""
             texts.append(("global", name, returns, f"global_atomic_{name} {made}v[8:9], {data}, off{tail}"))
             texts.append(("flat", name, returns, f"flat_atomic_{name} {made}v[8:9], {data}{tail}"))
-            if name != "pk_add_bf16":  # on gfx942 only global and flat add pairs of bf16
-                texts.append(("buffer", name, returns, f"buffer_atomic_{name} {data}, v8, s[8:11], 0 offen{tail}"))
-    return [(space, name, returns, register(text + WAIT)) for space, name, returns, text in texts]
+            texts.append(("buffer", name, returns, f"buffer_atomic_{name} {data}, v8, s[8:11], 0 offen{tail}"))
+    return [(space, name, returns, register(text + WAIT, _arch(space, name))) for space, name, returns, text in texts]
+
+
+def _arch(space: str, name: str) -> str:
+    """Buffers add pairs of bf16 from gfx950 on; global and flat do so on gfx942."""
+    return "gfx950" if (space, name) == ("buffer", "pk_add_bf16") else "gfx942"
 
 
 ATOMICS = _atomic_texts()
@@ -323,7 +372,7 @@ def test_atomics(space: str, name: str, returns: bool, text: str) -> None:
         array = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in stored), np.uint8).copy()
         offsets = np.array([n % places * width for n in range(LANES)])
         v = {0: OLD[0], 1: OLD[1], **_split(data, width, 4), **_address(array, space, offsets)}
-        result = execute(text, v=v, s=descriptor(array), buffers=[array], exec_mask=PARTIAL)
+        result = execute(text, arch=_arch(space, name), v=v, s=descriptor(array), buffers=[array], exec_mask=PARTIAL)
         assert not result.findings, result.findings
         current, seen = list(stored), [-1] * LANES
         for lane in range(LANES):

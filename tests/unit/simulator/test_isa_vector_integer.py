@@ -194,6 +194,7 @@ VOP3 = [
     Row("v_pack_b32_f16 {d}, {a}, {b} op_sel:[1,1,0]", B2, "b32", lambda a, b: a >> 16 | (b >> 16) << 16, edges=((0x12345678, 0x3FFF0001), (0x3ABC1234, 0x0003FFFF))),
     # the forms of GFX9 with op_sel keep the other half of the destination
     Row("v_mad_u16 {d}, {a}, {b}, {c}", ("b16", "b16", "b16", "old:kept"), "b32", lambda a, b, c, old: old & 0xFFFF0000 | (a * b + c) & 0xFFFF),
+    Row("v_mad_legacy_u16 {d}, {a}, {b}, {c}", ("b16", "b16", "b16"), "b32", lambda a, b, c: (a * b + c) & 0xFFFF),
     Row("v_mad_i16 {d}, {a}, {b}, {c}", ("b16", "b16", "b16", "old:kept"), "b32", lambda a, b, c, old: old & 0xFFFF0000 | (a * b + c) & 0xFFFF),
 ]  # fmt: skip
 
@@ -247,6 +248,25 @@ PACKED = [
     Row("v_dot8_i32_i4 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _dot(a, b, c, 4, True)),
     Row("v_dot8_u32_u4 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _dot(a, b, c, 4, False)),
 ]  # fmt: skip
+
+
+def _ternary(truth: int) -> Callable[[int, int, int], int]:
+    """Bit 4 a + 2 b + c of the truth table."""
+    return lambda a, b, c: sum((truth >> ((a >> n & 1) << 2 | (b >> n & 1) << 1 | c >> n & 1) & 1) << n for n in range(32))
+
+
+TERNARY = [
+    Row(f"v_bitop3_b32 {{d}}, {{a}}, {{b}}, {{c}} bitop3:{truth:#x}", B3, "b32", _ternary(truth), arch="gfx950", limit=128)
+    for truth in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x96, 0xE8, 0x6C, 0xEC, 0x78, 0xFF)
+]  # fmt: skip
+TERNARY += [
+    Row("v_bitop3_b32 {d}, {a}, 16, s20 bitop3:0xde", B1, "b32", lambda a: _ternary(0xDE)(a, 16, 0xFF00FF0F), arch="gfx950", s={20: 0xFF00FF0F}),
+]  # fmt: skip
+
+
+@rows(TERNARY)
+def test_any_function_of_three_bits(row: Row) -> None:
+    check(row)
 
 
 @rows(VOP1 + VOP2 + VOP3 + CARRIES + PACKED)
