@@ -297,7 +297,7 @@ def _scratch_parts() -> dict[str, Callable[[int, int], int]]:
 
 
 SCRATCH_PARTS = _scratch_parts()
-SCRATCH_THREE = register("scratch_store_dwordx3 off, v[2:4], off\nscratch_load_dwordx3 v[5:7], off, off" + WAIT)
+SCRATCH_THREE = register("scratch_store_dwordx3 off, v[2:4], off\nscratch_load_dwordx3 v[6:8], off, off" + WAIT)
 
 
 @pytest.mark.parametrize("text", SCRATCH_PARTS)
@@ -313,7 +313,7 @@ def test_scratch_parts(text: str) -> None:
 
 def test_scratch_of_three_words() -> None:
     result = execute(SCRATCH_THREE, v={2 + k: OLD[k] for k in range(3)}, scratch=64)
-    assert all((result.v[5 + k] == OLD[k]).all() for k in range(3))
+    assert all((result.v[6 + k] == OLD[k]).all() for k in range(3))
 
 
 # -- atomics
