@@ -83,29 +83,43 @@ class Shadow:
                 self.readers[place[several]] = (mine[several] & ~_MANY) | _MANY
         return pack(missing) if missing.any() else None
 
-    def write(self, m: Machine, place: Array, active: Array | None, instruction: Instruction, address: Array) -> None:
+    def write(
+        self, m: Machine, place: Array, active: Array | None, instruction: Instruction, address: Array
+    ) -> tuple[Array, Array] | None:
+        """Lanes that write what another wave wrote since the barrier, and what another writes right now; None if none.
+        That is no race where both write the same values, as compilers do with values that several waves hold."""
         mine = np.broadcast_to(self._stamps(m), place.shape)
         waves = np.broadcast_to(m.members()[:, None, None], place.shape)
         if active is not None:
             place, mine, waves = place[active], mine[active], waves[active]
         self.defined[place] = True
         if self.alone:
-            return
-        clash = self._clash(self.writers[place], mine) | self._clash(self.readers[place], mine)
-        self.writers[place] = mine
-        clash |= self.writers[place] != mine
+            return None
+        clash = self._clash(self.readers[place], mine)
         if clash.any():
-            self._report(m, clash, active, instruction, address, "writes LDS that another wave uses")
+            self._report(m, clash, active, instruction, address, "writes LDS that another wave reads")
+        earlier = self._clash(self.writers[place], mine)
+        self.writers[place] = mine
+        now = self.writers[place] != mine
         sequence = np.zeros(m.waves, np.int32)
         sequence[m.sel] = m.lgkmcnt.issued[m.sel] + 1
         self.unfinished.append((place, waves, sequence))
+        return (self._lanes(m, earlier, active), self._lanes(m, now, active)) if earlier.any() or now.any() else None
 
-    def _report(self, m: Machine, clash: Array, active: Array | None, instruction: Instruction, address: Array, what: str) -> None:
+    @staticmethod
+    def _lanes(m: Machine, clash: Array, active: Array | None) -> Array:
         lanes = np.zeros((m.count, LANES), bool)
         if active is None:
             lanes |= clash.any(-1)
         else:
             lanes[active] = clash.any(-1)
+        return lanes
+
+    def _report(self, m: Machine, clash: Array, active: Array | None, instruction: Instruction, address: Array, what: str) -> None:
+        self.race(m, self._lanes(m, clash, active), instruction, address, what)
+
+    @staticmethod
+    def race(m: Machine, lanes: Array, instruction: Instruction, address: Array, what: str) -> None:
         m.report("race", f"a wave {what}, with no barrier between", instruction, lanes, address)
 
     def barrier(self, m: Machine) -> None:
@@ -166,6 +180,11 @@ def _deposit(m: Machine, address: Array, words: list[Array], size: int, active: 
     words32 = m.lds.view(np.uint32)
     for i, word in enumerate(words):
         words32[(index >> 2) + i] = word
+
+
+def _differs(there: list[Array], words: list[Array], size: int) -> Array:
+    mask = np.uint32(0xFFFFFFFF if size >= 4 else (1 << (8 * size)) - 1)
+    return np.logical_or.reduce([(a & mask) != (b & mask) for a, b in zip(there, words, strict=True)])
 
 
 def _accept(instruction: Instruction, *known: str) -> None:
@@ -245,13 +264,19 @@ def _write(names: str, kind: str, two: bool) -> None:
             start = np.asarray(lane(m)).astype(np.int64)
             for offset, registers in zip(offsets, groups, strict=True):
                 address, active = _in_bounds(m, np.broadcast_to(start + offset, (m.count, LANES)), size, instruction)
+                words = [m.row(m.v_u32[r]) >> np.uint32(shift) if shift else m.row(m.v_u32[r]) for r in registers]
+                clash = None
                 if m.sanitize:
                     _check_data(m, data_sources, active, instruction, address)
-                    m.shadow.write(m, m.shadow.places(m, address, size), active, instruction, address)
+                    clash = m.shadow.write(m, m.shadow.places(m, address, size), active, instruction, address)
                 if m.counters is not None:
                     m.counters.lds(m, instruction, address, size, active)
-                words = [m.row(m.v_u32[r]) >> np.uint32(shift) if shift else m.row(m.v_u32[r]) for r in registers]
+                there = None if clash is None else _differs(_fetch(m, address, size), words, size)
                 _deposit(m, address, words, size, active)
+                if clash is not None:
+                    bad = (clash[0] & there) | (clash[1] & _differs(_fetch(m, address, size), words, size))
+                    if bad.any():
+                        m.shadow.race(m, bad, instruction, address, "writes LDS that another wave writes")
             m.issue(m.lgkmcnt)
 
         return step

@@ -76,6 +76,9 @@ class Machine:
         self.s_undefined: list[Array | None] = [None] * SCALARS
         self.s_pending: dict[int, tuple[Counter, Array]] = {}
         self.scc_undefined: Array | None = None
+        self.v_origin: dict[int, str] = {}  # where what is undefined comes from
+        self.s_origin: dict[int, str] = {}
+        self.origin = ""  # of what was looked at last
         self.vmcnt, self.lgkmcnt = Counter(waves, "vmcnt"), Counter(waves, "lgkmcnt")
         self.lds_bytes = lds_bytes
         self.lds = np.zeros((int(groups.max()) + 1 if waves else 0) * lds_bytes + 16, np.uint8)
@@ -147,6 +150,8 @@ class Machine:
     def report(self, kind: Any, message: str, instruction: Instruction, bad: Array | None = None,
                address: Array | None = None) -> None:  # fmt: skip
         """``bad``: bool [waves] or [waves, 64] of the cohort; ``address``: of the same shape."""
+        if kind == "uninitialised" and self.origin:
+            message = f"{message} (first read: {self.origin})"
         if bad is None:
             self.findings.add(kind, message, instruction)
             return
@@ -166,13 +171,12 @@ class Machine:
         if not self.v_flag[register] & UNDEFINED:
             return None
         defined = self.v_defined[register]
-        if defined is None:
-            return np.full(self.count, ALL_LANES)
-        missing = ~defined[self.sel]
+        missing = np.full(self.count, ALL_LANES) if defined is None else ~defined[self.sel]
         if not missing.any():
-            if (defined == ALL_LANES).all():
+            if defined is not None and (defined == ALL_LANES).all():
                 self.v_flag[register] &= ~UNDEFINED
             return None
+        self.origin = self.v_origin.get(register) or f"v{register} in line {instruction.line}"
         return missing
 
     def scalar_taint(self, register: int, instruction: Instruction) -> Array | None:
@@ -182,10 +186,11 @@ class Machine:
         if not self.s_flag[register] & UNDEFINED:
             return None
         undefined = self.s_undefined[register]
-        if undefined is None:
-            return np.full(self.count, 0xFFFFFFFF, np.uint32)
-        found = undefined[self.sel]
-        return found if found.any() else None
+        found = np.full(self.count, 0xFFFFFFFF, np.uint32) if undefined is None else undefined[self.sel]
+        if not found.any():
+            return None
+        self.origin = self.s_origin.get(register) or f"s{register} in line {instruction.line}"
+        return found
 
     def _await(self, pending: dict[int, tuple[Counter, Array]], register: int, name: str, instruction: Instruction) -> None:
         counter, sequence = pending[register]
@@ -212,9 +217,11 @@ class Machine:
         part = defined[self.sel] | active
         if taint is not None:
             part = part & ~(taint & active)
+            self.v_origin[register] = self.origin
         defined[self.sel] = part
         if (defined == ALL_LANES).all():
             self.v_flag[register] &= ~UNDEFINED
+            self.v_origin.pop(register, None)
         else:
             self.v_flag[register] |= UNDEFINED
 
@@ -230,10 +237,13 @@ class Machine:
             everything = 0xFFFFFFFF if self.s_flag[register] & UNDEFINED else 0
             known = self.s_undefined[register] = np.full(self.waves, everything, np.uint32)
         known[self.sel] = 0 if undefined is None else undefined
+        if undefined is not None:
+            self.s_origin[register] = self.origin
         if known.any():
             self.s_flag[register] |= UNDEFINED
         else:
             self.s_flag[register] &= ~UNDEFINED
+            self.s_origin.pop(register, None)
 
     def _settle(self, pending: dict[int, tuple[Counter, Array]], flags: bytearray, register: int) -> None:
         counter, sequence = pending[register]

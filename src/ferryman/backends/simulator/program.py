@@ -27,6 +27,7 @@ ARCHES = ("gfx942", "gfx950")
 BATCH_WAVES = 256  # waves that run together; their registers fill some MiB
 BATCH_BYTES = 1 << 30
 BUDGET = 200_000_000  # instructions of one launch, all waves together
+STEPS = 5_000_000  # of a batch: a loop that does not end is found within a minute or two
 _MOST_GROUPS = 1 << 24
 
 
@@ -115,7 +116,7 @@ class Program:
         groups = grid[0] * grid[1] * grid[2]
         lds_bytes = max(int(self.kernel.descriptor["group_segment_fixed_size"]), 0) + dynamic_lds
         self._refuse(grid, groups, threads, lds_bytes, lds_limit, len(arguments))
-        held = np.frombuffer(arguments + bytes(64), np.uint8).copy()
+        held = np.frombuffer(self._with_hidden(arguments, grid, threads, dynamic_lds), np.uint8)
         start = held.ctypes.data
         memory = Memory([*regions, Region(start, start + len(held), "the kernel's arguments", False)], self.granule)
         findings = Findings(self.kernel.name)
@@ -137,6 +138,25 @@ class Program:
         if counters is not None:
             counters.finish(counts, lds_bytes, waves)
         return Report(findings.all(), counters, executed, steps, time.perf_counter() - began, counts)
+
+    def _with_hidden(self, arguments: bytes, grid: tuple[int, int, int], threads: int, dynamic_lds: int) -> bytearray:
+        """The argument block with what the runtime adds: the launch's own sizes, where the metadata asks for them."""
+        size = max(len(arguments), int(self.kernel.metadata.get(".kernarg_segment_size", 0)))
+        block = bytearray(-(-size // 16) * 16)
+        block[: len(arguments)] = arguments
+        known = {
+            "hidden_block_count_x": grid[0], "hidden_block_count_y": grid[1], "hidden_block_count_z": grid[2],
+            "hidden_group_size_x": threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1,
+            "hidden_remainder_x": 0, "hidden_remainder_y": 0, "hidden_remainder_z": 0, "hidden_grid_dims": 3,
+            "hidden_global_offset_x": 0, "hidden_global_offset_y": 0, "hidden_global_offset_z": 0,
+            "hidden_dynamic_lds_size": dynamic_lds, "hidden_none": 0,
+        }  # fmt: skip
+        for entry in self.kernel.arguments:
+            kind = str(entry[".value_kind"])
+            if kind.startswith("hidden") and kind in known:
+                at, length = int(entry[".offset"]), int(entry[".size"])
+                block[at : at + length] = known[kind].to_bytes(length, "little")
+        return block
 
     def _refuse(self, grid: tuple[int, int, int], groups: int, threads: int, lds_bytes: int, limit: int, given: int) -> None:
         name = self.kernel.name
@@ -216,7 +236,7 @@ class Program:
             executed += block.size * m.count
             steps += block.size
             counts[pc] = counts.get(pc, 0) + m.count
-            if executed > budget:
+            if executed > budget or steps > STEPS:
                 where = self.instruction(pc)
                 raise SimulationError(
                     f"{self.kernel.name}: stopped after {executed} wave-instructions near line {where.line} ({where.text}); "

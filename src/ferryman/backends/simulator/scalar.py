@@ -17,6 +17,11 @@ _U32, _I32, _U64, _I64 = np.uint32, np.int32, np.uint64, np.int64
 _BITWISE = frozenset({"and", "or", "andn2"})
 
 
+def _short(k: Array) -> Array:
+    """The constant of an SOPK instruction: 16 bits, sign-extended."""
+    return np.asarray(k, np.int64).astype(np.int16).astype(_I32)
+
+
 def undefined_bits(m: Machine, sources: Sources, instruction: Instruction) -> bool:
     """Whether any bit of any source is undefined."""
     found = False
@@ -110,7 +115,7 @@ def mark_scc(m: Machine, undefined: bool) -> None:
 
 def _follow(operation: str, instruction: Instruction, sources: Sources) -> Callable[[Machine], list[Array] | None]:
     """Undefined bits of a bitwise result: a defined 0 decides an and, a defined 1 an or."""
-    left, right = instruction.operands[1:3]
+    left, right = instruction.operands[1], instruction.operands[-1]
     size = 2 if instruction.name.endswith("64") else 1
 
     def half(m: Machine, operand: Operand, i: int) -> tuple[Array, Array]:
@@ -125,6 +130,9 @@ def _follow(operation: str, instruction: Instruction, sources: Sources) -> Calla
         found = []
         for i in range(size):
             (a, ua), (b, ub) = half(m, left, i), half(m, right, i)
+            if operation == "move":
+                found.append(ua)
+                continue
             if operation == "andn2":
                 b = ~b
             if operation == "or":
@@ -146,8 +154,9 @@ def _compare(instruction: Instruction, reads: list[Read], sources: Sources, func
 
 
 # ------------------------------------------------------------------------------------------- moves and bits
-scalar("s_mov_b32 s_movk_i32", "u32 = u32", lambda a: a)
-scalar("s_mov_b64", "u64 = u64", lambda a: a)
+scalar("s_mov_b32", "u32 = u32", lambda a: a, bitwise="move")
+scalar("s_movk_i32", "i32 = i32", lambda k: _short(k))
+scalar("s_mov_b64", "u64 = u64", lambda a: a, bitwise="move")
 scalar("s_cmov_b32", "u32 = u32 +u32 scc", lambda a, old, scc: np.where(scc, a, old))
 scalar("s_cselect_b32", "u32 = u32 u32 scc", lambda a, b, scc: np.where(scc, a, b))
 scalar("s_cselect_b64", "u64 = u64 u64 scc", lambda a, b, scc: np.where(scc, a, b))
@@ -281,12 +290,12 @@ def _subtract(a: Array, b: Array) -> tuple[Array, Array]:
 
 @scalar("s_addk_i32", "i32 scc = +i32 i32")
 def _add_constant(old: Array, k: Array) -> tuple[Array, Array]:
-    wide = np.asarray(old, _I64) + np.asarray(k, _I32).astype(np.int16)
+    wide = np.asarray(old, _I64) + _short(k)
     result = wide.astype(_I32)
     return result, _signed_overflow(result, wide)
 
 
-scalar("s_mulk_i32", "i32 = +i32 i32", lambda old, k: old * np.asarray(k, _I32).astype(np.int16).astype(_I32))
+scalar("s_mulk_i32", "i32 = +i32 i32", lambda old, k: old * _short(k))
 
 
 @scalar("s_add_u32", "u32 scc = u32 u32")
@@ -334,7 +343,7 @@ _ORDERS = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greate
 for _order, _function in _ORDERS.items():
     scalar(f"s_cmp_{_order}_i32", "scc = i32 i32", _function)
     scalar(f"s_cmp_{_order}_u32", "scc = u32 u32", _function)
-    scalar(f"s_cmpk_{_order}_i32", "scc = i32 i32", _function)
+    scalar(f"s_cmpk_{_order}_i32", "scc = i32 i32", lambda a, k, f=_function: f(a, _short(k)))
     scalar(f"s_cmpk_{_order}_u32", "scc = u32 u32", _function)
 scalar("s_cmp_eq_u64", "scc = u64 u64", np.equal)
 scalar("s_cmp_lg_u64", "scc = u64 u64", np.not_equal)

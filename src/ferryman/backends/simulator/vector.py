@@ -133,10 +133,11 @@ def _source(i: int, operand: Operand, kind: str, instruction: Instruction, sourc
 
 def build(
     instruction: Instruction, context: Context, signature: str, function: Callable[..., Any], *,
-    arithmetic: bool = True, keeps_high: bool = False,
+    arithmetic: bool = True, keeps_high: bool = False, carries: bool = False,
 ) -> Step:  # fmt: skip
     """A step from a signature: "f32 mask = f32 f32 +f32": results, then sources. "+f32" is the destination read as a
-    source, "vcc" a mask that the text does not name. ``arithmetic``: floats obey the MODE register's denormals."""
+    source, "vcc" a mask that the text does not name. ``arithmetic``: floats obey the MODE register's denormals.
+    ``carries``: the low half of a 64-bit result does not depend on the high halves of its sources."""
     left, _, right = signature.partition(" = ")
     results, kinds = left.split(), right.split()
     accept(instruction, _DPP if instruction.encoding == "dpp" else _SDWA if instruction.encoding == "sdwa" else _PLAIN)
@@ -169,7 +170,19 @@ def build(
     writes, written, masks = _destinations(results, targets, instruction, keeps_high, high_result)
     if instruction.encoding == "sdwa" and results[0] != "mask":
         writes[0] = part_write(written[0], instruction)
-    return _step(instruction, context, function, reads, sources, writes, tuple(written), tuple(masks), moved)
+    low = _low_half(kinds, operands[len(results) :], instruction) if carries else None
+    return _step(instruction, function, reads, sources, writes, tuple(written), tuple(masks), moved, low)
+
+
+def _low_half(kinds: list[str], operands: list[Operand], instruction: Instruction) -> Sources:
+    """What the low half of a 64-bit result depends on."""
+    found = Sources()
+    for kind, operand in zip(kinds, operands, strict=True):
+        what = operand.what
+        if kind.endswith("64") and isinstance(what, Register):
+            operand = Operand(Register(what.file, what.index))
+        vector_read(operand, "b32", instruction, found)
+    return found
 
 
 def _destinations(
@@ -206,11 +219,11 @@ def half_write(operand: Operand, kind: str, high: bool, instruction: Instruction
 
 
 def _step(
-    instruction: Instruction, context: Context, function: Callable[..., Any], reads: list[Read], sources: Sources,
-    writes: list[Write], written: tuple[int, ...], masks: tuple[int, ...], moved: Moved | None,
+    instruction: Instruction, function: Callable[..., Any], reads: list[Read], sources: Sources, writes: list[Write],
+    written: tuple[int, ...], masks: tuple[int, ...], moved: Moved | None, low: Sources | None,
 ) -> Step:  # fmt: skip
     if moved is not None:
-        return _moved_step(instruction, context, function, reads, sources, writes, written, masks, moved)
+        return _moved_step(instruction, function, reads, sources, writes, written, masks, moved)
     only = writes[0] if len(writes) == 1 else None
     vectors, scalars, pairs = tuple(sources.vectors), tuple(sources.scalars), tuple(sources.masks)
 
@@ -232,6 +245,7 @@ def _step(
                         if more[r] or more[r + 1]:
                             taint = undefined(m, sources, instruction)
                             break
+        half = taint if taint is None or low is None else undefined(m, low, instruction)
         value = function(*[read(m) for read in reads])
         if only is not None:
             only(m, value)
@@ -240,8 +254,9 @@ def _step(
                 write(m, one)
         if m.sanitize:
             for r in written:
-                if taint is not None or m.v_flag[r]:
-                    m.define(r, taint, instruction)
+                bits = half if r == written[0] else taint
+                if bits is not None or m.v_flag[r]:
+                    m.define(r, bits, instruction)
             for first in masks:
                 mark_mask(m, first, taint, instruction)
 
@@ -249,8 +264,8 @@ def _step(
 
 
 def _moved_step(
-    instruction: Instruction, context: Context, function: Callable[..., Any], reads: list[Read], sources: Sources,
-    writes: list[Write], written: tuple[int, ...], masks: tuple[int, ...], moved: Moved,
+    instruction: Instruction, function: Callable[..., Any], reads: list[Read], sources: Sources, writes: list[Write],
+    written: tuple[int, ...], masks: tuple[int, ...], moved: Moved,
 ) -> Step:  # fmt: skip
     if masks or len(written) != 1 or len(writes) != 1:
         raise refuse(instruction, "a DPP operation without one result of 32 bits")

@@ -16,7 +16,7 @@ _FIVE, _SIX = np.uint32(31), np.uint64(63)
 
 # ------------------------------------------------------------------------------------------- moves and bits
 vector("v_mov_b32", "b32 = b32", lambda a: a, arithmetic=False)
-vector("v_mov_b64", "b64 = b64", lambda a: a, arithmetic=False)
+vector("v_mov_b64", "b64 = b64", lambda a: a, arithmetic=False, carries=True)
 vector("v_accvgpr_read_b32 v_accvgpr_write_b32 v_accvgpr_mov_b32 v_accvgpr_read v_accvgpr_write", "b32 = b32", lambda a: a)
 vector("v_not_b32", "b32 = b32", lambda a: ~a)
 vector("v_and_b32", "b32 = b32 b32", lambda a, b: a & b)
@@ -30,7 +30,7 @@ vector("v_lshlrev_b32", "b32 = u32 b32", lambda n, a: a << (n & _FIVE))
 vector("v_lshrrev_b32", "b32 = u32 u32", lambda n, a: a >> (n & _FIVE))
 vector("v_ashrrev_i32", "i32 = i32 i32", lambda n, a: a >> (n & _I32(31)))
 vector("v_lshl_or_b32", "b32 = b32 u32 b32", lambda a, n, b: (a << (n & _FIVE)) | b)
-vector("v_lshlrev_b64", "b64 = u32 u64", lambda n, a: a << (np.asarray(n, _U64) & _SIX))
+vector("v_lshlrev_b64", "b64 = u32 u64", lambda n, a: a << (np.asarray(n, _U64) & _SIX), carries=True)
 vector("v_lshrrev_b64", "b64 = u32 u64", lambda n, a: a >> (np.asarray(n, _U64) & _SIX))
 vector("v_ashrrev_i64", "i64 = u32 i64", lambda n, a: a >> (np.asarray(n, _I64) & _I64(63)))
 vector("v_lshlrev_b16", "b16 = u16 u16", lambda n, a: a << (n & np.uint16(15)))
@@ -127,7 +127,8 @@ vector("v_add3_u32", "u32 = u32 u32 u32", lambda a, b, c: a + b + c)
 vector("v_lshl_add_u32", "u32 = u32 u32 u32", lambda a, n, b: (a << (n & _FIVE)) + b)
 vector("v_add_lshl_u32", "u32 = u32 u32 u32", lambda a, b, n: (a + b) << (n & _FIVE))
 vector("v_xad_u32", "u32 = u32 u32 u32", lambda a, b, c: (a ^ b) + c)
-vector("v_lshl_add_u64", "u64 = u64 u32 u64", lambda a, n, b: (a << np.asarray(n & _U32(7), _U64)) + b)
+vector("v_lshl_add_u64", "u64 = u64 u32 u64", lambda a, n, b: (a << np.asarray(n & _U32(7), _U64)) + b,
+       carries=True)  # fmt: skip
 vector("v_mul_lo_u32", "u32 = u32 u32", lambda a, b: a * b)
 vector("v_mul_hi_u32", "u32 = u32 u32", lambda a, b: ((np.asarray(a, _U64) * b) >> _U64(32)).astype(_U32))
 vector("v_mul_hi_i32", "i32 = i32 i32", lambda a, b: ((np.asarray(a, _I64) * b) >> _I64(32)).astype(_I32))
@@ -165,13 +166,13 @@ vector("v_mul_hi_u32_u24", "u32 = u32 u32",
        lambda a, b: ((np.asarray(a & _U32(0xFFFFFF), _U64) * (b & _U32(0xFFFFFF))) >> _U64(32)).astype(_U32))  # fmt: skip
 
 
-@vector("v_mad_u64_u32", "u64 mask = u32 u32 u64")
+@vector("v_mad_u64_u32", "u64 mask = u32 u32 u64", carries=True)
 def _mad64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     total = np.asarray(a, _U64) * b + c
     return total, total < c
 
 
-@vector("v_mad_i64_i32", "i64 mask = i32 i32 i64")
+@vector("v_mad_i64_i32", "i64 mask = i32 i32 i64", carries=True)
 def _mad64_signed(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     product = np.asarray(a, _I64) * b
     total = product + c
