@@ -144,16 +144,12 @@ def run_planted(plant: Plant) -> Outcome:
     changed: list[str] = []
 
     def change(text: str, name: str) -> str:
-        if not re.search(plant.kernel, name) or name in changed:
+        if not re.search(plant.kernel, name):
             return text
-        text = plant.edit(text)
         changed.append(name)
-        return text
+        return plant.edit(text)
 
-    def once(text: str, name: str) -> str:
-        return change(text, name) if name not in changed else plant.edit(text)
-
-    outcome = run(plant.subject, once)
+    outcome = run(plant.subject, change)
     if not changed:
         raise PlantError(f"{plant}: no kernel's name matches {plant.kernel!r}")
     return outcome
