@@ -17,7 +17,7 @@ from ferryman.backends.base import Target
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import View, refusals, target_of
-from ferryman.errors import CompileError
+from ferryman.errors import CompileError, UnimplementedInstruction
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import batch, gates, hygiene, simulated_route, vjp
@@ -77,6 +77,8 @@ def check_cell(
         return cell(verdict="NOT_RUN", reason=f"out of memory: {_line(error)}")
     except ImportError as error:
         return cell(verdict="NOT_RUN", reason=f"the kernels cannot be loaded: {_line(error)}")
+    except UnimplementedInstruction as error:
+        return cell(verdict="NOT_RUN", reason=f"the simulator cannot execute it: {_line(error)}")
     except Exception as error:  # noqa: BLE001 - a kernel under test may raise anything, and that is its verdict
         return cell(verdict="FAIL", reason=f"raised {type(error).__name__}: {_line(error)}")
     if keep is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ferryman.backends.simulator.assembly import Immediate, Instruction, Operand, Register, Word
-from ferryman.backends.simulator.machine import LANES, Machine
+from ferryman.backends.simulator.machine import LANES, Machine, unpack
 from ferryman.backends.simulator.memory import Memory
 from ferryman.backends.simulator.numerics import Array
 from ferryman.backends.simulator.operands import Read, Sources, refuse, scalar_read, vector_index, vector_read
@@ -50,7 +50,7 @@ def _active(m: Machine) -> Array | None:
 def _check_address(m: Machine, sources: Sources, instruction: Instruction, active: Array | None) -> None:
     taint = undefined(m, sources, instruction)
     if taint is not None:
-        bad = (taint & m.exec_bits) != 0
+        bad = unpack(taint & m.exec_bits)
         if bad.any():
             m.report("uninitialised", "an address depends on what nothing has written", instruction, bad)
 
@@ -185,8 +185,6 @@ def _check_data(m: Machine, sources: Sources, good: Array | None, instruction: I
     taint = undefined(m, sources, instruction)
     if taint is None:
         return
-    from ferryman.backends.simulator.machine import unpack
-
     bad = unpack(taint)
     bad = bad & (m.lanes if good is None else good)
     if bad.any():
@@ -330,7 +328,7 @@ def _scratch(kind: str, loads: bool) -> None:
                     if half is None:
                         m.put(m.v_u32[r], _extended([word], size, signed)[0])
                     else:
-                        m.put(m.v_u16[r][..., half], word.astype(np.uint16))
+                        m.put(m.v_u16[r][..., half], _extended([word], size, signed)[0].astype(np.uint16))
                     if m.sanitize and m.v_flag[r]:
                         m.define(r, None, instruction)
                 m.issue(m.vmcnt, registers)

@@ -68,7 +68,9 @@ def apply(words: Array, index: Array, operand: Array, update: Update) -> Array:
 def _global(kind: str) -> None:
     update = UPDATES[kind]
 
-    @register(" ".join(f"{family}_atomic_{kind}" for family in ("global", "flat", "buffer")), "atomics")
+    families = ("global", "flat") if kind == "pk_add_bf16" else ("global", "flat", "buffer")
+
+    @register(" ".join(f"{family}_atomic_{kind}" for family in families), "atomics")
     def decode(instruction: Instruction, context: Context) -> Step:
         returns = bool(instruction.modifiers.get("sc0") or instruction.modifiers.get("glc"))
         sources = Sources()
@@ -140,11 +142,10 @@ def _local(name: str, kind: str, returns: bool) -> None:
             if m.sanitize:
                 _check_data(m, data_sources, active, instruction, address)
                 place = m.shadow.places(m, address, 4)
-                chosen_place = place if active is None else place[active]
-                if not m.shadow.defined[chosen_place].all():
-                    m.report("uninitialised", "an atomic on LDS that nothing has written", instruction,
-                             ~m.shadow.defined[place].all(-1) & (m.lanes if active is None else active), address)  # fmt: skip
-                m.shadow.defined[chosen_place] = True
+                unwritten = ~m.shadow.defined[place].all(-1) & (m.lanes if active is None else active)
+                if unwritten.any():
+                    m.report("uninitialised", "an atomic on LDS that nothing has written", instruction, unwritten, address)
+                m.shadow.atomic(m, place, active, instruction, address)
             chosen = np.ones((m.count, LANES), bool) if active is None else active
             index = ((m.groups[m.sel].astype(np.int64) * m.lds_bytes)[:, None] + address)[chosen] >> 2
             found = apply(m.lds.view(_U32), index, m.row(m.v_u32[value])[chosen], update)
@@ -161,4 +162,4 @@ def _local(name: str, kind: str, returns: bool) -> None:
 
 for _name, _kind in _LDS_NAMES.items():
     _local(f"ds_{_name}", _kind, False)
-    _local(f"ds_{_name.replace('_', '_rtn_', 1)}", _kind, True)
+    _local("ds_{}_rtn_{}".format(*_name.rsplit("_", 1)), _kind, True)

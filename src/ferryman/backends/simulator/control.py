@@ -104,8 +104,7 @@ def _wait(instruction: Instruction, context: Context) -> Step:
     return step
 
 
-@register("s_nop s_setprio s_sleep s_icache_inv s_dcache_wb buffer_wbl2 buffer_inv buffer_wbinvl1 s_sethalt s_waitcnt_depctr",
-          "control")  # fmt: skip
+@register("s_nop s_setprio s_sleep s_icache_inv s_dcache_wb buffer_wbl2 buffer_inv s_sethalt", "control")
 def _nothing(instruction: Instruction, context: Context) -> Step:
     """Timing, priority and caches: this machine has none."""
     return lambda m: None

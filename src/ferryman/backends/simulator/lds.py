@@ -48,6 +48,7 @@ class Shadow:
         self.defined = np.zeros(size, bool)
         self.writers = np.zeros(size, np.int64)
         self.readers = np.zeros(size, np.int64)
+        self.atomics = np.zeros(size, bool)  # whether the last writer was an atomic operation
         self.unfinished: list[tuple[Array, Array, Array]] = []  # granules, waves, sequence numbers
 
     def places(self, m: Machine, address: Array, size: int) -> Array:
@@ -93,6 +94,7 @@ class Shadow:
         if active is not None:
             place, mine, waves = place[active], mine[active], waves[active]
         self.defined[place] = True
+        self.atomics[place] = False
         if self.alone:
             return None
         clash = self._clash(self.readers[place], mine)
@@ -105,6 +107,23 @@ class Shadow:
         sequence[m.sel] = m.lgkmcnt.issued[m.sel] + 1
         self.unfinished.append((place, waves, sequence))
         return (self._lanes(m, earlier, active), self._lanes(m, now, active)) if earlier.any() or now.any() else None
+
+    def atomic(self, m: Machine, place: Array, active: Array | None, instruction: Instruction, address: Array) -> None:
+        """Atomics do not race with each other; anything plain since the same barrier does."""
+        mine = np.broadcast_to(self._stamps(m), place.shape)
+        if active is not None:
+            place, mine = place[active], mine[active]
+        self.defined[place] = True
+        if not self.alone:
+            before, was_atomic = self.writers[place], self.atomics[place]
+            clash = (self._clash(before, mine) & ~was_atomic) | self._clash(self.readers[place], mine)
+            if clash.any():
+                self._report(m, clash, active, instruction, address, "updates LDS that another wave uses")
+            shared = self._clash(before, mine) & was_atomic
+            self.writers[place] = np.where(shared, mine | _MANY, mine)
+            several = (self.writers[place] != mine) & ~shared
+            self.writers[place[several]] = mine[several] | _MANY
+        self.atomics[place] = True
 
     @staticmethod
     def _lanes(m: Machine, clash: Array, active: Array | None) -> Array:
@@ -315,6 +334,8 @@ def _crossbar(name: str, move: Callable[[Machine, Array, Array], tuple[Array, Ar
                 _check_address(m, sources, instruction, None)
             selector = fixed if select is None else np.asarray(select(m)) + np.uint32(offset)
             value, origin = move(m, np.broadcast_to(selector, (m.count, LANES)), data(m))
+            if m.absent is not None and move is not _push:
+                m.borrow(_origin(move, np.broadcast_to(selector, (m.count, LANES))), None, instruction)
             taint = None
             register_read = data_sources.vectors[0]
             if m.sanitize and m.v_flag[register_read]:
@@ -331,12 +352,19 @@ def _crossbar(name: str, move: Callable[[Machine, Array, Array], tuple[Array, Ar
 
 def _pull(m: Machine, selector: Array, data: Array) -> tuple[Array, Array]:
     """ds_bpermute_b32: each lane reads the lane that it names, in bytes; 0 from an inactive one."""
-    origin = ((selector >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
+    origin = _origin(_pull, selector)
     value = np.take_along_axis(np.broadcast_to(data, origin.shape), origin, 1)
     if m.full:
         return value, origin
     alive = np.take_along_axis(m.lanes, origin, 1)
     return np.where(alive, value, np.uint32(0)), np.where(alive, origin, -1)
+
+
+def _origin(move: Any, selector: Array) -> Array:
+    """The lane that each lane names, whether it is active or not."""
+    if move is _pull:
+        return ((selector >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
+    return np.asarray(selector, np.int64)
 
 
 def _push(m: Machine, selector: Array, data: Array) -> tuple[Array, Array]:

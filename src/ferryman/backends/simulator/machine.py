@@ -82,6 +82,7 @@ class Machine:
         self.vmcnt, self.lgkmcnt = Counter(waves, "vmcnt"), Counter(waves, "lgkmcnt")
         self.lds_bytes = lds_bytes
         self.lds = np.zeros((int(groups.max()) + 1 if waves else 0) * lds_bytes + 16, np.uint8)
+        self.absent: Array | None = None  # uint64 [waves]: lanes that the workgroup's size leaves out
         self.scratch = np.zeros((waves, LANES, scratch_bytes), np.uint8)
         self.shadow: Any = None  # what the sanitizer knows of LDS
         self.epoch = np.zeros(waves, np.int64)  # barriers passed
@@ -198,6 +199,17 @@ class Machine:
         if early.any():
             message = f"{name} is used before the load into it was waited for ({counter.name})"
             self.report("missing-wait", message, instruction, early)
+
+    def borrow(self, origin: Array, wanted: Array | None, instruction: Instruction) -> None:
+        """A lane takes a value from lane ``origin`` [waves, 64]: of a workgroup that does not fill its waves, that may be
+        one that does not exist, as where code takes a wave for 32 lanes wide. ``wanted``: lanes that take one."""
+        if self.absent is None or not self.sanitize:
+            return
+        missing = np.take_along_axis(unpack(self.absent[self.sel]), np.broadcast_to(origin, (self.count, LANES)), 1)
+        missing = missing & self.lanes if wanted is None else missing & self.lanes & wanted
+        if missing.any():
+            message = "a lane takes a value from one that the workgroup does not have: waves are 64 lanes wide"
+            self.report("wave-width", message, instruction, missing)
 
     def define(self, register: int, taint: Array | None, instruction: Instruction, lanes: Array | None = None) -> None:
         """A vector register was written in the active lanes (or ``lanes``, as bits); those of ``taint`` with what is

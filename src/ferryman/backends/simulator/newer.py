@@ -90,7 +90,8 @@ _swap("v_permlane32_swap_b32", 32)
 def _transposed(name: str, bits: int) -> None:
     @register(name, "LDS", arches=CDNA4)
     def decode(instruction: Instruction, context: Context) -> Step:
-        """Sixteen lanes read a 16-row tile of 64 bits a row, and each gets a column of it: of ``64 / bits`` elements."""
+        """Sixteen lanes read 64 bits each, and element n of lane (q, r) comes from element r of lane (n, q), lanes
+        counted in rows of ``16 / count``. Source: the drawing in Triton's pull request 8525."""
         _accept(instruction, "offset")
         target, base = instruction.operands
         sources = Sources()
@@ -112,10 +113,9 @@ def _transposed(name: str, bits: int) -> None:
                     spread = unpack(taint).reshape(m.count, 4, 16).any(-1)
                     taint = pack(np.ascontiguousarray(np.repeat(spread, 16, axis=1)))
             words = np.stack(_fetch(m, address, 8), -1)
-            elements = np.ascontiguousarray(words).view(dtype).reshape(m.count, 4, 16 // count, count, count)
-            # lane l of a group of sixteen holds row l; column c of rows in runs of `count` goes to lane c + run * count
-            moved = np.ascontiguousarray(elements.swapaxes(-1, -2)).reshape(m.count, LANES, count)
-            result = np.ascontiguousarray(moved).view(_U32)
+            elements = np.ascontiguousarray(words).view(dtype).reshape(m.count, 4, count, 16 // count, count)
+            moved = np.ascontiguousarray(elements.transpose(0, 1, 3, 4, 2)).reshape(m.count, LANES, count)
+            result = moved.view(_U32)
             for i, r in enumerate(registers):
                 m.put(m.v_u32[r], result[..., i])
                 if m.sanitize and (taint is not None or m.v_flag[r]):

@@ -5,8 +5,10 @@ What AMD does not document is a named assumption (`Assumptions`), never a silent
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -91,7 +93,8 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
-    """One rounding: the product's low half by Dekker's splitting, then sums rounded to odd."""
+    """One rounding: the product's low half by Dekker's splitting, then sums rounded to odd; in rationals where that
+    overflows, underflows, or gives zero."""
     a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), b, c)
     product = a * b
     split = 134217729.0
@@ -104,7 +107,27 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     error = (product - (total - back)) + (c - back)
     plain = ~np.isfinite(total)
     # total + (error + low): the inner sum to odd, so that the outer one rounds right
-    return np.where(plain, total, total + odd_sum(np.where(plain, 0.0, error), np.where(plain, 0.0, low)))
+    result = np.where(plain, total, total + odd_sum(np.where(plain, 0.0, error), np.where(plain, 0.0, low)))
+    finite = np.isfinite(a) & np.isfinite(b)
+    size = np.abs(product)
+    hard = finite & (~np.isfinite(product) | ((size < 2.0**-900) & (product != 0)) | (result == 0) | (np.abs(a) > 2.0**990)
+                     | (np.abs(b) > 2.0**990) | ((a != 0) & (b != 0) & (product == 0)))  # fmt: skip
+    for index in zip(*np.nonzero(hard), strict=True):
+        result[index] = _exact_fma(float(a[index]), float(b[index]), float(c[index]))
+    return result
+
+
+def _exact_fma(a: float, b: float, c: float) -> float:
+    if not math.isfinite(c):
+        return c
+    total = Fraction(a) * Fraction(b) + Fraction(c)
+    if total == 0:
+        negative = math.copysign(1, a) * math.copysign(1, b) < 0
+        return -0.0 if negative and math.copysign(1, c) < 0 and (a == 0 or b == 0) else 0.0
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
 
 
 def directed32(x: Array, mode: int) -> Array:
@@ -144,9 +167,23 @@ def flush16(x: Array) -> Array:
     return np.where(np.abs(x) < np.float16(2.0**-14), np.copysign(np.float16(0), x), x)
 
 
+_QUIET_BITS = {2: (np.uint16, 1 << 9), 4: (np.uint32, 1 << 22), 8: (np.uint64, 1 << 51)}
+
+
+def _quieted(found: Array, a: Array, b: Array) -> Array:
+    """``found``, or NaN where an operand is a signalling one (the IEEE bit of MODE is set in compiled kernels)."""
+    if not (np.any(a != a) or np.any(b != b)):
+        return found
+    signals = np.zeros(np.shape(found), bool)
+    for x in (np.asarray(a), np.asarray(b)):
+        word, quiet = _QUIET_BITS[x.dtype.itemsize]
+        signals = signals | (np.isnan(x) & ((x.view(word) & word(quiet)) == 0))
+    return np.where(signals, found.dtype.type(np.nan), found)
+
+
 def maximum(a: Array, b: Array) -> Array:
-    """IEEE 754-2008 maxNum: a number beats a NaN; +0 is above -0."""
-    found = np.fmax(a, b)
+    """IEEE 754-2008 maxNum: a number beats a quiet NaN, a signalling one gives NaN; +0 is above -0."""
+    found = _quieted(np.fmax(a, b), a, b)
     zero = found == 0
     if zero.any():
         found = np.where(zero & (np.signbit(a) != np.signbit(b)) & (a == b), np.abs(found), found)
@@ -154,7 +191,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def minimum(a: Array, b: Array) -> Array:
-    found = np.fmin(a, b)
+    found = _quieted(np.fmin(a, b), a, b)
     zero = found == 0
     if zero.any():
         found = np.where(zero & (np.signbit(a) != np.signbit(b)) & (a == b), -np.abs(found), found)
@@ -171,7 +208,8 @@ def minimum3(a: Array, b: Array, c: Array) -> Array:
 
 def median3(a: Array, b: Array, c: Array) -> Array:
     """The middle of three; with a NaN, the smallest of the three (CDNA3 ISA, V_MED3_F32)."""
-    middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
+    top = maximum3(a, b, c)
+    middle = np.where(top == a, maximum(b, c), np.where(top == b, maximum(a, c), maximum(a, b)))
     nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
     return np.where(nan, minimum3(a, b, c), middle) if np.any(nan) else middle
 
@@ -268,7 +306,8 @@ def div_fixup32(quotient: Array, denominator: Array, numerator: Array) -> Array:
     infinite = np.where(negative, np.float32(-np.inf), np.float32(np.inf))
     zero = np.where(negative, np.float32(-0.0), np.float32(0.0))
     e_d, e_n = _exponent(d).astype(np.int32), _exponent(n).astype(np.int32)
-    result = signed
+    # the steps of a quotient that overflows end in inf - inf
+    result = np.where(np.isnan(q), infinite, signed)
     result = np.where(e_d == 255, zero, result)
     result = np.where(e_n - e_d < -150, zero, result)
     result = np.where((np.isinf(n)) | (d == 0), infinite, result)

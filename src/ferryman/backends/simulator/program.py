@@ -61,6 +61,9 @@ class Program:
             raise SimulationError(f"the simulator executes {', '.join(ARCHES)}; this kernel is for {arch}")
         if kernel.arch != arch:
             raise SimulationError(f"{kernel.name} is compiled for {kernel.arch or 'no target'}, the device is {arch}")
+        wave = int(kernel.metadata.get(".wavefront_size", LANES))
+        if wave != LANES:
+            raise SimulationError(f"{kernel.name} is compiled for waves of {wave} lanes; those of {arch} have {LANES}")
         self.kernel, self.arch = kernel, arch
         self.assumptions = assumptions or Assumptions()
         d = kernel.descriptor
@@ -192,6 +195,7 @@ class Program:
         alive = np.minimum(threads - positions * LANES, LANES)
         bits = np.where(alive >= 64, np.uint64(0xFFFFFFFFFFFFFFFF), (np.uint64(1) << (alive.astype(np.uint64) & np.uint64(63))) - np.uint64(1))
         m.s_u64[63][...] = bits
+        m.absent = None if threads % LANES == 0 else ~bits
         m.refresh()
         return m
 

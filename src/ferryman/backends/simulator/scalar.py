@@ -220,6 +220,14 @@ def _extract64(a: Array, field: Array) -> tuple[Array, Array]:
     return result, result != 0
 
 
+@scalar("s_bfe_i64", "i64 scc = i64 u32")
+def _extract64_signed(a: Array, field: Array) -> tuple[Array, Array]:
+    offset, size = (field & _U32(63)).astype(_I64), np.minimum((field >> _U32(16)) & _U32(0x7F), _U32(64)).astype(_I64)
+    room = np.minimum(_I64(64) - size, _I64(63))
+    result = np.where(size == 0, _I64(0), ((a >> offset) << room) >> room)
+    return result, result != 0
+
+
 def _bits(a: Array, size: int) -> Array:
     return np.unpackbits(np.ascontiguousarray(a).view(np.uint8).reshape(-1, size // 8), axis=1, bitorder="little")
 
@@ -325,9 +333,9 @@ scalar("s_mul_i32", "i32 = i32 i32", lambda a, b: a * b)
 scalar("s_mul_hi_u32", "u32 = u32 u32", lambda a, b: ((np.asarray(a, _U64) * b) >> _U64(32)).astype(_U32))
 scalar("s_mul_hi_i32", "i32 = i32 i32", lambda a, b: ((np.asarray(a, _I64) * b) >> _I64(32)).astype(_I32))
 scalar("s_min_i32", "i32 scc = i32 i32", lambda a, b: (np.minimum(a, b), a < b))
-scalar("s_max_i32", "i32 scc = i32 i32", lambda a, b: (np.maximum(a, b), a > b))
+scalar("s_max_i32", "i32 scc = i32 i32", lambda a, b: (np.maximum(a, b), a >= b))
 scalar("s_min_u32", "u32 scc = u32 u32", lambda a, b: (np.minimum(a, b), a < b))
-scalar("s_max_u32", "u32 scc = u32 u32", lambda a, b: (np.maximum(a, b), a > b))
+scalar("s_max_u32", "u32 scc = u32 u32", lambda a, b: (np.maximum(a, b), a >= b))
 scalar("s_abs_i32", "i32 scc = i32", lambda a: (np.abs(a), a != 0))
 scalar("s_absdiff_i32", "i32 scc = i32 i32", lambda a, b: (np.abs(a - b), a != b))
 for _shift in (1, 2, 3, 4):

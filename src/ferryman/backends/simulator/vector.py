@@ -94,8 +94,8 @@ def finished(function: Callable[..., Any], kind: str, instruction: Instruction, 
     stages: list[Callable[[Array], Array]] = []
     for key, factor in _OUTPUT_SCALES.items():
         if instruction.modifiers.get(key[0]) == key[1]:
-            if kind not in ("f32", "f16"):
-                raise refuse(instruction, f"an output scale on {kind}")
+            if kind not in ("f32", "f16") or context.mode.ieee:
+                raise refuse(instruction, "an output scale, which the hardware ignores in IEEE mode")
             stages.append(lambda x, f=DTYPES[kind](factor): x * f)
     if "clamp" in instruction.modifiers:
         if kind not in ("f32", "f16", "f64"):
@@ -273,6 +273,8 @@ def _moved_step(
 
     def step(m: Machine) -> None:
         lanes = moved.writes(m)
+        if m.absent is not None:
+            m.borrow(moved.how.source, moved.how.valid & moved.how.enabled, instruction)
         taint = undefined(m, sources, instruction) if m.sanitize else None
         if m.sanitize and m.v_flag[moved.register]:
             bits = m.taint(moved.register, instruction)

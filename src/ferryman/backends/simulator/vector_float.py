@@ -40,10 +40,21 @@ def rounded(names: str, signature: str, near: Callable[..., Any], odd: Callable[
     def decode(instruction: Instruction, context: Context) -> Step:
         mode = context.mode.round32
         wide = _wide(odd)
-        chosen = near if mode == NEAREST else lambda *v: numerics.directed32(wide(*v), mode)
+
+        def directed(*v: Array) -> Array:
+            result = numerics.directed32(wide(*v), mode)
+            if mode == numerics.DOWN and near is not product:  # x - x is -0
+                result = np.where((result == 0) & (np.asarray(v[0]) != 0), np.float32(-0.0), result)
+            return result
+
+        chosen = near if mode == NEAREST else directed
         return build(instruction, context, signature, chosen)
 
     register(names, "vector")(decode)
+
+
+def product(a: Array, b: Array) -> Array:
+    return a * b
 
 
 def _product_sum(a: Array, b: Array, c: Array) -> Array:
@@ -54,7 +65,7 @@ def _product_sum(a: Array, b: Array, c: Array) -> Array:
 rounded("v_add_f32", "f32 = f32 f32", lambda a, b: a + b, numerics.odd_sum)
 rounded("v_sub_f32", "f32 = f32 f32", lambda a, b: a - b, lambda a, b: numerics.odd_sum(a, -b))
 rounded("v_subrev_f32", "f32 = f32 f32", lambda a, b: b - a, lambda a, b: numerics.odd_sum(b, -a))
-rounded("v_mul_f32", "f32 = f32 f32", lambda a, b: a * b, lambda a, b: a * b)
+rounded("v_mul_f32", "f32 = f32 f32", product, product)
 rounded("v_fma_f32", "f32 = f32 f32 f32", numerics.fma32, _product_sum)
 rounded("v_fmac_f32", "f32 = f32 f32 +f32", numerics.fma32, _product_sum)
 rounded("v_fmaak_f32", "f32 = f32 f32 f32", numerics.fma32, _product_sum)

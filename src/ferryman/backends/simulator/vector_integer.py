@@ -53,10 +53,10 @@ def _extract(a: Array, offset: Array, size: Array) -> Array:
 
 @vector("v_bfe_i32", "i32 = u32 u32 u32")
 def _extract_signed(a: Array, offset: Array, size: Array) -> Array:
-    size = size & _FIVE
-    value = (a >> (offset & _FIVE)) & ((_U32(1) << size) - _U32(1))
-    top = np.where(size > 0, _U32(1) << ((size - _U32(1)) & _FIVE), _U32(0))
-    return np.asarray((value ^ top) - top, _U32).view(_I32)
+    size = (size & _FIVE).astype(_I64)
+    shifted = np.asarray(a, _U32).view(_I32).astype(_I64) >> (offset & _FIVE).astype(_I64)
+    room = np.minimum(_I64(64) - size, _I64(63))
+    return np.where(size == 0, 0, (shifted << room) >> room).astype(_I32)
 
 
 @vector("v_bfm_b32", "b32 = u32 u32")
@@ -153,7 +153,8 @@ vector("v_min_u16", "u16 = u16 u16", np.minimum)
 vector("v_max_u16", "u16 = u16 u16", np.maximum)
 vector("v_min_i16", "i16 = i16 i16", np.minimum)
 vector("v_max_i16", "i16 = i16 i16", np.maximum)
-vector("v_mad_u16 v_mad_legacy_u16", "u16 = u16 u16 u16", lambda a, b, c: a * b + c, keeps_high=True)
+vector("v_mad_u16", "u16 = u16 u16 u16", lambda a, b, c: a * b + c, keeps_high=True)
+vector("v_mad_legacy_u16", "u16 = u16 u16 u16", lambda a, b, c: a * b + c)
 
 
 def _signed24(a: Array) -> Array:
