@@ -278,7 +278,8 @@ def div_scale32(s0: Array, s1: Array, s2: Array) -> tuple[Array, Array]:
     result = s0.copy()
     result = np.where(far & is_denominator, s0 * big, result)
     result = np.where(~zero & ~far & subnormal, s0 * big, result)
-    result = np.where(both & is_denominator, s0 * big, result)
+    # The manual's text says 2**64 here too, with which every such denominator (above 2**126) would become infinite.
+    result = np.where(both & is_denominator, s0 * small, result)
     result = np.where(tiny_inverse, s0 * small, result)
     result = np.where(tiny_quotient & is_numerator, s0 * big, result)
     result = np.where(low, s0 * big, result)
