@@ -87,6 +87,18 @@ class PortError(FerrymanError, RuntimeError):
     """A model could not be ported or unported; the message names the module."""
 
 
+class SimulationError(FerrymanError, RuntimeError):
+    """The simulator cannot run a kernel, or stopped it: a grid or a workgroup too large, an instruction budget spent."""
+
+
+class AssemblyError(SimulationError, ValueError):
+    """Assembly text that is damaged, cut off, or holds what the simulator does not understand; with its line."""
+
+
+class UnimplementedInstruction(SimulationError):
+    """An instruction, or a form of one, that the simulator does not implement: instruction, kernel and line."""
+
+
 class QuarantineWarning(UserWarning):
     """An implementation failed to compile and is left out for this device and shape region."""
 

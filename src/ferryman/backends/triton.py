@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ferryman.backends import replay
+from ferryman.backends import redirect, replay
 from ferryman.backends.base import Artefact, Target
 from ferryman.errors import ArgumentError, CaptureError, CompileError
 
@@ -254,6 +254,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     """
     if _recording.found is not None:
         _recording.found.append(specialise(kernel, args, meta))
+        return
+    simulator = redirect.current()
+    if simulator is not None:
+        simulator.launch_triton(kernel, grid, args, meta)
         return
     if "_ferryman_guard" not in kernel.__dict__:
         _install_guard(kernel)

@@ -13,10 +13,11 @@ import typer
 
 from ferryman.cli import check_kernel, check_model, documents, output, report
 from ferryman.cli.place import place
+from ferryman.device_profiles import resolve
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import kernel as kernels
-from ferryman.porting import runner
+from ferryman.porting import runner, simulated, simulated_route
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import MEANING, duration, percent
 from ferryman.porting.results import Cell, Results, Row, Timing, dumps, failed, number
@@ -30,9 +31,13 @@ _RAN = {"PASS", "FAIL", "SIMULATED", "MISTRUSTED"}
 def check(
     op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
     backend: Annotated[
-        list[str] | None, typer.Option(help="Only this backend; with --model, the allow-list. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Only this backend; with --model, the allow-list; simulated: see --device. Repeatable."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU. With --backend simulated: mi300x, mi355x."),
+    ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f32, f16 or bf16. Repeatable; --model takes one.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Check a ported model instead: qwen3, llama, .., or a local config.json.")
@@ -71,7 +76,8 @@ def check(
     Ratios are the worst error in units of its derived bound: at most 1 is right. Exits with 1 if anything is wrong, or
     if nothing ran at all.
     """
-    where = place(device, "check")
+    simulates = simulated_route.NAME in (backend or ())
+    where = "cpu" if simulates else place(device, "check")
     folder = out if out is not None or as_json else DEFAULT_OUT
     facts = {"--accumulation": accumulation, "--rounding": rounding, "--not-deterministic": not_deterministic,
              "--timeout": timeout}  # fmt: skip
@@ -79,6 +85,10 @@ def check(
         for option, value in facts.items():
             if value:
                 raise ArgumentError("check", option, "given", "--kernel beside it")
+    if simulates:
+        for option, value in {"--model": model, "--kernel": kernel, "--full": full, "--tiny": tiny}.items():
+            if value:
+                raise ArgumentError("check", option, "given", "no --backend simulated beside it")
     if model is not None:
         rejected = {"--op": op, "--tier": tier, "--kernel": kernel}
         _model(model, where, backend, dtype, tiny, layers, seed, folder, as_json, rejected=rejected)
@@ -91,6 +101,10 @@ def check(
         document = check_kernel.run(
             kernel, op, declared, where, dtype, tier, seed, limit, rejected={"--backend": backend, "--full": full}
         )
+    elif simulates:
+        others = [b for b in backend or () if b != simulated_route.NAME] or None
+        with output.progress("simulating") as advance:
+            document = simulated.run(resolve(device or "mi300x"), op, others, dtype, tier, seed, advance, jobs)
     else:
         with output.progress("checking") as advance:
             document = runner.run(
@@ -109,7 +123,7 @@ def check(
     else:
         _print(document)
     if folder is not None:
-        stem = "check" if kernel is None else f"kernel-{document.summary[0].op}"
+        stem = ("check-simulated" if simulates else "check") if kernel is None else f"kernel-{document.summary[0].op}"
         _write(
             folder, stem, dumps(document), markdown(document), lambda: junit(document), lambda: report.page(document)
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ferryman.backends import redirect
 from ferryman.backends.base import Backend
 from ferryman.errors import UnknownName
 from ferryman.ops.menu import Implementation
@@ -96,15 +97,28 @@ def check_backend(name: str) -> None:
         raise UnknownName("backend", name, backends())
 
 
-@lru_cache(maxsize=None)
 def probe(backend: str, vendor: str) -> tuple[str, ...]:
     """Why a backend cannot run for a vendor here; empty when it can. Kept until `forget`."""
+    simulator = redirect.current()
+    if simulator is not None and simulator.serves(backend, vendor):
+        return ()
+    return _probed(backend, vendor)
+
+
+@lru_cache(maxsize=None)
+def _probed(backend: str, vendor: str) -> tuple[str, ...]:
     return backends()[backend].probe(vendor)
 
 
-@lru_cache(maxsize=None)
 def launcher(line: Implementation) -> Callable[..., Any]:
     """The function that computes an implementation: (arguments in schema order, target)."""
+    found = _loaded(line)
+    simulator = redirect.current()
+    return found if simulator is None or line.backend == "definition" else simulator.wrap(found)
+
+
+@lru_cache(maxsize=None)
+def _loaded(line: Implementation) -> Callable[..., Any]:
     if line.backend != "definition":
         return line.load()
     body, meta = primitives()[line.op].body, primitives()[line.op].meta
@@ -125,4 +139,4 @@ def _laid(made: Tensor, want: Tensor) -> Tensor:
 
 def forget() -> None:
     """Probe backends afresh at the next use."""
-    probe.cache_clear()
+    _probed.cache_clear()

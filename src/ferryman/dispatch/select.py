@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ferryman import settings
+from ferryman.backends import redirect
 from ferryman.backends.base import Target
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile, detect
@@ -72,7 +73,11 @@ def target_of(profile: Profile) -> Target:
 
 
 def profile_for(device: torch.device) -> Profile:
-    """The profile of a tensor's device: detected, unless settings name one for the accelerator."""
+    """The profile of a tensor's device: detected, unless settings name one for the accelerator, or it is simulated."""
+    simulator = redirect.current()
+    if simulator is not None and simulator.profile is not None:
+        known: Profile = simulator.profile
+        return known
     name = settings.get("profile")
     if name and device.type != "cpu":
         return named_profile(name)

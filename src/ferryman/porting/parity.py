@@ -17,10 +17,10 @@ from ferryman.backends.base import Target
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import View, refusals, target_of
-from ferryman.errors import CompileError
+from ferryman.errors import CompileError, UnimplementedInstruction
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import batch, gates, hygiene, vjp
+from ferryman.porting import batch, gates, hygiene, simulated_route, vjp
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.gates import judge
@@ -77,20 +77,31 @@ def check_cell(
         return cell(verdict="NOT_RUN", reason=f"out of memory: {_line(error)}")
     except ImportError as error:
         return cell(verdict="NOT_RUN", reason=f"the kernels cannot be loaded: {_line(error)}")
+    except UnimplementedInstruction as error:
+        return cell(verdict="NOT_RUN", reason=f"the simulator cannot execute it: {_line(error)}")
     except Exception as error:  # noqa: BLE001 - a kernel under test may raise anything, and that is its verdict
         return cell(verdict="FAIL", reason=f"raised {type(error).__name__}: {_line(error)}")
     if keep is not None:
         keep(runs.outputs)
+    runs.faults += simulated_route.faults()
     tf32 = bool(view.flags["tf32"]) and device.type == "cuda"
-    simulated = bool(view.flags["interpreted"]) and implementation.backend == "triton"
+    on_simulator = simulated_route.active()
+    simulated = on_simulator or (bool(view.flags["interpreted"]) and implementation.backend == "triton")
     again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, simulated or simulate is not None)
     try:
         judged = judge(prepared, implementation, runs, tf32=tf32)
         again.judge(runs.outputs, judged)
     except torch.OutOfMemoryError as error:
         return cell(verdict="NOT_RUN", reason=f"the comparison ran out of memory: {_line(error)}")
-    if simulated and simulate is not None and judged["reason"] is None:
-        judged["reason"] = f"interpreted, with the tiles of {simulate.name}"
+    late = simulated_route.faults()
+    if late:  # of the gates that ran the kernel again
+        judged["gates"]["G5"] = Gate(outcome="fail", reason="; ".join(late))
+        judged["reason"] = judged["reason"] or gates.first_failure(judged["gates"])
+    if simulated and judged["reason"] is None and (on_simulator or simulate is not None):
+        judged["reason"] = (
+            f"its {profile.arch} code, executed by the simulator" if on_simulator or simulate is None
+            else f"interpreted, with the tiles of {simulate.name}"
+        )  # fmt: skip
     return cell(**judged, verdict=_verdict(judged, simulated), seconds=None if simulated else runs.seconds)
 
 

@@ -225,7 +225,7 @@ def run(
             cells = _alone(cells, plan, tier, seed, place, profile)
             for op, lines in plan.local:
                 timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
-    cells = _ordered(cells, tier)
+    cells = ordered(cells, tier)
     if place.type == "cpu":
         timings = timing.slowest(cells)
     facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
@@ -286,7 +286,7 @@ def _alone(
     return found
 
 
-def _ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:
+def ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:
     """By op, implementation and dtype as they are listed; what stands for many cases first, then case by case."""
     ops = {name: i for i, name in enumerate(registry.primitives())}
     lines = {(op, x.name): i for op in ops for i, x in enumerate(registry.implementations(op))}

@@ -9,6 +9,7 @@ before each cell, {"cell": ...} after it. A worker that dies or falls silent cos
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -53,6 +54,7 @@ class Job:
     thin: bool = False
     share: tuple[int, int] = (0, 1)
     tf32: bool = False
+    simulated: str | None = None  # the profile of the device that is simulated
 
     @classmethod
     def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
@@ -137,7 +139,8 @@ class _Worker:
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        return {**env, "TRITON_INTERPRET": "1"} if self._job.interpret else env
+        interprets = "1" if self._job.interpret else "0" if self._job.simulated else None
+        return env if interprets is None else {**env, "TRITON_INTERPRET": interprets}
 
     def _session(self, ops: list[str], skip: set[_Key]) -> tuple[list[str], set[_Key]]:
         """One process's life. Returns the ops still to finish, and the cells that must not run again."""
@@ -221,6 +224,7 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
+    from ferryman.porting import simulated_route
     from ferryman.porting.process import device_lost
     from ferryman.porting.runner import check_op, dtypes_of
 
@@ -238,18 +242,23 @@ def main() -> int:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    simulated: dict[str, Any] = {"times": _RUNS, "simulate": profile(SIMULATED)} if job["interpret"] else {}
-    for op in job["ops"]:
-        for cell in check_op(
-            registry.primitive(op), [registry.implementation(op, name) for name in job["lines"][op]],
-            dtypes_of(job["dtypes"]), job["tier"], job["seed"], device, detect(device),
-            thin=job["thin"], share=tuple(job["share"]), skip=skip, **simulated,
-            starting=lambda *key: say(start=key),
-        ):  # fmt: skip
-            say(cell=json.loads(cell.model_dump_json()))
-            if cell.verdict == "FAIL" and device_lost(device):
-                os._exit(LOST)  # the context's own clean-up would raise
-            if device.type == "cuda" and torch.cuda.memory_reserved(device) > KEPT_BYTES:
-                torch.cuda.empty_cache()  # the other workers want it too
-        say(done=op)
+    more: dict[str, Any] = {"times": _RUNS, "simulate": profile(SIMULATED)} if job["interpret"] else {}
+    known, route = detect(device), contextlib.ExitStack()
+    if job["simulated"] is not None:
+        known, more = profile(job["simulated"]), {"times": _RUNS}
+        route.enter_context(simulated_route.on(known))
+    with route:
+        for op in job["ops"]:
+            for cell in check_op(
+                registry.primitive(op), [registry.implementation(op, name) for name in job["lines"][op]],
+                dtypes_of(job["dtypes"]), job["tier"], job["seed"], device, known,
+                thin=job["thin"], share=tuple(job["share"]), skip=skip, **more,
+                starting=lambda *key: say(start=key),
+            ):  # fmt: skip
+                say(cell=json.loads(cell.model_dump_json()))
+                if cell.verdict == "FAIL" and device_lost(device):
+                    os._exit(LOST)  # the context's own clean-up would raise
+                if device.type == "cuda" and torch.cuda.memory_reserved(device) > KEPT_BYTES:
+                    torch.cuda.empty_cache()  # the other workers want it too
+            say(done=op)
     return 0

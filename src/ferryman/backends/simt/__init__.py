@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ferryman.backends import redirect
 from ferryman.backends.base import Target
 from ferryman.errors import ArgumentError, BackendUnavailable
 
@@ -62,6 +63,9 @@ def defines_for(unit: Unit, arch: str) -> tuple[str, ...]:
 
 def runtime(target: Target) -> Runtime:
     """The launcher for this vendor. Raises BackendUnavailable for one that has none."""
+    simulator: Runtime | None = redirect.current()
+    if simulator is not None:
+        return simulator
     found = _RUNTIMES.get(target.vendor)
     return found if found is not None else _start_runtime(target.vendor)
 

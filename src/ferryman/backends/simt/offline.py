@@ -7,16 +7,19 @@ of the `triton` wheel; no ROCm. `zig clang -cc1` has no HIP headers, and `portab
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from ferryman.backends.base import Artefact, Target
 from ferryman.backends.cuda import CudaBackend
 from ferryman.backends.simt import Unit, defines_for, vendor_of, wave_of
+from ferryman.backends.simt.launcher import cached_image, keep_image
 from ferryman.backends.simt.resources import read_hsaco
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
 
@@ -96,26 +99,45 @@ def _run(command: Sequence[str | Path], unit: Unit, arch: str) -> str:
     return done.stderr
 
 
-def _compile_amd(unit: Unit, arch: str) -> Artefact:
+def _clang(unit: Unit, arch: str, folder: Path, *output: str) -> str:
+    """Compile a unit in ``folder``; ``output``: what to emit, and where to. Returns the log."""
     zig, bitcode = _tools()
+    source, ll = folder / "kernel.hip", folder / "oclc.ll"
+    source.write_text(unit.source, encoding="utf-8")
+    ll.write_text(_controls(arch), encoding="utf-8")
+    clang = (zig, "clang", "-cc1", *_TRIPLE)
+    _run((*clang, "-x", "ir", "-emit-llvm-bc", "-o", folder / "oclc.bc", ll), unit, arch)
+    libraries = (bitcode / "ocml.bc", bitcode / "ockl.bc", folder / "oclc.bc")
+    links = [word for lib in libraries for word in ("-mlink-builtin-bitcode", str(lib))]
+    return _run(
+        (*clang, "-target-cpu", arch, "-fcuda-is-device", f"-mcode-object-version={_CODE_OBJECT}",
+         "-ffp-contract=fast", "-fgpu-rdc", "-fvisibility=hidden", "-fapply-global-visibility-to-externs",
+         "-x", "hip", "-std=c++17", "-O3", "-Wno-linker-warnings", *(f"-D{d}" for d in defines_for(unit, arch)),
+         *links, *output, source),
+        unit, arch,
+    )  # fmt: skip
+
+
+def _compile_amd(unit: Unit, arch: str) -> Artefact:
     with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
         folder = Path(temporary)
-        source, ll = folder / "kernel.hip", folder / "oclc.ll"
-        source.write_text(unit.source, encoding="utf-8")
-        ll.write_text(_controls(arch), encoding="utf-8")
-        clang = (zig, "clang", "-cc1", *_TRIPLE)
-        _run((*clang, "-x", "ir", "-emit-llvm-bc", "-o", folder / "oclc.bc", ll), unit, arch)
-        libraries = (bitcode / "ocml.bc", bitcode / "ockl.bc", folder / "oclc.bc")
-        links = [word for lib in libraries for word in ("-mlink-builtin-bitcode", str(lib))]
-        log = _run(
-            (*clang, "-target-cpu", arch, "-fcuda-is-device", f"-mcode-object-version={_CODE_OBJECT}",
-             "-ffp-contract=fast", "-fgpu-rdc", "-fvisibility=hidden", "-fapply-global-visibility-to-externs",
-             "-x", "hip", "-std=c++17", "-O3", "-Wno-linker-warnings", *(f"-D{d}" for d in defines_for(unit, arch)),
-             *links, "-emit-obj", "-o", folder / "kernel.o", source),
-            unit, arch,
-        )  # fmt: skip
-        _run(
-            (zig, "ld.lld", "-shared", "--no-undefined", "-o", folder / "kernel.hsaco", folder / "kernel.o"), unit, arch
-        )
+        log = _clang(unit, arch, folder, "-emit-obj", "-o", str(folder / "kernel.o"))
+        linked = (_tools()[0], "ld.lld", "-shared", "--no-undefined", "-o", folder / "kernel.hsaco", folder / "kernel.o")
+        _run(linked, unit, arch)
         image = (folder / "kernel.hsaco").read_bytes()
     return Artefact(unit.name, arch, "hsaco", image, read_hsaco(image), log)
+
+
+def assembly(unit: Unit, arch: str) -> str:
+    """The same compilation of a unit for an AMD arch, as assembly text with line tables. Kept on disk."""
+    words = (*(version(p) for p in ("ziglang", "triton")), arch, *defines_for(unit, arch), unit.source)
+    key = f"{arch}-s-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()}"
+    kept = cached_image(key)
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
+            path = Path(temporary) / "kernel.s"
+            lines = ("-debug-info-kind=line-tables-only", "-dwarf-version=5", "-debugger-tuning=gdb")
+            _clang(unit, arch, Path(temporary), *lines, "-S", "-o", str(path))
+            kept = path.read_bytes()
+        keep_image(key, kept)
+    return kept.decode("utf-8")
