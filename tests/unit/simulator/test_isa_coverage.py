@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ferryman.errors import UnimplementedInstruction
 from tests.unit.simulator import harness, rational
 
 FOLDER = Path(__file__).parent
@@ -33,6 +34,20 @@ def test_every_implemented_instruction_is_tested(arch: str, texts: dict[str, lis
     }
     assert len(supported(arch)) > 500
     assert not supported(arch) - covered
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_what_is_not_implemented_is_refused_by_name(arch: str, texts: dict[str, list[str]]) -> None:
+    from ferryman.backends.simulator import snippet
+    from ferryman.backends.simulator.operations import supported
+
+    missing = [text for text in texts[arch] if not harness.implemented(text, arch)]
+    assert len(missing) < len(texts[arch]) / 3
+    for text in missing:
+        with pytest.raises(UnimplementedInstruction) as caught:
+            snippet.execute(text, arch=arch)
+        names = {harness.base(line) for line in harness.instructions(text)} - supported(arch)
+        assert any(name in str(caught.value) for name in names), (text, str(caught.value))
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
