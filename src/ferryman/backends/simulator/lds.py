@@ -25,6 +25,7 @@ WRITES: dict[str, tuple[int, int]] = {
     "b96": (12, 0), "b128": (16, 0),
 }  # fmt: skip
 _MANY = np.int64(0xFF)
+_INFINITE = np.uint32(0xFF000000)  # float32's infinity without its sign
 
 
 def smallest(instruction: Instruction) -> int | None:
@@ -202,8 +203,16 @@ def _deposit(m: Machine, address: Array, words: list[Array], size: int, active: 
 
 
 def _differs(there: list[Array], words: list[Array], size: int) -> Array:
+    """Lanes whose words are not the same, two NaN counted as the same: which of its operands' payloads a sum of NaN
+    takes depends on their order, and no kernel may rely on it."""
     mask = np.uint32(0xFFFFFFFF if size >= 4 else (1 << (8 * size)) - 1)
-    return np.logical_or.reduce([(a & mask) != (b & mask) for a, b in zip(there, words, strict=True)])
+    found = np.zeros(there[0].shape, bool)
+    for a, b in zip(there, words, strict=True):
+        apart = (a & mask) != (b & mask)
+        if size >= 4 and apart.any():
+            apart &= ~((a << np.uint32(1) > _INFINITE) & (b << np.uint32(1) > _INFINITE))
+        found |= apart
+    return found
 
 
 def _accept(instruction: Instruction, *known: str) -> None:

@@ -94,8 +94,10 @@ def finished(function: Callable[..., Any], kind: str, instruction: Instruction, 
     stages: list[Callable[[Array], Array]] = []
     for key, factor in _OUTPUT_SCALES.items():
         if instruction.modifiers.get(key[0]) == key[1]:
-            if kind not in ("f32", "f16") or context.mode.ieee:
-                raise refuse(instruction, "an output scale, which the hardware ignores in IEEE mode")
+            if kind not in ("f32", "f16"):
+                raise refuse(instruction, f"an output scale on {kind}")
+            if context.mode.ieee:  # the hardware ignores it then (LLVM, SIFoldOperands)
+                continue
             stages.append(lambda x, f=DTYPES[kind](factor): x * f)
     if "clamp" in instruction.modifiers:
         if kind not in ("f32", "f16", "f64"):
