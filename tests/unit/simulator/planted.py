@@ -1,7 +1,8 @@
 """Errors planted in the compiled assembly of real kernels: what runs them and how they count as found.
 
-A `Subject` is an implementation on one case; a `Plant` is a text edit of one of its kernels. The edited kernel runs on the
-simulator; it is found by the sanitizer, by an output beyond the bound that the parity check derives from the op's float64
+A `Subject` is an implementation on one case; a `Plant` is a text edit of one of its kernels. The edited kernel runs on
+the simulator; it is found by the sanitizer,
+    by an output beyond the bound that the parity check derives from the op's float64
 oracle, or by the simulator refusing the launch.
 """
 
@@ -18,6 +19,8 @@ import torch
 
 from ferryman.backends.simulator import device
 from ferryman.backends.simulator.findings import Finding
+from ferryman.backends.simulator.numerics import Assumptions
+from ferryman.backends.simulator.program import Program
 from ferryman.device_profiles import Profile, profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import target_of
@@ -48,8 +51,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Plant:
-    """In the kernel whose name matches `kernel`, the `which`-th match of `old` (a regular expression on whole lines) becomes
-    `new` (as in `re.sub`). `after`: only matches behind the first line that matches it. count: how many are replaced.
+    """In the kernel whose name matches `kernel`, the `which`-th match of `old` (a regular expression on whole lines)
+    becomes `new` (as in `re.sub`). `after`: only matches behind the first line that matches it. count: how many are
+    replaced.
 
     found: "numbers", or the sanitizer's kinds of which at least one must be reported.
     """
@@ -78,7 +82,9 @@ class Plant:
         # The replaced text is one line, or several where the pattern spans them; a trailing comment goes with it.
         pattern = re.compile(rf"^[ \t]*{self.old}[ \t]*(?:;.*)?$", re.MULTILINE)
         matches = list(pattern.finditer(text, start))
-        wanted = matches[self.which : self.which + self.count] if self.which >= 0 else matches[self.which :][: self.count]
+        wanted = (
+            matches[self.which : self.which + self.count] if self.which >= 0 else matches[self.which :][: self.count]
+        )
         if len(wanted) < self.count:
             raise PlantError(f"{self}: {len(matches)} lines match {self.old!r}, number {self.which} is needed")
         for match in reversed(wanted):
@@ -116,7 +122,11 @@ def prepared_for(subject: Subject) -> Prepared:
 def edited(change: Callable[[str, str], str]) -> Iterator[None]:
     """Every kernel that is decoded passes through change(text, kernel's name)."""
     original = device._decoded
-    device._decoded = lambda text, name, arch, assumptions: original(change(text, name), name, arch, assumptions)  # type: ignore[assignment]
+
+    def decoded(text: str, name: str, arch: str, assumptions: Assumptions) -> Program:
+        return original(change(text, name), name, arch, assumptions)
+
+    device._decoded = decoded  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -124,7 +134,8 @@ def edited(change: Callable[[str, str], str]) -> Iterator[None]:
 
 
 def run(subject: Subject, change: Callable[[str, str], str] = lambda text, name: text) -> Outcome:
-    """One run of the implementation's own launcher with its kernels' assembly changed, judged as the parity check does."""
+    """One run of the implementation's own launcher with its kernels' assembly changed, judged as the parity check
+    does it."""
     prepared = prepared_for(subject)
     implementation = registry.implementation(subject.op, subject.backend)
     with simulated_route.on(known()) as simulator, edited(change):

@@ -118,7 +118,10 @@ class Format:
         return Real(negative, Fraction(mantissa) * Fraction(2) ** scale)
 
     def encode(self, number: Real, rounding: str = "nearest", flush: bool = False, saturate: bool = False) -> int:
-        """Round to this format. rounding: nearest (ties to even), zero, up, down. flush: subnormal results become zero."""
+        """Round to this format.
+
+        rounding: nearest (ties to even), zero, up, down. flush: subnormal results become zero.
+        """
         if number.nan:
             return self.nan
         sign = self.sign_bit if number.negative else 0
@@ -154,7 +157,7 @@ def binary_exponent(magnitude: Fraction) -> int:
 
 
 def round_integer(value: Fraction, rounding: str = "nearest") -> int:
-    """A non-negative rational to an integer. rounding: nearest (ties to even), zero, away; up and down mean zero here."""
+    """A non-negative rational to an integer. rounding: nearest (ties to even), away; everything else cuts."""
     whole, rest = divmod(value.numerator, value.denominator)
     if rounding == "away":
         return whole + (rest > 0)

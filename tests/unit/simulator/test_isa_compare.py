@@ -31,7 +31,8 @@ def _float(kind: str, name: str) -> Callable[[int, int], bool]:
 
 
 INTEGER: dict[str, Callable[[int, int], bool]] = {
-    "f": lambda a, b: False, "lt": operator.lt, "eq": operator.eq, "le": operator.le, "gt": operator.gt, "ne": operator.ne,
+    "f": lambda a, b: False, "lt": operator.lt, "eq": operator.eq, "le": operator.le, "gt": operator.gt,
+        "ne": operator.ne,
     "ge": operator.ge, "t": lambda a, b: True,
 }  # fmt: skip
 
@@ -79,7 +80,7 @@ def _class(kind: str, bits: int) -> int:
     return 2 + rank if number.negative else 9 - rank
 
 
-CLASS_MASKS = tuple(1 << n for n in range(10)) + (0x3FF, 0x060, 0x003, 0x204, 0)
+CLASS_MASKS = (*(1 << n for n in range(10)), 0x3FF, 0x060, 0x003, 0x204, 0)
 SIGNALLING = {"f32": (0x7F800001, 0xFFBFFFFF), "f16": (0x7C01, 0xFDFF), "f64": (0x7FF0000000000001, 0xFFF0000000000001)}
 
 
@@ -91,19 +92,35 @@ def _class_rows() -> list[Row]:
         oracle = lambda a, m, kind=kind: m >> _class(kind, a) & 1  # noqa: E731
         edges = (EDGES[kind] + SIGNALLING[kind], CLASS_MASKS)
         for text, into in (("_e32 vcc", "vcc"), ("_e64 s[30:31]", "30")):
-            table.append(Row(f"v_cmp_class_{kind}{text}, {{a}}, {{b}}", (kind, "b32"), "", oracle, mask_out=into, edges=edges))
-        table.append(Row(f"v_cmpx_class_{kind}_e32 vcc, {{a}}, {{b}}", (kind, "b32"), "", oracle, mask_out="exec", edges=edges, limit=64))
+            table.append(
+                Row(f"v_cmp_class_{kind}{text}, {{a}}, {{b}}", (kind, "b32"), "", oracle, mask_out=into, edges=edges)
+            )
+        table.append(
+            Row(
+                f"v_cmpx_class_{kind}_e32 vcc, {{a}}, {{b}}",
+                (kind, "b32"),
+                "",
+                oracle,
+                mask_out="exec",
+                edges=edges,
+                limit=64,
+            )
+        )
     return table  # fmt: skip
 
 
 FORMS = [
-    Row("v_cmp_gt_f32_e32 vcc, 0, {b}", ("f32", "f32"), "", lambda a, b: q.less(q.F32.decode(b), q.real(0)), mask_out="vcc"),
-    Row("v_cmp_lt_f32_e64 s[30:31], |{a}|, s20", ("f32",), "", lambda a: q.less(abs(q.F32.decode(a)), q.real(2)), mask_out="30", s={20: 0x40000000}),
-    Row("v_cmp_neq_f32_e64 s[30:31], -{a}, {b}", ("f32", "f32"), "", lambda a, b: not q.equal(-q.F32.decode(a), q.F32.decode(b)), mask_out="30"),
-    Row("v_cmp_gt_i32_e64 s[30:31], s20, {a}", ("b32",), "", lambda a: -5 > signed(a), mask_out="30", s={20: M32 - 4}),
-    Row("v_cmp_gt_i64_e64 s[30:31], s[20:21], {a}", ("b64",), "", lambda a: (1 << 33) > signed(a, 64), mask_out="30", s={20: 0, 21: 2}),
+    Row("v_cmp_gt_f32_e32 vcc, 0, {b}", ("f32", "f32"), "", lambda a, b: q.less(q.F32.decode(b), q.real(0)),
+        mask_out="vcc"),
+    Row("v_cmp_lt_f32_e64 s[30:31], |{a}|, s20", ("f32",), "", lambda a: q.less(abs(q.F32.decode(a)), q.real(2)),
+        mask_out="30", s={20: 0x40000000}),
+    Row("v_cmp_neq_f32_e64 s[30:31], -{a}, {b}", ("f32", "f32"), "",
+        lambda a, b: not q.equal(-q.F32.decode(a), q.F32.decode(b)), mask_out="30"),
+    Row("v_cmp_gt_i32_e64 s[30:31], s20, {a}", ("b32",), "", lambda a: signed(a) < -5, mask_out="30", s={20: M32 - 4}),
+    Row("v_cmp_gt_i64_e64 s[30:31], s[20:21], {a}", ("b64",), "", lambda a: signed(a, 64) < (1 << 33), mask_out="30",
+        s={20: 0, 21: 2}),
     Row("v_cmp_gt_i64_e64 s[30:31], {a}, -1", ("b64",), "", lambda a: signed(a, 64) > -1, mask_out="30"),
-    Row("v_cmp_le_u32_e32 vcc, 0x10000, {b}", ("b32", "b32"), "", lambda a, b: 0x10000 <= b, mask_out="vcc"),
+    Row("v_cmp_le_u32_e32 vcc, 0x10000, {b}", ("b32", "b32"), "", lambda a, b: b >= 0x10000, mask_out="vcc"),
 ]  # fmt: skip
 
 
@@ -140,7 +157,11 @@ SELECT = {
 @pytest.mark.parametrize("mask", [(1 << 64) - 1, PARTIAL])
 def test_select_by_an_sgpr_pair(text: str, mask: int) -> None:
     chosen = 0x0F0F_8001_FFFF_1234
-    v = {0: np.full(LANES, 77, np.uint32), 1: np.arange(LANES, dtype=np.uint32) + 0x80000010, 2: np.arange(LANES, dtype=np.uint32) * 3}
+    v = {
+        0: np.full(LANES, 77, np.uint32),
+        1: np.arange(LANES, dtype=np.uint32) + 0x80000010,
+        2: np.arange(LANES, dtype=np.uint32) * 3,
+    }
     v[2] |= np.uint32(0x80000000)
     result = execute(text, v=v, s={30: chosen & M32, 31: chosen >> 32}, exec_mask=mask)
     for lane in range(LANES):

@@ -27,7 +27,8 @@ BRANCH_TEXTS = {
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branches(name: str) -> None:
     """Once with SCC, VCC and EXEC set, once with all of them zero."""
-    for taken, state in zip(BRANCHES[name], ({"scc": 1, "vcc": 2, "exec_mask": FULL}, {"scc": 0, "vcc": 0, "exec_mask": 0}), strict=True):  # fmt: skip
+    for taken, state in zip(BRANCHES[name],
+        ({"scc": 1, "vcc": 2, "exec_mask": FULL}, {"scc": 0, "vcc": 0, "exec_mask": 0}), strict=True):  # fmt: skip
         result = execute(BRANCH_TEXTS[name], **state)
         assert (int(result.s[20]), int(result.s[21])) == (1 if taken else 2, 3), (name, state)
 
@@ -124,7 +125,8 @@ def test_a_barrier_lets_waves_exchange() -> None:
 
 QUIET = tuple(
     register(text)
-    for text in ("s_nop 0", "s_nop 15", "v_nop", "s_setprio 1", "s_sleep 1", "s_waitcnt vmcnt(3) expcnt(2) lgkmcnt(1)", "s_waitcnt vmcnt(63)", "s_icache_inv", "s_dcache_wb", "buffer_wbl2 sc1", "buffer_inv sc1", "s_sethalt 0")
+    for text in ("s_nop 0", "s_nop 15", "v_nop", "s_setprio 1", "s_sleep 1", "s_waitcnt vmcnt(3) expcnt(2) lgkmcnt(1)",
+        "s_waitcnt vmcnt(63)", "s_icache_inv", "s_dcache_wb", "buffer_wbl2 sc1", "buffer_inv sc1", "s_sethalt 0")
 )  # fmt: skip
 
 
@@ -168,7 +170,9 @@ def refusal(text: str, **arguments: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["v_frobnicate_b32 v0, v1", "s_nop 0\ns_load_dwordx3 s[0:2], s[4:5], 0x0", "v_add_f32_e32 v0, v1"])
+@pytest.mark.parametrize(
+    "text", ["v_frobnicate_b32 v0, v1", "s_nop 0\ns_load_dwordx3 s[0:2], s[4:5], 0x0", "v_add_f32_e32 v0, v1"]
+)
 def test_a_refusal_names_the_instruction_and_its_line(text: str) -> None:
     message = refusal(text, v={1: LANE})
     last = text.splitlines()[-1]

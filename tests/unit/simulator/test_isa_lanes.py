@@ -1,6 +1,6 @@
-"""What crosses lanes or selects parts of them: DPP, SDWA, permutes, swizzles, readlane, accumulation registers.
+"""What crosses lanes: DPP, permutes, swizzles, readlane, accumulation registers.
 
-Sources: "CDNA3" Instruction Set Architecture (DPP, SDWA, DS_SWIZZLE_B32, V_READLANE_B32); LLVM, AMDGPU modifier syntax.
+Sources: "CDNA3" Instruction Set Architecture (DPP, DS_SWIZZLE_B32, V_READLANE_B32); LLVM, AMDGPU modifier syntax.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.simulator import rational as q
-from tests.unit.simulator.harness import FULL, LANES, M32, PARTIAL, execute, register, same, signed
+from tests.unit.simulator.harness import FULL, LANES, M32, PARTIAL, execute, register
 
 WAIT = "\ns_waitcnt lgkmcnt(0)"
 OLD, SOURCE, OTHER = (np.arange(LANES, dtype=np.uint32) * k + c for k, c in ((3, 9000), (7, 100), (11, 5)))
@@ -45,17 +45,21 @@ def _controls() -> dict[str, Control]:
 
 CONTROLS = _controls()
 #: (row_mask, bank_mask, bound_ctrl, EXEC)
-MASKS = ((0xF, 0xF, True, FULL), (0xF, 0xF, False, FULL), (0xA, 0xF, True, FULL), (0xF, 0x5, False, FULL), (0x6, 0xC, True, PARTIAL), (0xF, 0xF, False, PARTIAL))  # fmt: skip
-DPP = [
-    (
-        control, masks,
-        register(f"v_mov_b32_dpp v{{d}}, v2 {control} row_mask:{masks[0]:#x} bank_mask:{masks[1]:#x}{' bound_ctrl:1' if masks[2] else ''}".format(d=0)),
-    )
-    for control in CONTROLS for masks in MASKS
-]  # fmt: skip
+MASKS = ((0xF, 0xF, True, FULL), (0xF, 0xF, False, FULL), (0xA, 0xF, True, FULL), (0xF, 0x5, False, FULL),
+    (0x6, 0xC, True, PARTIAL), (0xF, 0xF, False, PARTIAL))  # fmt: skip
 
 
-def _dpp_expected(control: str, masks: tuple, old: np.ndarray, source: np.ndarray, combine: Callable[[int, int], int]) -> list[int | None]:  # fmt: skip
+def _dpp_text(control: str, masks: tuple) -> str:
+    row_mask, bank_mask, bound_zero, _ = masks
+    tail = f"row_mask:{row_mask:#x} bank_mask:{bank_mask:#x}{' bound_ctrl:1' if bound_zero else ''}"
+    return register(f"v_mov_b32_dpp v0, v2 {control} {tail}")
+
+
+DPP = [(control, masks, _dpp_text(control, masks)) for control in CONTROLS for masks in MASKS]
+
+
+def _dpp_expected(control: str, masks: tuple, old: np.ndarray, source: np.ndarray,
+    combine: Callable[[int, int], int]) -> list[int | None]:  # fmt: skip
     """What each lane holds after; None where it is not stated. combine(moved, lane) makes the result."""
     row_mask, bank_mask, bound_zero, mask = masks
     expected: list[int | None] = []
@@ -106,11 +110,15 @@ OPERATIONS = {
     register(f"v_max_u32_dpp v0, v2, v3 {TAIL.format(by=8)}"): ("row_shr:8", max, "int"),
     register(f"v_min_i32_dpp v0, v2, v3 {TAIL.format(by=1)}"): ("row_shr:1", min, "int"),
     register(f"v_add_f32_dpp v0, v2, v3 {TAIL.format(by=1)}"): ("row_shr:1", _float_add, "float"),
-    register("v_add_f32_dpp v0, v2, v3 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1"): ("row_bcast:31", _float_add, "float"),
-    register("v_add_f32_dpp v0, v2, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf"): ("quad_perm:[1,0,3,2]", _float_add, "float"),
+    register("v_add_f32_dpp v0, v2, v3 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1"): ("row_bcast:31",
+        _float_add, "float"),
+    register("v_add_f32_dpp v0, v2, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf"): ("quad_perm:[1,0,3,2]",
+        _float_add, "float"),
     register(f"v_max_f32_dpp v0, v2, v3 {TAIL.format(by=4)}"): ("row_shr:4", _float_max, "float"),
-    register("v_add_f32_dpp v0, -v2, |v3| row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"): ("row_shl:1", lambda a, b: _float_add(a ^ 0x80000000, b & 0x7FFFFFFF), "float"),
-    register("v_mul_f32_dpp v0, v2, v3 row_ror:4 row_mask:0xf bank_mask:0xf"): ("row_ror:4", lambda a, b: q.F32.encode(q.mul(q.F32.decode(a), q.F32.decode(b))), "float"),
+    register("v_add_f32_dpp v0, -v2, |v3| row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"): ("row_shl:1",
+        lambda a, b: _float_add(a ^ 0x80000000, b & 0x7FFFFFFF), "float"),
+    register("v_mul_f32_dpp v0, v2, v3 row_ror:4 row_mask:0xf bank_mask:0xf"): ("row_ror:4",
+        lambda a, b: q.F32.encode(q.mul(q.F32.decode(a), q.F32.decode(b))), "float"),
 }  # fmt: skip
 
 
@@ -153,126 +161,19 @@ def test_the_reduction_that_triton_emits() -> None:
     assert int(result.s[20]) == q.F32.encode(q.real(int(values.sum())))
 
 
-# -- SDWA
-
-
-def _select(bits: int, select: str, extend: bool = False) -> int:
-    width = {"BYTE": 8, "WORD": 16, "DWOR": 32}[select[:4]]
-    at = width * int(select[-1]) if select != "DWORD" else 0
-    part = bits >> at & ((1 << width) - 1)
-    return signed(part, width) & M32 if extend else part
-
-
-def _deposit(result: int, old: int, select: str, unused: str) -> int:
-    if select == "DWORD":
-        return result & M32
-    width = 8 if select.startswith("BYTE") else 16
-    at, low = width * int(select[-1]), (1 << width) - 1
-    part = (result & low) << at
-    if unused == "UNUSED_PRESERVE":
-        return old & ~(low << at) & M32 | part
-    if unused == "UNUSED_SEXT" and result >> width - 1 & 1:
-        part |= M32 << at + width & M32
-    return part
-
-
-SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
-UNUSED = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")
-INTEGER_OPERATIONS = {
-    "v_add_u32": lambda a, b: a + b, "v_and_b32": lambda a, b: a & b, "v_lshlrev_b32": lambda a, b: b << (a & 31),
-    "v_sub_u32": lambda a, b: a - b, "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b,
-    "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF), "v_lshrrev_b32": lambda a, b: b >> (a & 31),
-    "v_max_u32": max, "v_min_u32": min,
-}  # fmt: skip
-
-
-def _sdwa_cases() -> list[tuple[str, str, str, str, str, str, bool]]:
-    cases = []
-    for i, name in enumerate(INTEGER_OPERATIONS):
-        for j, select in enumerate(SELECTS):
-            other, into, unused = SELECTS[(i + j) % 7], SELECTS[(i + 2 * j + 3) % 7], UNUSED[(i + j) % 3]
-            extend = j % 2 == 1 and select != "DWORD"
-            first = "sext(v2)" if extend else "v2"
-            tail = f"dst_sel:{into} dst_unused:{unused} src0_sel:{select} src1_sel:{other}"
-            cases.append((register(f"{name}_sdwa v0, {first}, v3 {tail}"), name, select, other, into, unused, extend))
-    return cases
-
-
-SDWA = _sdwa_cases()
-
-
-@pytest.mark.parametrize("case", SDWA, ids=[c[0] for c in SDWA])
-def test_sdwa_selects(case: tuple) -> None:
-    text, name, select, other, into, unused, extend = case
-    rng = np.random.default_rng(3)
-    old, a, b = (rng.integers(0, 1 << 32, LANES, dtype=np.uint64).astype(np.uint32) for _ in range(3))
-    result = execute(text, v={0: old, 2: a, 3: b}, exec_mask=PARTIAL)
-    for lane in range(LANES):
-        x, y, before = int(a[lane]), int(b[lane]), int(old[lane])
-        value = INTEGER_OPERATIONS[name](_select(x, select, extend), _select(y, other)) & M32
-        expected = _deposit(value, before, into, unused) if PARTIAL >> lane & 1 else before
-        assert int(result.v[0][lane]) == expected, (text, lane, hex(x), hex(y), hex(int(result.v[0][lane])), hex(expected))
-
-
-FLOAT_SDWA = {
-    register("v_cvt_f32_f16_sdwa v0, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1"): lambda a, b, old: q.F32.encode(q.F16.decode(a >> 16)),
-    register("v_cvt_f32_f16_sdwa v0, -v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0"): lambda a, b, old: q.F32.encode(-q.F16.decode(a & 0xFFFF)),
-    register("v_add_f16_sdwa v0, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_1 src1_sel:WORD_0"): lambda a, b, old: old & 0xFFFF | q.F16.encode(q.add(q.F16.decode(a >> 16), q.F16.decode(b & 0xFFFF))) << 16,
-    register("v_mul_f16_sdwa v0, v2, |v3| dst_sel:WORD_0 dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:WORD_1"): lambda a, b, old: q.F16.encode(q.mul(q.F16.decode(a & 0xFFFF), abs(q.F16.decode(b >> 16)))),
-    register("v_cvt_f16_f32_sdwa v0, v4 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD"): lambda a, b, old: old & 0xFFFF | q.F16.encode(q.F32.decode(0x3F8C0000)) << 16,
-    register("v_mov_b32_sdwa v0, v2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0"): lambda a, b, old: old & 0xFFFF | (a & 0xFFFF) << 16,
-    register("v_cndmask_b32_sdwa v0, v2, v3, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1"): None,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", FLOAT_SDWA)
-def test_sdwa_of_floats_and_moves(text: str) -> None:
-    rng = np.random.default_rng(5)
-    old = rng.integers(0, 1 << 32, LANES, dtype=np.uint64).astype(np.uint32)
-    a, b = (rng.integers(0, 1 << 32, LANES, dtype=np.uint64).astype(np.uint32) & np.uint32(0xBFFFBFFF) for _ in range(2))
-    chosen = 0x1234_5678_9ABC_DEF0
-    result = execute(text, v={0: old, 2: a, 3: b, 4: np.full(LANES, 0x3F8C0000, np.uint32)}, vcc=chosen)
-    for lane in range(LANES):
-        x, y, before = int(a[lane]), int(b[lane]), int(old[lane])
-        oracle = FLOAT_SDWA[text]
-        expected = oracle(x, y, before) if oracle else y >> 16 if chosen >> lane & 1 else x
-        got = int(result.v[0][lane])
-        nan = expected >> 16 == 0 and same(got, expected, "f16")
-        assert got == expected or nan or same(got, expected, "f32"), (text, lane, hex(x), hex(y), hex(got), hex(expected))
-
-
-COMPARE_SDWA = {
-    register("v_cmp_lt_u32_sdwa s[30:31], v2, v3 src0_sel:BYTE_0 src1_sel:DWORD"): (lambda a, b: a & 0xFF < b, "30"),
-    register("v_cmp_lt_f16_sdwa vcc, v2, v3 src0_sel:WORD_1 src1_sel:DWORD"): (lambda a, b: q.less(q.F16.decode(a >> 16), q.F16.decode(b & 0xFFFF)), "vcc"),
-    register("v_cmp_o_f16_sdwa vcc, v2, v3 src0_sel:WORD_1 src1_sel:WORD_1"): (lambda a, b: not (q.F16.decode(a >> 16).nan or q.F16.decode(b >> 16).nan), "vcc"),
-    register("v_cmp_eq_u32_sdwa vcc, sext(v2), v3 src0_sel:WORD_0 src1_sel:DWORD"): (lambda a, b: signed(a, 16) & M32 == b, "vcc"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", COMPARE_SDWA)
-def test_sdwa_compares(text: str) -> None:
-    oracle, into = COMPARE_SDWA[text]
-    a = np.array([0x7E001234 if n % 7 == 0 else 0x3C00FFFF - n * 0x01000101 for n in range(LANES)], dtype=np.int64)
-    a = (a & M32).astype(np.uint32)
-    b = np.array([0xFFFFFFFF if n % 5 == 0 else 0x7C013800 + n if n % 3 else n for n in range(LANES)], dtype=np.uint32)
-    result = execute(text, v={2: a, 3: b}, exec_mask=PARTIAL)
-    got = result.vcc if into == "vcc" else result.s[30] | result.s[31] << 32
-    expected = sum(oracle(int(x), int(y)) << n for n, (x, y) in enumerate(zip(a, b, strict=True))) & PARTIAL
-    assert int(got) == expected, (text, hex(int(got)), hex(expected))
-
-
 # -- one lane to a scalar and back
 
 
 SCALARS = {
-    register("v_readlane_b32 s20, v2, 5"): 5, register("v_readlane_b32 s20, v2, 63"): 63, register("v_readlane_b32 s20, v2, s21"): 66 % 64,
+    register("v_readlane_b32 s20, v2, 5"): 5, register("v_readlane_b32 s20, v2, 63"): 63,
+        register("v_readlane_b32 s20, v2, s21"): 66 % 64,
     register("v_readfirstlane_b32 s20, v2"): (PARTIAL & -PARTIAL).bit_length() - 1,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", SCALARS)
 def test_reading_a_lane(text: str) -> None:
-    """v_readlane takes no notice of EXEC, and the lane's number wraps at 64; v_readfirstlane takes the lowest active."""
+    """v_readlane takes no notice of EXEC, and its lane wraps at 64; v_readfirstlane takes the lowest active one."""
     result = execute(text, v={2: SOURCE}, s={21: 66}, exec_mask=PARTIAL)
     assert int(result.s[20]) == int(SOURCE[SCALARS[text]])
 
@@ -284,7 +185,11 @@ def test_the_first_lane_of_none_is_lane_zero() -> None:
     assert int(execute(FIRST_OF_NONE, v={2: SOURCE}, exec_mask=0).s[20]) == int(SOURCE[0])
 
 
-WRITES = {register("v_writelane_b32 v0, s20, 1"): 1, register("v_writelane_b32 v0, 17, s21"): 2, register("v_writelane_b32 v0, 17, 3"): 3}
+WRITES = {
+    register("v_writelane_b32 v0, s20, 1"): 1,
+    register("v_writelane_b32 v0, 17, s21"): 2,
+    register("v_writelane_b32 v0, 17, 3"): 3,
+}
 
 
 @pytest.mark.parametrize("text", WRITES)
@@ -332,7 +237,9 @@ SWIZZLES = {
     register("ds_swizzle_b32 v0, v2 offset:swizzle(SWAP,1)" + WAIT): _bitmask(31, 0, 1),
     register("ds_swizzle_b32 v0, v2 offset:swizzle(REVERSE,8)" + WAIT): _bitmask(31, 0, 7),
     register("ds_swizzle_b32 v0, v2 offset:swizzle(BROADCAST,8,3)" + WAIT): _bitmask(24, 3, 0),
-    register("ds_swizzle_b32 v0, v2 offset:swizzle(QUAD_PERM,3,1,0,2)" + WAIT): lambda n: n // 4 * 4 + (3, 1, 0, 2)[n % 4],
+    register("ds_swizzle_b32 v0, v2 offset:swizzle(QUAD_PERM,3,1,0,2)" + WAIT): lambda n: (
+        n // 4 * 4 + (3, 1, 0, 2)[n % 4]
+    ),
     register('ds_swizzle_b32 v0, v2 offset:swizzle(BITMASK_PERM,"01pip")' + WAIT): _bitmask(0b00111, 0b01000, 0b00010),
     register("ds_swizzle_b32 v0, v2 offset:0x401f" + WAIT): _bitmask(31, 0, 16),
     register("ds_swizzle_b32 v0, v2 offset:0x8039" + WAIT): lambda n: n // 4 * 4 + (1, 2, 3, 0)[n % 4],
@@ -378,7 +285,9 @@ v_accvgpr_read_b32 v1, a4
 
 def test_accumulation_registers() -> None:
     kept = np.full(LANES, 4242, np.uint32)
-    result = execute(ACCUMULATORS, v={0: kept, 1: kept, 2: SOURCE}, a={3: OLD, 4: OLD, 5: OLD, 6: OLD}, exec_mask=PARTIAL)
+    result = execute(
+        ACCUMULATORS, v={0: kept, 1: kept, 2: SOURCE}, a={3: OLD, 4: OLD, 5: OLD, 6: OLD}, exec_mask=PARTIAL
+    )
     for lane in range(LANES):
         on = PARTIAL >> lane & 1
         assert int(result.v[0][lane]) == (int(SOURCE[lane]) if on else 4242)

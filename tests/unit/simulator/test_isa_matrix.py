@@ -70,31 +70,46 @@ BITS = {"f32": 32, "xf32": 32, "f64": 64, "f16": 16, "bf16": 16, "i8": 8, "fp8":
 
 SHAPES = [
     Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1), Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1),
-    Shape("v_mfma_f32_32x32x1_2b_f32", 32, 1, "f32", "f32", 1, 2), Shape("v_mfma_f32_16x16x1_4b_f32", 16, 1, "f32", "f32", 1, 4),
+    Shape("v_mfma_f32_32x32x1_2b_f32", 32, 1, "f32", "f32", 1, 2),
+        Shape("v_mfma_f32_16x16x1_4b_f32", 16, 1, "f32", "f32", 1, 4),
     Shape("v_mfma_f32_4x4x1_16b_f32", 4, 1, "f32", "f32", 1, 16),
-    Shape("v_mfma_f32_32x32x4_xf32", 32, 4, "xf32", "xf32", 2), Shape("v_mfma_f32_16x16x8_xf32", 16, 8, "xf32", "xf32", 2),
+    Shape("v_mfma_f32_32x32x4_xf32", 32, 4, "xf32", "xf32", 2),
+        Shape("v_mfma_f32_16x16x8_xf32", 16, 8, "xf32", "xf32", 2),
     Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4), Shape("v_mfma_f32_16x16x16_f16", 16, 16, "f16", "f16", 4),
-    Shape("v_mfma_f32_32x32x4_2b_f16", 32, 4, "f16", "f16", 4, 2), Shape("v_mfma_f32_16x16x4_4b_f16", 16, 4, "f16", "f16", 4, 4),
+    Shape("v_mfma_f32_32x32x4_2b_f16", 32, 4, "f16", "f16", 4, 2),
+        Shape("v_mfma_f32_16x16x4_4b_f16", 16, 4, "f16", "f16", 4, 4),
     Shape("v_mfma_f32_4x4x4_16b_f16", 4, 4, "f16", "f16", 4, 16),
-    Shape("v_mfma_f32_32x32x8_bf16", 32, 8, "bf16", "bf16", 4), Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4),
-    Shape("v_mfma_f32_32x32x4_2b_bf16", 32, 4, "bf16", "bf16", 4, 2), Shape("v_mfma_f32_16x16x4_4b_bf16", 16, 4, "bf16", "bf16", 4, 4),
+    Shape("v_mfma_f32_32x32x8_bf16", 32, 8, "bf16", "bf16", 4),
+        Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4),
+    Shape("v_mfma_f32_32x32x4_2b_bf16", 32, 4, "bf16", "bf16", 4, 2),
+        Shape("v_mfma_f32_16x16x4_4b_bf16", 16, 4, "bf16", "bf16", 4, 4),
     Shape("v_mfma_f32_4x4x4_16b_bf16", 4, 4, "bf16", "bf16", 4, 16),
     Shape("v_mfma_i32_32x32x16_i8", 32, 16, "i8", "i8", 8), Shape("v_mfma_i32_16x16x32_i8", 16, 32, "i8", "i8", 8),
-    Shape("v_mfma_i32_32x32x4_2b_i8", 32, 4, "i8", "i8", 4, 2), Shape("v_mfma_i32_16x16x4_4b_i8", 16, 4, "i8", "i8", 4, 4),
+    Shape("v_mfma_i32_32x32x4_2b_i8", 32, 4, "i8", "i8", 4, 2),
+        Shape("v_mfma_i32_16x16x4_4b_i8", 16, 4, "i8", "i8", 4, 4),
     Shape("v_mfma_i32_4x4x4_16b_i8", 4, 4, "i8", "i8", 4, 16),
-    *(Shape(f"v_mfma_f32_{m}x{m}x{k}_{a}_{b}", m, k, a, b, 8) for m, k in ((32, 16), (16, 32)) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
+    *(Shape(f"v_mfma_f32_{m}x{m}x{k}_{a}_{b}", m, k, a, b, 8) for m,
+        k in ((32, 16), (16, 32)) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
     Shape("v_mfma_f64_16x16x4_f64", 16, 4, "f64", "f64", 1), Shape("v_mfma_f64_4x4x4_4b_f64", 4, 4, "f64", "f64", 1, 4),
 ]  # fmt: skip
 SHAPES_950 = [
-    Shape("v_mfma_f32_32x32x16_f16", 32, 16, "f16", "f16", 8, arch="gfx950"), Shape("v_mfma_f32_16x16x32_f16", 16, 32, "f16", "f16", 8, arch="gfx950"),
-    Shape("v_mfma_f32_32x32x16_bf16", 32, 16, "bf16", "bf16", 8, arch="gfx950"), Shape("v_mfma_f32_16x16x32_bf16", 16, 32, "bf16", "bf16", 8, arch="gfx950"),
-    Shape("v_mfma_i32_32x32x32_i8", 32, 32, "i8", "i8", 16, arch="gfx950"), Shape("v_mfma_i32_16x16x64_i8", 16, 64, "i8", "i8", 16, arch="gfx950"),
-    Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "fp8", "fp8", 32, arch="gfx950"), Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "fp8", "bf8", 32, arch="gfx950", tail=" blgp:1"),
-    Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "bf8", "fp8", 32, arch="gfx950", tail=" cbsz:1"), Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "bf8", "bf8", 32, arch="gfx950", tail=" cbsz:1 blgp:1"),
+    Shape("v_mfma_f32_32x32x16_f16", 32, 16, "f16", "f16", 8, arch="gfx950"),
+        Shape("v_mfma_f32_16x16x32_f16", 16, 32, "f16", "f16", 8, arch="gfx950"),
+    Shape("v_mfma_f32_32x32x16_bf16", 32, 16, "bf16", "bf16", 8, arch="gfx950"),
+        Shape("v_mfma_f32_16x16x32_bf16", 16, 32, "bf16", "bf16", 8, arch="gfx950"),
+    Shape("v_mfma_i32_32x32x32_i8", 32, 32, "i8", "i8", 16, arch="gfx950"),
+        Shape("v_mfma_i32_16x16x64_i8", 16, 64, "i8", "i8", 16, arch="gfx950"),
+    Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "fp8", "fp8", 32, arch="gfx950"),
+        Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "fp8", "bf8", 32, arch="gfx950", tail=" blgp:1"),
+    Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "bf8", "fp8", 32, arch="gfx950", tail=" cbsz:1"),
+        Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "bf8", "bf8", 32, arch="gfx950", tail=" cbsz:1 blgp:1"),
     # the shapes of gfx942 stay
-    Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4, arch="gfx950"), Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4, arch="gfx950"),
-    Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1, arch="gfx950"), Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1, arch="gfx950"),
-    Shape("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8", "fp8", 8, arch="gfx950"), Shape("v_mfma_f32_16x16x32_bf8_fp8", 16, 32, "bf8", "fp8", 8, arch="gfx950"),
+    Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4, arch="gfx950"),
+        Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4, arch="gfx950"),
+    Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1, arch="gfx950"),
+        Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1, arch="gfx950"),
+    Shape("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8", "fp8", 8, arch="gfx950"),
+        Shape("v_mfma_f32_16x16x32_bf8_fp8", 16, 32, "bf8", "fp8", 8, arch="gfx950"),
 ]  # fmt: skip
 EVERY = SHAPES + SHAPES_950
 DONE = "\ns_nop 15\ns_nop 15"
@@ -111,7 +126,7 @@ def _text(shape: Shape, out: str = "a", operand: tuple[str, str] = ("v", "v"), c
     return f"{shape.name} {d}, {a}, {b}, {d if c is None else c}{shape.tail}" + DONE
 
 
-#: shape -> its instruction with accumulation registers, vector registers, a constant, operands in accumulation registers
+#: shape -> its instruction with accumulators in either bank, a constant one, and an operand from the other bank
 FORMS = {
     "accumulators": {s: register(_text(s), s.arch) for s in EVERY},
     "vectors": {s: register(_text(s, "v"), s.arch) for s in EVERY},
@@ -180,7 +195,9 @@ def test_layouts(shape: Shape, form: str) -> None:
     for number, values in enumerate(_accumulators(shape, expected)):
         got = np.asarray(getattr(result, bank)[number])
         wrong = np.flatnonzero(got != values)
-        assert not len(wrong), f"{shape.name} register {number}, lane {wrong[0]}: {got[wrong[0]]:#x}, expected {values[wrong[0]]:#x}"
+        assert not len(wrong), (
+            f"{shape.name} register {number}, lane {wrong[0]}: {got[wrong[0]]:#x}, expected {values[wrong[0]]:#x}"
+        )
 
 
 OVERLAPPING = register("v_mfma_f32_32x32x8_f16 v[0:15], v[64:65], v[80:81], v[16:31]" + DONE)
@@ -190,7 +207,9 @@ def test_another_accumulator_than_the_result() -> None:
     shape = next(s for s in SHAPES if s.name == "v_mfma_f32_32x32x8_f16")
     a, b, c = _operands(shape, 5)
     v = {16 + i: r for i, r in enumerate(_accumulators(shape, c))}
-    v |= {64 + i: r for i, r in enumerate(_operand(shape, "f16", a))} | {80 + i: r for i, r in enumerate(_operand(shape, "f16", b))}
+    v |= {64 + i: r for i, r in enumerate(_operand(shape, "f16", a))} | {
+        80 + i: r for i, r in enumerate(_operand(shape, "f16", b))
+    }
     result = execute(OVERLAPPING, v=v)
     expected = _accumulators(shape, np.einsum("bik,bjk->bij", a, b) + c)
     assert all((result.v[n] == x).all() for n, x in enumerate(expected))
@@ -201,7 +220,9 @@ def test_another_accumulator_than_the_result() -> None:
 
 def _single(shape: Shape, a: int, b: int, c: int, text: str) -> int:
     """The bits of D[0][0] for one product of the operands' own bits."""
-    v = {64 + i: np.zeros(LANES, np.uint32) for i in range(shape.words)} | {80 + i: np.zeros(LANES, np.uint32) for i in range(shape.words)}
+    v = {64 + i: np.zeros(LANES, np.uint32) for i in range(shape.words)} | {
+        80 + i: np.zeros(LANES, np.uint32) for i in range(shape.words)
+    }
     v[64][0], v[80][0] = a, b
     accumulators = {n: np.zeros(LANES, np.uint32) for n in range(shape.results)}
     accumulators[0][0] = c
@@ -226,10 +247,18 @@ def test_one_f32_product(name: str) -> None:
     for a, b, c in SINGLE_F32:
         got = _single(shape, a, b, c, FORMS["accumulators"][shape])
         expected = q.F32.encode(q.fma(*(q.F32.decode(x) for x in (a, b, c))))
-        assert got == expected or (q.F32.is_nan(got) and q.F32.is_nan(expected)), (hex(a), hex(b), hex(c), hex(got), hex(expected))
+        assert got == expected or (q.F32.is_nan(got) and q.F32.is_nan(expected)), (
+            hex(a),
+            hex(b),
+            hex(c),
+            hex(got),
+            hex(expected),
+        )
 
 
-@pytest.mark.parametrize(("name", "form"), [("v_mfma_f32_32x32x8_f16", q.F16), ("v_mfma_f32_16x16x16_f16", q.F16), ("v_mfma_f32_32x32x8_bf16", q.BF16), ("v_mfma_f32_16x16x16_bf16", q.BF16)])  # fmt: skip
+@pytest.mark.parametrize(("name", "form"),
+    [("v_mfma_f32_32x32x8_f16", q.F16), ("v_mfma_f32_16x16x16_f16", q.F16), ("v_mfma_f32_32x32x8_bf16", q.BF16),
+    ("v_mfma_f32_16x16x16_bf16", q.BF16)])  # fmt: skip
 def test_subnormal_16_bit_operands_count(name: str, form: q.Format) -> None:
     """CDNA2 flushes them; CDNA3 does not (PyTorch, numerical accuracy notes: "applies only to MI200")."""
     shape = _named(name)
@@ -271,15 +300,27 @@ def test_xf32_keeps_ten_bits_of_mantissa() -> None:
 
 
 BROADCASTS = {
-    register("v_mfma_f32_32x32x1_2b_f32 a[0:31], v64, v80, a[0:31] cbsz:1 abid:1" + DONE): ("v_mfma_f32_32x32x1_2b_f32", (1, 1), None),
-    register("v_mfma_f32_4x4x1_16b_f32 a[0:3], v64, v80, a[0:3] cbsz:2 abid:3" + DONE): ("v_mfma_f32_4x4x1_16b_f32", (2, 3), None),
-    register("v_mfma_f32_32x32x1_2b_f32 a[0:31], v64, v80, a[0:31] blgp:1" + DONE): ("v_mfma_f32_32x32x1_2b_f32", None, 1),
+    register("v_mfma_f32_32x32x1_2b_f32 a[0:31], v64, v80, a[0:31] cbsz:1 abid:1" + DONE): (
+        "v_mfma_f32_32x32x1_2b_f32",
+        (1, 1),
+        None,
+    ),
+    register("v_mfma_f32_4x4x1_16b_f32 a[0:3], v64, v80, a[0:3] cbsz:2 abid:3" + DONE): (
+        "v_mfma_f32_4x4x1_16b_f32",
+        (2, 3),
+        None,
+    ),
+    register("v_mfma_f32_32x32x1_2b_f32 a[0:31], v64, v80, a[0:31] blgp:1" + DONE): (
+        "v_mfma_f32_32x32x1_2b_f32",
+        None,
+        1,
+    ),
 }
 
 
 @pytest.mark.parametrize("text", BROADCASTS)
 def test_broadcast_of_blocks(text: str) -> None:
-    """cbsz, abid: in groups of 2**cbsz blocks, block abid's A serves all. blgp 1: the first 32 lanes of B serve both halves."""
+    """cbsz, abid: in groups of 2**cbsz blocks, block abid's A serves all. blgp 1: B's first 32 lanes serve all."""
     name, broadcast, pattern = BROADCASTS[text]
     shape = _named(name)
     a, b, c = _operands(shape, 3)

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.simulator import rational as q
-from tests.unit.simulator.harness import FULL, LANES, M32, M64, PARTIAL, execute, register, same, signed
-from tests.unit.simulator.test_isa_lds import _float_atomic, _pair, _split, _unsigned, atomic_values
+from tests.unit.simulator.harness import FULL, LANES, M32, PARTIAL, execute, register, signed
 
 WAIT = "\ns_waitcnt vmcnt(0) lgkmcnt(0)"
 OLD = [np.arange(LANES, dtype=np.uint32) * (k + 3) + 1000 * k for k in range(4)]
@@ -66,7 +64,8 @@ SPACES = {
     "buffer": ("v8, s[8:11], 0 offen", 0), "buffer offset": ("v8, s[8:11], 0 offen offset:48", 48),
     "buffer soffset": ("v8, s[8:11], s12 offen offset:16", 80), "global": ("v[8:9], off", 0),
     "global offset": ("v[8:9], off offset:-32", -32), "global saddr": ("v8, s[14:15]", 0),
-    "global saddr offset": ("v8, s[14:15] offset:4095", 4095), "flat": ("v[8:9]", 0), "flat offset": ("v[8:9] offset:64", 64),
+    "global saddr offset": ("v8, s[14:15] offset:4095", 4095), "flat": ("v[8:9]", 0),
+        "flat offset": ("v[8:9] offset:64", 64),
 }  # fmt: skip
 
 
@@ -144,7 +143,9 @@ def test_stores(space: str, name: str, text: str) -> None:
             if mask >> lane & 1:
                 value = sum(int(data[k][lane]) << 32 * k for k in range(4)) >> shift
                 start = int(offsets[lane]) + extra
-                expected[start : start + width] = np.frombuffer((value & ((1 << 8 * width) - 1)).to_bytes(width, "little"), np.uint8)
+                expected[start : start + width] = np.frombuffer(
+                    (value & ((1 << 8 * width) - 1)).to_bytes(width, "little"), np.uint8
+                )
         v = {**dict(enumerate(data)), **_address(array, space, offsets)}
         result = execute(text, v=v, s=_scalars(array), buffers=[array], exec_mask=mask)
         assert not result.findings, result.findings
@@ -152,7 +153,8 @@ def test_stores(space: str, name: str, text: str) -> None:
 
 
 ACCUMULATORS = {
-    register("buffer_load_dwordx4 a[0:3], v8, s[8:11], 0 offen" + WAIT), register("global_load_dwordx4 a[0:3], v[10:11], off" + WAIT),
+    register("buffer_load_dwordx4 a[0:3], v8, s[8:11], 0 offen" + WAIT),
+        register("global_load_dwordx4 a[0:3], v[10:11], off" + WAIT),
 }  # fmt: skip
 
 
@@ -215,8 +217,14 @@ def test_buffer_loads_without_a_vector_offset() -> None:
 
 # -- scalar loads
 
+
+def _span(count: int) -> str:
+    """The end of a load's name, and its destination."""
+    return " s20" if count == 1 else f"x{count} s[20:{19 + count}]"
+
+
 SCALAR_LOADS = {
-    register(f"s_load_dword{'' if n == 1 else f'x{n}'} {'s20' if n == 1 else f's[20:{19 + n}]'}, s[14:15], {offset}\ns_waitcnt lgkmcnt(0)"): (n, offset)
+    register(f"s_load_dword{_span(n)}, s[14:15], {offset}\ns_waitcnt lgkmcnt(0)"): (n, offset)
     for n in (1, 2, 4, 8, 16) for offset in ("0x0", "0x24", "-0x10")
 }  # fmt: skip
 
@@ -228,11 +236,13 @@ def test_scalar_loads(text: str) -> None:
     low, high = pair(array.ctypes.data + 64)
     result = execute(text, s={14: low, 15: high}, buffers=[array])
     assert not result.findings
-    assert [int(result.s[20 + k]) for k in range(count)] == [at(array, 64 + int(offset, 0) + 4 * k, 4) for k in range(count)]
+    assert [int(result.s[20 + k]) for k in range(count)] == [
+        at(array, 64 + int(offset, 0) + 4 * k, 4) for k in range(count)
+    ]
 
 
 SCALAR_BUFFERS = {
-    register(f"s_buffer_load_dword{'' if n == 1 else f'x{n}'} {'s20' if n == 1 else f's[20:{19 + n}]'}, s[8:11], 0x8\ns_waitcnt lgkmcnt(0)"): n
+    register(f"s_buffer_load_dword{_span(n)}, s[8:11], 0x8\ns_waitcnt lgkmcnt(0)"): n
     for n in (1, 2, 4, 8, 16)
 }  # fmt: skip
 SCALAR_REGISTER = register("s_load_dword s20, s[14:15], s16\ns_waitcnt lgkmcnt(0)")
@@ -256,9 +266,15 @@ def test_scalar_buffer_loads(text: str) -> None:
 
 SCRATCH = {
     register("scratch_store_dword off, v2, off\nscratch_load_dword v0, off, off" + WAIT): 1,
-    register("scratch_store_dword off, v2, off offset:8\ns_waitcnt vmcnt(0)\nscratch_load_dword v0, off, off offset:8" + WAIT): 1,
-    register("scratch_store_dwordx2 off, v[2:3], off offset:16\nscratch_load_dwordx2 v[0:1], off, off offset:16" + WAIT): 2,
-    register("scratch_store_dwordx4 off, v[2:5], off offset:32\nscratch_load_dwordx4 v[0:3], off, off offset:32" + WAIT): 4,
+    register(
+        "scratch_store_dword off, v2, off offset:8\ns_waitcnt vmcnt(0)\nscratch_load_dword v0, off, off offset:8" + WAIT
+    ): 1,
+    register(
+        "scratch_store_dwordx2 off, v[2:3], off offset:16\nscratch_load_dwordx2 v[0:1], off, off offset:16" + WAIT
+    ): 2,
+    register(
+        "scratch_store_dwordx4 off, v[2:5], off offset:32\nscratch_load_dwordx4 v[0:3], off, off offset:32" + WAIT
+    ): 4,
     register("scratch_store_dword v8, v2, off\nscratch_load_dword v0, v8, off" + WAIT): 1,
     register("scratch_store_dword off, v2, s20\nscratch_load_dword v0, off, s20" + WAIT): 1,
     register("scratch_store_short off, v2, off offset:4\nscratch_load_ushort v0, off, off offset:4" + WAIT): 0,
@@ -286,10 +302,14 @@ def _scratch_parts() -> dict[str, Callable[[int, int], int]]:
     for name, (width, meaning) in LOADS.items():
         if width <= 2:
             text = f"scratch_store_dword off, v2, off offset:4\nscratch_load_{name} v0, off, off offset:4"
-            table[register(text + WAIT)] = lambda data, old, width=width, meaning=meaning: meaning(data & ((1 << 8 * width) - 1), old)
+            table[register(text + WAIT)] = lambda data, old, width=width, meaning=meaning: meaning(
+                data & ((1 << 8 * width) - 1), old
+            )
     for name, (width, shift) in STORES.items():
         if width <= 2:
-            text = f"scratch_store_dword off, v3, off\nscratch_store_{name} off, v2, off\nscratch_load_dword v0, off, off"
+            text = (
+                f"scratch_store_dword off, v3, off\nscratch_store_{name} off, v2, off\nscratch_load_dword v0, off, off"
+            )
             table[register(text + WAIT)] = lambda data, old, width=width, shift=shift: (
                 0x55667788 & ~((1 << 8 * width) - 1) | data >> shift & ((1 << 8 * width) - 1)
             )
@@ -303,7 +323,9 @@ SCRATCH_THREE = register("scratch_store_dwordx3 off, v[2:4], off\nscratch_load_d
 @pytest.mark.parametrize("text", SCRATCH_PARTS)
 def test_scratch_parts(text: str) -> None:
     data = (np.arange(LANES, dtype=np.uint64) * 0x04ED_0F8F % (1 << 32)).astype(np.uint32)
-    result = execute(text, v={0: OLD[1], 2: data, 3: np.full(LANES, 0x55667788, np.uint32)}, exec_mask=PARTIAL, scratch=256)
+    result = execute(
+        text, v={0: OLD[1], 2: data, 3: np.full(LANES, 0x55667788, np.uint32)}, exec_mask=PARTIAL, scratch=256
+    )
     assert not result.findings, result.findings
     for lane in range(LANES):
         old = int(OLD[1][lane])
@@ -314,117 +336,3 @@ def test_scratch_parts(text: str) -> None:
 def test_scratch_of_three_words() -> None:
     result = execute(SCRATCH_THREE, v={2 + k: OLD[k] for k in range(3)}, scratch=64)
     assert all((result.v[6 + k] == OLD[k]).all() for k in range(3))
-
-
-# -- atomics
-
-
-def _names() -> dict[str, tuple[int, Callable[[int, int], int], str]]:
-    table: dict[str, tuple[int, Callable[[int, int], int], str]] = {}
-    for width, tail in ((4, ""), (8, "_x2")):
-        u = _unsigned(8 * width)
-        table |= {
-            f"add{tail}": (width, u["add_u"], "b"), f"sub{tail}": (width, u["sub_u"], "b"), f"smin{tail}": (width, u["min_i"], "b"),
-            f"umin{tail}": (width, min, "b"), f"smax{tail}": (width, u["max_i"], "b"), f"umax{tail}": (width, max, "b"),
-            f"and{tail}": (width, u["and_b"], "b"), f"or{tail}": (width, u["or_b"], "b"), f"xor{tail}": (width, u["xor_b"], "b"),
-            f"inc{tail}": (width, u["inc_u"], "b"), f"dec{tail}": (width, u["dec_u"], "b"), f"swap{tail}": (width, lambda m, d: d, "b"),
-        }  # fmt: skip
-    table |= {
-        "add_f32": (4, _float_atomic(q.F32, "add"), "f32"), "add_f64": (8, _float_atomic(q.F64, "add"), "f64"),
-        "min_f64": (8, _float_atomic(q.F64, "min"), "f64"), "max_f64": (8, _float_atomic(q.F64, "max"), "f64"),
-        "pk_add_f16": (4, _pair(q.F16), "f16"), "pk_add_bf16": (4, _pair(q.BF16), "bf16"),
-    }  # fmt: skip
-    return table
-
-
-NAMES = _names()
-
-
-def _atomic_texts() -> list[tuple[str, str, bool, str]]:
-    texts = []
-    for name, (width, _, _) in NAMES.items():
-        data, into = ("v4", "v0") if width == 4 else ("v[4:5]", "v[0:1]")
-        for returns in (False, True):
-            tail = " sc0" if returns else ""
-            made = f"{into}, " if returns else ""
-            texts.append(("global", name, returns, f"global_atomic_{name} {made}v[8:9], {data}, off{tail}"))
-            texts.append(("flat", name, returns, f"flat_atomic_{name} {made}v[8:9], {data}{tail}"))
-            texts.append(("buffer", name, returns, f"buffer_atomic_{name} {data}, v8, s[8:11], 0 offen{tail}"))
-    return [(space, name, returns, register(text + WAIT, _arch(space, name))) for space, name, returns, text in texts]
-
-
-def _arch(space: str, name: str) -> str:
-    """Buffers add pairs of bf16 from gfx950 on; global and flat do so on gfx942."""
-    return "gfx950" if (space, name) == ("buffer", "pk_add_bf16") else "gfx942"
-
-
-ATOMICS = _atomic_texts()
-
-
-@pytest.mark.parametrize(("space", "name", "returns", "text"), ATOMICS, ids=[t.split("\n")[0] for *_, t in ATOMICS])
-def test_atomics(space: str, name: str, returns: bool, text: str) -> None:
-    width, operation, kind = NAMES[name]
-    for places in (LANES, 4):
-        stored = atomic_values(kind, width, places, 5)
-        data = atomic_values(kind, width, LANES, 6)
-        if places == 4 and name.split("_")[0] in ("inc", "dec", "swap"):
-            data = [data[n % places] for n in range(LANES)]
-        array = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in stored), np.uint8).copy()
-        offsets = np.array([n % places * width for n in range(LANES)])
-        v = {0: OLD[0], 1: OLD[1], **_split(data, width, 4), **_address(array, space, offsets)}
-        result = execute(text, arch=_arch(space, name), v=v, s=descriptor(array), buffers=[array], exec_mask=PARTIAL)
-        assert not result.findings, result.findings
-        current, seen = list(stored), [-1] * LANES
-        for lane in range(LANES):
-            if PARTIAL >> lane & 1:
-                seen[lane] = current[lane % places]
-                current[lane % places] = operation(current[lane % places], data[lane])
-        assert [at(array, k * width, width) for k in range(places)] == current, (text, places)
-        source = 4 if space == "buffer" else 0
-        if returns and places == LANES:
-            for lane in range(LANES):
-                before = data[lane] if source else int(OLD[0][lane]) | int(OLD[1][lane]) << 32
-                expected = seen[lane] if PARTIAL >> lane & 1 else before
-                got = sum(int(result.v[source + k][lane]) << 32 * k for k in range(width // 4))
-                assert got == expected & (M64 if width == 8 else M32), (text, lane)
-
-
-COMPARE_SWAP = {
-    register("global_atomic_cmpswap v0, v[8:9], v[4:5], off sc0" + WAIT): 4,
-    register("global_atomic_cmpswap_x2 v[0:1], v[8:9], v[4:7], off sc0" + WAIT): 8,
-    register("flat_atomic_cmpswap v0, v[8:9], v[4:5] sc0" + WAIT): 4,
-    register("flat_atomic_cmpswap_x2 v[0:1], v[8:9], v[4:7] sc0" + WAIT): 8,
-    register("buffer_atomic_cmpswap v[4:5], v8, s[8:11], 0 offen sc0" + WAIT): 4,
-    register("buffer_atomic_cmpswap_x2 v[4:7], v8, s[8:11], 0 offen sc0" + WAIT): 8,
-}
-
-
-@pytest.mark.parametrize("text", COMPARE_SWAP)
-def test_compare_and_swap(text: str) -> None:
-    """The data's first part is the new value, its second what memory is compared with."""
-    width = COMPARE_SWAP[text]
-    stored = [(n * 0x1_0000_0001 + 3) & ((1 << 8 * width) - 1) for n in range(LANES)]
-    new = [(n * 0x7_0000_0003 + 5) & ((1 << 8 * width) - 1) for n in range(LANES)]
-    compare = [m if n % 3 else m ^ 1 << (8 * width - 1) for n, m in enumerate(stored)]
-    array = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in stored), np.uint8).copy()
-    space = text.split("_")[0]
-    v = {0: OLD[0], 1: OLD[1], **_split(new, width, 4), **_split(compare, width, 4 + width // 4)}
-    v |= _address(array, space, np.arange(LANES) * width)
-    result = execute(text, v=v, s=descriptor(array), buffers=[array])
-    source = 4 if space == "buffer" else 0
-    for lane in range(LANES):
-        assert at(array, lane * width, width) == (new[lane] if lane % 3 else stored[lane]), (text, lane)
-        assert sum(int(result.v[source + k][lane]) << 32 * k for k in range(width // 4)) == stored[lane], (text, lane)
-
-
-ROUNDED = register("global_atomic_add_f32 v[8:9], v4, off" + WAIT)
-
-
-def test_float_atomics_round_to_nearest() -> None:
-    a = np.array([0x3F800000, 0x3F800001, 0x4B7FFFFF, 0x7F7FFFFF, 0x3DCCCCCD, 0xBF800000, 0x7F800000, 0x80000000] * 8, np.uint32)
-    b = np.array([0x33800000, 0x33800000, 0x3F000000, 0x73800000, 0x3E4CCCCD, 0x3F800000, 0xFF800000, 0x80000000] * 8, np.uint32)
-    array = a.copy()
-    execute(ROUNDED, v={4: b, **_address(array, "global", np.arange(LANES) * 4)}, buffers=[array])
-    for lane in range(LANES):
-        expected = q.F32.encode(q.add(q.F32.decode(int(a[lane])), q.F32.decode(int(b[lane]))))
-        assert same(int(array[lane]), expected, "f32"), (lane, hex(int(array[lane])), hex(expected))

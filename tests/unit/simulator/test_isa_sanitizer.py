@@ -40,6 +40,9 @@ class Case:
     arguments: dict[str, Any] | None = None
 
 
+LOAD = "global_load_dword {}, v[8:9], off\n"
+TWO_LOADS = LOAD.format("v0") + LOAD.format("v2") + "s_waitcnt vmcnt(1)\nv_add_u32_e32 v3, {}, v1"
+BY_WAVE = "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\n"
 WRITE_READ = "ds_write_b32 v2, v1\n{wait}{barrier}ds_read_b32 v4, v3\ns_waitcnt lgkmcnt(0)"
 W, B = "s_waitcnt lgkmcnt(0)\n", "s_barrier\n"
 LDS_ADDRESSES = {1: _waves(2), 2: _waves(2) * 4, 3: (_waves(2) ^ 64) * 4}
@@ -49,55 +52,98 @@ COUNTER = {1: _waves(2) * 0 + 1, 2: _waves(2) * 0}
 CASES = [
     # memory out of bounds
     Case("global load inside", "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)", None, setup="global"),
-    Case("global load past the end", "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)", "out-of-bounds", "global_load_dword", 62, setup="global", offsets=(4, 1024 - 62 * 4)),
-    Case("global load before the start", "global_load_dword v0, v[8:9], off offset:-8\ns_waitcnt vmcnt(0)", "out-of-bounds", "global_load_dword", 0, setup="global"),
-    Case("global load across the end", "global_load_dwordx4 v[0:3], v[8:9], off\ns_waitcnt vmcnt(0)", "out-of-bounds", "global_load_dwordx4", 63, setup="global", offsets=(16, 8)),
-    Case("global store past the end", "global_store_dword v[8:9], v1, off", "out-of-bounds", "global_store_dword", 60, setup="global", offsets=(4, 1024 - 60 * 4)),
+    Case("global load past the end", "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)", "out-of-bounds",
+        "global_load_dword", 62, setup="global", offsets=(4, 1024 - 62 * 4)),
+    Case("global load before the start", "global_load_dword v0, v[8:9], off offset:-8\ns_waitcnt vmcnt(0)",
+        "out-of-bounds", "global_load_dword", 0, setup="global"),
+    Case("global load across the end", "global_load_dwordx4 v[0:3], v[8:9], off\ns_waitcnt vmcnt(0)", "out-of-bounds",
+        "global_load_dwordx4", 63, setup="global", offsets=(16, 8)),
+    Case("global store past the end", "global_store_dword v[8:9], v1, off", "out-of-bounds", "global_store_dword", 60,
+        setup="global", offsets=(4, 1024 - 60 * 4)),
     Case("global store inside", "global_store_dword v[8:9], v1, off", None, setup="global"),
-    Case("lanes that are off read nothing", "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)", None, setup="global", offsets=(4, 1024 - 32 * 4), arguments={"exec_mask": 0xFFFFFFFF}),
-    Case("buffer load masked by a far offset", "buffer_load_dword v0, v8, s[8:11], 0 offen\ns_waitcnt vmcnt(0)", None, setup="buffer masked"),
-    Case("buffer load whose descriptor passes the memory", "buffer_load_dword v0, v8, s[8:11], 0 offen\ns_waitcnt vmcnt(0)", "out-of-bounds", "buffer_load_dword", 60, setup="buffer too long", offsets=(4, 1024 - 60 * 4)),
-    Case("LDS read past the end", "ds_read_b32 v0, v2\ns_waitcnt lgkmcnt(0)", "out-of-bounds", "ds_read_b32", 32, lds=128, v={2: LANE * 4}),
+    Case("lanes that are off read nothing", "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)", None,
+        setup="global", offsets=(4, 1024 - 32 * 4), arguments={"exec_mask": 0xFFFFFFFF}),
+    Case("buffer load masked by a far offset", "buffer_load_dword v0, v8, s[8:11], 0 offen\ns_waitcnt vmcnt(0)", None,
+        setup="buffer masked"),
+    Case("buffer load whose descriptor passes the memory",
+        "buffer_load_dword v0, v8, s[8:11], 0 offen\ns_waitcnt vmcnt(0)", "out-of-bounds", "buffer_load_dword", 60,
+        setup="buffer too long", offsets=(4, 1024 - 60 * 4)),
+    Case("LDS read past the end", "ds_read_b32 v0, v2\ns_waitcnt lgkmcnt(0)", "out-of-bounds", "ds_read_b32", 32,
+        lds=128, v={2: LANE * 4}),
     Case("LDS read inside", "ds_read_b32 v0, v2\ns_waitcnt lgkmcnt(0)", None, lds=256, v={2: LANE * 4}),
-    Case("LDS write past the end", "ds_write_b64 v2, v[4:5]", "out-of-bounds", "ds_write_b64", 30, lds=240, v={2: LANE * 8, 4: LANE, 5: LANE}, arguments={"exec_mask": 0xFFFFFFFF}),
-    Case("scalar load past the end", "s_load_dwordx4 s[20:23], s[14:15], 0x3f8\ns_waitcnt lgkmcnt(0)", "out-of-bounds", "s_load_dwordx4", None, setup="scalar"),
+    Case("LDS write past the end", "ds_write_b64 v2, v[4:5]", "out-of-bounds", "ds_write_b64", 30, lds=240,
+        v={2: LANE * 8, 4: LANE, 5: LANE}, arguments={"exec_mask": 0xFFFFFFFF}),
+    Case("scalar load past the end", "s_load_dwordx4 s[20:23], s[14:15], 0x3f8\ns_waitcnt lgkmcnt(0)", "out-of-bounds",
+        "s_load_dwordx4", None, setup="scalar"),
     Case("scalar load inside", "s_load_dwordx4 s[20:23], s[14:15], 0x3f0\ns_waitcnt lgkmcnt(0)", None, setup="scalar"),
-    Case("scratch past the end", "scratch_store_dword off, v1, off offset:64", "out-of-bounds", "scratch_store_dword", 0, v={1: LANE}, arguments={"scratch": 64}),
+    Case("scratch past the end", "scratch_store_dword off, v1, off offset:64", "out-of-bounds", "scratch_store_dword",
+        0, v={1: LANE}, arguments={"scratch": 64}),
     # what nothing has written. A value may be moved about; a store, an address or a branch may not depend on it
-    Case("store of a register that nothing wrote", "global_store_dword v[8:9], v5, off", "uninitialised", "global_store_dword", 0, setup="global"),
-    Case("store of a sum with a register that nothing wrote", "v_add_u32_e32 v6, v1, v5\nglobal_store_dword v[8:9], v6, off", "uninitialised", "", 0, setup="global"),
-    Case("address from a register that nothing wrote", "ds_read_b32 v0, v5\ns_waitcnt lgkmcnt(0)", "uninitialised", "ds_read_b32", 0, lds=256),
-    Case("branch on a mask that nothing wrote", "v_cmp_eq_u32_e32 vcc, 0, v5\ns_cbranch_vccz .LBB0_1\ns_nop 0\n.LBB0_1:\ns_nop 0", "uninitialised", "", None),
-    Case("lanes that were off when it was written", "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1\nglobal_store_dword v[8:9], v6, off", "uninitialised", "global_store_dword", 4, setup="global"),
+    Case("store of a register that nothing wrote", "global_store_dword v[8:9], v5, off", "uninitialised",
+        "global_store_dword", 0, setup="global"),
+    Case("store of a sum with a register that nothing wrote",
+        "v_add_u32_e32 v6, v1, v5\nglobal_store_dword v[8:9], v6, off", "uninitialised", "", 0, setup="global"),
+    Case("address from a register that nothing wrote", "ds_read_b32 v0, v5\ns_waitcnt lgkmcnt(0)", "uninitialised",
+        "ds_read_b32", 0, lds=256),
+    Case("branch on a mask that nothing wrote",
+        "v_cmp_eq_u32_e32 vcc, 0, v5\ns_cbranch_vccz .LBB0_1\ns_nop 0\n.LBB0_1:\ns_nop 0", "uninitialised", "", None),
+    Case("lanes that were off when it was written",
+        "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1\nglobal_store_dword v[8:9], v6, off",
+        "uninitialised", "global_store_dword", 4, setup="global"),
     Case("written before the store", "v_mov_b32_e32 v6, 1\nglobal_store_dword v[8:9], v6, off", None, setup="global"),
     # races between waves
     Case("exchange over a barrier", WRITE_READ.format(wait=W, barrier=B), None, waves=2, lds=512, v=LDS_ADDRESSES),
-    Case("exchange without a barrier", WRITE_READ.format(wait=W, barrier=""), "race", "", None, waves=2, lds=512, v=LDS_ADDRESSES),
+    Case("exchange without a barrier", WRITE_READ.format(wait=W, barrier=""), "race", "", None, waves=2, lds=512,
+        v=LDS_ADDRESSES),
     Case("own data without a barrier", WRITE_READ.format(wait=W, barrier=""), None, waves=2, lds=512, v=OWN_ADDRESSES),
-    Case("two waves write one place", "v_mov_b32_e32 v2, 0\nds_write_b32 v2, v1", "race", "ds_write_b32", None, waves=2, lds=64, v={1: _waves(2)}, arguments={"exec_mask": 1}),
+    Case("two waves write one place", "v_mov_b32_e32 v2, 0\nds_write_b32 v2, v1", "race", "ds_write_b32", None, waves=2,
+        lds=64, v={1: _waves(2)}, arguments={"exec_mask": 1}),
     Case("atomics on one place", "ds_add_u32 v2, v1\ns_waitcnt lgkmcnt(0)", None, waves=2, lds=64, v=COUNTER),
-    Case("read of an atomic's place over a barrier", "ds_add_u32 v2, v1\ns_waitcnt lgkmcnt(0)\ns_barrier\nds_read_b32 v4, v2\ns_waitcnt lgkmcnt(0)", None, waves=2, lds=64, v=COUNTER),
-    Case("read of an atomic's place without a barrier", "ds_add_u32 v2, v1\ns_waitcnt lgkmcnt(0)\nds_read_b32 v4, v2\ns_waitcnt lgkmcnt(0)", "race", "", None, waves=2, lds=64, v=COUNTER),
-    Case("a write that overtakes a reader", "ds_read_b32 v4, v3\ns_waitcnt lgkmcnt(0)\nds_write_b32 v2, v1", "race", "", None, waves=2, lds=512, v=LDS_ADDRESSES),
-    Case("two waves write one global place", "global_store_dword v[8:9], v1, off", "race", "global_store_dword", None, waves=2, setup="global"),
+    Case("read of an atomic's place over a barrier",
+        "ds_add_u32 v2, v1\ns_waitcnt lgkmcnt(0)\ns_barrier\nds_read_b32 v4, v2\ns_waitcnt lgkmcnt(0)", None, waves=2,
+        lds=64, v=COUNTER),
+    Case("read of an atomic's place without a barrier",
+        "ds_add_u32 v2, v1\ns_waitcnt lgkmcnt(0)\nds_read_b32 v4, v2\ns_waitcnt lgkmcnt(0)", "race", "", None, waves=2,
+        lds=64, v=COUNTER),
+    Case("a write that overtakes a reader", "ds_read_b32 v4, v3\ns_waitcnt lgkmcnt(0)\nds_write_b32 v2, v1", "race", "",
+        None, waves=2, lds=512, v=LDS_ADDRESSES),
+    Case("two waves write one global place", "global_store_dword v[8:9], v1, off", "race", "global_store_dword", None,
+        waves=2, setup="global"),
     Case("global atomics on one place", "global_atomic_add_f32 v[8:9], v1, off", None, waves=2, setup="global"),
     # waits
-    Case("a load used without a wait", "global_load_dword v0, v[8:9], off\nv_add_u32_e32 v3, v0, v1", "missing-wait", "v_add_u32_e32", None, setup="global"),
-    Case("a load used after its wait", "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v3, v0, v1", None, setup="global"),
-    Case("the first of two loads after a wait that leaves one", "global_load_dword v0, v[8:9], off\nglobal_load_dword v2, v[8:9], off\ns_waitcnt vmcnt(1)\nv_add_u32_e32 v3, v0, v1", None, setup="global"),
-    Case("the second of two loads after a wait that leaves one", "global_load_dword v0, v[8:9], off\nglobal_load_dword v2, v[8:9], off\ns_waitcnt vmcnt(1)\nv_add_u32_e32 v3, v2, v1", "missing-wait", "v_add_u32_e32", None, setup="global"),
-    Case("a wait on the other counter", "ds_read_b32 v0, v2\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v3, v0", "missing-wait", "v_mov_b32_e32", None, lds=256, v={2: LANE * 4}),
-    Case("a load's register written before it arrives", "global_load_dword v0, v[8:9], off\nv_mov_b32_e32 v0, 0\ns_waitcnt vmcnt(0)", "missing-wait", "v_mov_b32_e32", None, setup="global"),
-    Case("a scalar load used without a wait", "s_load_dword s20, s[14:15], 0x0\ns_add_i32 s21, s20, 1", "missing-wait", "s_add_i32", None, setup="scalar"),
-    Case("a scalar load used after its wait", "s_load_dword s20, s[14:15], 0x0\ns_waitcnt lgkmcnt(0)\ns_add_i32 s21, s20, 1", None, setup="scalar"),
-    Case("an atomic's result without a wait", "ds_add_rtn_u32 v0, v2, v1\nv_mov_b32_e32 v3, v0", "missing-wait", "v_mov_b32_e32", None, lds=256, v={1: LANE, 2: LANE * 4}),
-    Case("a permute's result without a wait", "ds_bpermute_b32 v0, v2, v1\nv_mov_b32_e32 v3, v0", "missing-wait", "v_mov_b32_e32", None, v={1: LANE, 2: LANE * 4}),
-    Case("a store of a loaded register without a wait", "ds_read_b32 v0, v2\nglobal_store_dword v[8:9], v0, off", "missing-wait", "global_store_dword", None, lds=256, setup="global", v={2: LANE * 4}),
+    Case("a load used without a wait", "global_load_dword v0, v[8:9], off\nv_add_u32_e32 v3, v0, v1", "missing-wait",
+        "v_add_u32_e32", None, setup="global"),
+    Case("a load used after its wait",
+        "global_load_dword v0, v[8:9], off\ns_waitcnt vmcnt(0)\nv_add_u32_e32 v3, v0, v1", None, setup="global"),
+    Case("the first of two loads after a wait that leaves one",
+        TWO_LOADS.format("v0"), None, setup="global"),
+    Case("the second of two loads after a wait that leaves one",
+        TWO_LOADS.format("v2"), "missing-wait", "v_add_u32_e32", None, setup="global"),
+    Case("a wait on the other counter", "ds_read_b32 v0, v2\ns_waitcnt vmcnt(0)\nv_mov_b32_e32 v3, v0", "missing-wait",
+        "v_mov_b32_e32", None, lds=256, v={2: LANE * 4}),
+    Case("a load's register written before it arrives",
+        "global_load_dword v0, v[8:9], off\nv_mov_b32_e32 v0, 0\ns_waitcnt vmcnt(0)", "missing-wait", "v_mov_b32_e32",
+        None, setup="global"),
+    Case("a scalar load used without a wait", "s_load_dword s20, s[14:15], 0x0\ns_add_i32 s21, s20, 1", "missing-wait",
+        "s_add_i32", None, setup="scalar"),
+    Case("a scalar load used after its wait",
+        "s_load_dword s20, s[14:15], 0x0\ns_waitcnt lgkmcnt(0)\ns_add_i32 s21, s20, 1", None, setup="scalar"),
+    Case("an atomic's result without a wait", "ds_add_rtn_u32 v0, v2, v1\nv_mov_b32_e32 v3, v0", "missing-wait",
+        "v_mov_b32_e32", None, lds=256, v={1: LANE, 2: LANE * 4}),
+    Case("a permute's result without a wait", "ds_bpermute_b32 v0, v2, v1\nv_mov_b32_e32 v3, v0", "missing-wait",
+        "v_mov_b32_e32", None, v={1: LANE, 2: LANE * 4}),
+    Case("a store of a loaded register without a wait", "ds_read_b32 v0, v2\nglobal_store_dword v[8:9], v0, off",
+        "missing-wait", "global_store_dword", None, lds=256, setup="global", v={2: LANE * 4}),
     # barriers
-    Case("waves at different barriers", "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\ns_barrier\ns_endpgm\n.LBB0_1:\ns_barrier", "divergent-barrier", "", None, waves=2, v={1: _waves(2)}),
-    Case("a barrier that every wave reaches", "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\ns_nop 0\n.LBB0_1:\ns_barrier", None, waves=2, v={1: _waves(2)}),
+    Case("waves at different barriers",
+        BY_WAVE + "s_barrier\ns_endpgm\n.LBB0_1:\ns_barrier", "divergent-barrier", "", None, waves=2, v={1: _waves(2)}),
+    Case("a barrier that every wave reaches",
+        BY_WAVE + "s_nop 0\n.LBB0_1:\ns_barrier", None,
+        waves=2, v={1: _waves(2)}),
     # the manual: if some waves have already terminated, s_barrier waits on the surviving ones only
-    Case("a barrier after another wave has ended", "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\ns_barrier\n.LBB0_1:\ns_nop 0", None, waves=2, v={1: _waves(2)}),
+    Case("a barrier after another wave has ended",
+        BY_WAVE + "s_barrier\n.LBB0_1:\ns_nop 0", None,
+        waves=2, v={1: _waves(2)}),
 ]  # fmt: skip
 for _case in CASES:
     register(_case.text)
@@ -118,7 +164,11 @@ def test_findings(case: Case) -> None:
     if case.setup == "global":
         v |= _global(array, LANE * stride + first)
     if case.setup.startswith("buffer"):
-        v[8] = np.where(LANE % 3 == 0, 0x80000000, LANE * 4).astype(np.uint32) if "masked" in case.setup else LANE * stride + first
+        v[8] = (
+            np.where(LANE % 3 == 0, 0x80000000, LANE * 4).astype(np.uint32)
+            if "masked" in case.setup
+            else LANE * stride + first
+        )
         s |= descriptor(array, 4096 if "too long" in case.setup else None)
     if case.waves > 1:
         v = {n: np.broadcast_to(x, (case.waves, LANES)).copy() for n, x in v.items()}
