@@ -1,0 +1,134 @@
+"""The parity check on simulated AMD devices, and the kernels that its small cases do not reach."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import simulated
+
+ROOT = Path(__file__).resolve().parents[2]
+EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-22}
+
+
+def run(calls: list[dict[str, Any]], device: str = "mi300x", path: Iterable[str] = ()) -> list[dict[str, Any]]:
+    env = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1",
+           "PYTHONPATH": os.pathsep.join([*path, str(ROOT / "src"), str(ROOT)])}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/parity/simulated_worker.py")], input=json.dumps({"profile": device, "calls": calls}),
+        capture_output=True, text=True, env=env, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def call(op: str, implementation: str, dtype: str, shapes: list[Any], extra: list[Any], **more: Any) -> dict[str, Any]:
+    return {"op": op, "implementation": implementation, "dtype": dtype, "shapes": shapes, "extra": extra, **more}
+
+
+def check(device: str, **more: Any) -> Counter[tuple[str, str]]:
+    document = simulated.run(profile(device), **more)
+    wrong = [(c.op, c.implementation, c.dtype, c.case, c.verdict, c.reason) for c in document.cells
+             if c.verdict not in ("SIMULATED", "UNIMPLEMENTED")]  # fmt: skip
+    assert wrong == []
+    assert document.environment.device == "simulated" and document.environment.profile == device
+    return Counter((c.implementation, c.verdict) for c in document.cells)
+
+
+def test_cells_run_on_the_simulated_device() -> None:
+    found = check("mi300x", ops=["softmax", "rope"], dtypes=["bf16"], jobs=1)
+    assert found["triton", "SIMULATED"] >= 35 and found["hip", "SIMULATED"] >= 30
+    assert not any(verdict == "PASS" for _, verdict in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["mi300x", "mi355x"])
+def test_every_op_on_the_simulated_device(device: str) -> None:
+    found = check(device)
+    ops = [op for op in registry.primitives() if any(x.backend == "triton" for x in registry.implementations(op))]
+    assert found["triton", "SIMULATED"] > 60 * len(ops) * 0.9 and found["hip", "SIMULATED"] > 350
+
+
+# Small shapes take small tiles: fewer units make the launcher take the large ones, with ragged edges.
+MATMULS = [(520, 300, 200, 1), (300, 200, 264, 2), (150, 140, 136, 4), (70, 90, 320, 4), (9, 70, 520, 4), (520, 300, 203, 1)]
+LONG = [
+    call("attention", "triton", d, [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]], [causal, None, None, 0.0, None])
+    for d, s, h, causal in (("bfloat16", 300, 64, True), ("float16", 300, 128, True), ("bfloat16", 200, 256, False),
+                            ("float32", 260, 64, True))
+] + [
+    call(op, implementation, "bfloat16", shapes, extra)
+    for n, implementation in itertools.product((40_000, 70_001), ("triton", "hip"))
+    for op, shapes, extra in (("rms_norm", [[3, n], [n]], [1e-6, False]), ("softmax", [[3, n]], []),
+                              ("layer_norm", [[3, n], [n], [n]], [1e-5]))
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["mi300x", "mi355x"])
+def test_every_tile_of_products_and_long_rows(device: str) -> None:
+    calls = [call("linear", "triton", d, [[m, k], [n, k], None], [], units=u)
+             for d in EPSILON for m, n, k, u in MATMULS]  # fmt: skip
+    calls += LONG if device == "mi300x" else [c for c in LONG if c["implementation"] == "triton"]
+    for given, got in zip(calls, run(calls, device), strict=True):
+        assert got["findings"] == [], given
+        assert got["kernels"] and max(got["apart"]) < 64 * EPSILON[given["dtype"]], (given, got["apart"])
+
+
+VARIANTS = [{"mfma_order": "sequential"}, {"mfma_order": "pairs"}, {"mfma_subnormals": "flushed"}, {"xf32": "nearest"},
+            {"estimates": "above"}, {"estimates": "below"}]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(next(iter(v.items()))))
+def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
+    ops = ["rms_norm", "softmax", "silu_mul"] if "estimates" in variant else ["linear", "attention", "attention_backward"]
+    found = check("mi300x", ops=ops, dtypes=["bf16", "f32"], assumptions=variant)
+    assert found["triton", "SIMULATED"] > 60
+
+
+def test_triton_and_the_simt_source_agree() -> None:
+    pairs = [("rms_norm", [[7, 333], [333]], [1e-6, False]), ("softmax", [[7, 333]], []), ("silu_mul", [[7, 333], [7, 333]], [])]
+    calls = [call(op, name, d, shapes, extra) for op, shapes, extra in pairs for d in ("bfloat16", "float32")
+             for name in ("triton", "hip")]  # fmt: skip
+    got = run(calls)
+    for (left, right), given in zip(zip(got[::2], got[1::2], strict=True), calls[::2], strict=True):
+        assert left["kernels"] != right["kernels"]
+        for a, b in zip(left["outputs"], right["outputs"], strict=True):
+            size = sum(abs(x) for x in a) / len(a)
+            # each is within half a unit in the last place of the exact value, and some of float32's own steps
+            apart = max(abs(x - y) / max(abs(x), size) for x, y in zip(a, b, strict=True))
+            assert apart <= 2 * EPSILON[given["dtype"]], given
+
+
+@pytest.mark.slow
+def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
+    """Code that another release of the compiler makes computes the same, within the class of each dtype."""
+    other = next(v for v in ("3.7.1", "3.9.0", "3.5.1") if v != version("triton"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), f"triton=={other}"],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"triton {other} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    calls = [call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]), call("softmax", "triton", "float32", [[7, 333]], []),
+             call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
+             call("attention", "triton", "float16", [[1, 2, 70, 64]] * 3, [True, None, None, 0.0, None])]  # fmt: skip
+    ours, theirs = run(calls), run(calls, path=[str(tmp_path)])
+    for given, left, right in zip(calls, ours, theirs, strict=True):
+        assert left["findings"] == right["findings"] == []
+        for a, b in zip(left["outputs"], right["outputs"], strict=True):
+            size = sum(abs(x) for x in a) / len(a)
+            apart = max(abs(x - y) / max(abs(x), size) for x, y in zip(a, b, strict=True))
+            assert apart <= 4 * EPSILON[given["dtype"]], given
