@@ -88,12 +88,15 @@ class DeviceTimer(Timer):
                 for call in self.calls[:2]:
                     call()
             torch.cuda.current_stream(self.device).wait_stream(side)
-            for calls in (self.calls, [self.calls[0]] * len(self.calls)):
-                graph = torch.cuda.CUDAGraph()
+            for calls, distinct in ((self.calls, True), ([self.calls[0]] * len(self.calls), False)):
+                graph, kept = torch.cuda.CUDAGraph(), []
                 with torch.cuda.graph(graph):
-                    kept = [call() for call in calls]
+                    for call in calls:
+                        result = call()
+                        if distinct:  # what is kept until the end is not given to the next call
+                            kept.append(result)
                 self.graphs.append((graph, len(calls)))
-                del kept
+                del kept, result
         except Exception as error:  # noqa: BLE001 - a peer may do anything; that it has no graph is said in its row
             torch.cuda.synchronize(self.device)
             self.graphs.clear()
