@@ -57,7 +57,7 @@ class Setting:
 TABLE = (
     Setting("backend", _names, (), "Backends that may serve a call, in order. An allow-list: beyond it, calls raise."),
     Setting("strict", _switch, False, "Raise instead of falling back to a less preferred implementation."),
-    Setting("lockfile", _path, None, "JSON file of measured choices, as `ferryman.dispatch.lockfile` writes it."),
+    Setting("lockfile", _path, None, "JSON file of measured choices, as `ferryman tune` writes it."),
     Setting("profile", _word, None, "Name of the device profile to use for the accelerator, instead of detecting it."),
     Setting("test_device", _word, None, "Where the pytest plugin tests; default: the accelerator, else the CPU."),
     Setting("cache_dir", _path, None, "Where compiled kernels are kept; default: the user's cache directory."),

@@ -19,7 +19,7 @@ import ferryman
 from ferryman import ops
 from ferryman.backends.base import Target
 from ferryman.device_profiles import profile
-from ferryman.dispatch import lockfile, plan, registry, select, state
+from ferryman.dispatch import lockfile, lockfile_document, plan, registry, select, state
 from ferryman.errors import (
     ArgumentError,
     CompileError,
@@ -384,10 +384,17 @@ def test_settings_request_and_strictness(monkeypatch: pytest.MonkeyPatch) -> Non
         ops.rms_norm(X)
 
 
-def _lock(path: Path, name: str = "definition") -> None:
-    of = ops.rms_norm.primitive
-    key = lockfile.region(of, (X, None, 1e-6, False))
-    lockfile.save(path, ferryman.devices()[-1], {"rms_norm": {key: {"implementation": name, "us": 3.0}}})
+def _entry(name: str = "definition", **more: object) -> lockfile_document.Entry:
+    given = {"implementation": name, "seconds": 3e-6, "kernels": lockfile_document.digest("rms_norm")} | more
+    return lockfile_document.Entry.model_validate(given)
+
+
+def _key(x: torch.Tensor = X) -> str:
+    return lockfile.region(ops.rms_norm.primitive, (x, None, 1e-6, False))
+
+
+def _lock(path: Path, **more: object) -> None:
+    lockfile_document.record(path, ferryman.devices()[-1], {"rms_norm": {_key(): _entry(**more)}})  # type: ignore[arg-type]
 
 
 def test_a_lockfile_choice_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,12 +403,80 @@ def test_a_lockfile_choice_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ferryman.reload()
     assert served(lambda: ops.rms_norm(X), "rms_norm") == "definition"
     assert served(lambda: ops.rms_norm(torch.randn(4, 17)), "rms_norm") == "torch"
-    assert [p.name for p in tmp_path.iterdir()] == ["lock.json"]
+    assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == ["lock.json"]
+
+
+def test_an_entry_whose_kernels_changed_is_reported_and_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lock(tmp_path / "lock.json", kernels="0" * 64)
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(tmp_path / "lock.json"))
+    ferryman.reload()
+    with pytest.warns(UserWarning, match=r"rms_norm: its kernels changed since it was measured \(1 entries\)"):
+        assert served(lambda: ops.rms_norm(X), "rms_norm") == "torch"
+
+
+def test_entries_that_name_nothing_are_reported_and_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(
+        path, ferryman.devices()[-1], {"rms_norm": {_key(): _entry("gone")}, "no_op": {"k": _entry()}}
+    )
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    ferryman.reload()
+    with pytest.warns(UserWarning, match="no_op: there is no op 'no_op'.*rms_norm has no implementation 'gone'"):
+        assert served(lambda: ops.rms_norm(X), "rms_norm") == "torch"
+
+
+def test_writers_merge_and_do_not_lose_each_others_entries(tmp_path: Path) -> None:
+    path, here = tmp_path / "new" / "lock.json", ferryman.devices()[-1]
+
+    def write(first: int) -> None:
+        for i in range(first, first + 8):
+            lockfile_document.record(path, here, {"rms_norm": {_key(torch.empty(4, i + 1)): _entry(seconds=i + 1.0)}})
+
+    workers = [threading.Thread(target=write, args=(8 * n,)) for n in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    found = lockfile_document.load(path).choices["rms_norm"]
+    assert {entry.seconds for entry in found.values()} == {i + 1.0 for i in range(32)}
+    lockfile_document.record(path, here, {"rms_norm": {_key(torch.empty(4, 1)): _entry(seconds=77.0)}})
+    found = lockfile_document.load(path).choices["rms_norm"]
+    assert len(found) == 32 and found[_key(torch.empty(4, 1))].seconds == 77.0  # the newest wins
+
+
+def test_a_lockfile_of_another_machine_or_a_damaged_one_is_never_written_over(tmp_path: Path) -> None:
+    path, here = tmp_path / "lock.json", ferryman.devices()[-1]
+    _lock(path)
+    text = path.read_text().replace('"profile": "cpu"', '"profile": "h200"')
+    path.write_text(text)
+    with pytest.raises(LockfileError, match="is not of this machine: profile is 'h200', here 'cpu'"):
+        lockfile_document.record(path, here, {})
+    path.write_text(text[:-20])
+    with pytest.raises(LockfileError, match="cannot be read as JSON"):
+        lockfile_document.record(path, here, {})
+    assert path.read_text() == text[:-20]
+
+
+@pytest.mark.parametrize(("fact", "locked", "holds"), [
+    ("torch", "2.13.9+cu130", True), ("torch", "2.12.0", False), ("triton", "3.6.5", True), ("triton", "3.7.0", False),
+    ("cuda", "13.9", True), ("cuda", "12.9", False), ("driver", "13.1", True), ("driver", "12.8", False),
+    ("units", 78, False), ("partition", "CPX", False), ("ferryman", "0.0.1", True),
+])  # fmt: skip
+def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ferryman.devices()[-1]
+    mine = lockfile_document.stamp(here) | {"torch": "2.13.0", "triton": "3.6.0", "cuda": "13.0", "driver": "13.0"}
+    monkeypatch.setattr(lockfile_document, "stamp", lambda profile: mine)
+    made = lockfile_document.Lockfile.model_validate({"stamp": mine | {fact: locked}, "choices": {}})
+    assert (lockfile_document.differing(made, here) == []) is holds
 
 
 @pytest.mark.parametrize("damage", [
-    lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 1', '"version": 99'),
+    lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 2', '"version": 99'),
     lambda text: text.replace('"definition"', '"../../evil"'), lambda text: "[]", lambda text: "[" * 100_000,
+    lambda text: text.replace("3e-6", "-1.0").replace("3e-06", "-1.0"),
+    lambda text: text.replace('"kernels"', '"krnls"'),
 ])  # fmt: skip
 def test_a_damaged_lockfile_is_reported_and_ignored(
     damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -410,7 +485,7 @@ def test_a_damaged_lockfile_is_reported_and_ignored(
     _lock(path)
     path.write_text(damage(path.read_text()))  # type: ignore[operator]
     with pytest.raises(LockfileError, match="lock.json"):
-        lockfile.load(path)
+        lockfile_document.load(path)
     monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
     ferryman.reload()
     with pytest.warns(UserWarning, match="lockfile ignored"):

@@ -12,6 +12,7 @@ import typer
 
 import ferryman
 from ferryman.cli import (
+    bench,
     check,
     compare,
     devices,
@@ -32,6 +33,7 @@ app = typer.Typer(
     help="Carries PyTorch model code across GPU vendors: which kernel runs, whether it is right, and how fast.",
 )  # fmt: skip
 app.command("check")(check.check)
+app.command("bench")(bench.bench)
 app.command("devices")(devices.devices)
 app.command("ops")(ops.ops)
 app.command("explain")(explain.explain)

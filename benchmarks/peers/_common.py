@@ -1,0 +1,71 @@
+"""What adapters share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.porting.bench.peers import NotServed
+
+Call = Callable[[], Any]
+
+
+def missing(*modules: str, device: bool = True) -> str | None:
+    """Why a library cannot be used: it is not installed, or there is no accelerator for it."""
+    for module in modules:
+        if importlib.util.find_spec(module.split(".")[0]) is None:
+            return f"{module} is not installed"
+    if device and not torch.cuda.is_available():
+        return "torch sees no accelerator"
+    return None
+
+
+def version(distribution: str) -> str:
+    return metadata.version(distribution)
+
+
+def flat(x: Tensor) -> Tensor:
+    """Rows of the last dimension, for libraries that take matrices; a view."""
+    return x.view(-1, x.shape[-1])
+
+
+def plain(**unserved: object) -> None:
+    """Refuse options that the library does not have, by name, unless they are off."""
+    for name, value in unserved.items():
+        if value is not None and value is not False and value != 0:
+            raise NotServed(f"no {name}")
+
+
+class Saved(SimpleNamespace):
+    """In the place of autograd's ctx: a Function's forward leaves in it what its backward takes.
+
+    So a backward is timed by itself, on the current stream, where a graph can capture it.
+    """
+
+    saved_tensors: tuple[Tensor, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.saved_tensors = tensors
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        raise NotServed("its forward overwrites its input")
+
+
+def backward(function: Any, forward: Sequence[Any], grads: Sequence[Tensor], take: Sequence[int]) -> Call:
+    """The backward of an autograd.Function after one forward: the gradients at ``take``."""
+    saved = Saved(needs_input_grad=(True,) * len(forward))
+    with torch.no_grad():
+        function.forward(saved, *forward)
+
+    def call() -> tuple[Any, ...]:
+        found = function.backward(saved, *grads)
+        found = found if isinstance(found, tuple) else (found,)
+        return tuple(found[i] for i in take)
+
+    return call

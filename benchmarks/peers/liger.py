@@ -1,0 +1,99 @@
+"""Liger kernels. Its rope writes over q and k, and its cross entropy's gradient over the logits: not the same ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferryman_peers import _common
+
+NAME = "liger"
+
+
+def available() -> str | None:
+    return _common.missing("liger_kernel", "triton")
+
+
+def version() -> str:
+    return _common.version("liger-kernel")
+
+
+def _casting(cast_before_weight: bool) -> str:
+    return "llama" if cast_before_weight else "gemma"  # where the row is rounded: before the weight, or after it
+
+
+def rms_norm(x: Any, weight: Any, eps: float, cast_before_weight: bool) -> _common.Call:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction as Function
+
+    return lambda: Function.apply(x, weight, eps, 0.0, _casting(cast_before_weight), False)
+
+
+def rms_norm_backward(grad: Any, x: Any, weight: Any, eps: float) -> _common.Call:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction as Function
+
+    return _common.backward(Function, (x, weight, eps, 0.0, "gemma", False), (grad,), (0, 1))
+
+
+def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float, cast_before_weight: bool) -> _common.Call:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as Function
+
+    return lambda: Function.apply(x, residual, weight, eps, 0.0, _casting(cast_before_weight), False)
+
+
+def add_rms_norm_backward(grad_y: Any, grad_residual: Any, total: Any, weight: Any, eps: float) -> _common.Call:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as Function
+
+    nothing = total.new_zeros(()).expand_as(total)  # total + 0: the forward's sum is what the op is given
+    forward = (total, nothing.contiguous(), weight, eps, 0.0, "gemma", False)
+    return _common.backward(Function, forward, (grad_y, grad_residual), (0, 2))
+
+
+def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> _common.Call:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction as Function
+
+    return lambda: Function.apply(x, weight, bias, eps)
+
+
+def layer_norm_backward(grad: Any, x: Any, weight: Any, bias: Any, eps: float) -> _common.Call:
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction as Function
+
+    return _common.backward(Function, (x, weight, bias, eps), (grad,), (0, 1, 2))
+
+
+def silu_mul(gate: Any, up: Any) -> _common.Call:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction as Function
+
+    return lambda: Function.apply(gate, up)
+
+
+def gelu_mul(gate: Any, up: Any, approximate: str) -> _common.Call:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction as Function
+
+    _common.plain(exact_gelu=approximate != "tanh")
+    return lambda: Function.apply(gate, up)
+
+
+def softmax(x: Any) -> _common.Call:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction as Function
+
+    return lambda: Function.apply(x)
+
+
+def softmax_backward(grad: Any, y: Any) -> _common.Call:
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction as Function
+
+    made = _common.Saved()
+    Function.forward(made, y)  # for its launch's sizes; what is saved is then the op's own y
+    made.saved_tensors = (y,)
+    return lambda: Function.backward(made, grad)
+
+
+def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: float) -> _common.Call:
+    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction as Function
+
+    return lambda: (Function.apply(logits, target, None, ignore_index, 0.0, label_smoothing, "mean", None, False)[0],)
+
+
+OPS = {f.__name__: f for f in (
+    rms_norm, rms_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm, layer_norm_backward, silu_mul,
+    gelu_mul, softmax, softmax_backward, cross_entropy,
+)}  # fmt: skip

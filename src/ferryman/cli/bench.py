@@ -1,0 +1,106 @@
+"""`ferryman bench`: how fast every implementation is, against the device's own limits and other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman.cli import calls, documents, output
+from ferryman.cli.place import place
+from ferryman.errors import ArgumentError
+from ferryman.porting import bench as benchmark
+from ferryman.porting.bench import peers as adapters
+from ferryman.porting.bench.compare import Change, regressed
+from ferryman.porting.report import bench as report
+from ferryman.porting.report import plots
+
+_SHOWN = ("slower", "not confirmed", "faster", "untrusted", "only before", "only now")
+_RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in ("spread", "GB/s", "TFLOP/s"))
+
+
+def bench(
+    op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
+    implementation: Annotated[
+        list[str] | None, typer.Option(help="Only this implementation (triton, cuda, ..). Repeatable.")
+    ] = None,
+    peers: Annotated[
+        str, typer.Option(help="Other libraries to time beside ours: none, all, or names separated by commas.")
+    ] = "none",
+    peers_from: Annotated[Path, typer.Option(help="The folder of their adapters.")] = adapters.DEFAULT,
+    grid: Annotated[
+        str, typer.Option(help="small: two shapes or so an op; full: those of the speed targets.")
+    ] = "small",
+    device: Annotated[str | None, typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU.")] = None,
+    dtype: Annotated[str, typer.Option(help="f32, f16 or bf16.")] = "bf16",
+    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the JSON document to this file; Markdown and plots (SVG) go beside it.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="An earlier document of this device: what became slower, timed twice?")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document as JSON.")] = False,
+) -> None:
+    """Time implementations on inputs that no cache holds, in turns, over three trials.
+
+    A copy and a product are timed in the same run. Times that a throttled device gave are reported as such. Exits with
+    1 if --compare finds something slower than both runs' noise explains, twice.
+    """
+    before = benchmark.load(compare) if compare is not None else None
+    where, kind, names = place(device, "bench"), calls.dtype_of(dtype), _peer_names(peers)
+
+    def timed(only: frozenset[tuple[str, str]] | None) -> benchmark.Benchmark:
+        with output.progress("timing" if only is None else "timing again") as advance:
+            return benchmark.run(
+                ops=op, implementations=implementation, grid_name=grid, device=where, dtype=kind, peer_names=names,
+                peers_from=peers_from, seed=seed, only=only, advance=advance,
+            )  # fmt: skip
+
+    document = timed(None)
+    changes = benchmark.compare(before, document, timed) if before is not None else []
+    if out is not None:
+        _write(out, document, changes)
+    if as_json:
+        output.say(benchmark.dumps(document))
+    else:
+        _print(document, changes, compare)
+    if regressed(changes):
+        raise typer.Exit(1)
+
+
+def _peer_names(text: str) -> Sequence[str] | None:
+    """None for all; raises ArgumentError for an empty name."""
+    if text in ("none", "all"):
+        return () if text == "none" else None
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ArgumentError("bench", "--peers", repr(text), "none, all, or names separated by commas")
+    return names
+
+
+def _write(path: Path, document: benchmark.Benchmark, changes: Sequence[Change]) -> None:
+    documents.write(path, benchmark.dumps(document))
+    documents.write(path.with_suffix(".md"), report.markdown(document, changes))
+    if plots.available():
+        for name, svg in report.figures(document).items():
+            documents.write(path.with_name(f"{path.stem}-{name}.svg"), svg)
+
+
+def _print(document: benchmark.Benchmark, changes: Sequence[Change], against: Path | None) -> None:
+    for line in report.head(document):
+        output.say(line)
+    output.say()
+    output.table(report.columns(), report.rows(document), right=_RIGHT)
+    for line in report.standing(document):
+        output.say(line)
+    if against is None:
+        return
+    told = [c for c in changes if c.verdict in _SHOWN]
+    output.say()
+    if told:
+        headers = ("op", "case", "contender", "verdict", "now / before", "noise", "confirmed")
+        output.table(headers, report.change_rows(told))
+    output.say(f"against {against}: {sum(c.verdict == 'slower' for c in changes)} of {len(changes)} slower, confirmed")

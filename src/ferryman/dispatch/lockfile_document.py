@@ -1,0 +1,194 @@
+"""The lockfile's document: what stands in it, when it holds, and how several writers share one file.
+
+A file that was measured on another device, or with another release of torch, Triton, CUDA, ROCm or driver, holds
+nothing here; nor does an entry whose kernels' sources changed since. Only names that are identifiers are accepted.
+Writers merge what they measured into the file under a lock and rename it into place, so that several may run at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import filelock
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import registry
+from ferryman.errors import LockfileError
+from ferryman.ops.primitive import IDENTIFIER
+
+VERSION = 2  # 2: configurations, times and errors of all candidates, the kernels' digest; the stamp names more
+_MAX_BYTES = 16 << 20
+_LOCK_SECONDS = 60.0
+# What must be equal, and what must be equal up to this many numbers of a version.
+_DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
+_RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
+_SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/portable.cuh", "backends/simt/rows.cuh",
+           "backends/simt/rows.py")  # fmt: skip
+_Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
+_Value = str | int | float | bool | None
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Candidate(_Model):
+    """One way that was tried: its time, or why it has none."""
+
+    implementation: _Name
+    configuration: dict[_Name, _Value] = {}
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    error: Annotated[str, Field(max_length=1000)] | None = None
+
+
+class Entry(_Model):
+    """The choice for one region. ``noise``: relative difference of one candidate from itself. ``kernels``: `digest`."""
+
+    implementation: _Name
+    configuration: dict[_Name, _Value] = {}
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    kernels: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    case: Annotated[str, Field(max_length=200)] = ""
+    time: Annotated[str, Field(max_length=40)] = ""
+    candidates: Annotated[list[Candidate], Field(max_length=64)] = []
+
+
+class Lockfile(_Model):
+    kind: Literal["ferryman-lockfile"] = "ferryman-lockfile"
+    version: int = VERSION
+    stamp: dict[_Name, str | int | None]
+    choices: dict[_Name, dict[Annotated[str, Field(max_length=400)], Entry]]
+
+
+def stamp(profile: Profile) -> dict[str, str | int | None]:
+    """What an entry's truth depends on: the device, and the toolchains that are here."""
+    return {
+        "profile": profile.name, "arch": profile.arch, "units": profile.units, "memory": profile.memory_bytes,
+        "partition": profile.partition, "power_mode": profile.power_mode, "torch": str(torch.__version__),
+        "triton": _version("triton"), "cuda": torch.version.cuda, "hip": torch.version.hip, "driver": _driver(),
+        "ferryman": _version("ferryman"),
+    }  # fmt: skip
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    """The CUDA or HIP version that the driver offers: "13.0"."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    if ask is None or not torch.cuda.is_available():
+        return None
+    number = int(ask())
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@lru_cache(maxsize=None)
+def digest(op: str) -> str:
+    """SHA-256 of the sources of an op's kernels: its family's files, and those that families share."""
+    root = Path(__file__).parents[1]
+    files = {root / shared for shared in _SHARED}
+    for line in registry.implementations(op):
+        found = importlib.util.find_spec(line.where.partition(":")[0])
+        if found is not None and found.origin is not None:
+            folder = Path(found.origin).parent
+            files |= {*folder.glob("*_kernels.py"), *folder.glob("*.cuh")}
+    text = hashlib.sha256()
+    for file in sorted(files, key=lambda f: (f.parent.name, f.name)):
+        text.update(f"{file.parent.name}/{file.name}\0".encode() + file.read_bytes() + b"\0")
+    return text.hexdigest()
+
+
+def load(path: Path) -> Lockfile:
+    """A checked lockfile. Raises LockfileError with the file and what is wrong."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise LockfileError(f"{path} is {path.stat().st_size} bytes; required: at most {_MAX_BYTES}")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise LockfileError(f"{path} cannot be read as JSON: {error}. Write it again, or unset the setting") from error
+    found = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
+    if not isinstance(raw, dict) or raw.get("kind") != "ferryman-lockfile" or found != VERSION:
+        raise LockfileError(f"{path} has version {found!r}; required: a ferryman-lockfile of version {VERSION}")
+    try:
+        return Lockfile.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:200]
+        raise LockfileError(f"{path} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
+
+
+def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
+    """Merge measured entries into a lockfile, or begin it: whole, under a lock, the new entry before the old.
+
+    Raises LockfileError where the file is damaged, is of another device or release, or stays locked.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(f"{path}.lock", timeout=_LOCK_SECONDS):
+            _merge(path, profile, measured)
+    except filelock.Timeout as error:
+        raise LockfileError(f"{path} stays locked by another process: remove {path}.lock if none runs") from error
+
+
+def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
+    choices: dict[str, dict[str, Entry]] = {}
+    if path.exists():
+        document = load(path)
+        other = differing(document, profile)
+        if other:
+            raise LockfileError(f"{path} is not of this machine: {'; '.join(other)}. Name another file")
+        choices = {op: dict(entries) for op, entries in document.choices.items()}
+    for op, entries in measured.items():
+        choices.setdefault(op, {}).update(entries)
+    made = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
+    text = made.model_dump_json(indent=1, exclude_defaults=False) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:
+        out.write(text)
+    os.chmod(out.name, 0o644)
+    os.replace(out.name, path)
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def differing(document: Lockfile, profile: Profile) -> list[str]:
+    """Why a lockfile does not hold here, fact by fact; empty where it does."""
+    here = stamp(profile)
+    found = []
+    for fact, length in (*((f, None) for f in _DEVICE), *_RELEASES.items()):
+        locked, mine = document.stamp.get(fact), here[fact]
+        if (locked, mine) != (None, None) and _release(locked, length) != _release(mine, length):
+            found.append(f"{fact} is {locked!r}, here {mine!r}")
+    return found
+
+
+def _release(value: str | int | None, length: int | None) -> str | int | tuple[str, ...] | None:
+    """The first numbers of a version, or the value itself."""
+    return value if length is None or not isinstance(value, str) else tuple(value.split("+")[0].split(".")[:length])
+
+
+def stale(op: str, entry: Entry) -> str | None:
+    """Why an entry does not hold with what is installed; None where it does."""
+    if op not in registry.primitives():
+        return f"there is no op {op!r}"
+    if entry.implementation not in {line.name for line in registry.implementations(op)}:
+        return f"{op} has no implementation {entry.implementation!r}"
+    return None if entry.kernels == digest(op) else "its kernels changed since it was measured"

@@ -1,0 +1,164 @@
+"""The protocol of one contender: how its calls are timed, on a device and on a CPU.
+
+A short call is timed in replays of a CUDA graph of all calls, one for each set of inputs: events around eager calls
+would time the gaps between launches too, below 20 us for most and up to 200 us where a library's host work is long.
+Results are kept until the capture ends, so that each call writes to memory of its own. Longer calls are timed by events
+around rounds of eager calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ferryman.porting.bench.document import Method
+
+Call = Callable[[], Any]
+GRAPH_BELOW = 500e-6  # of an eager call's time
+SAMPLES = 9  # of one trial; their median is the trial's time
+CPU_SECONDS = 0.2  # of one trial on a CPU, which takes fewer samples of slow calls
+SAMPLE_SECONDS = 4e-3  # of device time for one sample: many launches, so that an event's own 1 us is nothing
+HOST_SECONDS = 20e-3
+
+
+class Timer:
+    """One contender's calls, one for each set of inputs, ready to be timed again and again."""
+
+    method: Method = "host clock"
+    note: str | None = None
+
+    def __init__(self, calls: Sequence[Call], device: torch.device) -> None:
+        self.calls, self.device = list(calls), device
+        for call in self.calls[:3] or self.calls:
+            call()
+
+    def cold(self) -> float:
+        """Seconds of a call, each on another set of inputs than the last."""
+        return self._rounds(self.calls)
+
+    def warm(self) -> float:
+        """Seconds of a call on the same inputs again and again."""
+        return self._rounds([self.calls[0]] * len(self.calls))
+
+    def _rounds(self, calls: Sequence[Call]) -> float:
+        first = self._round(calls)
+        more = max(0, min(SAMPLES - 1, round(CPU_SECONDS / max(first * len(calls), 1e-9)) - 1))
+        return statistics.median([first, *(self._round(calls) for _ in range(more))])
+
+    def _round(self, calls: Sequence[Call]) -> float:
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - start) / len(calls)
+
+    def close(self) -> None:
+        """Let go of what timing keeps."""
+
+
+class DeviceTimer(Timer):
+    """By graph replay where a call may be shorter than what a host can launch, else by device events."""
+
+    def __init__(self, calls: Sequence[Call], device: torch.device, watching: Call = lambda: None) -> None:
+        super().__init__(calls, device)
+        self.watching = watching
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, int]] = []  # cold, warm; how many calls each holds
+        self.method = "device events"
+        rough = min(self._events(lambda: self._each(self.calls), len(self.calls), 1) for _ in range(2))
+        if rough < GRAPH_BELOW:
+            self._capture()
+            if self.graphs:
+                rough = self._events(self.graphs[0][0].replay, self.graphs[0][1], 1)
+        per_round = max(rough * len(self.calls), 1e-7)
+        self.rounds = max(1, min(1000, round(SAMPLE_SECONDS / per_round)))
+
+    @staticmethod
+    def _each(calls: Sequence[Call]) -> None:
+        for call in calls:
+            call()
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            with torch.cuda.stream(side):
+                for call in self.calls[:2]:
+                    call()
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            for calls, distinct in ((self.calls, True), ([self.calls[0]] * len(self.calls), False)):
+                graph, kept = torch.cuda.CUDAGraph(), []
+                with torch.cuda.graph(graph):
+                    for call in calls:
+                        result = call()
+                        if distinct:  # what is kept until the end is not given to the next call
+                            kept.append(result)
+                self.graphs.append((graph, len(calls)))
+                del kept, result
+        except Exception as error:  # noqa: BLE001 - a peer may do anything; that it has no graph is said in its row
+            torch.cuda.synchronize(self.device)
+            self.graphs.clear()
+            why = (str(error).splitlines() or [""])[0][:160] or type(error).__name__
+            self.note = f"not capturable, launch gaps included: {why}"
+            return
+        self.method = "graph replay"
+
+    def _events(self, work: Call, calls: int, rounds: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(rounds):
+            work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3 / calls / rounds
+
+    def _median(self, which: int, calls: Sequence[Call]) -> float:
+        if self.graphs:
+            graph, number = self.graphs[which]
+            work: Call = graph.replay
+        else:
+            number = len(calls)
+            work = lambda: self._each(calls)  # noqa: E731
+        found = []
+        for sample in range(SAMPLES):
+            if sample == SAMPLES // 2:
+                for _ in range(self.rounds):
+                    work()
+                self.watching()  # while the device has that work to do
+            found.append(self._events(work, number, self.rounds))
+        return statistics.median(found)
+
+    def cold(self) -> float:
+        return self._median(0, self.calls)
+
+    def warm(self) -> float:
+        return self._median(1, [self.calls[0]] * len(self.calls))
+
+    def close(self) -> None:
+        self.graphs.clear()
+
+
+def timer(calls: Sequence[Call], device: torch.device, watching: Call = lambda: None) -> Timer:
+    return DeviceTimer(calls, device, watching) if device.type == "cuda" else Timer(calls, device)
+
+
+def host(call: Call, device: torch.device) -> float:
+    """Seconds of one call by the host's clock, many in a row, waiting for the device after the last."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def once(calls: int) -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        wait()
+        return (time.perf_counter() - start) / calls
+
+    rough = once(3)
+    calls = max(3, min(500, round(HOST_SECONDS / max(rough, 1e-7))))
+    return statistics.median(once(calls) for _ in range(3))

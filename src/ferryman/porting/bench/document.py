@@ -1,0 +1,156 @@
+"""The benchmark document: one versioned JSON of times, of ceilings measured beside them, and the device's condition."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ferryman.errors import ResultError
+from ferryman.porting.results import SIZE_LIMIT, Environment, Name, printable
+
+SCHEMA_VERSION = 1
+KIND: Literal["ferryman-benchmark"] = "ferryman-benchmark"
+Method = Literal["graph replay", "device events", "host clock"]
+Role = Literal["implementation", "peer", "reference"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Condition(_Model):
+    """What the device said of itself while it was timed; None where nobody could ask."""
+
+    source: str = Field(description="who was asked, or why nobody could be")
+    sm_clock_mhz: tuple[int, int] | None = Field(default=None, description="lowest and highest seen")
+    memory_clock_mhz: tuple[int, int] | None = None
+    power_w: tuple[float, float] | None = None
+    temperature_c: int | None = Field(default=None, description="highest seen")
+    throttled_by: list[str] = Field(default=[], description="reasons for lowered clocks, other than being idle")
+
+
+class Ceilings(_Model):
+    """What this device does best, measured in this run; bytes count what is read and what is written."""
+
+    copy_bytes_per_s: float = Field(gt=0)
+    copy_bytes: int
+    product_flops_per_s: float = Field(gt=0)
+    product: str = Field(description="the product that was timed: bfloat16 8192^3")
+
+
+class Times(_Model):
+    """One contender on one cell. ``trials``: median seconds of a call on inputs that no cache holds, trial by trial."""
+
+    name: Name
+    role: Role
+    method: Method | None = None
+    trials: list[float] = []
+    warm_seconds: float | None = Field(default=None, description="the same inputs again and again")
+    host_seconds: float | None = Field(
+        default=None, description="host clock, calls of the public function, waiting last"
+    )
+    of_copy: float | None = Field(default=None, description="time of a copy of as many bytes over this time")
+    of_product: float | None = Field(default=None, description="time at the measured rate of products over this time")
+    of_roofline: float | None = Field(default=None, description="the device profile's least time over this time")
+    skipped: str | None = Field(default=None, description="why it was not timed")
+    note: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        return statistics.median(self.trials) if self.trials else None
+
+    @property
+    def spread(self) -> float | None:
+        """Slowest over fastest trial."""
+        return max(self.trials) / min(self.trials) if self.trials else None
+
+
+class Cell(_Model):
+    """One op on one case. ``bytes`` and ``flops`` are the least possible ones."""
+
+    op: Name
+    case: str
+    dtype: Name
+    bytes: float
+    flops: float
+    floor_seconds: float | None = None
+    bound_by: str = "unknown"
+    sets: int = Field(description="how many sets of inputs were rotated")
+    rotated_bytes: int = Field(description="bytes of all those sets")
+    rotated_over_cache: float | None = Field(default=None, description="those bytes over the last cache's; 4 is cold")
+    noise: float | None = Field(default=None, description="one contender timed twice: relative difference")
+    times: list[Times]
+    condition: Condition
+    untrusted: list[str] = Field(default=[], description="why these times are not to be trusted")
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.op, self.case, self.dtype
+
+
+class Peer(_Model):
+    """Another library: its version, or why it took no part."""
+
+    name: Name
+    version: str | None = None
+    reason: str | None = None
+
+
+class Benchmark(_Model):
+    schema_version: int = SCHEMA_VERSION
+    kind: Literal["ferryman-benchmark"] = KIND
+    environment: Environment
+    ceilings: Ceilings
+    peers: list[Peer] = []
+    cells: list[Cell]
+
+
+def dumps(document: Benchmark) -> str:
+    return document.model_dump_json(indent=1)
+
+
+def load(path: str | Path) -> Benchmark:
+    """A benchmark document from a file. Raises ResultError: too large, not JSON, of another version, or damaged."""
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > SIZE_LIMIT:
+            raise ResultError(f"{path} is {size} bytes; a benchmark document has at most {SIZE_LIMIT}")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ResultError):
+            raise
+        raise ResultError(f"{path} is not JSON: {error}") from error
+    return parse(raw, str(path))
+
+
+def parse(raw: Any, where: str) -> Benchmark:
+    if not isinstance(raw, dict) or raw.get("kind") != KIND:
+        raise ResultError(
+            f"{where} is not a Ferryman benchmark: its kind is not {KIND!r}; make one with ferryman bench"
+        )
+    version = raw.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise ResultError(
+            f"{where} has schema version {version!r}; this Ferryman reads {SCHEMA_VERSION}. Run ferryman bench again"
+        )
+    try:
+        document = Benchmark.model_validate(printable(raw))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
+    for cell in document.cells:
+        for times in cell.times:
+            if any(not 0 < t < float("inf") for t in times.trials):
+                raise ResultError(f"{where} is damaged: {cell.op} {cell.case} {times.name} has a time that is none")
+    keys = [cell.key for cell in document.cells]
+    if len(set(keys)) != len(keys):
+        raise ResultError(f"{where} is damaged: a cell stands twice")
+    return document

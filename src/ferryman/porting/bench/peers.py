@@ -1,0 +1,115 @@
+"""Other libraries' kernels, behind adapters: small files in a folder, `benchmarks/peers` of this project's checkout.
+
+An adapter names itself (``NAME``), says why it cannot run here (``available()``: a reason, or None), gives its
+library's version (``version()``), and maps ops to functions (``OPS``). Such a function takes the op's arguments in
+schema order, and returns a call without arguments whose result are the op's outputs, or the first of them. What a
+user's forward would have kept for a backward, the function works out before; the call alone is timed. Raising
+`NotServed` says that the library has no form for these arguments.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError, FerrymanError, UnknownName
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.bench.document import Peer
+from ferryman.porting.cases import as_tuple, double
+
+DEFAULT = Path("benchmarks/peers")
+# Root mean square of the error over that of the exact result, in units of the dtype's eps. One rounding is 0.2; a
+# library may round two or three times (a normalised row, probabilities). A wrong scale, mask or epsilon is far beyond.
+_UNITS = 1.0
+
+
+class NotServed(Exception):
+    """This library has no kernel for these arguments, or says that it has none."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    name: str
+    module: ModuleType
+
+    @property
+    def ops(self) -> dict[str, Callable[..., Callable[[], Any]]]:
+        found: dict[str, Callable[..., Callable[[], Any]]] = self.module.OPS
+        return found
+
+    def peer(self) -> Peer:
+        reason = self.module.available()
+        return Peer(name=self.name, version=None if reason else str(self.module.version()), reason=reason)
+
+
+def adapters(folder: Path, wanted: Sequence[str] | None) -> list[Adapter]:
+    """The adapters of a folder by name; ``wanted`` None is all. Raises ArgumentError, UnknownName, FerrymanError."""
+    files = sorted(p for p in folder.glob("*.py") if not p.name.startswith("_")) if folder.is_dir() else []
+    if not files:
+        raise ArgumentError(
+            "bench", "--peers-from", str(folder), "a folder of adapters (benchmarks/peers of a checkout)"
+        )
+    found = {adapter.name: adapter for adapter in map(_adapter, files)}
+    for name in wanted or ():
+        if name not in found:
+            raise UnknownName("peer", name, found)
+    return [a for name, a in found.items() if wanted is None or name in wanted]
+
+
+def _adapter(path: Path) -> Adapter:
+    name = f"ferryman_peers.{path.stem}"
+    _package(path.parent)
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None:
+        raise FerrymanError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:  # whatever a file of the user's does when it is imported
+        raise FerrymanError(f"the adapter {path} cannot be imported: {type(error).__name__}: {error}") from error
+    missing = [n for n in ("NAME", "available", "version", "OPS") if not hasattr(module, n)]
+    if missing:
+        raise FerrymanError(f"the adapter {path} lacks {', '.join(missing)}; see ferryman.porting.bench.peers")
+    return Adapter(module.NAME, module)
+
+
+def _package(folder: Path) -> None:
+    """The folder as a package, so that adapters can share a module (``from ferryman_peers import _common``)."""
+    package = sys.modules.get("ferryman_peers")
+    if package is None:
+        package = sys.modules["ferryman_peers"] = ModuleType("ferryman_peers")
+    package.__path__ = [str(folder)]
+
+
+def wrong(op: Primitive, args: tuple[Any, ...], result: Any, exact: tuple[Tensor, ...] | None = None) -> str | None:
+    """How far a result is from the float64 meaning of the op (or from ``exact``), in words; None where it is near.
+
+    A peer may return the first outputs only. Where it returns None in an output's place, that one is not judged.
+    """
+    if exact is None:
+        with torch.no_grad():
+            exact = as_tuple(op.body(*double(args)))
+    given = result if isinstance(result, (tuple, list)) else (result,)
+    judged = 0
+    for name, got, want in zip(op.outputs, given, exact, strict=False):
+        if got is None:
+            continue
+        judged += 1
+        if not isinstance(got, Tensor) or got.numel() != want.numel():
+            shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
+            return f"{name} is {shape}; the op gives {tuple(want.shape)}"
+        off, size = got.double().reshape(want.shape) - want.double(), want.double().square().mean().sqrt()
+        distance = float(off.square().mean().sqrt() / size) if float(size) > 0 else float(off.abs().max())
+        unit = torch.finfo(got.dtype).eps if got.is_floating_point() else 0.0
+        if not distance <= _UNITS * max(unit, 1e-5):
+            return f"{name} is {distance:.2g} away from the op's meaning, relative root mean square"
+    return None if judged else "it returns nothing that could be judged"

@@ -1,0 +1,311 @@
+"""A benchmark: ceilings, then every cell, its contenders taking turns over three trials on rotated inputs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.device_profiles import Profile, floor_seconds
+from ferryman.dispatch import registry, select, use
+from ferryman.errors import FerrymanError, UnknownName
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting import results
+from ferryman.porting.bench import ceilings, clock, grid, peers
+from ferryman.porting.bench.condition import distrust, watch
+from ferryman.porting.bench.document import Benchmark, Ceilings, Cell, Method, Role, Times
+from ferryman.porting.cases import as_tuple, forward_of
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.process import placed, quiet
+from ferryman.porting.timing import standard_case
+
+TRIALS = 3
+ROTATED_CACHES = 4
+MOST_SETS = 1024  # of tiny inputs: beyond, a graph of as many launches takes longer to capture than to replay
+_MOST_OF_FREE = 0.3
+_HOST_CACHE = 32 << 20  # where the profile states none
+_HOST_SETS = 4
+COPY = "copy"
+Advance = Callable[[int, int, str], None]
+
+
+@dataclass
+class Contender:
+    """Something to time: ``call_of(args)`` is the call for one set of inputs, ``public`` what a user would call."""
+
+    name: str
+    role: Role
+    call_of: Callable[[tuple[Any, ...]], Callable[[], Any]]
+    public: Callable[[tuple[Any, ...]], Callable[[], Any]] | None = None
+    trials: list[float] = field(default_factory=list)
+    warm: float | None = None
+    host: float | None = None
+    skipped: str | None = None
+    timer: clock.Timer | None = None
+    method: Method | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run; `run` makes it from names."""
+
+    device: torch.device
+    profile: Profile
+    dtype: torch.dtype
+    cells: tuple[tuple[Primitive, Case], ...]
+    implementations: tuple[str, ...]
+    adapters: tuple[peers.Adapter, ...]
+    seed: int
+
+
+def run(
+    ops: Sequence[str] | None = None, implementations: Sequence[str] | None = None, grid_name: str = "small",
+    device: str | torch.device | None = None, dtype: torch.dtype = torch.bfloat16,
+    peer_names: Sequence[str] | None = (), peers_from: Path = peers.DEFAULT, seed: int = 0,
+    only: frozenset[tuple[str, str]] | None = None,
+    advance: Advance = lambda done, total, label: None,
+) -> Benchmark:  # fmt: skip
+    """Time every op, or those named, on a grid. ``peer_names``: None is every adapter there is, () is none.
+
+    ``only``: (op, case) pairs of the grid. Raises UnknownName for an op, implementation, grid or peer.
+    """
+    start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
+    chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
+    known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
+    for name in implementations or ():
+        if name not in known:
+            raise UnknownName("implementation", name, known)
+    found = [] if peer_names == () else peers.adapters(peers_from, peer_names)
+    announced = [adapter.peer() for adapter in found]
+    cells = tuple(
+        (op, case) for op in chosen for case in grid.cases(op, size, place)
+        if only is None or (op.name, case.name) in only
+    )  # fmt: skip
+    if not cells:
+        raise FerrymanError("nothing to time: none of the ops has a case on this grid")
+    profile = select.profile_for(place)
+    plan = Plan(
+        place, profile, dtype, cells, tuple(implementations or ()),
+        tuple(a for a, peer in zip(found, announced, strict=True) if peer.reason is None), seed,
+    )  # fmt: skip
+    with quiet(), _current(place):
+        limits = ceilings.measure(place, dtype)
+        timed = []
+        for number, (op, case) in enumerate(cells):
+            advance(number, len(cells), f"{op.name} {case.name}")
+            timed.append(_cell(plan, op, case, limits))
+            if place.type == "cuda":
+                torch.cuda.empty_cache()
+        advance(len(cells), len(cells), "")
+    environment = results.environment(place, profile, seed, size, time.monotonic() - start)
+    return Benchmark(environment=environment, ceilings=limits, peers=announced, cells=timed)
+
+
+def _current(device: torch.device) -> Any:
+    return torch.cuda.device(device) if device.type == "cuda" else torch.device("cpu")
+
+
+def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
+    device = plan.device
+    first = tuple(_own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, device))
+    cost = op.cost(*first)
+    cache = plan.profile.l3_bytes or plan.profile.l2_bytes or _HOST_CACHE
+    size = sum(a.numel() * a.element_size() for a in first if isinstance(a, Tensor))
+    number = _sets(device, size, cache)
+    sets = [first, *(tuple(_own(a) for a in first) for _ in range(number - 1))]
+    contenders = [*_implementations(plan, op, first), *_peers(plan, op, first), _copy(cost.bytes, device)]
+    seen = watch(device)
+    for contender in contenders:
+        _prepare(contender, sets, device, seen.sample)
+    noise = _trials([c for c in contenders if c.timer is not None], sets, device)
+    floor = floor_seconds(plan.profile, cost.flops, cost.bytes, plan.dtype)
+    copied = next(c for c in contenders if c.name == COPY)
+    condition = seen.condition()
+    times = [_times(c, copied, cost.flops, limits, floor.seconds) for c in contenders]
+    rotated = size * number
+    untrusted = distrust(condition)
+    if floor.peak_seconds and rotated >= ROTATED_CACHES * cache:
+        untrusted += [
+            f"{t.name} is faster than the device's peaks allow: the measurement is wrong"
+            for t in times if t.role != "reference" and t.seconds is not None and t.seconds < floor.peak_seconds
+        ]  # fmt: skip
+    return Cell(
+        op=op.name, case=case.name, dtype=dtype_name(plan.dtype), bytes=cost.bytes, flops=cost.flops,
+        floor_seconds=floor.seconds, bound_by=floor.bound, sets=number, rotated_bytes=rotated,
+        rotated_over_cache=rotated / cache, noise=noise, times=times, condition=condition, untrusted=untrusted,
+    )  # fmt: skip
+
+
+def _own(value: Any) -> Any:
+    """A tensor of its own with the same strides and random content; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _sets(device: torch.device, size: int, cache: int) -> int:
+    if device.type != "cuda":
+        return _HOST_SETS
+    room = int(torch.cuda.mem_get_info(device)[0] * _MOST_OF_FREE) // max(1, size)
+    return max(1, min(MOST_SETS, room, max(2, math.ceil(ROTATED_CACHES * cache / max(1, size)))))
+
+
+def _implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
+    target, view = select.target_of(plan.profile), select.View.of(op, args, plan.profile)
+    found = []
+    for line in registry.implementations(op.name):
+        asked = line.name in plan.implementations
+        if (plan.implementations and not asked) or (line.backend == "definition" and not asked):
+            continue
+        if plan.profile.vendor not in registry.backends()[line.backend].vendors:
+            continue
+        made = Contender(
+            line.name, "implementation", functools.partial(_launched, line, target), functools.partial(_public, op)
+        )
+        why = select.refusals(line, view, plan.profile)
+        made.skipped = "; ".join(why) if why else None
+        found.append(made)
+    return found
+
+
+def _launched(line: Implementation, target: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
+    return functools.partial(registry.launcher(line), *args, target)
+
+
+def _public(op: Primitive, args: tuple[Any, ...]) -> Callable[[], Any]:
+    return functools.partial(op.namespace["_resolve"], *args)
+
+
+def _peers(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
+    """Adapters that serve the op, once they were right on its standard case and agree with it on these inputs."""
+    found = []
+    for adapter in plan.adapters:
+        prepare = adapter.ops.get(op.name)
+        if prepare is None:
+            continue
+        made = Contender(adapter.name, "peer", functools.partial(_prepared, prepare))
+        made.public = made.call_of
+        made.skipped = _mistaken(plan, op, prepare, args)
+        found.append(made)
+    return found
+
+
+def _prepared(prepare: Callable[..., Callable[[], Any]], args: tuple[Any, ...]) -> Callable[[], Any]:
+    return prepare(*args)
+
+
+@torch.no_grad()
+def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) -> str | None:
+    """Why a peer is not timed: it refuses, fails, or computes something else."""
+    case = standard_case(forward_of(op) or op)
+    try:
+        if case is not None:
+            small = tuple(_own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
+            told = _judged(op, small, prepare)
+            if told is not None:
+                return f"not equal to the op on {case.name}: {told}"
+        ours = as_tuple(op.namespace["_resolve"](*args))
+        told = peers.wrong(op, args, prepare(*args)(), ours)
+        return None if told is None else f"does not agree with ours on these inputs: {told}"
+    except peers.NotServed as error:
+        return f"not served: {error}"
+    except Exception as error:  # noqa: BLE001 - other libraries raise what they like; a lost device rises next
+        _still_there(plan.device)
+        return f"{type(error).__name__}: {_line(error)}"
+
+
+def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
+    try:
+        return peers.wrong(op, args, prepare(*args)())
+    except peers.NotServed:  # not this case; the timed one may be served, and is compared with ours
+        return None
+
+
+def _still_there(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
+
+
+def _copy(bytes_moved: float, device: torch.device) -> Contender:
+    """A copy of as many bytes as the op must move, half of them read, rotated as the inputs are."""
+    size = max(1, int(bytes_moved) // 2)
+
+    def call_of(args: tuple[Any, ...]) -> Callable[[], Any]:
+        source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+        into = torch.empty_like(source)
+        return lambda: into.copy_(source)
+
+    return Contender(COPY, "reference", call_of)
+
+
+def _prepare(contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, sample: Any) -> None:
+    if contender.skipped is not None:
+        return
+    try:
+        with torch.no_grad():
+            contender.timer = clock.timer([contender.call_of(args) for args in sets], device, sample)
+            contender.method, contender.note = contender.timer.method, contender.timer.note
+    except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
+        _still_there(device)
+        contender.skipped = f"{type(error).__name__}: {_line(error)}"
+
+
+def _trials(contenders: Sequence[Contender], sets: Sequence[tuple[Any, ...]], device: torch.device) -> float | None:
+    """All contenders in turn, the order reversed every other trial; the first of ours twice: the noise."""
+    twice: list[float] = []
+    control = next((c for c in contenders if c.role == "implementation"), None)
+    for trial in range(TRIALS):
+        for contender in contenders[:: 1 if trial % 2 == 0 else -1]:
+            assert contender.timer is not None
+            with torch.no_grad():
+                contender.trials.append(contender.timer.cold())
+        if control is not None and control.timer is not None:
+            with torch.no_grad():
+                twice.append(control.timer.cold())
+    for contender in contenders:
+        assert contender.timer is not None
+        with torch.no_grad():
+            contender.warm = contender.timer.warm()
+            if contender.public is not None:
+                contender.host = _host(contender, sets[0], device)
+        contender.timer.close()
+        contender.timer = None
+    if control is None:
+        return None
+    first, second = sorted(control.trials)[TRIALS // 2], sorted(twice)[TRIALS // 2]
+    return abs(second / first - 1)
+
+
+def _host(contender: Contender, args: tuple[Any, ...], device: torch.device) -> float:
+    assert contender.public is not None
+    if contender.role != "implementation":
+        return clock.host(contender.public(args), device)
+    with use(contender.name):
+        return clock.host(contender.public(args), device)
+
+
+def _times(contender: Contender, copied: Contender, flops: float, limits: Ceilings, floor: float | None) -> Times:
+    if not contender.trials:
+        return Times(name=contender.name, role=contender.role, skipped=contender.skipped or "not timed")
+    middle = sorted(contender.trials)[len(contender.trials) // 2]
+    copy = sorted(copied.trials)[len(copied.trials) // 2] if copied.trials else None
+    product = flops / limits.product_flops_per_s
+    return Times(
+        name=contender.name, role=contender.role, method=contender.method, trials=contender.trials,
+        warm_seconds=contender.warm, host_seconds=contender.host, of_copy=None if copy is None else copy / middle,
+        of_product=product / middle if flops else None, of_roofline=None if floor is None else floor / middle,
+        note=contender.note,
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+"""On a real device: graph replay and events agree, cold is colder than warm, and the limits measured are plausible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ferryman.device_profiles import detect
+from ferryman.porting import bench
+from ferryman.porting.bench import ceilings, clock
+from ferryman.porting.bench.document import Benchmark
+from ferryman.porting.report import bench as report
+
+pytestmark = pytest.mark.gpu
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+
+
+@pytest.fixture(scope="module")
+def found() -> Benchmark:
+    return bench.run(
+        ops=["rms_norm", "rms_norm_backward", "linear"], device="cuda", peer_names=["torch-eager", "torch-compile"],
+        peers_from=PEERS,
+    )  # fmt: skip
+
+
+def test_ceilings_are_those_of_the_device() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    profile, limits = detect(device), ceilings.measure(device, torch.bfloat16)
+    if profile.bandwidth is not None:
+        assert 0.5 * profile.bandwidth < limits.copy_bytes_per_s < profile.bandwidth
+    if "bf16" in profile.peaks:
+        assert 0.3 * profile.peaks["bf16"].rate < limits.product_flops_per_s < profile.peaks["bf16"].rate
+
+
+def test_every_contender_is_timed_and_no_faster_than_it_can_be(found: Benchmark) -> None:
+    assert {p.name: p.reason for p in found.peers} == {"torch-eager": None, "torch-compile": None}
+    for cell in found.cells:
+        assert cell.untrusted == [], cell.untrusted
+        times = {t.name: t for t in cell.times}
+        assert times["triton"].trials and times["torch"].trials and times["copy"].trials
+        for one in cell.times:
+            assert one.skipped is None, (cell.op, cell.case, one.name, one.skipped)
+            assert one.spread is not None and one.spread < 1.5, (cell.op, cell.case, one.name, one.trials)
+            assert one.role == "reference" or (one.host_seconds or 0) > 0
+    assert "NVML" in report.markdown(found) or torch.version.hip is not None
+
+
+def test_short_calls_are_replayed_from_graphs(found: Benchmark) -> None:
+    small = next(c for c in found.cells if c.op == "rms_norm" and c.case == "16x4096")
+    for one in small.times:
+        assert one.method == "graph replay" and one.note is None, (one.name, one.note)
+        assert (one.seconds or 1) < 20e-6
+    ours = next(t for t in small.times if t.name == "triton")
+    assert (ours.host_seconds or 0) > (ours.seconds or 1)  # a launch costs the host more than this kernel takes
+
+
+def test_graph_replay_and_events_agree_on_a_call_that_hides_its_launch() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    sets = [torch.randn(4096, 8192, device=device, dtype=torch.bfloat16) for _ in range(4)]
+    replayed = clock.DeviceTimer([lambda x=x: x.mul(2) for x in sets], device)
+    assert replayed.method == "graph replay"
+    by_graph = replayed.cold()
+    replayed.graphs.clear()
+    assert replayed.cold() == pytest.approx(by_graph, rel=0.15)
+
+
+def test_warm_inputs_are_read_faster_than_cold_ones(found: Benchmark) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    cache = detect(device).l2_bytes or 32 << 20
+    count = cache // 8  # float32: half of the cache
+    sets = [torch.randn(count, device=device) for _ in range(12)]
+    timer = clock.DeviceTimer([lambda x=x: x.sum() for x in sets], device)
+    assert timer.warm() < 0.9 * timer.cold()
+
+
+def test_what_cannot_be_captured_is_timed_by_events_and_says_so() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.randn(1024, device=device)
+    timer = clock.DeviceTimer([lambda: x.sum().item()], device)
+    assert timer.method == "device events" and "launch gaps included" in str(timer.note)
+    assert timer.cold() > 0 and torch.ones(3, device=device).sum().item() == 3  # the device is still usable

@@ -1,0 +1,374 @@
+"""The benchmark: its protocol on a CPU, what it refuses to time, what it calls a regression, and its documents."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting import bench
+from ferryman.porting.bench import clock, condition, document, grid, peers, runner
+from ferryman.porting.bench.compare import Change, compare, regressed
+from ferryman.porting.bench.document import Benchmark, Condition
+from ferryman.porting.report import bench as report
+from ferryman.porting.report import plots
+from tests.cli.run import ferryman
+
+CPU = torch.device("cpu")
+SILU: Primitive = ops.silu_mul.primitive
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op's first small case, and little time for each."""
+
+    def first(op: Primitive) -> Case:
+        return op.cases()[0]
+
+    monkeypatch.setattr(grid, "standard_case", first)
+    monkeypatch.setattr(runner, "standard_case", first)
+    monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
+    monkeypatch.setattr(clock, "HOST_SECONDS", 1e-3)
+
+
+ADAPTER = """
+import torch
+from torch.nn.functional import silu
+from ferryman.porting.bench.peers import NotServed
+NAME = "{name}"
+def available():
+    return {reason!r}
+def version():
+    return "1.2"
+def silu_mul(gate, up):
+    {body}
+OPS = {{"silu_mul": silu_mul}}
+"""
+
+
+def adapter(folder: Path, name: str, body: str, reason: str | None = None) -> None:
+    text = ADAPTER.format(name=name, reason=reason, body=textwrap.indent(body, "    ").strip())
+    (folder / f"{name}.py").write_text(text)
+
+
+def test_contenders_take_turns_and_only_right_peers_are_timed(quick: None, tmp_path: Path) -> None:
+    adapter(tmp_path, "right", "return lambda: silu(gate) * up")
+    adapter(tmp_path, "wrong", "return lambda: silu(gate) * up * 1.1")
+    adapter(tmp_path, "short", "return lambda: (silu(gate) * up)[..., :1]")
+    adapter(tmp_path, "broken", "raise RuntimeError('no such kernel')")
+    adapter(tmp_path, "other", "raise NotServed('no such shapes')")
+    adapter(tmp_path, "absent", "return None", reason="it is not installed")
+    found = bench.run(ops=["silu_mul"], device="cpu", peer_names=None, peers_from=tmp_path)
+    (cell,) = found.cells
+    times = {t.name: t for t in cell.times}
+    assert {n for n, t in times.items() if t.trials} == {"torch", "right", "copy"}
+    for name in ("torch", "right", "copy"):
+        one = times[name]
+        assert len(one.trials) == runner.TRIALS and one.method == "host clock"
+        assert one.seconds and one.warm_seconds and one.of_copy and one.spread and one.spread >= 1
+        assert one.of_roofline is None and (one.host_seconds is not None) == (name != "copy")
+    assert times["copy"].of_copy == 1.0
+    assert "relative root mean square" in str(times["wrong"].skipped) and "not equal to the op" in str(
+        times["wrong"].skipped
+    )
+    assert "the op gives" in str(times["short"].skipped)
+    assert times["broken"].skipped == "RuntimeError: no such kernel" and "no such shapes" in str(times["other"].skipped)
+    assert "absent" not in times and {p.name: p.reason for p in found.peers}["absent"] == "it is not installed"
+    assert "TRITON_INTERPRET" in str(times["triton"].skipped)
+    assert (
+        cell.sets == 4
+        and cell.noise is not None
+        and cell.bytes == SILU.cost(*grid.inputs(SILU, SILU.cases()[0], torch.bfloat16, 0, CPU)).bytes
+    )
+    text = report.markdown(found)
+    assert "no roofline" in text and "| right (peer) |" in text and "absent took no part: it is not installed" in text
+    assert report.standing(found)[0].startswith("silu_mul: ")
+
+
+def test_every_op_has_inputs_and_a_backward_gets_its_forwards(quick: None) -> None:
+    for op in registry.primitives().values():
+        (case,) = grid.cases(op, "small", CPU)
+        values = grid.inputs(op, case, torch.float32, 0, CPU)
+        assert len(values) == len(op.names)
+        assert op.body(*values) is not None  # arguments that the op accepts
+
+
+def test_rotated_sets_are_equal_copies_elsewhere() -> None:
+    x = torch.randn(6, 8).t()
+    copy = runner._own(x)
+    assert torch.equal(copy, x) and copy.stride() == x.stride() and copy.data_ptr() != x.data_ptr()
+    assert runner._own(1.5) == 1.5
+
+
+@pytest.mark.parametrize("op", list(registry.primitives().values()), ids=lambda op: op.name)
+def test_the_grids_hold_cases_that_the_ops_accept(op: Primitive) -> None:
+    """Checked and costed on meta tensors; names do not repeat; the large row cases are above 64 MiB."""
+    forward = grid.forward_of(op) or op
+    for size in ("small", "full"):
+        cases = grid.cases(op, size, torch.device("cuda"))
+        assert len({c.name for c in cases}) == len(cases) >= (1 if size == "small" else 2)
+        for case in cases:
+            values = [
+                torch.empty(a.shape, dtype=torch.int64 if a.dtype == "int64" else torch.bfloat16, device="meta")
+                if hasattr(a, "shape") else a for a in forward.bind((), dict(case.args))
+            ]  # fmt: skip
+            forward.check(*values)
+            assert forward.cost(*values).bytes > 0
+    if forward.name in ("rms_norm", "softmax", "silu_mul"):
+        widths = [c for c in grid.cases(op, "full", torch.device("cuda")) if c.name.endswith("x131072")]
+        assert len(widths) == 1
+
+
+def test_a_peer_that_is_near_is_right_and_one_that_is_off_is_not() -> None:
+    gate, up = torch.randn(64, 128, dtype=torch.bfloat16), torch.randn(64, 128, dtype=torch.bfloat16)
+    exact = torch.nn.functional.silu(gate.double()) * up.double()
+    assert peers.wrong(SILU, (gate, up), exact.bfloat16()) is None
+    assert peers.wrong(SILU, (gate, up), (torch.nn.functional.silu(gate) * up,)) is None  # rounded twice
+    for result in (exact.bfloat16() * 1.01, torch.full_like(gate, float("nan")), exact.bfloat16().roll(1, 0), None):
+        assert peers.wrong(SILU, (gate, up), (result,)) is not None
+
+
+def test_bad_names_and_folders(tmp_path: Path) -> None:
+    for arguments, kind in (({"ops": ["rms_nrm"]}, "op"), ({"implementations": ["tritn"]}, "implementation"),
+                            ({"grid_name": "huge"}, "grid")):  # fmt: skip
+        with pytest.raises(UnknownName, match=f"unknown {kind}"):
+            bench.run(device="cpu", **arguments)
+    with pytest.raises(ArgumentError, match="a folder of adapters"):
+        bench.run(device="cpu", peer_names=None, peers_from=tmp_path)
+    adapter(tmp_path, "right", "return lambda: gate")
+    with pytest.raises(UnknownName, match="unknown peer 'lger'"):
+        bench.run(device="cpu", peer_names=["lger"], peers_from=tmp_path)
+    (tmp_path / "broken.py").write_text("import no_such_module_anywhere")
+    with pytest.raises(FerrymanError, match=r"broken\.py cannot be imported: ModuleNotFoundError"):
+        bench.run(device="cpu", peer_names=None, peers_from=tmp_path)
+    (tmp_path / "broken.py").write_text("NAME = 'broken'")
+    with pytest.raises(FerrymanError, match="lacks available, version, OPS"):
+        bench.run(device="cpu", peer_names=None, peers_from=tmp_path)
+
+
+def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks" / "peers"
+    found = {a.name: a for a in peers.adapters(folder, None)}
+    assert set(found) == {"torch-eager", "torch-compile", "cudnn", "fa2", "fa4", "liger", "flag-gems", "conch", "quack"}
+    for one in found.values():
+        assert one.peer().reason is not None or one.peer().version
+        assert set(one.ops) <= set(registry.primitives())
+    gate, up = torch.randn(4, 8), torch.randn(4, 8)
+    eager = found["torch-eager"].ops
+    for name, op in ((n, registry.primitives()[n]) for n in eager):
+        case = op.cases()[0]
+        args = grid.inputs(op, case, torch.float32, 0, CPU)
+        try:
+            assert peers.wrong(op, args, eager[name](*args)()) is None, name
+        except peers.NotServed:
+            assert name in ("attention", "rope")
+    assert torch.equal(eager["silu_mul"](gate, up)(), torch.nn.functional.silu(gate) * up)
+
+
+# ------------------------------------------------------------------------------------------------------- documents
+
+
+def made(times: dict[str, list[float]], noise: float = 0.0, **more: Any) -> Benchmark:
+    cell = {
+        "op": "rms_norm", "case": "16x4096", "dtype": "bfloat16", "bytes": 1e6, "flops": 1e6, "sets": 4,
+        "rotated_bytes": 10**6, "noise": noise, "condition": {"source": "nobody"}, "floor_seconds": 1e-6,
+        "times": [{"name": n, "role": "implementation", "method": "graph replay", "trials": t, "of_roofline": 0.5}
+                  for n, t in times.items()],
+    } | more  # fmt: skip
+    facts = {
+        "device": "cuda:0", "device_name": "NVIDIA H200", "profile": "h200", "arch": "sm_90", "vendor": "nvidia",
+        "versions": {"torch": "2.11"}, "flags": {}, "platform": "Linux", "time": "now", "seed": 0, "tier": "small",
+    }  # fmt: skip
+    limits = {"copy_bytes_per_s": 4e12, "copy_bytes": 2**30, "product_flops_per_s": 7e14, "product": "bfloat16 8192^3"}
+    raw = {"schema_version": 1, "kind": document.KIND, "environment": facts, "ceilings": limits, "cells": [cell]}
+    return document.parse(raw, "made")
+
+
+def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(document.dumps(made({"triton": [1e-6, 2e-6, 3e-6]})))
+    found = document.load(path)
+    assert found == made({"triton": [1e-6, 2e-6, 3e-6]})
+    (times,) = found.cells[0].times
+    assert times.seconds == 2e-6 and times.spread == pytest.approx(3.0)
+
+
+def change(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return raw | more
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("{", "is not JSON"), ("[]", "is not a Ferryman benchmark"), ('{"kind": "ferryman-results"}', "is not a Ferryman"),
+    ('{"kind": "ferryman-benchmark", "schema_version": 2}', "schema version 2; this Ferryman reads 1"),
+    ('{"kind": "ferryman-benchmark", "schema_version": 1}', "is damaged"),
+])  # fmt: skip
+def test_files_that_are_no_benchmarks(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ResultError, match=told):
+        document.load(path)
+
+
+def test_damaged_documents(tmp_path: Path) -> None:
+    raw = json.loads(document.dumps(made({"triton": [1e-6]})))
+    cell = raw["cells"][0]
+    for broken, told in (
+        (raw | {"cells": [cell, cell]}, "stands twice"),
+        (raw | {"cells": [cell | {"times": [cell["times"][0] | {"trials": [0.0]}]}]}, "a time that is none"),
+        (raw | {"extra": 1}, "extra"), (raw | {"ceilings": raw["ceilings"] | {"copy_bytes_per_s": 0}}, "copy_bytes"),
+    ):  # fmt: skip
+        with pytest.raises(ResultError, match=told):
+            document.parse(broken, "x")
+    with pytest.raises(ResultError, match="cannot be read"):
+        document.load(tmp_path / "none.json")
+
+
+# -------------------------------------------------------------------------------------------------------- comparing
+
+
+def verdict(before: Benchmark, now: Benchmark, again: Benchmark | None = None) -> Change:
+    asked: list[Any] = []
+
+    def timed(only: frozenset[tuple[str, str]]) -> Benchmark:
+        asked.append(only)
+        assert again is not None
+        return again
+
+    (found,) = compare(before, now, None if again is None else timed)
+    assert asked in ([], [frozenset({("rms_norm", "16x4096")})])
+    return found
+
+
+STILL = [1e-5, 1.001e-5, 1.002e-5]
+
+
+def slowed(by: float) -> Benchmark:
+    return made({"triton": [t * by for t in STILL]})
+
+
+def test_a_change_within_the_noise_of_both_runs_is_none() -> None:
+    assert verdict(made({"triton": STILL}), slowed(1.015)).verdict == "same"
+    assert verdict(made({"triton": STILL}), slowed(1.03)).verdict == "slower"
+    assert verdict(made({"triton": STILL}), slowed(0.9)).verdict == "faster"
+    # trials that differ by 20%, before or now, or a contender that differs from itself
+    loud = [1e-5, 1.1e-5, 1.2e-5]
+    assert verdict(made({"triton": loud}), made({"triton": [1.2e-5] * 3})).verdict == "same"
+    assert verdict(made({"triton": STILL}), made({"triton": loud})).verdict == "same"
+    assert verdict(made({"triton": STILL}, noise=0.05), slowed(1.05)).verdict == "same"
+
+
+def test_a_regression_is_confirmed_by_a_fresh_run_or_it_is_none() -> None:
+    before = made({"triton": STILL})
+    found = verdict(before, slowed(1.2), slowed(1.18))
+    assert (found.verdict, found.ratio, found.confirmed) == ("slower", pytest.approx(1.2), pytest.approx(1.18))
+    assert regressed([found])
+    found = verdict(before, slowed(1.2), slowed(1.0))
+    assert found.verdict == "not confirmed" and not regressed([found])
+    assert verdict(before, slowed(0.9), slowed(2.0)).verdict == "faster"  # nothing to confirm: nothing is timed again
+
+
+def test_untrusted_times_make_no_verdict() -> None:
+    hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: hardware thermal slowdown"])
+    assert verdict(made({"triton": STILL}), hot).verdict == "untrusted"
+    assert verdict(hot, made({"triton": STILL})).verdict == "untrusted"
+
+
+def test_contenders_on_one_side_and_other_devices() -> None:
+    found = {
+        c.name: c.verdict
+        for c in compare(made({"triton": STILL, "cuda": STILL}), made({"triton": STILL, "hip": STILL}))
+    }
+    assert found == {"triton": "same", "cuda": "only before", "hip": "only now"}
+    before = made({"triton": STILL})
+    other = before.model_copy(
+        update={"environment": before.environment.model_copy(update={"device_name": "NVIDIA A100"})}
+    )
+    with pytest.raises(ResultError, match="of another device: device_name 'NVIDIA A100', here 'NVIDIA H200'"):
+        compare(other, before)
+
+
+# -------------------------------------------------------------------------------------------------------- condition
+
+
+def test_lowered_clocks_are_distrusted_and_a_steady_power_cap_is_not() -> None:
+    def told(reasons: list[str], clocks: tuple[int, int]) -> list[str]:
+        return condition.distrust(Condition(source="NVML", sm_clock_mhz=clocks, throttled_by=reasons))
+
+    assert told([], (1980, 1980)) == [] and told([], (345, 1980)) == []  # it woke up
+    assert told(["power cap"], (1700, 1755)) == []
+    assert "moved between 1400 and 1755" in told(["power cap"], (1400, 1755))[0]
+    assert told(["hardware thermal slowdown", "power cap"], (1700, 1700)) == [
+        "clocks were lowered: hardware thermal slowdown"
+    ]
+
+
+def test_samples_become_ranges() -> None:
+    answers = iter([(1980, 3201, 650.0, 60, []), (1755, 3201, 699.5, 64, ["power cap"])])
+    watch = condition.Watch(lambda: next(answers), "NVML")
+    watch.sample()
+    watch.sample()
+    found = watch.condition()
+    assert (found.sm_clock_mhz, found.power_w, found.temperature_c) == ((1755, 1980), (650.0, 699.5), 64)
+    assert found.throttled_by == ["power cap"] and condition.watch(CPU).condition().sm_clock_mhz is None
+
+
+# -------------------------------------------------------------------------------------------------------- rendering
+
+
+@pytest.mark.skipif(not plots.available(), reason="no matplotlib")
+def test_plots_stand_alone() -> None:
+    found = report.figures(made({"triton": STILL, "cuda": STILL}))
+    assert set(found) == {"share-of-the-roofline-reached", "time-against-the-least-possible-time", "key"}
+    for svg in found.values():
+        assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg" style="--text:')
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    out = tmp_path / "now.json"
+    done = ferryman("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu", "--out", str(out))
+    assert done.code == 0, done.err
+    assert (
+        "copy" in done.out and "no roofline" in done.out and out.with_suffix(".md").read_text().count("silu_mul") >= 2
+    )
+    raw = json.loads(out.read_text())
+    for cell in raw["cells"]:
+        for times in cell["times"]:
+            times["trials"] = [t / 50 for t in times["trials"]]
+    fast = tmp_path / "fast.json"
+    fast.write_text(json.dumps(raw))
+    arguments = ("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu", "--compare")
+    done = ferryman(*arguments, str(fast))
+    assert done.code == 1 and "slower" in done.out and "2 of 2 slower, confirmed" in done.out
+    done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--json")
+    assert done.code == 0 and json.loads(done.out)["kind"] == "ferryman-benchmark"
+    raw["environment"]["device_name"] = "another"
+    fast.write_text(json.dumps(raw))
+    done = ferryman(*arguments, str(fast))
+    assert done.code == 2 and "another device" in done.err
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["--op", "rms_nrm"], "unknown op 'rms_nrm'; nearest: rms_norm"),
+    (["--implementation", "tritn"], "unknown implementation 'tritn'; nearest: triton"),
+    (["--grid", "huge"], "unknown grid 'huge'"), (["--peers", "a,,b"], "none, all, or names"),
+    (["--peers", "all", "--peers-from", "/nonexistent"], "a folder of adapters"),
+    (["--dtype", "int7"], "unknown dtype"), (["--compare", "/nonexistent.json"], "cannot be read"),
+    (["--device", "h200"], "required: a device that is here"),
+])  # fmt: skip
+def test_bad_use_is_one_message(arguments: list[str], told: str) -> None:
+    given = arguments if "--device" in arguments else [*arguments, "--device", "cpu"]
+    done = ferryman("bench", *given)
+    assert done.code == 2 and told in done.err and "Traceback" not in done.err
