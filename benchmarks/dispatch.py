@@ -84,7 +84,7 @@ class Quiet:
     def __enter__(self) -> Quiet:
         plan.drop_plans()
         self.kept = registry.launcher
-        registry.launcher = lambda line: self.launcher  # type: ignore[assignment]
+        registry.launcher = lambda line: self.launcher
         return self
 
     def __exit__(self, *_: object) -> None:

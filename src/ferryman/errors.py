@@ -88,7 +88,7 @@ class PortError(FerrymanError, RuntimeError):
 
 
 class SimulationError(FerrymanError, RuntimeError):
-    """The simulator cannot run a kernel, or stopped it: a grid or a workgroup too large, an instruction budget spent."""
+    """The simulator cannot run a kernel, or stopped it: a grid or a workgroup too large, a budget spent."""
 
 
 class AssemblyError(SimulationError, ValueError):

@@ -36,7 +36,9 @@ def one(known: Any, call: dict[str, Any]) -> dict[str, Any]:
     values = tuple(None if t is None else t.double() for t in tensors)
     oracle = registry.primitive(call["op"]).body(*values, *call["extra"])
     oracle = oracle if isinstance(oracle, tuple) else (oracle,)
-    apart = [float(((o.double() - e) / (e.abs().mean() + 1e-30)).abs().max()) for o, e in zip(outputs, oracle, strict=True)]
+    apart = [
+        float(((o.double() - e) / (e.abs().mean() + 1e-30)).abs().max()) for o, e in zip(outputs, oracle, strict=True)
+    ]
     return {
         "outputs": [o.double().flatten().tolist() for o in outputs], "apart": apart,
         "kernels": [name for name, _ in reports], "findings": [str(f) for f in simulator.take()],
@@ -50,7 +52,8 @@ def main() -> None:
     torch.set_num_threads(1)
     known = profile(job["profile"])
     for call in job["calls"]:
-        print(json.dumps(one(known, call)), flush=True)
+        sys.stdout.write(json.dumps(one(known, call)) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def run(calls: list[dict[str, Any]], device: str = "mi300x", path: Iterable[str]
     env = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1",
            "PYTHONPATH": os.pathsep.join([*path, str(ROOT / "src"), str(ROOT)])}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/parity/simulated_worker.py")], input=json.dumps({"profile": device, "calls": calls}),
+        [sys.executable, str(ROOT / "tests/parity/simulated_worker.py")],
+        input=json.dumps({"profile": device, "calls": calls}),
         capture_output=True, text=True, env=env, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -62,7 +63,14 @@ def test_every_op_on_the_simulated_device(device: str) -> None:
 
 
 # Small shapes take small tiles: fewer units make the launcher take the large ones, with ragged edges.
-MATMULS = [(520, 300, 200, 1), (300, 200, 264, 2), (150, 140, 136, 4), (70, 90, 320, 4), (9, 70, 520, 4), (520, 300, 203, 1)]
+MATMULS = [
+    (520, 300, 200, 1),
+    (300, 200, 264, 2),
+    (150, 140, 136, 4),
+    (70, 90, 320, 4),
+    (9, 70, 520, 4),
+    (520, 300, 203, 1),
+]
 LONG = [
     call("attention", "triton", d, [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]], [causal, None, None, 0.0, None])
     for d, s, h, causal in (("bfloat16", 300, 64, True), ("float16", 300, 128, True), ("bfloat16", 200, 256, False),
@@ -93,13 +101,19 @@ VARIANTS = [{"mfma_order": "sequential"}, {"mfma_order": "pairs"}, {"mfma_subnor
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(next(iter(v.items()))))
 def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
-    ops = ["rms_norm", "softmax", "silu_mul"] if "estimates" in variant else ["linear", "attention", "attention_backward"]
+    ops = (
+        ["rms_norm", "softmax", "silu_mul"] if "estimates" in variant else ["linear", "attention", "attention_backward"]
+    )
     found = check("mi300x", ops=ops, dtypes=["bf16", "f32"], assumptions=variant)
     assert found["triton", "SIMULATED"] > 60
 
 
 def test_triton_and_the_simt_source_agree() -> None:
-    pairs = [("rms_norm", [[7, 333], [333]], [1e-6, False]), ("softmax", [[7, 333]], []), ("silu_mul", [[7, 333], [7, 333]], [])]
+    pairs = [
+        ("rms_norm", [[7, 333], [333]], [1e-6, False]),
+        ("softmax", [[7, 333]], []),
+        ("silu_mul", [[7, 333], [7, 333]], []),
+    ]
     calls = [call(op, name, d, shapes, extra) for op, shapes, extra in pairs for d in ("bfloat16", "float32")
              for name in ("triton", "hip")]  # fmt: skip
     got = run(calls)
@@ -122,7 +136,8 @@ def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
     )  # fmt: skip
     if done.returncode:
         pytest.skip(f"triton {other} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    calls = [call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]), call("softmax", "triton", "float32", [[7, 333]], []),
+    calls = [call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]),
+             call("softmax", "triton", "float32", [[7, 333]], []),
              call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
              call("attention", "triton", "float16", [[1, 2, 70, 64]] * 3, [True, None, None, 0.0, None])]  # fmt: skip
     ours, theirs = run(calls), run(calls, path=[str(tmp_path)])

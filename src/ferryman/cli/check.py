@@ -36,7 +36,9 @@ def check(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU. With --backend simulated: mi300x, mi355x."),
+        typer.Option(
+            help="cuda:1, cpu; default: the accelerator, else the CPU. With --backend simulated: mi300x, mi355x."
+        ),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f32, f16 or bf16. Repeatable; --model takes one.")] = None,
     model: Annotated[

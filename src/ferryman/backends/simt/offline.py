@@ -122,7 +122,15 @@ def _compile_amd(unit: Unit, arch: str) -> Artefact:
     with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
         folder = Path(temporary)
         log = _clang(unit, arch, folder, "-emit-obj", "-o", str(folder / "kernel.o"))
-        linked = (_tools()[0], "ld.lld", "-shared", "--no-undefined", "-o", folder / "kernel.hsaco", folder / "kernel.o")
+        linked = (
+            _tools()[0],
+            "ld.lld",
+            "-shared",
+            "--no-undefined",
+            "-o",
+            folder / "kernel.hsaco",
+            folder / "kernel.o",
+        )
         _run(linked, unit, arch)
         image = (folder / "kernel.hsaco").read_bytes()
     return Artefact(unit.name, arch, "hsaco", image, read_hsaco(image), log)

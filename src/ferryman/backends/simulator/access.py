@@ -18,13 +18,16 @@ from ferryman.errors import SimulationError
 
 # name -> (bytes, sign-extends, half of the register that is written or None for all of it)
 _LOADS: dict[str, tuple[int, bool, int | None]] = {
-    "dword": (4, False, None), "dwordx2": (8, False, None), "dwordx3": (12, False, None), "dwordx4": (16, False, None),
+    "dword": (4, False, None), "dwordx2": (8, False, None), "dwordx3": (12, False, None),
+    "dwordx4": (16, False, None),
     "ubyte": (1, False, None), "sbyte": (1, True, None), "ushort": (2, False, None), "sshort": (2, True, None),
-    "short_d16": (2, False, 0), "short_d16_hi": (2, False, 1), "ubyte_d16": (1, False, 0), "ubyte_d16_hi": (1, False, 1),
+    "short_d16": (2, False, 0), "short_d16_hi": (2, False, 1), "ubyte_d16": (1, False, 0),
+    "ubyte_d16_hi": (1, False, 1),
     "sbyte_d16": (1, True, 0), "sbyte_d16_hi": (1, True, 1),
 }  # fmt: skip
 _STORES: dict[str, tuple[int, int]] = {  # bytes, shift of the data
-    "byte": (1, 0), "byte_d16_hi": (1, 16), "short": (2, 0), "short_d16_hi": (2, 16), "dword": (4, 0), "dwordx2": (8, 0),
+    "byte": (1, 0), "byte_d16_hi": (1, 16), "short": (2, 0), "short_d16_hi": (2, 16), "dword": (4, 0),
+    "dwordx2": (8, 0),
     "dwordx3": (12, 0), "dwordx4": (16, 0),
 }  # fmt: skip
 _CACHE = frozenset({"sc0", "sc1", "nt", "glc", "slc", "dlc", "offset", "offen", "idxen", "lds"})
@@ -47,7 +50,7 @@ def _active(m: Machine) -> Array | None:
     return None if m.full else m.lanes
 
 
-def _check_address(m: Machine, sources: Sources, instruction: Instruction, active: Array | None) -> None:
+def check_address(m: Machine, sources: Sources, instruction: Instruction, active: Array | None) -> None:
     taint = undefined(m, sources, instruction)
     if taint is not None:
         bad = unpack(taint & m.exec_bits)
@@ -59,7 +62,7 @@ def _offset(instruction: Instruction) -> int:
     return int(instruction.modifiers.get("offset", 0))
 
 
-def _global_address(vaddr: Operand, saddr: Operand, instruction: Instruction, sources: Sources) -> Address:
+def global_address(vaddr: Operand, saddr: Operand, instruction: Instruction, sources: Sources) -> Address:
     """A 64-bit address in vector registers, or a scalar base and a 32-bit offset, plus the constant offset."""
     constant = np.uint64(_offset(instruction) & 0xFFFFFFFFFFFFFFFF)
     if isinstance(saddr.what, Word):
@@ -72,7 +75,7 @@ def _global_address(vaddr: Operand, saddr: Operand, instruction: Instruction, so
     return lambda m: (base(m)[:, None] + narrow(m) + constant, _active(m))
 
 
-def _buffer_address(parts: list[Operand], instruction: Instruction, sources: Sources, size: int) -> Address:
+def buffer_address(parts: list[Operand], instruction: Instruction, sources: Sources, size: int) -> Address:
     """Base and size from the resource descriptor; lanes past its size do nothing (CDNA3 ISA, raw buffers)."""
     vaddr, resource, soffset = parts
     if "idxen" in instruction.modifiers:
@@ -96,7 +99,11 @@ def _buffer_address(parts: list[Operand], instruction: Instruction, sources: Sou
         extra = np.asarray(moved(m)).astype(np.uint64)
         offset = (np.zeros((m.count, LANES), np.uint64) if lane is None else lane(m).astype(np.uint64)) + constant
         room = limit.astype(np.int64) - extra.astype(np.int64)
-        inside = offset.view(np.int64) + (size - 1) < room[:, None] if room.ndim else offset.view(np.int64) + (size - 1) < room
+        inside = (
+            offset.view(np.int64) + (size - 1) < room[:, None]
+            if room.ndim
+            else offset.view(np.int64) + (size - 1) < room
+        )
         base = base + extra
         found = base[:, None] + offset
         if inside.all():
@@ -106,7 +113,7 @@ def _buffer_address(parts: list[Operand], instruction: Instruction, sources: Sou
     return address
 
 
-def _data_registers(operand: Operand, count: int, instruction: Instruction) -> range:
+def data_registers(operand: Operand, count: int, instruction: Instruction) -> range:
     what = operand.what
     if not isinstance(what, Register) or what.file == "s" or what.count != count:
         raise refuse(instruction, f"data that is not {count} vector registers")
@@ -114,7 +121,7 @@ def _data_registers(operand: Operand, count: int, instruction: Instruction) -> r
     return range(first, first + count)
 
 
-def _extended(words: list[Array], size: int, signed: bool) -> list[Array]:
+def extended(words: list[Array], size: int, signed: bool) -> list[Array]:
     if not signed:
         return words
     top = np.uint32(1 << (8 * size - 1))
@@ -123,20 +130,20 @@ def _extended(words: list[Array], size: int, signed: bool) -> list[Array]:
 
 def _load(instruction: Instruction, target: Operand, address: Address, sources: Sources, kind: str, flat: bool) -> Step:
     size, signed, half = _LOADS[kind]
-    registers = _data_registers(target, max(1, size // 4), instruction)
+    registers = data_registers(target, max(1, size // 4), instruction)
     buffer = instruction.name.startswith("buffer")
 
     def step(m: Machine) -> None:
         memory: Memory = m.memory
         place, active = address(m)
         if m.sanitize:
-            _check_address(m, sources, instruction, active)
+            check_address(m, sources, instruction, active)
         offset, good, region = memory.locate(m, place, size, active, instruction, False)
         if m.sanitize:
             memory.note_load(m, offset, size, good, region, instruction)
         if m.counters is not None:
             m.counters.access(m, instruction, offset, size, good)
-        words = _extended(memory.load(offset, size), size, signed)
+        words = extended(memory.load(offset, size), size, signed)
         if good is not None and (buffer or good is not active):
             words = [np.where(good, w, np.uint32(0)) for w in words]
         for r, word in zip(registers, words, strict=True):
@@ -155,17 +162,17 @@ def _load(instruction: Instruction, target: Operand, address: Address, sources: 
 
 def _store(instruction: Instruction, data: Operand, address: Address, sources: Sources, kind: str, flat: bool) -> Step:
     size, shift = _STORES[kind]
-    registers = _data_registers(data, max(1, size // 4), instruction)
+    registers = data_registers(data, max(1, size // 4), instruction)
     data_sources = Sources(list(registers))
 
     def step(m: Machine) -> None:
         memory: Memory = m.memory
         place, active = address(m)
         if m.sanitize:
-            _check_address(m, sources, instruction, active)
+            check_address(m, sources, instruction, active)
         offset, good, region = memory.locate(m, place, size, active, instruction, True)
         if m.sanitize:
-            _check_data(m, data_sources, good, instruction, place)
+            check_data(m, data_sources, good, instruction, place)
             memory.note_store(m, offset, size, good, region, instruction)
         if m.counters is not None:
             m.counters.access(m, instruction, offset, size, good)
@@ -178,7 +185,7 @@ def _store(instruction: Instruction, data: Operand, address: Address, sources: S
     return step
 
 
-def _check_data(m: Machine, sources: Sources, good: Array | None, instruction: Instruction, place: Array | None) -> None:
+def check_data(m: Machine, sources: Sources, good: Array | None, instruction: Instruction, place: Array | None) -> None:
     """Undefined data matters in the lanes that are stored."""
     if not any(m.v_flag[r] for r in sources.vectors):
         return
@@ -210,13 +217,13 @@ def _enter(kind: str, families: tuple[str, ...], loads: bool) -> None:
             data, *rest = instruction.operands
             if len(rest) != 3:
                 raise refuse(instruction, f"{len(rest) + 1} operands where 4 are needed")
-            address = _buffer_address(rest, instruction, sources, size)
+            address = buffer_address(rest, instruction, sources, size)
         elif loads:
             data, vaddr, *more = instruction.operands
-            address = _global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
+            address = global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
         else:
             vaddr, data, *more = instruction.operands
-            address = _global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
+            address = global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
         made = _load if loads else _store
         return made(instruction, data, address, sources, kind, family == "flat")
 
@@ -262,12 +269,14 @@ def _scalar_load(names: str, count: int) -> None:
                 m.report("uninitialised", "an address depends on what nothing has written", instruction)
             first = start(m) & np.uint64(0x0000FFFFFFFFFFFF) if buffer else start(m)
             address = np.broadcast_to(first + moved(m), (m.count,))
-            offset, good, region = m.memory.locate(m, np.ascontiguousarray(address), 4 * count, None, instruction, False)
+            offset, good, region = m.memory.locate(
+                m, np.ascontiguousarray(address), 4 * count, None, instruction, False
+            )
             if m.sanitize:
                 m.memory.note_load(m, offset, 4 * count, good, region, instruction)
             index = offset >> 2
             for i, r in enumerate(registers):
-                word = m.memory._views[4][index + i]
+                word = m.memory.words[index + i]
                 m.s_u32[r][m.sel] = word if good is None else np.where(good, word, np.uint32(0))
                 if m.sanitize and m.s_flag[r]:
                     m.define_scalar(r, None, instruction)
@@ -300,12 +309,12 @@ def _scratch(kind: str, loads: bool) -> None:
         sources = Sources()
         lane = None if isinstance(vaddr.what, Word) else vector_read(vaddr, "u32", instruction, sources)
         base = None if isinstance(saddr.what, Word) else scalar_read(saddr, "u32", instruction, sources)
-        registers = _data_registers(data, max(1, size // 4), instruction)
+        registers = data_registers(data, max(1, size // 4), instruction)
         constant = _offset(instruction)
 
         def step(m: Machine) -> None:
             if m.sanitize:
-                _check_address(m, sources, instruction, None)
+                check_address(m, sources, instruction, None)
             place = np.full((m.count, LANES), constant, np.int64)
             if lane is not None:
                 place = place + lane(m).astype(np.int64)
@@ -324,11 +333,13 @@ def _scratch(kind: str, loads: bool) -> None:
                 octets = m.scratch[index].astype(np.uint32)
                 for i, r in enumerate(registers):
                     part = octets[..., 4 * i : 4 * i + 4]
-                    word = (part << (np.arange(part.shape[-1], dtype=np.uint32) * np.uint32(8))).sum(-1, dtype=np.uint32)
+                    word = (part << (np.arange(part.shape[-1], dtype=np.uint32) * np.uint32(8))).sum(
+                        -1, dtype=np.uint32
+                    )
                     if half is None:
-                        m.put(m.v_u32[r], _extended([word], size, signed)[0])
+                        m.put(m.v_u32[r], extended([word], size, signed)[0])
                     else:
-                        m.put(m.v_u16[r][..., half], _extended([word], size, signed)[0].astype(np.uint16))
+                        m.put(m.v_u16[r][..., half], extended([word], size, signed)[0].astype(np.uint16))
                     if m.sanitize and m.v_flag[r]:
                         m.define(r, None, instruction)
                 m.issue(m.vmcnt, registers)

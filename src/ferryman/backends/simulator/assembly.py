@@ -16,9 +16,45 @@ from ferryman.errors import AssemblyError
 
 # Directives that place bytes, name symbols or describe debug information: nothing that runs depends on them.
 _INERT = frozenset(
-    "text globl p2align p2alignl type size section long quad byte short ascii asciz fill zero uleb128 sleb128 ident "
-    "protected hidden weak local addrsig addrsig_sym amdhsa_code_object_version cfi_sections cfi_startproc cfi_endproc "
-    "cfi_escape cfi_undefined cfi_def_cfa cfi_def_cfa_offset cfi_offset data rodata bss int".split()
+    [
+        "text",
+        "globl",
+        "p2align",
+        "p2alignl",
+        "type",
+        "size",
+        "section",
+        "long",
+        "quad",
+        "byte",
+        "short",
+        "ascii",
+        "asciz",
+        "fill",
+        "zero",
+        "uleb128",
+        "sleb128",
+        "ident",
+        "protected",
+        "hidden",
+        "weak",
+        "local",
+        "addrsig",
+        "addrsig_sym",
+        "amdhsa_code_object_version",
+        "cfi_sections",
+        "cfi_startproc",
+        "cfi_endproc",
+        "cfi_escape",
+        "cfi_undefined",
+        "cfi_def_cfa",
+        "cfi_def_cfa_offset",
+        "cfi_offset",
+        "data",
+        "rodata",
+        "bss",
+        "int",
+    ]
 )
 _ENCODINGS = ("e32", "e64", "dpp", "sdwa")
 # Where the named scalar registers lie in the scalar register file (CDNA3 ISA, table of SGPR operands).
@@ -183,7 +219,9 @@ def instruction(text: str, line: int, source: str | None = None) -> Instruction:
     if name.startswith("s_waitcnt") or name in ("s_sendmsg", "s_setreg_b32", "s_setreg_imm32_b32", "s_getreg_b32"):
         parts = [] if name == "s_waitcnt" else split(rest)
         modifiers = {"counts": rest} if name == "s_waitcnt" else {}
-        return Instruction(name, encoding, tuple(operand(p, where) for p in parts), modifiers, text.strip(), line, source)
+        return Instruction(
+            name, encoding, tuple(operand(p, where) for p in parts), modifiers, text.strip(), line, source
+        )
     parts = split(rest)
     modifiers = {}
     if parts:
@@ -209,7 +247,8 @@ class _Reader:
         self.lds = 0
         self._functions: set[str] = set()
         self._body: tuple[list[Instruction], dict[str, int]] | None = None
-        self._in_code, self._source = True, None
+        self._in_code = True
+        self._source: str | None = None
         lines = iter(enumerate(text.splitlines(), 1))
         for number, line in lines:
             words = line.split(";", 1)[0].strip() if '"' not in line else line.strip()
@@ -285,7 +324,7 @@ class _Reader:
         raise AssemblyError(f"the descriptor of {name} has no end: the text is cut off")
 
     def _metadata(self, lines: Any, number: int) -> None:
-        kept = []
+        kept: list[str] = []
         for _, line in lines:
             if line.strip() == ".end_amdgpu_metadata":
                 try:
@@ -306,7 +345,9 @@ def kernels(text: str) -> dict[str, Kernel]:
         if name not in reader.code or not reader.code[name][0]:
             raise AssemblyError(f"kernel {name} has a descriptor and no instructions")
         if name not in known:
-            raise AssemblyError(f"kernel {name} has no metadata: the text is cut off, or of another code object version")
+            raise AssemblyError(
+                f"kernel {name} has no metadata: the text is cut off, or of another code object version"
+            )
         body, labels = reader.code[name]
         descriptor["group_segment_fixed_size"] = max(descriptor.get("group_segment_fixed_size", 0), reader.lds)
         found[name] = Kernel(name, reader.target or "", body, labels, descriptor, known[name], reader.symbols)

@@ -7,14 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from ferryman.backends.simulator import numerics
-from ferryman.backends.simulator.access import _buffer_address, _check_address, _check_data, _data_registers, _global_address
+from ferryman.backends.simulator import formats
+from ferryman.backends.simulator.access import (
+    buffer_address,
+    check_address,
+    check_data,
+    data_registers,
+    global_address,
+)
 from ferryman.backends.simulator.assembly import Instruction, Operand, Word
-from ferryman.backends.simulator.lds import _accept, _in_bounds
+from ferryman.backends.simulator.lds import in_bounds
 from ferryman.backends.simulator.machine import LANES, Machine
 from ferryman.backends.simulator.numerics import Array
 from ferryman.backends.simulator.operands import Sources, refuse, vector_read
 from ferryman.backends.simulator.operations import Context, Step, register
+from ferryman.backends.simulator.vector import accept
 
 _U32 = np.uint32
 Update = Callable[[Any, Any], Any]  # (what is there, the operand) -> what will be
@@ -34,7 +41,7 @@ def _halves(dtype: str) -> Update:
         if dtype == "f16":
             result = (a.view(np.float16) + b.view(np.float16)).view(np.uint16)
         else:
-            result = numerics.f32_to_bf16(numerics.bf16_to_f32(a) + numerics.bf16_to_f32(b)).astype(np.uint16)
+            result = formats.f32_to_bf16(formats.bf16_to_f32(a) + formats.bf16_to_f32(b)).astype(np.uint16)
         return result.view(_U32).reshape(np.shape(old))
 
     return update
@@ -78,25 +85,25 @@ def _global(kind: str) -> None:
         if instruction.name.startswith("buffer"):
             data, *rest = operands
             target = data if returns else None
-            address = _buffer_address(rest, instruction, sources, 4)
+            address = buffer_address(rest, instruction, sources, 4)
         else:
             target = operands.pop(0) if returns else None
             vaddr, data, *more = operands
-            address = _global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
-        (value,) = _data_registers(data, 1, instruction)
-        into = None if target is None else _data_registers(target, 1, instruction)[0]
+            address = global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
+        (value,) = data_registers(data, 1, instruction)
+        into = None if target is None else data_registers(target, 1, instruction)[0]
         data_sources = Sources([value])
 
         def step(m: Machine) -> None:
             place, active = address(m)
             if m.sanitize:
-                _check_address(m, sources, instruction, active)
+                check_address(m, sources, instruction, active)
             offset, good, region = m.memory.locate(m, place, 4, active, instruction, True)
             if m.sanitize:
-                _check_data(m, data_sources, good, instruction, place)
+                check_data(m, data_sources, good, instruction, place)
                 m.memory.note_store(m, offset, 4, good, region, instruction, atomic=True)
             chosen = np.ones(offset.shape, bool) if good is None else good
-            words = m.memory._views[4]
+            words = m.memory.words
             found = apply(words, offset[chosen] >> 2, m.row(m.v_u32[value])[chosen], update)
             if into is not None:
                 result = np.zeros(offset.shape, _U32)
@@ -114,7 +121,8 @@ for _kind in UPDATES:
 
 _LDS_NAMES = {"add_u32": "add", "sub_u32": "sub", "inc_u32": "inc", "dec_u32": "dec", "min_i32": "smin",
               "max_i32": "smax", "min_u32": "umin", "max_u32": "umax", "and_b32": "and", "or_b32": "or",
-              "xor_b32": "xor", "add_f32": "add_f32", "pk_add_f16": "pk_add_f16", "pk_add_bf16": "pk_add_bf16"}  # fmt: skip
+              "xor_b32": "xor", "add_f32": "add_f32", "pk_add_f16": "pk_add_f16",
+              "pk_add_bf16": "pk_add_bf16"}  # fmt: skip
 
 
 def _local(name: str, kind: str, returns: bool) -> None:
@@ -122,29 +130,31 @@ def _local(name: str, kind: str, returns: bool) -> None:
 
     @register(name, "atomics")
     def decode(instruction: Instruction, context: Context) -> Step:
-        _accept(instruction, "offset")
+        accept(instruction, frozenset({"offset"}))
         operands = list(instruction.operands)
-        into = _data_registers(operands.pop(0), 1, instruction)[0] if returns else None
+        into = data_registers(operands.pop(0), 1, instruction)[0] if returns else None
         if len(operands) != 2:
             raise refuse(instruction, "an atomic without an address and a value")
         sources = Sources()
         lane = vector_read(operands[0], "u32", instruction, sources)
-        (value,) = _data_registers(operands[1], 1, instruction)
+        (value,) = data_registers(operands[1], 1, instruction)
         constant = int(instruction.modifiers.get("offset", 0))
         data_sources = Sources([value])
 
         def step(m: Machine) -> None:
             if m.sanitize:
-                _check_address(m, sources, instruction, None)
+                check_address(m, sources, instruction, None)
             start = np.broadcast_to(np.asarray(lane(m)).astype(np.int64) + constant, (m.count, LANES))
-            address, active = _in_bounds(m, start, 4, instruction)
+            address, active = in_bounds(m, start, 4, instruction)
             taint = None
             if m.sanitize:
-                _check_data(m, data_sources, active, instruction, address)
+                check_data(m, data_sources, active, instruction, address)
                 place = m.shadow.places(m, address, 4)
                 unwritten = ~m.shadow.defined[place].all(-1) & (m.lanes if active is None else active)
                 if unwritten.any():
-                    m.report("uninitialised", "an atomic on LDS that nothing has written", instruction, unwritten, address)
+                    m.report(
+                        "uninitialised", "an atomic on LDS that nothing has written", instruction, unwritten, address
+                    )
                 m.shadow.atomic(m, place, active, instruction, address)
             chosen = np.ones((m.count, LANES), bool) if active is None else active
             index = ((m.groups[m.sel].astype(np.int64) * m.lds_bytes)[:, None] + address)[chosen] >> 2

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ferryman.backends.simulator.assembly import VCC, Immediate, Instruction, Word
 from ferryman.backends.simulator.machine import Machine
 from ferryman.backends.simulator.numerics import Array
@@ -38,7 +36,9 @@ def _jump(instruction: Instruction, context: Context) -> Any:
     return lambda m: target
 
 
-def _conditional(name: str, condition: Callable[[Machine], Array], reads: tuple[int, ...], uses_scc: bool = False) -> None:
+def _conditional(
+    name: str, condition: Callable[[Machine], Array], reads: tuple[int, ...], uses_scc: bool = False
+) -> None:
     @register(name, "control", ends=True)
     def decode(instruction: Instruction, context: Context) -> Any:
         target = target_of(instruction, context)

@@ -73,7 +73,9 @@ class Counters:
         if active is not None:
             word = np.where(active[..., None], word, -1)
         parts = np.sort(word.reshape(m.count, LANES // group, group * words), axis=-1)
-        distinct = np.concatenate([np.ones((*parts.shape[:-1], 1), bool), parts[..., 1:] != parts[..., :-1]], -1) & (parts >= 0)
+        distinct = np.concatenate([np.ones((*parts.shape[:-1], 1), bool), parts[..., 1:] != parts[..., :-1]], -1) & (
+            parts >= 0
+        )
         flat = parts % banks + (np.arange(parts.shape[0] * parts.shape[1]) * banks).reshape(*parts.shape[:2], 1)
         load = np.bincount(flat[distinct].reshape(-1), minlength=parts.shape[0] * parts.shape[1] * banks)
         cycles = load.reshape(-1, banks).max(1)

@@ -157,7 +157,7 @@ class _Allocations(TorchDispatchMode):
     """Storages that appear while a launcher runs. They are held until the end, so that no address comes back."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._held: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

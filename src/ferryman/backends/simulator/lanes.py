@@ -36,7 +36,7 @@ def movement(instruction: Instruction) -> Movement:
     elif "row_shl" in controls:
         source, valid = LANE + controls["row_shl"], _IN_ROW + controls["row_shl"] < 16
     elif "row_shr" in controls:
-        source, valid = LANE - controls["row_shr"], _IN_ROW >= controls["row_shr"]
+        source, valid = LANE - controls["row_shr"], controls["row_shr"] <= _IN_ROW
     elif "row_ror" in controls:
         source = _ROW + (_IN_ROW - controls["row_ror"]) % 16
     elif "wave_shl" in controls:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from ferryman.backends.simulator.access import _check_address, _check_data, _data_registers, _extended
+from ferryman.backends.simulator.access import check_address, check_data, data_registers, extended
 from ferryman.backends.simulator.assembly import Instruction
-from ferryman.backends.simulator.machine import LANES, Machine, pack, unpack
+from ferryman.backends.simulator.machine import LANES, Machine, pack
 from ferryman.backends.simulator.numerics import Array
 from ferryman.backends.simulator.operands import Sources, refuse, vector_read
 from ferryman.backends.simulator.operations import Context, Step, register
+from ferryman.backends.simulator.vector import accept
 
 # name -> (bytes, sign-extends, half that is written)
 READS: dict[str, tuple[int, bool, int | None]] = {
@@ -65,7 +63,9 @@ class Shadow:
         """Another wave of the workgroup, since the same barrier."""
         return ((before >> 8) == (mine >> 8)) & (before != mine)
 
-    def read(self, m: Machine, place: Array, active: Array | None, instruction: Instruction, address: Array) -> Array | None:
+    def read(
+        self, m: Machine, place: Array, active: Array | None, instruction: Instruction, address: Array
+    ) -> Array | None:
         """Lanes whose bytes nothing has written, as bits; None where there are none."""
         missing = ~self.defined[place].all(-1)
         if active is not None:
@@ -135,7 +135,9 @@ class Shadow:
             lanes[active] = clash.any(-1)
         return lanes
 
-    def _report(self, m: Machine, clash: Array, active: Array | None, instruction: Instruction, address: Array, what: str) -> None:
+    def _report(
+        self, m: Machine, clash: Array, active: Array | None, instruction: Instruction, address: Array, what: str
+    ) -> None:
         self.race(m, self._lanes(m, clash, active), instruction, address, what)
 
     @staticmethod
@@ -157,14 +159,16 @@ class Shadow:
         self.unfinished = kept
 
 
-def _in_bounds(m: Machine, address: Array, size: int, instruction: Instruction) -> tuple[Array, Array | None]:
+def in_bounds(m: Machine, address: Array, size: int, instruction: Instruction) -> tuple[Array, Array | None]:
     """(addresses that are safe, lanes that may go on or None for all)."""
     active = None if m.full else m.lanes
     bad = address + size > m.lds_bytes
     if not m.full:
         bad &= m.lanes
     if bad.any():
-        message = f"{size} bytes at LDS address {int(address[tuple(np.argwhere(bad)[0])])}, the workgroup has {m.lds_bytes}"
+        message = (
+            f"{size} bytes at LDS address {int(address[tuple(np.argwhere(bad)[0])])}, the workgroup has {m.lds_bytes}"
+        )
         m.report("out-of-bounds", message, instruction, bad, address)
         active = ~bad if active is None else active & ~bad
     if active is not None:
@@ -174,7 +178,7 @@ def _in_bounds(m: Machine, address: Array, size: int, instruction: Instruction) 
     return address, active
 
 
-def _fetch(m: Machine, address: Array, size: int) -> list[Array]:
+def fetch(m: Machine, address: Array, size: int) -> list[Array]:
     index = (m.groups[m.sel].astype(np.int64) * m.lds_bytes)[:, None] + address
     if size <= 2:
         octets = [m.lds[index + i].astype(np.uint32) << np.uint32(8 * i) for i in range(size)]
@@ -215,18 +219,12 @@ def _differs(there: list[Array], words: list[Array], size: int) -> Array:
     return found
 
 
-def _accept(instruction: Instruction, *known: str) -> None:
-    unknown = sorted(set(instruction.modifiers) - set(known))
-    if unknown:
-        raise refuse(instruction, f"modifiers {', '.join(unknown)}")
-
-
 def _parts(instruction: Instruction, size: int, two: bool) -> list[int]:
     """Byte offsets of the one or two pieces that an instruction moves."""
     if not two:
-        _accept(instruction, "offset")
+        accept(instruction, frozenset({"offset"}))
         return [int(instruction.modifiers.get("offset", 0))]
-    _accept(instruction, "offset0", "offset1")
+    accept(instruction, frozenset({"offset0", "offset1"}))
     step = size * (64 if "st64" in instruction.name else 1)
     return [int(instruction.modifiers.get(f"offset{i}", 0)) * step for i in (0, 1)]
 
@@ -241,22 +239,22 @@ def _read(names: str, kind: str, two: bool) -> None:
         sources = Sources()
         lane = vector_read(base, "u32", instruction, sources)
         offsets = _parts(instruction, size, two)
-        registers = _data_registers(target, count * len(offsets), instruction)
+        registers = data_registers(target, count * len(offsets), instruction)
 
         def step(m: Machine) -> None:
             if m.sanitize:
-                _check_address(m, sources, instruction, None)
+                check_address(m, sources, instruction, None)
             start = np.asarray(lane(m)).astype(np.int64)
             found: list[Array] = []
             taints: list[Array | None] = []
             for offset in offsets:
-                address, active = _in_bounds(m, np.broadcast_to(start + offset, (m.count, LANES)), size, instruction)
+                address, active = in_bounds(m, np.broadcast_to(start + offset, (m.count, LANES)), size, instruction)
                 taint = None
                 if m.sanitize:
                     taint = m.shadow.read(m, m.shadow.places(m, address, size), active, instruction, address)
                 if m.counters is not None:
                     m.counters.lds(m, instruction, address, size, active)
-                found += _extended(_fetch(m, address, size), size, signed)
+                found += extended(fetch(m, address, size), size, signed)
                 taints += [taint] * count
             for r, word, taint in zip(registers, found, taints, strict=True):
                 if half is None:
@@ -282,27 +280,27 @@ def _write(names: str, kind: str, two: bool) -> None:
         offsets = _parts(instruction, size, two)
         if len(data) != len(offsets):
             raise refuse(instruction, f"{len(data)} pieces of data where {len(offsets)} are needed")
-        groups = [_data_registers(d, count, instruction) for d in data]
+        groups = [data_registers(d, count, instruction) for d in data]
         data_sources = Sources([r for g in groups for r in g])
 
         def step(m: Machine) -> None:
             if m.sanitize:
-                _check_address(m, sources, instruction, None)
+                check_address(m, sources, instruction, None)
                 # undefined data may be stored to LDS: it is reported where it is used
             start = np.asarray(lane(m)).astype(np.int64)
             for offset, registers in zip(offsets, groups, strict=True):
-                address, active = _in_bounds(m, np.broadcast_to(start + offset, (m.count, LANES)), size, instruction)
+                address, active = in_bounds(m, np.broadcast_to(start + offset, (m.count, LANES)), size, instruction)
                 words = [m.row(m.v_u32[r]) >> np.uint32(shift) if shift else m.row(m.v_u32[r]) for r in registers]
                 clash = None
                 if m.sanitize:
-                    _check_data(m, data_sources, active, instruction, address)
+                    check_data(m, data_sources, active, instruction, address)
                     clash = m.shadow.write(m, m.shadow.places(m, address, size), active, instruction, address)
                 if m.counters is not None:
                     m.counters.lds(m, instruction, address, size, active)
-                there = None if clash is None else _differs(_fetch(m, address, size), words, size)
+                there = None if clash is None else _differs(fetch(m, address, size), words, size)
                 _deposit(m, address, words, size, active)
                 if clash is not None:
-                    bad = (clash[0] & there) | (clash[1] & _differs(_fetch(m, address, size), words, size))
+                    bad = (clash[0] & there) | (clash[1] & _differs(fetch(m, address, size), words, size))
                     if bad.any():
                         m.shadow.race(m, bad, instruction, address, "writes LDS that another wave writes")
             m.issue(m.lgkmcnt)
@@ -317,118 +315,3 @@ for _kind in WRITES:
 for _kind in ("b32", "b64"):
     _read(f"ds_read2_{_kind} ds_read2st64_{_kind}", _kind, True)
     _write(f"ds_write2_{_kind} ds_write2st64_{_kind}", _kind, True)
-
-
-# ---------------------------------------------------------------------------------------------------- permutes
-
-
-def _crossbar(name: str, move: Callable[[Machine, Array, Array], tuple[Array, Array]], operands: int) -> None:
-    """``move(m, selector, data)`` -> (values, the lane that each came from, or -1)."""
-
-    @register(name, "LDS")
-    def decode(instruction: Instruction, context: Context) -> Step:
-        _accept(instruction, "offset")
-        target, *inputs = instruction.operands
-        if len(inputs) != operands:
-            raise refuse(instruction, f"{len(inputs)} sources where {operands} are needed")
-        sources, data_sources = Sources(), Sources()
-        select = vector_read(inputs[0], "u32", instruction, sources) if operands == 2 else None
-        data = vector_read(inputs[-1], "b32", instruction, data_sources)
-        (destination,) = _data_registers(target, 1, instruction)
-        offset: Any = instruction.modifiers.get("offset", 0)
-        fixed = swizzle(offset, instruction) if select is None else None
-
-        def step(m: Machine) -> None:
-            if m.sanitize:
-                _check_address(m, sources, instruction, None)
-            selector = fixed if select is None else np.asarray(select(m)) + np.uint32(offset)
-            value, origin = move(m, np.broadcast_to(selector, (m.count, LANES)), data(m))
-            if m.absent is not None and move is not _push:
-                m.borrow(_origin(move, np.broadcast_to(selector, (m.count, LANES))), None, instruction)
-            taint = None
-            register_read = data_sources.vectors[0]
-            if m.sanitize and m.v_flag[register_read]:
-                bits = m.taint(register_read, instruction)
-                if bits is not None:
-                    taint = pack(np.ascontiguousarray(np.take_along_axis(unpack(bits), np.maximum(origin, 0), 1) & (origin >= 0)))
-            m.put(m.v_u32[destination], value)
-            if m.sanitize and (taint is not None or m.v_flag[destination]):
-                m.define(destination, taint, instruction)
-            m.issue(m.lgkmcnt, (destination,))
-
-        return step
-
-
-def _pull(m: Machine, selector: Array, data: Array) -> tuple[Array, Array]:
-    """ds_bpermute_b32: each lane reads the lane that it names, in bytes; 0 from an inactive one."""
-    origin = _origin(_pull, selector)
-    value = np.take_along_axis(np.broadcast_to(data, origin.shape), origin, 1)
-    if m.full:
-        return value, origin
-    alive = np.take_along_axis(m.lanes, origin, 1)
-    return np.where(alive, value, np.uint32(0)), np.where(alive, origin, -1)
-
-
-def _origin(move: Any, selector: Array) -> Array:
-    """The lane that each lane names, whether it is active or not."""
-    if move is _pull:
-        return ((selector >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
-    return np.asarray(selector, np.int64)
-
-
-def _push(m: Machine, selector: Array, data: Array) -> tuple[Array, Array]:
-    """ds_permute_b32: each active lane writes to the lane that it names; the highest lane wins, others get 0."""
-    aim = ((selector >> np.uint32(2)) & np.uint32(63)).astype(np.int64)
-    origin = np.full((m.count, LANES), -1)
-    rows = np.arange(m.count)
-    for lane in range(LANES):
-        alive = m.lanes[:, lane]
-        origin[rows[alive], aim[alive, lane]] = lane
-    value = np.take_along_axis(np.broadcast_to(data, origin.shape), np.maximum(origin, 0), 1)
-    return np.where(origin >= 0, value, np.uint32(0)), origin
-
-
-def swizzle(offset: Any, instruction: Instruction) -> Array:
-    """The source lane of each lane. CDNA3 ISA, DS_SWIZZLE_B32: bit 15 set permutes within four lanes, else bit masks
-    (and, or, xor) within 32."""
-    lane = np.arange(LANES, dtype=np.uint32)
-    if isinstance(offset, int):
-        if offset & 0x8000:
-            table = np.array([(offset >> (2 * i)) & 3 for i in range(4)], np.uint32)
-            return lane // 4 * 4 + table[lane % 4]
-        keep, force, flip = offset & 31, (offset >> 5) & 31, (offset >> 10) & 31
-        return (lane & 32) | ((((lane & 31) & np.uint32(keep)) | np.uint32(force)) ^ np.uint32(flip))
-    words = str(offset).removeprefix("swizzle(").rstrip(")").split(",")
-    kind, numbers = words[0].strip(), [w.strip() for w in words[1:]]
-    if kind == "QUAD_PERM":
-        return lane // 4 * 4 + np.array([int(n) for n in numbers], np.uint32)[lane % 4]
-    if kind == "SWAP":
-        return lane ^ np.uint32(int(numbers[0]))
-    if kind == "REVERSE":
-        return lane ^ np.uint32(int(numbers[0]) - 1)
-    if kind == "BROADCAST":
-        size, chosen = (int(n) for n in numbers)
-        return lane // size * size + np.uint32(chosen)
-    if kind == "BITMASK_PERM":
-        pattern = numbers[0].strip('"')
-        result = lane & np.uint32(32)
-        for bit, letter in zip((16, 8, 4, 2, 1), pattern, strict=True):
-            mine = lane & np.uint32(bit)
-            chosen = {"0": lane * np.uint32(0), "1": lane * np.uint32(0) + np.uint32(bit), "p": mine, "i": mine ^ np.uint32(bit)}
-            result = result | chosen[letter]
-        return result
-    raise refuse(instruction, f"an unknown swizzle {offset}")
-
-
-def _swizzled(m: Machine, origin: Array, data: Array) -> tuple[Array, Array]:
-    source = np.asarray(origin, np.int64)
-    value = np.take_along_axis(np.broadcast_to(data, source.shape), source, 1)
-    if m.full:
-        return value, source
-    alive = np.take_along_axis(m.lanes, source, 1)
-    return np.where(alive, value, np.uint32(0)), np.where(alive, source, -1)
-
-
-_crossbar("ds_bpermute_b32", _pull, 2)
-_crossbar("ds_permute_b32", _push, 2)
-_crossbar("ds_swizzle_b32", _swizzled, 1)

@@ -35,7 +35,7 @@ def unpack(bits: Array) -> Array:
 
 
 class Counter:
-    """Outstanding memory operations of one kind ("vmcnt" or "lgkmcnt"): what each wave issued and what it waited for."""
+    """Outstanding memory operations of one kind ("vmcnt", "lgkmcnt"): what each wave issued and what it waited for."""
 
     def __init__(self, waves: int, name: str) -> None:
         self.name = name
@@ -168,7 +168,9 @@ class Machine:
     def taint(self, register: int, instruction: Instruction) -> Array | None:
         """Lanes of a flagged vector register that nothing has written, as bits [waves]; None where all were."""
         if self.v_flag[register] & PENDING:
-            self._await(self.v_pending, register, f"v{register}" if register < 256 else f"a{register - 256}", instruction)
+            self._await(
+                self.v_pending, register, f"v{register}" if register < 256 else f"a{register - 256}", instruction
+            )
         if not self.v_flag[register] & UNDEFINED:
             return None
         defined = self.v_defined[register]
@@ -193,7 +195,9 @@ class Machine:
         self.origin = self.s_origin.get(register) or f"s{register} in line {instruction.line}"
         return found
 
-    def _await(self, pending: dict[int, tuple[Counter, Array]], register: int, name: str, instruction: Instruction) -> None:
+    def _await(
+        self, pending: dict[int, tuple[Counter, Array]], register: int, name: str, instruction: Instruction
+    ) -> None:
         counter, sequence = pending[register]
         early = sequence[self.sel] > counter.done[self.sel]
         if early.any():
@@ -201,8 +205,8 @@ class Machine:
             self.report("missing-wait", message, instruction, early)
 
     def borrow(self, origin: Array, wanted: Array | None, instruction: Instruction) -> None:
-        """A lane takes a value from lane ``origin`` [waves, 64]: of a workgroup that does not fill its waves, that may be
-        one that does not exist, as where code takes a wave for 32 lanes wide. ``wanted``: lanes that take one."""
+        """A lane takes a value from lane ``origin`` [waves, 64], which does not exist where a workgroup does not fill
+        its waves, as when code takes a wave for 32 lanes wide. ``wanted``: lanes that take one."""
         if self.absent is None or not self.sanitize:
             return
         missing = np.take_along_axis(unpack(self.absent[self.sel]), np.broadcast_to(origin, (self.count, LANES)), 1)
@@ -215,7 +219,9 @@ class Machine:
         """A vector register was written in the active lanes (or ``lanes``, as bits); those of ``taint`` with what is
         itself undefined."""
         if self.v_flag[register] & PENDING:
-            self._await(self.v_pending, register, f"v{register}" if register < 256 else f"a{register - 256}", instruction)
+            self._await(
+                self.v_pending, register, f"v{register}" if register < 256 else f"a{register - 256}", instruction
+            )
             self._settle(self.v_pending, self.v_flag, register)
         if taint is None and not self.v_flag[register] & UNDEFINED:
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ferryman.backends.simulator import numerics
+from ferryman.backends.simulator import formats
 from ferryman.backends.simulator.assembly import Immediate, Instruction, Operand, Register
 from ferryman.backends.simulator.machine import ALL_LANES, LANES, Machine
 from ferryman.backends.simulator.numerics import Array, Assumptions
@@ -79,7 +79,7 @@ def _float16(words: Array, assumptions: Assumptions) -> Array:
 
 
 def _bfloat16(words: Array, assumptions: Assumptions) -> Array:
-    return _flush16(numerics.bf16_to_f32(_halves(words)).astype(np.float64), assumptions, 2.0**-126)
+    return _flush16(formats.bf16_to_f32(_halves(words)).astype(np.float64), assumptions, 2.0**-126)
 
 
 def _float32(words: Array, assumptions: Assumptions) -> Array:
@@ -87,15 +87,17 @@ def _float32(words: Array, assumptions: Assumptions) -> Array:
 
 
 def _xfloat32(words: Array, assumptions: Assumptions) -> Array:
-    return numerics.xf32(np.ascontiguousarray(words).view(np.float32), assumptions).astype(np.float64)
+    return formats.xf32(np.ascontiguousarray(words).view(np.float32), assumptions).astype(np.float64)
 
 
 def _integer8(words: Array, assumptions: Assumptions) -> Array:
     return np.ascontiguousarray(words).view(np.int8).astype(np.float64)
 
 
-def _float8(kind: numerics.Float8) -> Decode:
-    return lambda words, assumptions: numerics.float8_to_f32(np.ascontiguousarray(words).view(np.uint8), kind).astype(np.float64)
+def _float8(kind: formats.Float8) -> Decode:
+    return lambda words, assumptions: formats.float8_to_f32(np.ascontiguousarray(words).view(np.uint8), kind).astype(
+        np.float64
+    )
 
 
 def _product(a: Array, b: Array, c: Array, assumptions: Assumptions) -> Array:
@@ -139,7 +141,9 @@ def matrix(name: str, shape: Shape, first: Decode, second: Decode, registers: in
 
         def step(m: Machine) -> None:
             # MFMA does not look at EXEC
-            taint = undefined(m, sources, instruction) if m.sanitize and any(m.v_flag[r] for r in sources.vectors) else None
+            taint = (
+                undefined(m, sources, instruction) if m.sanitize and any(m.v_flag[r] for r in sources.vectors) else None
+            )
             x, y = (shape.operand(how(np.stack([m.row(m.v_u32[r]) for r in g], -1), assumptions))
                     for how, g in zip((left, right), groups, strict=True))  # fmt: skip
             result = shape.spread(multiply(x, y, start(m), assumptions).astype(dtype))
@@ -163,7 +167,9 @@ def _registers(operand: Operand, count: int, instruction: Instruction) -> range:
     return range(vector_index(what), vector_index(what) + count)
 
 
-def _accumulator(operand: Operand, shape: Shape, instruction: Instruction, sources: Sources, integer: bool) -> Callable[[Machine], Array]:
+def _accumulator(
+    operand: Operand, shape: Shape, instruction: Instruction, sources: Sources, integer: bool
+) -> Callable[[Machine], Array]:
     if isinstance(operand.what, Immediate):
         value = constant(operand.what.value, "i32" if integer else "f32")
         return lambda m: np.full((m.count, shape.blocks, shape.side, shape.side), value)
@@ -178,12 +184,16 @@ _CDNA3, _CDNA4 = frozenset({"gfx942"}), frozenset({"gfx950"})
 _NAME = re.compile(r"v_mfma_(?:f32|i32)_(\d+)x\d+x(\d+)(?:_(\d+)b)?_(\w+)")
 
 
-def _enter(names: str, decode: Decode, registers: int, *, integer: bool = False, arches: frozenset[str] | None = None) -> None:
+def _enter(
+    names: str, decode: Decode, registers: int, *, integer: bool = False, arches: frozenset[str] | None = None
+) -> None:
     for name in names.split():
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(name)
-        matrix(name, Shape(int(match[1]), int(match[2]), int(match[3] or 1)), decode, decode, registers, integer, arches)
+        matrix(
+            name, Shape(int(match[1]), int(match[2]), int(match[3] or 1)), decode, decode, registers, integer, arches
+        )
 
 
 _enter("v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x1_2b_f32 v_mfma_f32_16x16x1_4b_f32 "
@@ -198,7 +208,7 @@ _enter("v_mfma_i32_32x32x4_2b_i8 v_mfma_i32_16x16x4_4b_i8 v_mfma_i32_4x4x4_16b_i
 _enter("v_mfma_f32_32x32x16_f16 v_mfma_f32_16x16x32_f16", _float16, 4, arches=_CDNA4)
 _enter("v_mfma_f32_32x32x16_bf16 v_mfma_f32_16x16x32_bf16", _bfloat16, 4, arches=_CDNA4)
 _enter("v_mfma_i32_32x32x32_i8 v_mfma_i32_16x16x64_i8", _integer8, 4, integer=True, arches=_CDNA4)
-_ON = {"fp8": (numerics.FP8_FNUZ, numerics.FP8_OCP), "bf8": (numerics.BF8_FNUZ, numerics.BF8_OCP)}
+_ON = {"fp8": (formats.FP8_FNUZ, formats.FP8_OCP), "bf8": (formats.BF8_FNUZ, formats.BF8_OCP)}
 
 
 def _eights(instruction: Instruction, context: Context) -> tuple[Decode, Decode, tuple[int, int]]:
@@ -216,7 +226,7 @@ def _scaled(instruction: Instruction, context: Context) -> tuple[Decode, Decode,
         code = int(instruction.modifiers.get(modifier, 0))
         if code > 1:
             raise refuse(instruction, f"{modifier}:{code} (6- and 4-bit floats)")
-        found.append(_float8((numerics.FP8_OCP, numerics.BF8_OCP)[code]))
+        found.append(_float8((formats.FP8_OCP, formats.BF8_OCP)[code]))
     return found[0], found[1], (8, 8)
 
 

@@ -65,9 +65,10 @@ class Memory:
         self.base = self.regions[0].start // 64 * 64
         size = -(-(self.regions[-1].end - self.base) // 64) * 64
         raw = (ctypes.c_uint8 * size).from_address(self.base)
-        self.bytes = np.frombuffer(raw, np.uint8)
+        self.bytes: Array = np.ctypeslib.as_array(raw)
         self._views = {n: self.bytes.view(np.dtype(f"u{n}")) for n in (1, 2, 4, 8)}
-        self._quads = self._views[4].reshape(-1, 4)
+        self.words = self._views[4]
+        self._quads = self.words.reshape(-1, 4)
         self._starts = [r.start - self.base for r in self.regions]
         self._ends = [r.end - self.base for r in self.regions]
         self._start_array, self._end_array = np.array(self._starts), np.array(self._ends)
@@ -90,7 +91,9 @@ class Memory:
         index = bisect.bisect_right(self._starts, low) - 1
         if index >= 0 and high + size <= self._ends[index]:
             if store and not self.regions[index].writable:
-                self._refuse(m, address, active, instruction, f"a store to {self.regions[index].name}, which is read-only")
+                self._refuse(
+                    m, address, active, instruction, f"a store to {self.regions[index].name}, which is read-only"
+                )
                 return offset, np.zeros(offset.shape, bool), None
             return offset, active, index
         which = np.searchsorted(self._start_array, offset, "right") - 1
@@ -106,7 +109,11 @@ class Memory:
     def _report(self, m: Machine, address: Array, bad: Array, size: int, instruction: Instruction, store: bool) -> None:
         place = int(address[tuple(np.argwhere(bad)[0])])
         near = min(self.regions, key=lambda r: min(abs(place - r.start), abs(place - r.end)))
-        side = f"{place + size - near.end} bytes past the end" if place >= near.start else f"{near.start - place} bytes before"
+        side = (
+            f"{place + size - near.end} bytes past the end"
+            if place >= near.start
+            else f"{near.start - place} bytes before"
+        )
         verb = "store" if store else "load"
         message = f"a {verb} of {size} bytes is {side} of {near.name} ({near.end - near.start} bytes)"
         m.report("out-of-bounds", message, instruction, bad, address)
@@ -144,7 +151,10 @@ class Memory:
             offset, words = offset[active], [np.broadcast_to(w, active.shape)[active] for w in words]
         if size <= 2:
             if size == 2 and (offset & 1).any():
-                self.bytes[offset], self.bytes[offset + 1] = words[0] & np.uint32(0xFF), (words[0] >> np.uint32(8)) & np.uint32(0xFF)
+                self.bytes[offset], self.bytes[offset + 1] = (
+                    words[0] & np.uint32(0xFF),
+                    (words[0] >> np.uint32(8)) & np.uint32(0xFF),
+                )
             else:
                 self._views[size][offset // size] = words[0].astype(f"u{size}")
             return
@@ -190,8 +200,14 @@ class Memory:
             offset, stamps, waves = offset.reshape(-1), stamps.reshape(-1), waves.reshape(-1)
         if not len(offset):
             return
-        for index in [region] if region is not None else np.unique(np.searchsorted(self._start_array, offset, "right") - 1):
-            chosen = slice(None) if region is not None else (np.searchsorted(self._start_array, offset, "right") - 1) == index
+        for index in (
+            [region] if region is not None else np.unique(np.searchsorted(self._start_array, offset, "right") - 1)
+        ):
+            chosen = (
+                slice(None)
+                if region is not None
+                else (np.searchsorted(self._start_array, offset, "right") - 1) == index
+            )
             self._write(m, int(index), offset[chosen], stamps[chosen], waves[chosen], size, instruction, atomic)
 
     def _write(self, m: Machine, region: int, offset: Array, stamps: Array, waves: Array, size: int,
@@ -228,7 +244,8 @@ class Memory:
         first = int(clash.argmax())
         wave = int(m.members()[waves[first]])
         m.findings.add(
-            "race", f"{who} the same bytes of {self.regions[region].name} with no barrier or atomic between", instruction,
+            "race", f"{who} the same bytes of {self.regions[region].name} with no barrier or atomic between",
+            instruction,
             workgroup=m.first_group + int(m.groups[wave]), wave=int(m.positions[wave]),
             address=self.base + int(offset[first]),
         )  # fmt: skip
@@ -252,8 +269,8 @@ class Memory:
                 first = int(clash.argmax())
                 stamp = int(stamps[first])
                 m.findings.add(
-                    "race", f"a wave reads bytes of {self.regions[region].name} that another writes, with no barrier or "
-                    "atomic between", read.instruction, workgroup=(stamp >> 32) - 1, wave=stamp & 0xFF,
+                    "race", f"a wave reads bytes of {self.regions[region].name} that another writes, with no barrier "
+                    "or atomic between", read.instruction, workgroup=(stamp >> 32) - 1, wave=stamp & 0xFF,
                     address=self.base + int(offset[inside][first]),
                 )  # fmt: skip
 

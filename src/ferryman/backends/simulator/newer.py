@@ -1,18 +1,18 @@
-"""What gfx950 (CDNA4) adds to gfx942: conversions, swaps between lanes, transposed LDS reads, ternary bit operations."""
+"""What gfx950 (CDNA4) adds to gfx942: conversions, swaps of lanes, transposed LDS reads, ternary bit operations."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ferryman.backends.simulator import numerics
-from ferryman.backends.simulator.access import _check_address, _data_registers
+from ferryman.backends.simulator import formats, numerics
+from ferryman.backends.simulator.access import check_address, data_registers
 from ferryman.backends.simulator.assembly import Instruction
-from ferryman.backends.simulator.lds import _accept, _fetch, _in_bounds
+from ferryman.backends.simulator.lds import fetch, in_bounds
 from ferryman.backends.simulator.machine import LANES, Machine, pack, unpack
 from ferryman.backends.simulator.numerics import Array
 from ferryman.backends.simulator.operands import Sources, vector_read
 from ferryman.backends.simulator.operations import Context, Step, register
-from ferryman.backends.simulator.vector import accept, build, vector
+from ferryman.backends.simulator.vector import accept, build, vector, vector_operation
 
 CDNA4 = frozenset({"gfx950"})
 _U32 = np.uint32
@@ -30,10 +30,10 @@ def _nan_maximum(a: Array, b: Array) -> Array:
 vector("v_minimum3_f32", "f32 = f32 f32 f32", lambda a, b, c: _nan_minimum(_nan_minimum(a, b), c), arches=CDNA4)
 vector("v_maximum3_f32", "f32 = f32 f32 f32", lambda a, b, c: _nan_maximum(_nan_maximum(a, b), c), arches=CDNA4)
 vector("v_cvt_pk_bf16_f32", "b32 = f32 f32",
-       lambda a, b: numerics.f32_to_bf16(a) | (numerics.f32_to_bf16(b) << _U32(16)), arches=CDNA4)  # fmt: skip
+       lambda a, b: formats.f32_to_bf16(a) | (formats.f32_to_bf16(b) << _U32(16)), arches=CDNA4)  # fmt: skip
 
 
-@vector("v_cvt_pk_f16_f32", "b32 = f32 f32", arches=CDNA4)
+@vector_operation("v_cvt_pk_f16_f32", "b32 = f32 f32", arches=CDNA4)
 def _pair(a: Array, b: Array) -> Array:
     low, high = (np.asarray(x).astype(np.float16).view(np.uint16).astype(_U32) for x in (a, b))
     return low | (high << _U32(16))
@@ -61,7 +61,7 @@ def _swap(name: str, size: int) -> None:
     def decode(instruction: Instruction, context: Context) -> Step:
         """The odd rows of the first register change places with the even rows of the second; rows of ``size`` lanes."""
         accept(instruction, frozenset())
-        (first,), (second,) = (_data_registers(o, 1, instruction) for o in instruction.operands)
+        (first,), (second,) = (data_registers(o, 1, instruction) for o in instruction.operands)
         odd = (np.arange(LANES) // size) % 2 == 1
         other = np.arange(LANES) ^ size
 
@@ -92,27 +92,27 @@ def _transposed(name: str, bits: int) -> None:
     def decode(instruction: Instruction, context: Context) -> Step:
         """Sixteen lanes read 64 bits each, and element n of lane (q, r) comes from element r of lane (n, q), lanes
         counted in rows of ``16 / count``. Source: the drawing in Triton's pull request 8525."""
-        _accept(instruction, "offset")
+        accept(instruction, frozenset({"offset"}))
         target, base = instruction.operands
         sources = Sources()
         lane = vector_read(base, "u32", instruction, sources)
-        registers = _data_registers(target, 2, instruction)
+        registers = data_registers(target, 2, instruction)
         constant = int(instruction.modifiers.get("offset", 0))
         count = 64 // bits
         dtype = np.uint16 if bits == 16 else np.uint8
 
         def step(m: Machine) -> None:
             if m.sanitize:
-                _check_address(m, sources, instruction, None)
+                check_address(m, sources, instruction, None)
             start = np.broadcast_to(np.asarray(lane(m)).astype(np.int64) + constant, (m.count, LANES))
-            address, active = _in_bounds(m, start, 8, instruction)
+            address, active = in_bounds(m, start, 8, instruction)
             taint = None
             if m.sanitize:
                 taint = m.shadow.read(m, m.shadow.places(m, address, 8), active, instruction, address)
                 if taint is not None:  # an element of a lane reaches others of its sixteen
                     spread = unpack(taint).reshape(m.count, 4, 16).any(-1)
                     taint = pack(np.ascontiguousarray(np.repeat(spread, 16, axis=1)))
-            words = np.stack(_fetch(m, address, 8), -1)
+            words = np.stack(fetch(m, address, 8), -1)
             elements = np.ascontiguousarray(words).view(dtype).reshape(m.count, 4, count, 16 // count, count)
             moved = np.ascontiguousarray(elements.transpose(0, 1, 3, 4, 2)).reshape(m.count, LANES, count)
             result = moved.view(_U32)

@@ -16,7 +16,7 @@ import numpy as np
 Array = Any  # an ndarray or a NumPy scalar, which broadcasts
 SIGN, QUIET = np.uint32(0x80000000), np.float32("nan")
 NEAREST, UP, DOWN, ZERO = 0, 1, 2, 3  # the MODE register's rounding modes
-_TINY = 2.0**-126
+TINY = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     suspect = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    if suspect.any() or (np.abs(total) < _TINY).any():
+    if suspect.any() or (np.abs(total) < TINY).any():
         total = odd_sum(product, np.broadcast_to(np.asarray(c, np.float64), product.shape))
     return total.astype(np.float32)
 
@@ -110,8 +110,8 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
     result = np.where(plain, total, total + odd_sum(np.where(plain, 0.0, error), np.where(plain, 0.0, low)))
     finite = np.isfinite(a) & np.isfinite(b)
     size = np.abs(product)
-    hard = finite & (~np.isfinite(product) | ((size < 2.0**-900) & (product != 0)) | (result == 0) | (np.abs(a) > 2.0**990)
-                     | (np.abs(b) > 2.0**990) | ((a != 0) & (b != 0) & (product == 0)))  # fmt: skip
+    extreme = (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990) | ((size < 2.0**-900) & (a != 0) & (b != 0))
+    hard = finite & (extreme | ~np.isfinite(product) | (result == 0))
     for index in zip(*np.nonzero(hard), strict=True):
         result[index] = _exact_fma(float(a[index]), float(b[index]), float(c[index]))
     return result
@@ -158,9 +158,15 @@ def directed16(x: Array, mode: int) -> Array:
     return np.where((wide > x) & (x > 0), down, np.where((wide < x) & (x < 0), up, near))
 
 
+def pair16(low: Array, high: Array) -> Array:
+    """Two 16-bit values in one word."""
+    low, high = (np.ascontiguousarray(x).view(np.uint16).astype(np.uint32) for x in np.broadcast_arrays(low, high))
+    return low | (high << np.uint32(16))
+
+
 def flush32(x: Array) -> Array:
     """Subnormals to zero of the same sign."""
-    return np.where(np.abs(x) < np.float32(_TINY), np.copysign(np.float32(0), x), x)
+    return np.where(np.abs(x) < np.float32(TINY), np.copysign(np.float32(0), x), x)
 
 
 def flush16(x: Array) -> Array:
@@ -248,170 +254,3 @@ def turn_sine(x: Array) -> Array:
 
 def turn_cosine(x: Array) -> Array:
     return np.where(np.abs(x) <= 256, np.cos(2 * np.pi * np.fmod(x, 1.0)), np.where(np.isfinite(x), 1.0, np.nan))
-
-
-# --------------------------------------------------------------------------------------------------- division
-
-
-def _exponent(x: Array) -> Array:
-    """The biased exponent field of float32."""
-    return (bits32(x) >> np.uint32(23)) & np.uint32(0xFF)
-
-
-def div_scale32(s0: Array, s1: Array, s2: Array) -> tuple[Array, Array]:
-    """(scaled operand, whether the quotient must be scaled back): s1 is the denominator, s2 the numerator, s0 the one of
-    them that is asked for. CDNA3 ISA, V_DIV_SCALE_F32."""
-    s0, s1, s2 = (np.asarray(x, np.float32) for x in np.broadcast_arrays(s0, s1, s2))
-    e1, e2 = _exponent(s1).astype(np.int32), _exponent(s2).astype(np.int32)
-    big, small = np.float32(2.0**64), np.float32(2.0**-64)
-    zero = (s1 == 0) | (s2 == 0)
-    subnormal = (e1 == 0) & (s1 != 0)
-    with np.errstate(all="ignore"):
-        inverse_tiny = np.abs(1.0 / s1.astype(np.float64)) < _TINY
-        quotient_tiny = np.abs(s2.astype(np.float64) / s1.astype(np.float64)) < _TINY
-    far = ~zero & (e2 - e1 >= 96)
-    both = ~zero & ~far & ~subnormal & inverse_tiny & quotient_tiny
-    tiny_inverse = ~zero & ~far & ~subnormal & inverse_tiny & ~quotient_tiny
-    tiny_quotient = ~zero & ~far & ~subnormal & ~inverse_tiny & quotient_tiny
-    low = ~(zero | far | subnormal | inverse_tiny | quotient_tiny) & (e2 <= 23)
-    is_denominator, is_numerator = bits32(s0) == bits32(s1), bits32(s0) == bits32(s2)
-    result = s0.copy()
-    result = np.where(far & is_denominator, s0 * big, result)
-    result = np.where(~zero & ~far & subnormal, s0 * big, result)
-    # The manual's text says 2**64 here too, with which every such denominator (above 2**126) would become infinite.
-    result = np.where(both & is_denominator, s0 * small, result)
-    result = np.where(tiny_inverse, s0 * small, result)
-    result = np.where(tiny_quotient & is_numerator, s0 * big, result)
-    result = np.where(low, s0 * big, result)
-    result = np.where(zero, QUIET, result)
-    return result.astype(np.float32), far | both | tiny_quotient
-
-
-def div_fmas32(s0: Array, s1: Array, s2: Array, scaled: Array) -> Array:
-    """a * b + c, and where VCC says so times 2**32 (2**64 back and 2**-32 ahead are the two directions of scaling)."""
-    plain = fma32(s0, s1, s2)
-    if not np.any(scaled):
-        return plain
-    a, b, c = (np.asarray(x, np.float64) for x in (s0, s1, s2))
-    up = _exponent(np.broadcast_to(np.asarray(s2, np.float32), plain.shape)) > 127
-    total = odd_sum(np.broadcast_to(a * b, plain.shape), np.broadcast_to(c, plain.shape))
-    factor = np.where(up, 2.0**64, 2.0**-64)
-    return np.where(scaled, (total * factor).astype(np.float32), plain)
-
-
-def div_fixup32(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """The special cases of a division. CDNA3 ISA, V_DIV_FIXUP_F32."""
-    q, d, n = (np.asarray(x, np.float32) for x in np.broadcast_arrays(quotient, denominator, numerator))
-    negative = np.signbit(d) != np.signbit(n)
-    signed = np.where(negative, -np.abs(q), np.abs(q))
-    infinite = np.where(negative, np.float32(-np.inf), np.float32(np.inf))
-    zero = np.where(negative, np.float32(-0.0), np.float32(0.0))
-    e_d, e_n = _exponent(d).astype(np.int32), _exponent(n).astype(np.int32)
-    # the steps of a quotient that overflows end in inf - inf
-    result = np.where(np.isnan(q), infinite, signed)
-    result = np.where(e_d == 255, zero, result)
-    result = np.where(e_n - e_d < -150, zero, result)
-    result = np.where((np.isinf(n)) | (d == 0), infinite, result)
-    result = np.where(np.isinf(d) | (n == 0), zero, result)
-    result = np.where((np.isinf(d) & np.isinf(n)) | ((d == 0) & (n == 0)), QUIET, result)
-    result = np.where(np.isnan(d), d, result)
-    return np.where(np.isnan(n), n, result).astype(np.float32)
-
-
-# ---------------------------------------------------------------------------------------------- small formats
-
-
-def bf16_to_f32(bits: Array) -> Array:
-    return float32_of(np.asarray(bits, np.uint32) << np.uint32(16))
-
-
-def f32_to_bf16(x: Array) -> Array:
-    """To nearest even; a NaN stays a NaN (v_cvt_pk_bf16_f32)."""
-    bits = bits32(x)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(x), (bits >> np.uint32(16)) | np.uint32(0x40), rounded).astype(np.uint32)
-
-
-def xf32(x: Array, assumptions: Assumptions) -> Array:
-    """float32 with 10 bits of mantissa, as v_mfma_*_xf32 reads its inputs."""
-    bits = bits32(x)
-    if assumptions.xf32 == "nearest":
-        finite = np.isfinite(x)
-        rounded = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
-        bits = np.where(finite, rounded, bits)
-    return float32_of(bits & np.uint32(0xFFFFE000))
-
-
-@dataclass(frozen=True)
-class Float8:
-    """An 8-bit float. ``fnuz``: one zero and one NaN (0x80), no infinity (CDNA3); else OCP."""
-
-    exponent: int
-    mantissa: int
-    bias: int
-    fnuz: bool
-
-    def table(self) -> Array:
-        """The value of each of the 256 codes, in float32."""
-        values = np.zeros(256, np.float64)
-        top = (1 << self.exponent) - 1
-        for code in range(256):
-            sign, e, m = code >> 7, (code >> self.mantissa) & top, code & ((1 << self.mantissa) - 1)
-            scale = 2.0 ** (max(e, 1) - self.bias - self.mantissa)
-            value = (m + (0 if e == 0 else 1 << self.mantissa)) * scale
-            if self.fnuz and code == 0x80:
-                value = float("nan")
-            elif not self.fnuz and e == top:
-                if self.exponent == 5:
-                    value = float("inf") if m == 0 else float("nan")
-                elif m == (1 << self.mantissa) - 1:
-                    value = float("nan")
-            values[code] = -value if sign else value
-        return values.astype(np.float32)
-
-    @property
-    def largest(self) -> float:
-        return float(np.nanmax(np.where(np.isfinite(self.table()), self.table(), 0)))
-
-
-FP8_FNUZ, BF8_FNUZ = Float8(4, 3, 8, True), Float8(5, 2, 16, True)
-FP8_OCP, BF8_OCP = Float8(4, 3, 7, False), Float8(5, 2, 15, False)
-_TABLES: dict[Float8, Array] = {}
-
-
-def float8_to_f32(codes: Array, kind: Float8) -> Array:
-    if kind not in _TABLES:
-        _TABLES[kind] = kind.table()
-    return _TABLES[kind][np.asarray(codes, np.uint32) & np.uint32(0xFF)]
-
-
-def f32_to_float8(x: Array, kind: Float8, saturate: bool = False) -> Array:
-    """To nearest even. Out of range: NaN (fnuz, and OCP e4m3) or infinity (OCP e5m2), unless it saturates."""
-    x = np.asarray(x, np.float32)
-    magnitude = np.abs(x).astype(np.float64)
-    lowest = 1 - kind.bias
-    with np.errstate(all="ignore"):
-        exponent = np.where(magnitude > 0, np.floor(np.log2(np.where(magnitude > 0, magnitude, 1))), lowest)
-    exponent = np.maximum(np.where(np.isfinite(exponent), exponent, lowest), lowest)
-    step = np.exp2(exponent - kind.mantissa)
-    units = np.rint(np.where(np.isfinite(magnitude), magnitude, 0) / step)
-    carried = units >= 2 ** (kind.mantissa + 1)
-    exponent, units = exponent + carried, np.where(carried, units / 2, units)
-    value = units * np.exp2(exponent - kind.mantissa)
-    normal = units >= 2**kind.mantissa
-    field = np.where(normal, exponent + kind.bias, 0).astype(np.int64)
-    code = (field << kind.mantissa) | (units.astype(np.int64) & ((1 << kind.mantissa) - 1))
-    largest = kind.largest
-    over = (value > largest) | np.isinf(x)
-    top = (((1 << kind.exponent) - 1) << kind.mantissa) | ((1 << kind.mantissa) - 1)
-    if kind.fnuz:
-        big, nan = top, 0x80
-    elif kind.exponent == 5:
-        big, nan = top - (1 << kind.mantissa), 0x7F
-    else:
-        big, nan = top - 1, 0x7F
-    infinite = 0x7C if kind.exponent == 5 and not kind.fnuz else nan
-    code = np.where(over, big if saturate else infinite, code)
-    code = np.where(np.signbit(x) & ~(kind.fnuz & ((code == 0) | (code == 0x80))), code | 0x80, code)
-    code = np.where(np.isnan(x), nan, code)
-    return code.astype(np.uint32)

@@ -35,7 +35,9 @@ def width(kind: str) -> int:
 
 
 def refuse(instruction: Instruction, why: str) -> UnimplementedInstruction:
-    return UnimplementedInstruction(f"{why}: {instruction.text} (line {instruction.line}); the simulator has no such form")
+    return UnimplementedInstruction(
+        f"{why}: {instruction.text} (line {instruction.line}); the simulator has no such form"
+    )
 
 
 @dataclass

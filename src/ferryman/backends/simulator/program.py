@@ -10,8 +10,19 @@ from typing import Any
 import numpy as np
 
 # the groups enter their instructions in the table
-from ferryman.backends.simulator import access, atomics, control, lds, matrix, newer, scalar, vector_float  # noqa: F401
-from ferryman.backends.simulator import vector_integer  # noqa: F401
+from ferryman.backends.simulator import (  # noqa: F401
+    access,
+    atomics,
+    control,
+    lds,
+    matrix,
+    newer,
+    packed,
+    permute,
+    scalar,
+    vector_float,
+    vector_integer,
+)
 from ferryman.backends.simulator.assembly import Instruction, Kernel
 from ferryman.backends.simulator.control import BARRIER, FINISHED, Branch
 from ferryman.backends.simulator.counters import Counters
@@ -109,8 +120,8 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- run
 
     def run(
-        self, grid: tuple[int, int, int], threads: int, arguments: bytes, regions: list[Region], *, dynamic_lds: int = 0,
-        lds_limit: int = 65_536, sanitize: bool = True, count: bool = False, budget: int = BUDGET,
+        self, grid: tuple[int, int, int], threads: int, arguments: bytes, regions: list[Region], *,
+        dynamic_lds: int = 0, lds_limit: int = 65_536, sanitize: bool = True, count: bool = False, budget: int = BUDGET,
     ) -> Report:  # fmt: skip
         """Execute a launch: ``grid`` workgroups of ``threads``; ``arguments`` is the kernel's argument block.
 
@@ -133,11 +144,13 @@ class Program:
         with np.errstate(all="ignore"):
             for first in range(0, groups, each):
                 number = min(each, groups - first)
-                machine = self._machine(grid, first, number, threads, start, memory, findings, lds_bytes, sanitize, counters)
+                machine = self._machine(
+                    grid, first, number, threads, start, memory, findings, lds_bytes, sanitize, counters
+                )
                 done, taken = self._execute(machine, findings, budget - executed, counts)
                 executed, steps = executed + done, steps + taken
         if sanitize:
-            memory.finish(_Reporter(findings))
+            memory.finish(Reporter(findings))
         if counters is not None:
             counters.finish(counts, lds_bytes, waves)
         return Report(findings.all(), counters, executed, steps, time.perf_counter() - began, counts)
@@ -161,10 +174,14 @@ class Program:
                 block[at : at + length] = known[kind].to_bytes(length, "little")
         return block
 
-    def _refuse(self, grid: tuple[int, int, int], groups: int, threads: int, lds_bytes: int, limit: int, given: int) -> None:
+    def _refuse(
+        self, grid: tuple[int, int, int], groups: int, threads: int, lds_bytes: int, limit: int, given: int
+    ) -> None:
         name = self.kernel.name
         if min(grid) < 0 or groups > _MOST_GROUPS:
-            raise SimulationError(f"{name}: a grid of {grid} is {groups} workgroups; the simulator runs up to {_MOST_GROUPS}")
+            raise SimulationError(
+                f"{name}: a grid of {grid} is {groups} workgroups; the simulator runs up to {_MOST_GROUPS}"
+            )
         most = int(self.kernel.metadata.get(".max_flat_workgroup_size", 1024))
         if not 1 <= threads <= most:
             raise SimulationError(f"{name}: workgroups of {threads} threads, the kernel was compiled for 1 to {most}")
@@ -184,8 +201,9 @@ class Program:
         groups, positions = np.repeat(np.arange(number), waves), np.tile(np.arange(waves), number)
         d = self.kernel.descriptor
         padded = -(-lds_bytes // 16) * 16
-        m = Machine(groups, positions, padded, max(d.get("private_segment_fixed_size", 0), 0), memory, findings, self.mode,
-                    self.assumptions, sanitize, first, counters)  # fmt: skip
+        scratch = max(d.get("private_segment_fixed_size", 0), 0)
+        m = Machine(groups, positions, padded, scratch, memory, findings, self.mode, self.assumptions, sanitize, first,
+                    counters)  # fmt: skip
         m.shadow = Shadow(m, self.lds_granule, waves)
         self._start_scalars(m, grid, first + groups, arguments)
         lane = np.arange(LANES, dtype=np.uint32)
@@ -193,7 +211,11 @@ class Program:
         m.v_u32[0][...] = thread  # x in bits 0 to 9; y and z are 0, workgroups have one dimension
         m.v_flag[0] = CLEAN
         alive = np.minimum(threads - positions * LANES, LANES)
-        bits = np.where(alive >= 64, np.uint64(0xFFFFFFFFFFFFFFFF), (np.uint64(1) << (alive.astype(np.uint64) & np.uint64(63))) - np.uint64(1))
+        bits = np.where(
+            alive >= 64,
+            np.uint64(0xFFFFFFFFFFFFFFFF),
+            (np.uint64(1) << (alive.astype(np.uint64) & np.uint64(63))) - np.uint64(1),
+        )
         m.s_u64[63][...] = bits
         m.absent = None if threads % LANES == 0 else ~bits
         m.refresh()
@@ -243,8 +265,8 @@ class Program:
             if executed > budget or steps > STEPS:
                 where = self.instruction(pc)
                 raise SimulationError(
-                    f"{self.kernel.name}: stopped after {executed} wave-instructions near line {where.line} ({where.text}); "
-                    "a loop that does not end, or a budget that is too small"
+                    f"{self.kernel.name}: stopped after {executed} wave-instructions near line {where.line} "
+                    f"({where.text}); a loop that does not end, or a budget that is too small"
                 )
             result = None if block.end is None else block.end(m)
             following = pc + block.size
@@ -290,7 +312,9 @@ class Program:
             stuck = np.flatnonzero(m.waiting)
             m.select(stuck)
             at = self.instruction(int(m.at[stuck].min()) - 1)
-            m.report("divergent-barrier", "waves of one workgroup wait at different barriers", at, np.ones(m.count, bool))
+            m.report(
+                "divergent-barrier", "waves of one workgroup wait at different barriers", at, np.ones(m.count, bool)
+            )
             m.waiting[...] = False
             runnable = alive
         pc = int(m.at[runnable].min())
@@ -322,7 +346,7 @@ class Program:
             m.sel, m.whole, m.contiguous, m.count = kept
 
 
-class _Reporter:
+class Reporter:
     """What `Memory.finish` needs of a machine once all have ended."""
 
     def __init__(self, findings: Findings) -> None:

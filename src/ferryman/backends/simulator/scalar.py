@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ferryman.backends.simulator.numerics import Array
 from ferryman.backends.simulator.operands import Read, Sources, refuse, scalar_read, scalar_write
 from ferryman.backends.simulator.operations import Context, Step, register
 
+F = TypeVar("F", bound=Callable[..., Any])
 _U32, _I32, _U64, _I64 = np.uint32, np.int32, np.uint64, np.int64
 _BITWISE = frozenset({"and", "or", "andn2"})
 
@@ -48,55 +49,61 @@ def _reads(instruction: Instruction, kinds: list[str], inputs: list[Operand], so
     return reads
 
 
-def scalar(names: str, signature: str, function: Callable[..., Any] | None = None, *, bitwise: str = "") -> Any:
+def scalar(names: str, signature: str, given: Callable[..., Any], *, bitwise: str = "") -> None:
     """Enter a function under each of ``names``. signature: "u32 scc = u32 u32": results, then sources; "scc" is the
     flag on either side. ``bitwise``: the operation whose undefined bits are followed one by one."""
     left, _, right = signature.partition(" = ")
     results, kinds = left.split(), right.split()
 
-    def enter(given: Callable[..., Any]) -> Callable[..., Any]:
-        def decode(instruction: Instruction, context: Context) -> Step:
-            if instruction.modifiers:
-                raise refuse(instruction, f"modifiers {', '.join(instruction.modifiers)}")
-            targets = 0 if results[0] == "scc" else 1
-            needed = targets + sum(k != "scc" and k[0] != "+" for k in kinds)
-            if len(instruction.operands) != needed:
-                raise refuse(instruction, f"{len(instruction.operands)} operands where {needed} are needed")
-            sources = Sources()
-            reads = _reads(instruction, kinds, list(instruction.operands[targets:]), sources)
-            if not targets:
-                return _compare(instruction, reads, sources, given)
-            write, written = scalar_write(instruction.operands[0], results[0], instruction)
-            sets_scc, uses_scc = results[-1] == "scc", "scc" in kinds
-            follow = _follow(bitwise, instruction, sources) if bitwise else None
+    def decode(instruction: Instruction, context: Context) -> Step:
+        if instruction.modifiers:
+            raise refuse(instruction, f"modifiers {', '.join(instruction.modifiers)}")
+        targets = 0 if results[0] == "scc" else 1
+        needed = targets + sum(k != "scc" and k[0] != "+" for k in kinds)
+        if len(instruction.operands) != needed:
+            raise refuse(instruction, f"{len(instruction.operands)} operands where {needed} are needed")
+        sources = Sources()
+        reads = _reads(instruction, kinds, list(instruction.operands[targets:]), sources)
+        if not targets:
+            return _compare(instruction, reads, sources, given)
+        write, written = scalar_write(instruction.operands[0], results[0], instruction)
+        sets_scc, uses_scc = results[-1] == "scc", "scc" in kinds
+        follow = _follow(bitwise, instruction, sources) if bitwise else None
 
-            def step(m: Machine) -> None:
-                bad = m.sanitize and (_flagged(m, sources) or (uses_scc and m.scc_undefined is not None))
-                taint: list[Array] | None = None
-                if bad:
-                    taint = follow(m) if follow is not None else None
-                    if follow is None and (undefined_bits(m, sources, instruction) or _scc_bad(m, uses_scc)):
-                        taint = [np.full(m.count, 0xFFFFFFFF, _U32)] * len(written)
-                value = given(*[read(m) for read in reads])
-                if sets_scc:
-                    value, scc = value
-                    m.scc[m.sel] = scc
-                    mark_scc(m, taint is not None)
-                if written[0] in (EXEC, EXEC + 1) and taint is not None and any(t.any() for t in taint):
-                    m.report("uninitialised", "EXEC is set from bits that nothing has written", instruction)
-                    taint = None
-                write(m, value)
-                if m.sanitize:
-                    for i, r in enumerate(written):
-                        if taint is not None or m.s_flag[r]:
-                            m.define_scalar(r, None if taint is None else taint[i], instruction)
+        def step(m: Machine) -> None:
+            bad = m.sanitize and (_flagged(m, sources) or (uses_scc and m.scc_undefined is not None))
+            taint: list[Array] | None = None
+            if bad:
+                taint = follow(m) if follow is not None else None
+                if follow is None and (undefined_bits(m, sources, instruction) or _scc_bad(m, uses_scc)):
+                    taint = [np.full(m.count, 0xFFFFFFFF, _U32)] * len(written)
+            value = given(*[read(m) for read in reads])
+            if sets_scc:
+                value, scc = value
+                m.scc[m.sel] = scc
+                mark_scc(m, taint is not None)
+            if written[0] in (EXEC, EXEC + 1) and taint is not None and any(t.any() for t in taint):
+                m.report("uninitialised", "EXEC is set from bits that nothing has written", instruction)
+                taint = None
+            write(m, value)
+            if m.sanitize:
+                for i, r in enumerate(written):
+                    if taint is not None or m.s_flag[r]:
+                        m.define_scalar(r, None if taint is None else taint[i], instruction)
 
-            return step
+        return step
 
-        register(names, "scalar")(decode)
-        return given
+    register(names, "scalar")(decode)
 
-    return enter if function is None else enter(function)
+
+def scalar_operation(names: str, signature: str) -> Callable[[F], F]:
+    """`scalar` as a decorator."""
+
+    def enter(function: F) -> F:
+        scalar(names, signature, function)
+        return function
+
+    return enter
 
 
 def _scc_bad(m: Machine, used: bool) -> bool:
@@ -194,7 +201,7 @@ scalar("s_pack_lh_b32_b16", "u32 = u32 u32", lambda a, b: (a & _U32(0xFFFF)) | (
 scalar("s_pack_hh_b32_b16", "u32 = u32 u32", lambda a, b: (a >> _U32(16)) | (b & _U32(0xFFFF0000)))
 
 
-@scalar("s_bfe_u32", "u32 scc = u32 u32")
+@scalar_operation("s_bfe_u32", "u32 scc = u32 u32")
 def _extract(a: Array, field: Array) -> tuple[Array, Array]:
     """``field``: offset in bits 4:0, width in 22:16."""
     offset, size = field & _31, (field >> _U32(16)) & _U32(0x7F)
@@ -203,7 +210,7 @@ def _extract(a: Array, field: Array) -> tuple[Array, Array]:
     return result, result != 0
 
 
-@scalar("s_bfe_i32", "i32 scc = i32 u32")
+@scalar_operation("s_bfe_i32", "i32 scc = i32 u32")
 def _extract_signed(a: Array, field: Array) -> tuple[Array, Array]:
     offset, size = (field & _31).astype(_I64), np.minimum((field >> _U32(16)) & _U32(0x7F), _U32(32)).astype(_I64)
     shifted = np.asarray(a, _I64) >> offset
@@ -212,7 +219,7 @@ def _extract_signed(a: Array, field: Array) -> tuple[Array, Array]:
     return result, result != 0
 
 
-@scalar("s_bfe_u64", "u64 scc = u64 u32")
+@scalar_operation("s_bfe_u64", "u64 scc = u64 u32")
 def _extract64(a: Array, field: Array) -> tuple[Array, Array]:
     offset, size = (field & _U32(63)).astype(_U64), np.minimum((field >> _U32(16)) & _U32(0x7F), _U32(64)).astype(_U64)
     mask = np.where(size == 64, _U64(0xFFFFFFFFFFFFFFFF), (_U64(1) << (size & _63)) - _U64(1))
@@ -220,7 +227,7 @@ def _extract64(a: Array, field: Array) -> tuple[Array, Array]:
     return result, result != 0
 
 
-@scalar("s_bfe_i64", "i64 scc = i64 u32")
+@scalar_operation("s_bfe_i64", "i64 scc = i64 u32")
 def _extract64_signed(a: Array, field: Array) -> tuple[Array, Array]:
     offset, size = (field & _U32(63)).astype(_I64), np.minimum((field >> _U32(16)) & _U32(0x7F), _U32(64)).astype(_I64)
     room = np.minimum(_I64(64) - size, _I64(63))
@@ -253,18 +260,22 @@ scalar("s_ff1_i32_b64", "i32 = u64", _lowest(64))
 scalar("s_flbit_i32_b32", "i32 = u32", _highest(32))
 scalar("s_flbit_i32_b64", "i32 = u64", _highest(64))
 scalar("s_flbit_i32", "i32 = i32", lambda a: _highest(32)(np.where(a < 0, ~a, a).astype(_U32)))
-scalar("s_brev_b32", "u32 = u32", lambda a: np.packbits(_bits(np.atleast_1d(a), 32)[:, ::-1], axis=1, bitorder="little").view(_U32)[:, 0])
+scalar(
+    "s_brev_b32",
+    "u32 = u32",
+    lambda a: np.packbits(_bits(np.atleast_1d(a), 32)[:, ::-1], axis=1, bitorder="little").view(_U32)[:, 0],
+)
 scalar("s_sext_i32_i8", "i32 = u32", lambda a: np.asarray(a, _U32).astype(np.int8).astype(_I32))
 scalar("s_sext_i32_i16", "i32 = u32", lambda a: np.asarray(a, _U32).astype(np.int16).astype(_I32))
 
 
-@scalar("s_bcnt1_i32_b32", "i32 scc = u32")
+@scalar_operation("s_bcnt1_i32_b32", "i32 scc = u32")
 def _count(a: Array) -> tuple[Array, Array]:
     total = _bits(np.atleast_1d(a), 32).sum(1).astype(_I32)
     return total, total != 0
 
 
-@scalar("s_bcnt1_i32_b64", "i32 scc = u64")
+@scalar_operation("s_bcnt1_i32_b64", "i32 scc = u64")
 def _count64(a: Array) -> tuple[Array, Array]:
     total = _bits(np.atleast_1d(a), 64).sum(1).astype(_I32)
     return total, total != 0
@@ -282,21 +293,21 @@ def _signed_overflow(result: Array, wide: Array) -> Array:
     return result.astype(_I64) != wide
 
 
-@scalar("s_add_i32", "i32 scc = i32 i32")
+@scalar_operation("s_add_i32", "i32 scc = i32 i32")
 def _add(a: Array, b: Array) -> tuple[Array, Array]:
     wide = np.asarray(a, _I64) + b
     result = wide.astype(_I32)
     return result, _signed_overflow(result, wide)
 
 
-@scalar("s_sub_i32", "i32 scc = i32 i32")
+@scalar_operation("s_sub_i32", "i32 scc = i32 i32")
 def _subtract(a: Array, b: Array) -> tuple[Array, Array]:
     wide = np.asarray(a, _I64) - b
     result = wide.astype(_I32)
     return result, _signed_overflow(result, wide)
 
 
-@scalar("s_addk_i32", "i32 scc = +i32 i32")
+@scalar_operation("s_addk_i32", "i32 scc = +i32 i32")
 def _add_constant(old: Array, k: Array) -> tuple[Array, Array]:
     wide = np.asarray(old, _I64) + _short(k)
     result = wide.astype(_I32)
@@ -306,24 +317,24 @@ def _add_constant(old: Array, k: Array) -> tuple[Array, Array]:
 scalar("s_mulk_i32", "i32 = +i32 i32", lambda old, k: old * _short(k))
 
 
-@scalar("s_add_u32", "u32 scc = u32 u32")
+@scalar_operation("s_add_u32", "u32 scc = u32 u32")
 def _add_unsigned(a: Array, b: Array) -> tuple[Array, Array]:
     wide = np.asarray(a, _U64) + b
     return wide.astype(_U32), wide > _U64(0xFFFFFFFF)
 
 
-@scalar("s_addc_u32", "u32 scc = u32 u32 scc")
+@scalar_operation("s_addc_u32", "u32 scc = u32 u32 scc")
 def _add_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
     wide = np.asarray(a, _U64) + b + carry.astype(_U64)
     return wide.astype(_U32), wide > _U64(0xFFFFFFFF)
 
 
-@scalar("s_sub_u32", "u32 scc = u32 u32")
+@scalar_operation("s_sub_u32", "u32 scc = u32 u32")
 def _subtract_unsigned(a: Array, b: Array) -> tuple[Array, Array]:
     return a - b, np.broadcast_to(np.asarray(b) > a, np.broadcast_shapes(np.shape(a), np.shape(b)))
 
 
-@scalar("s_subb_u32", "u32 scc = u32 u32 scc")
+@scalar_operation("s_subb_u32", "u32 scc = u32 u32 scc")
 def _subtract_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
     taken = np.asarray(b, _U64) + borrow.astype(_U64)
     return (np.asarray(a, _U64) - taken).astype(_U32), taken > a
@@ -347,7 +358,14 @@ for _shift in (1, 2, 3, 4):
     scalar(f"s_lshl{_shift}_add_u32", "u32 scc = u32 u32", _shifted_add)
 
 # ----------------------------------------------------------------------------------------------- comparisons
-_ORDERS = {"eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal}
+_ORDERS = {
+    "eq": np.equal,
+    "lg": np.not_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+}
 for _order, _function in _ORDERS.items():
     scalar(f"s_cmp_{_order}_i32", "scc = i32 i32", _function)
     scalar(f"s_cmp_{_order}_u32", "scc = u32 u32", _function)
@@ -357,9 +375,11 @@ scalar("s_cmp_eq_u64", "scc = u64 u64", np.equal)
 scalar("s_cmp_lg_u64", "scc = u64 u64", np.not_equal)
 
 # -------------------------------------------------------------------------------------------- EXEC and masks
-_SAVES = {"and": lambda e, s: s & e, "or": lambda e, s: s | e, "xor": lambda e, s: s ^ e, "andn2": lambda e, s: s & ~e,
-          "andn1": lambda e, s: ~s & e, "orn2": lambda e, s: s | ~e, "nand": lambda e, s: ~(s & e),
-          "nor": lambda e, s: ~(s | e), "xnor": lambda e, s: ~(s ^ e)}  # fmt: skip
+_SAVES: dict[str, Callable[[Array, Array], Array]] = {
+    "and": lambda e, s: s & e, "or": lambda e, s: s | e, "xor": lambda e, s: s ^ e, "andn2": lambda e, s: s & ~e,
+    "andn1": lambda e, s: ~s & e, "orn2": lambda e, s: s | ~e, "nand": lambda e, s: ~(s & e),
+    "nor": lambda e, s: ~(s | e), "xnor": lambda e, s: ~(s ^ e),
+}  # fmt: skip
 
 
 def _save(operation: str) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ferryman.backends.simulator.assembly import EXEC, M0, VCC, Kernel, instruction
+from ferryman.backends.simulator.assembly import EXEC, M0, VCC, Instruction, Kernel, instruction
 from ferryman.backends.simulator.findings import Finding, Findings
 from ferryman.backends.simulator.lds import Shadow
 from ferryman.backends.simulator.machine import CLEAN, LANES, Machine
 from ferryman.backends.simulator.memory import Memory, Region
 from ferryman.backends.simulator.numerics import Array, Assumptions
-from ferryman.backends.simulator.program import Program, _Reporter
+from ferryman.backends.simulator.program import Program, Reporter
 
 BUDGET = 1_000_000
 
@@ -61,7 +61,8 @@ def execute(
     initial bytes, all of them defined. buffers: arrays that are global memory, at their own addresses. Registers that
     are not given count as never written. Raises AssemblyError, UnimplementedInstruction and SimulationError.
     """
-    code, labels = [], {}
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(";", 1)[0].split("//", 1)[0].strip()
         if line.endswith(":"):
@@ -96,7 +97,7 @@ def execute(
     m.refresh()
     with np.errstate(all="ignore"):
         program._execute(m, findings, budget, {})
-        memory.finish(_Reporter(findings))
+        memory.finish(Reporter(findings))
     return Result(
         _File(m.v_u32, 0, False), _File(m.v_u32, 256, False), _File(m.s_u32, 0, True), _one(m.s_u64[EXEC // 2]),
         _one(m.s_u64[VCC // 2]), _one(m.scc), _one(m.s_u32[M0]), m.lds[:size].copy(), findings.all(),

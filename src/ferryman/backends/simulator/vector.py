@@ -3,8 +3,9 @@ writes results under EXEC and tells the sanitizer."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,14 +29,30 @@ from ferryman.backends.simulator.operands import (
 )
 from ferryman.backends.simulator.operations import Context, Step, register
 
+F = TypeVar("F", bound=Callable[..., Any])
 _VCC = Operand(Register("s", VCC, 2))
 _OUTPUT_SCALES = {("mul", 2): 2.0, ("mul", 4): 4.0, ("div", 2): 0.5}
 _PLAIN = frozenset({"clamp", "mul", "div", "op_sel"})
 _DPP = frozenset(
-    "quad_perm row_shl row_shr row_ror wave_shl wave_shr wave_rol wave_ror row_mirror row_half_mirror row_bcast "
-    "row_newbcast row_mask bank_mask bound_ctrl".split()
+    [
+        "quad_perm",
+        "row_shl",
+        "row_shr",
+        "row_ror",
+        "wave_shl",
+        "wave_shr",
+        "wave_rol",
+        "wave_ror",
+        "row_mirror",
+        "row_half_mirror",
+        "row_bcast",
+        "row_newbcast",
+        "row_mask",
+        "bank_mask",
+        "bound_ctrl",
+    ]
 )
-_SDWA = frozenset("dst_sel dst_unused src0_sel src1_sel clamp".split())
+_SDWA = frozenset(["dst_sel", "dst_unused", "src0_sel", "src1_sel", "clamp"])
 
 
 def accept(instruction: Instruction, known: frozenset[str]) -> None:
@@ -76,7 +93,9 @@ def mark_mask(m: Machine, first: int, taint: Array | None, instruction: Instruct
         taint = taint & m.exec_bits
     for half in (0, 1):
         if taint is not None or m.s_flag[first + half]:
-            part = None if taint is None else ((taint >> np.uint64(32 * half)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+            part = (
+                None if taint is None else ((taint >> np.uint64(32 * half)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+            )
             m.define_scalar(first + half, part, instruction)
 
 
@@ -89,7 +108,9 @@ def flushed(read: Read, kind: str, context: Context) -> Read:
     return read
 
 
-def finished(function: Callable[..., Any], kind: str, instruction: Instruction, context: Context, arithmetic: bool) -> Any:
+def finished(
+    function: Callable[..., Any], kind: str, instruction: Instruction, context: Context, arithmetic: bool
+) -> Any:
     """Output scale, clamp and flushing of results, around an operation with one float result."""
     stages: list[Callable[[Array], Array]] = []
     for key, factor in _OUTPUT_SCALES.items():
@@ -98,7 +119,7 @@ def finished(function: Callable[..., Any], kind: str, instruction: Instruction, 
                 raise refuse(instruction, f"an output scale on {kind}")
             if context.mode.ieee:  # the hardware ignores it then (LLVM, SIFoldOperands)
                 continue
-            stages.append(lambda x, f=DTYPES[kind](factor): x * f)
+            stages.append(functools.partial(np.multiply, np.asarray(factor, DTYPES[kind])))
     if "clamp" in instruction.modifiers:
         if kind not in ("f32", "f16", "f64"):
             raise refuse(instruction, f"clamp on {kind}")
@@ -294,15 +315,23 @@ def _moved_step(
     return step
 
 
-def vector(names: str, signature: str, function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Enter one function of arrays under each of ``names``; also a decorator."""
-    arches, group = options.pop("arches", None), options.pop("group", "vector")
+def vector(names: str, signature: str, function: Callable[..., Any], *, arches: frozenset[str] | None = None,
+           **options: bool) -> None:  # fmt: skip
+    """Enter a function of arrays under each of ``names``; the signature and the options are those of `build`."""
 
-    def enter(given: Callable[..., Any]) -> Callable[..., Any]:
-        def decode(instruction: Instruction, context: Context) -> Step:
-            return build(instruction, context, signature, given, **options)
+    def decode(instruction: Instruction, context: Context) -> Step:
+        return build(instruction, context, signature, function, **options)
 
-        register(names, group, arches=arches)(decode)
-        return given
+    register(names, "vector", arches=arches)(decode)
 
-    return enter if function is None else enter(function)
+
+def vector_operation(
+    names: str, signature: str, *, arches: frozenset[str] | None = None, **options: bool
+) -> Callable[[F], F]:
+    """`vector` as a decorator."""
+
+    def enter(function: F) -> F:
+        vector(names, signature, function, arches=arches, **options)
+        return function
+
+    return enter

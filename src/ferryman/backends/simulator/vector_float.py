@@ -7,23 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ferryman.backends.simulator import numerics
-from ferryman.backends.simulator.assembly import Immediate, Instruction, Operand
-from ferryman.backends.simulator.machine import Machine
+from ferryman.backends.simulator import division, formats, numerics
+from ferryman.backends.simulator.assembly import Instruction
 from ferryman.backends.simulator.numerics import NEAREST, Array
 from ferryman.backends.simulator.operands import (
-    Read,
-    Sources,
-    constant,
-    half_read,
     modifier_list,
-    refuse,
-    vector_index,
-    vector_read,
-    word_read,
 )
 from ferryman.backends.simulator.operations import Context, Step, register
-from ferryman.backends.simulator.vector import accept, build, finished, half_write, undefined, vector
+from ferryman.backends.simulator.vector import build, vector, vector_operation
 from ferryman.backends.simulator.vector_integer import _select  # noqa: F401 - integer forms are entered first
 
 _U32 = np.uint32
@@ -121,9 +112,9 @@ for _name, _function in {"v_rcp_f16": numerics.reciprocal, "v_rsq_f16": numerics
     vector(_name, "f16 = f16", lambda a, f=_function: f(a.astype(np.float64)).astype(np.float16))
 
 # --------------------------------------------------------------------------------------------------- division
-vector("v_div_scale_f32", "f32 mask = f32 f32 f32", numerics.div_scale32)
-vector("v_div_fmas_f32", "f32 = f32 f32 f32 vcc", numerics.div_fmas32)
-vector("v_div_fixup_f32", "f32 = f32 f32 f32", numerics.div_fixup32)
+vector("v_div_scale_f32", "f32 mask = f32 f32 f32", division.div_scale32)
+vector("v_div_fmas_f32", "f32 = f32 f32 f32 vcc", division.div_fmas32)
+vector("v_div_fixup_f32", "f32 = f32 f32 f32", division.div_fixup32)
 
 
 # ------------------------------------------------------------------------------------------------ conversions
@@ -163,35 +154,31 @@ def _to_half(instruction: Instruction, context: Context) -> Step:
     return build(instruction, context, "f16 = f32", lambda a: numerics.directed16(a, mode))
 
 
-def _pair16(low: Array, high: Array) -> Array:
-    low, high = (np.ascontiguousarray(x).view(np.uint16).astype(_U32) for x in np.broadcast_arrays(low, high))
-    return low | (high << _U32(16))
-
-
-vector("v_cvt_pkrtz_f16_f32", "b32 = f32 f32",
-       lambda a, b: _pair16(numerics.directed16(a, numerics.ZERO), numerics.directed16(b, numerics.ZERO)))  # fmt: skip
+@vector_operation("v_cvt_pkrtz_f16_f32", "b32 = f32 f32")
+def _pair_to_zero(a: Array, b: Array) -> Array:
+    return numerics.pair16(numerics.directed16(a, numerics.ZERO), numerics.directed16(b, numerics.ZERO))
 
 
 @register("v_pack_b32_f16", "vector")
 def _pack(instruction: Instruction, context: Context) -> Step:
-    return build(instruction, context, "b32 = f16 f16", _pair16)
+    return build(instruction, context, "b32 = f16 f16", numerics.pair16)
 
 
-def _float8_convert(names: str, decode_kind: Callable[[str], numerics.Float8]) -> None:
+def _float8_convert(names: str, decode_kind: Callable[[str], formats.Float8]) -> None:
     @register(names, "vector")
     def decode(instruction: Instruction, context: Context) -> Step:
         kind = decode_kind(instruction.name)
         if context.arch != "gfx942":
-            kind = numerics.FP8_OCP if kind is numerics.FP8_FNUZ else numerics.BF8_OCP
+            kind = formats.FP8_OCP if kind is formats.FP8_FNUZ else formats.BF8_OCP
         if instruction.name.startswith("v_cvt_f32"):
-            return build(instruction, context, "f32 = u32", lambda a: numerics.float8_to_f32(a, kind))
+            return build(instruction, context, "f32 = u32", lambda a: formats.float8_to_f32(a, kind))
         if instruction.name.startswith("v_cvt_pk_f32"):
             high = instruction.modifiers.get("op_sel", (0,))[0] or instruction.modifiers.get("src0_sel") == "WORD_1"
             shift = _U32(16 if high else 0)
 
             def both(a: Array) -> Array:
-                low = numerics.float8_to_f32(a >> shift, kind).view(_U32).astype(np.uint64)
-                top = numerics.float8_to_f32((a >> shift) >> _U32(8), kind).view(_U32).astype(np.uint64)
+                low = formats.float8_to_f32(a >> shift, kind).view(_U32).astype(np.uint64)
+                top = formats.float8_to_f32((a >> shift) >> _U32(8), kind).view(_U32).astype(np.uint64)
                 return low | (top << np.uint64(32))
 
             plain = Instruction(instruction.name, "e32", instruction.operands, {}, instruction.text, instruction.line)
@@ -200,15 +187,15 @@ def _float8_convert(names: str, decode_kind: Callable[[str], numerics.Float8]) -
         shift = _U32(16 if selected[3 if len(instruction.modifiers.get("op_sel", ())) == 4 else 2] else 0)
 
         def narrow(a: Array, b: Array, old: Array) -> Array:
-            pair = numerics.f32_to_float8(a, kind) | (numerics.f32_to_float8(b, kind) << _U32(8))
+            pair = formats.f32_to_float8(a, kind) | (formats.f32_to_float8(b, kind) << _U32(8))
             return (old & ~(_U32(0xFFFF) << shift)) | (pair << shift)
 
         plain = Instruction(instruction.name, "e64", instruction.operands, {}, instruction.text, instruction.line)
         return build(plain, context, "b32 = f32 f32 +b32", narrow)
 
 
-_float8_convert("v_cvt_f32_fp8 v_cvt_pk_f32_fp8 v_cvt_pk_fp8_f32", lambda name: numerics.FP8_FNUZ)
-_float8_convert("v_cvt_f32_bf8 v_cvt_pk_f32_bf8 v_cvt_pk_bf8_f32", lambda name: numerics.BF8_FNUZ)
+_float8_convert("v_cvt_f32_fp8 v_cvt_pk_f32_fp8 v_cvt_pk_fp8_f32", lambda name: formats.FP8_FNUZ)
+_float8_convert("v_cvt_f32_bf8 v_cvt_pk_f32_bf8 v_cvt_pk_bf8_f32", lambda name: formats.BF8_FNUZ)
 
 # ------------------------------------------------------------------------------------------------ comparisons
 _ORDERED = {"lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
@@ -226,197 +213,24 @@ def _ordered(a: Array, b: Array) -> Array:
     return ~(np.isnan(a) | np.isnan(b))
 
 
-_COMPARISONS = {**_ORDERED, **{f"n{k}": _unless(f) for k, f in _ORDERED.items() if k != "eq"}, "lg": _different,
-                "neq": _unless(np.equal), "nlg": _unless(_different), "o": _ordered, "u": _unless(_ordered)}  # fmt: skip
+_COMPARISONS: dict[str, Callable[..., Array]] = {
+    **_ORDERED, **{f"n{k}": _unless(f) for k, f in _ORDERED.items()}, "lg": _different, "nlg": _unless(_different),
+    "o": _ordered, "u": _unless(_ordered),
+}  # fmt: skip
 for _kind in ("f16", "f32", "f64"):
     for _order, _compare in _COMPARISONS.items():
         vector(f"v_cmp_{_order}_{_kind}", f"mask = {_kind} {_kind}", _compare)
 
 
-@vector("v_cmp_class_f32", "mask = f32 u32", arithmetic=False)
+@vector_operation("v_cmp_class_f32", "mask = f32 u32", arithmetic=False)
 def _class(a: Array, wanted: Array) -> Array:
     """Bit 0 signalling NaN, 1 quiet NaN, then -inf, -normal, -subnormal, -0, +0, +subnormal, +normal, +inf."""
     bits = numerics.bits32(a)
     magnitude, negative = bits & _U32(0x7FFFFFFF), bits >> _U32(31) != 0
     nan = magnitude > _U32(0x7F800000)
     quiet = (bits & _U32(0x00400000)) != 0
-    size = np.where(magnitude == _U32(0x7F800000), 0, np.where(magnitude >= _U32(0x00800000), 1, np.where(magnitude != 0, 2, 3)))
+    size = np.where(
+        magnitude == _U32(0x7F800000), 0, np.where(magnitude >= _U32(0x00800000), 1, np.where(magnitude != 0, 2, 3))
+    )
     place = np.where(nan, np.where(quiet, 1, 0), np.where(negative, 2 + size, 9 - size)).astype(_U32)
     return ((np.asarray(wanted, _U32) >> place) & _U32(1)) != 0
-
-
-# ------------------------------------------------------------------------------------------ packed and mixed
-_PACKED = frozenset({"op_sel", "op_sel_hi", "neg_lo", "neg_hi", "clamp"})
-
-
-def _signed(read: Read, negate: int) -> Read:
-    return (lambda m: -read(m)) if negate else read
-
-
-def _packed_float(name: str, sources_wanted: int, function: Callable[..., Array]) -> None:
-    """Two float32 operations on pairs of registers."""
-
-    @register(name, "vector")
-    def decode(instruction: Instruction, context: Context) -> Step:
-        accept(instruction, _PACKED)
-        target, *inputs = instruction.operands
-        if len(inputs) != sources_wanted:
-            raise refuse(instruction, f"{len(inputs)} sources where {sources_wanted} are needed")
-        choose = modifier_list(instruction, "op_sel", 3, 0), modifier_list(instruction, "op_sel_hi", 3, 1)
-        negate = modifier_list(instruction, "neg_lo", 3, 0), modifier_list(instruction, "neg_hi", 3, 0)
-        halves, seen = [], []
-        for part in (0, 1):
-            sources = Sources()
-            halves.append([
-                _signed(word_read(o, bool(choose[part][i]), instruction, sources), negate[part][i])
-                for i, o in enumerate(inputs)
-            ])  # fmt: skip
-            seen.append(sources)
-        what: Any = target.what
-        first = vector_index(what)
-        low_function = finished(function, "f32", instruction, context, True)
-
-        def step(m: Machine) -> None:
-            # both before either is written: a source may be the destination
-            low = low_function(*[read(m) for read in halves[0]])
-            high = low_function(*[read(m) for read in halves[1]])
-            taints = [undefined(m, s, instruction) for s in seen] if m.sanitize else [None, None]
-            m.put(m.v_f32[first], low)
-            m.put(m.v_f32[first + 1], high)
-            if m.sanitize:
-                for i, taint in enumerate(taints):
-                    if taint is not None or m.v_flag[first + i]:
-                        m.define(first + i, taint, instruction)
-
-        return step
-
-
-_packed_float("v_pk_fma_f32", 3, numerics.fma32)
-_packed_float("v_pk_mul_f32", 2, lambda a, b: a * b)
-_packed_float("v_pk_add_f32", 2, lambda a, b: a + b)
-
-
-@register("v_pk_mov_b32", "vector")
-def _packed_move(instruction: Instruction, context: Context) -> Step:
-    """The low result from the first source, the high one from the second; op_sel picks the half of each."""
-    accept(instruction, _PACKED)
-    target, first, second = instruction.operands
-    choose = modifier_list(instruction, "op_sel", 2, 0)
-    what: Any = target.what
-    index = vector_index(what)
-    seen = [Sources(), Sources()]
-    reads = [word_read(o, bool(choose[i]), instruction, seen[i]) for i, o in enumerate((first, second))]
-
-    def step(m: Machine) -> None:
-        values = [np.array(read(m)) for read in reads]
-        taints = [undefined(m, s, instruction) for s in seen] if m.sanitize else [None, None]
-        for i, value in enumerate(values):
-            m.put(m.v_u32[index + i], value.view(np.uint32))
-            if m.sanitize and (taints[i] is not None or m.v_flag[index + i]):
-                m.define(index + i, taints[i], instruction)
-
-    return step
-
-
-def _packed_half(names: str, kind: str, function: Callable[..., Array], shifts: bool = False) -> None:
-    """Two 16-bit operations on the halves of registers."""
-
-    @register(names, "vector")
-    def decode(instruction: Instruction, context: Context) -> Step:
-        accept(instruction, _PACKED)
-        target, *inputs = instruction.operands
-        choose = modifier_list(instruction, "op_sel", 3, 0), modifier_list(instruction, "op_sel_hi", 3, 1)
-        negate = modifier_list(instruction, "neg_lo", 3, 0), modifier_list(instruction, "neg_hi", 3, 0)
-        if "clamp" in instruction.modifiers and kind != "f16":
-            raise refuse(instruction, f"clamp on {kind}")
-        sources = Sources()
-        halves = [
-            [_signed(half_read(o, kind, bool(choose[p][i]), instruction, sources), negate[p][i]) for i, o in enumerate(inputs)]
-            for p in (0, 1)
-        ]
-        what: Any = target.what
-        index = vector_index(what)
-        whole = finished(function, kind, instruction, context, True)
-
-        def step(m: Machine) -> None:
-            taint = undefined(m, sources, instruction) if m.sanitize else None
-            low, high = (whole(*[read(m) for read in half]) for half in halves)
-            m.put(m.v_u32[index], _pair16(low, high))
-            if m.sanitize and (taint is not None or m.v_flag[index]):
-                m.define(index, taint, instruction)
-
-        return step
-
-
-_packed_half("v_pk_add_f16", "f16", lambda a, b: a + b)
-_packed_half("v_pk_mul_f16", "f16", lambda a, b: a * b)
-_packed_half("v_pk_fma_f16", "f16", numerics.fma16)
-_packed_half("v_pk_max_f16", "f16", numerics.maximum)
-_packed_half("v_pk_min_f16", "f16", numerics.minimum)
-_packed_half("v_pk_add_u16", "u16", lambda a, b: a + b)
-_packed_half("v_pk_sub_u16", "u16", lambda a, b: a - b)
-_packed_half("v_pk_add_i16", "i16", lambda a, b: a + b)
-_packed_half("v_pk_sub_i16", "i16", lambda a, b: a - b)
-_packed_half("v_pk_mul_lo_u16", "u16", lambda a, b: a * b)
-_packed_half("v_pk_mad_u16", "u16", lambda a, b, c: a * b + c)
-_packed_half("v_pk_mad_i16", "i16", lambda a, b, c: a * b + c)
-_packed_half("v_pk_max_u16", "u16", np.maximum)
-_packed_half("v_pk_min_u16", "u16", np.minimum)
-_packed_half("v_pk_max_i16", "i16", np.maximum)
-_packed_half("v_pk_min_i16", "i16", np.minimum)
-_packed_half("v_pk_lshlrev_b16", "u16", lambda n, a: a << (n & np.uint16(15)))
-_packed_half("v_pk_lshrrev_b16", "u16", lambda n, a: a >> (n & np.uint16(15)))
-_packed_half("v_pk_ashrrev_i16", "i16", lambda n, a: a >> (n & np.int16(15)))
-
-
-def _mixed_read(i: int, operand: Operand, instruction: Instruction, sources: Sources) -> Read:
-    """A source of v_fma_mix: float32, or (op_sel_hi) a float16 in the half that op_sel picks."""
-    half = modifier_list(instruction, "op_sel_hi", 3, 0)[i]
-    if not half:
-        return vector_read(operand, "f32", instruction, sources)
-    if isinstance(operand.what, Immediate):
-        value = np.float32(constant(operand.what.value, "f16"))
-        return lambda m: value
-    high = bool(modifier_list(instruction, "op_sel", 3, 0)[i])
-    plain = half_read(operand, "f16", high, instruction, sources)
-
-    def read(m: Machine) -> Array:
-        value = plain(m).astype(np.float32)
-        if operand.absolute:
-            value = np.abs(value)
-        return -value if operand.negate else value
-
-    return read
-
-
-@register("v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16", "vector")
-def _mixed(instruction: Instruction, context: Context) -> Step:
-    """A fused multiply-add whose sources are float32 or float16; the f16 forms round once more and keep the other
-    half."""
-    accept(instruction, _PACKED)
-    target, *inputs = instruction.operands
-    sources = Sources()
-    reads = [_mixed_read(i, o, instruction, sources) for i, o in enumerate(inputs)]
-    function: Callable[..., Array] = numerics.fma32
-    if instruction.name == "v_fma_mix_f32":
-        function = finished(function, "f32", instruction, context, True)
-        what: Any = target.what
-        index = vector_index(what)
-
-        def write(m: Machine, value: Array) -> None:
-            m.put(m.v_f32[index], value)
-    else:
-        write, index = half_write(target, "f16", instruction.name == "v_fma_mixhi_f16", instruction)
-        function = finished(_fma_to_half, "f16", instruction, context, True)
-
-    def step(m: Machine) -> None:
-        taint = undefined(m, sources, instruction) if m.sanitize else None
-        write(m, function(*[read(m) for read in reads]))
-        if m.sanitize and (taint is not None or m.v_flag[index]):
-            m.define(index, taint, instruction)
-
-    return step
-
-
-def _fma_to_half(a: Array, b: Array, c: Array) -> Array:
-    return numerics.fma32(a, b, c).astype(np.float16)

@@ -7,9 +7,9 @@ import numpy as np
 from ferryman.backends.simulator.assembly import Instruction
 from ferryman.backends.simulator.machine import Machine, pack
 from ferryman.backends.simulator.numerics import Array
-from ferryman.backends.simulator.operands import Sources, refuse, vector_read
+from ferryman.backends.simulator.operands import Sources, refuse, scalar_read, scalar_write, vector_read
 from ferryman.backends.simulator.operations import Context, Step, register
-from ferryman.backends.simulator.vector import build, undefined, vector
+from ferryman.backends.simulator.vector import build, undefined, vector, vector_operation
 
 _U32, _I32, _U64, _I64 = np.uint32, np.int32, np.uint64, np.int64
 _FIVE, _SIX = np.uint32(31), np.uint64(63)
@@ -17,7 +17,9 @@ _FIVE, _SIX = np.uint32(31), np.uint64(63)
 # ------------------------------------------------------------------------------------------- moves and bits
 vector("v_mov_b32", "b32 = b32", lambda a: a, arithmetic=False)
 vector("v_mov_b64", "b64 = b64", lambda a: a, arithmetic=False, carries=True)
-vector("v_accvgpr_read_b32 v_accvgpr_write_b32 v_accvgpr_mov_b32 v_accvgpr_read v_accvgpr_write", "b32 = b32", lambda a: a)
+vector(
+    "v_accvgpr_read_b32 v_accvgpr_write_b32 v_accvgpr_mov_b32 v_accvgpr_read v_accvgpr_write", "b32 = b32", lambda a: a
+)
 vector("v_not_b32", "b32 = b32", lambda a: ~a)
 vector("v_and_b32", "b32 = b32 b32", lambda a, b: a & b)
 vector("v_or_b32", "b32 = b32 b32", lambda a, b: a | b)
@@ -38,7 +40,7 @@ vector("v_lshrrev_b16", "b16 = u16 u16", lambda n, a: a >> (n & np.uint16(15)))
 vector("v_ashrrev_i16", "i16 = i16 i16", lambda n, a: a >> (n & np.int16(15)))
 
 
-@vector("v_bfrev_b32", "b32 = b32")
+@vector_operation("v_bfrev_b32", "b32 = b32")
 def _reverse(a: Array) -> Array:
     for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF), (16, 0x0000FFFF)):
         m, n = _U32(mask), _U32(shift)
@@ -46,12 +48,12 @@ def _reverse(a: Array) -> Array:
     return a
 
 
-@vector("v_bfe_u32", "u32 = u32 u32 u32")
+@vector_operation("v_bfe_u32", "u32 = u32 u32 u32")
 def _extract(a: Array, offset: Array, size: Array) -> Array:
     return (a >> (offset & _FIVE)) & ((_U32(1) << (size & _FIVE)) - _U32(1))
 
 
-@vector("v_bfe_i32", "i32 = u32 u32 u32")
+@vector_operation("v_bfe_i32", "i32 = u32 u32 u32")
 def _extract_signed(a: Array, offset: Array, size: Array) -> Array:
     size = (size & _FIVE).astype(_I64)
     shifted = np.asarray(a, _U32).view(_I32).astype(_I64) >> (offset & _FIVE).astype(_I64)
@@ -59,24 +61,24 @@ def _extract_signed(a: Array, offset: Array, size: Array) -> Array:
     return np.where(size == 0, 0, (shifted << room) >> room).astype(_I32)
 
 
-@vector("v_bfm_b32", "b32 = u32 u32")
+@vector_operation("v_bfm_b32", "b32 = u32 u32")
 def _mask(size: Array, offset: Array) -> Array:
     return ((_U32(1) << (size & _FIVE)) - _U32(1)) << (offset & _FIVE)
 
 
-@vector("v_alignbit_b32", "b32 = u32 u32 u32")
+@vector_operation("v_alignbit_b32", "b32 = u32 u32 u32")
 def _align_bit(high: Array, low: Array, n: Array) -> Array:
     wide = (np.asarray(high, _U64) << _U64(32)) | low
     return (wide >> (n & _FIVE).astype(_U64)).astype(_U32)
 
 
-@vector("v_alignbyte_b32", "b32 = u32 u32 u32")
+@vector_operation("v_alignbyte_b32", "b32 = u32 u32 u32")
 def _align_byte(high: Array, low: Array, n: Array) -> Array:
     wide = (np.asarray(high, _U64) << _U64(32)) | low
     return (wide >> ((n & _U32(3)) * _U32(8)).astype(_U64)).astype(_U32)
 
 
-@vector("v_perm_b32", "b32 = u32 u32 u32")
+@vector_operation("v_perm_b32", "b32 = u32 u32 u32")
 def _permute_bytes(high: Array, low: Array, select: Array) -> Array:
     """Byte i of the result by byte i of ``select``: 0-3 of ``low``, 4-7 of ``high``, 8-11 signs, 12 zero, above 255."""
     wide = (np.asarray(high, _U64) << _U64(32)) | low
@@ -91,27 +93,27 @@ def _permute_bytes(high: Array, low: Array, select: Array) -> Array:
     return result
 
 
-@vector("v_ffbh_u32", "u32 = u32")
+@vector_operation("v_ffbh_u32", "u32 = u32")
 def _first_high(a: Array) -> Array:
     """Zeros above the highest set bit; -1 where there is none."""
     exponent = np.frexp(a.astype(np.float64))[1]
     return np.where(a == 0, _U32(0xFFFFFFFF), (32 - exponent).astype(_U32))
 
 
-@vector("v_ffbl_b32", "u32 = u32")
+@vector_operation("v_ffbl_b32", "u32 = u32")
 def _first_low(a: Array) -> Array:
     lowest = a & (~a + _U32(1))
     return np.where(a == 0, _U32(0xFFFFFFFF), (np.frexp(lowest.astype(np.float64))[1] - 1).astype(_U32))
 
 
-@vector("v_ffbh_i32", "u32 = i32")
+@vector_operation("v_ffbh_i32", "u32 = i32")
 def _first_high_signed(a: Array) -> Array:
     """Bits above the first that differs from the sign; -1 where none does."""
     magnitude = np.where(a < 0, ~a, a).astype(_U32)
     return np.where(magnitude == 0, _U32(0xFFFFFFFF), (32 - np.frexp(magnitude.astype(np.float64))[1]).astype(_U32))
 
 
-@vector("v_bcnt_u32_b32", "u32 = u32 u32")
+@vector_operation("v_bcnt_u32_b32", "u32 = u32 u32")
 def _count(a: Array, b: Array) -> Array:
     octets = np.unpackbits(np.ascontiguousarray(a).view(np.uint8).reshape(*np.shape(a), 4), axis=-1)
     return octets.sum(-1).astype(_U32) + b
@@ -163,17 +165,20 @@ def _signed24(a: Array) -> Array:
 
 vector("v_mul_i32_i24", "i32 = i32 i32", lambda a, b: _signed24(a) * _signed24(b))
 vector("v_mad_i32_i24", "i32 = i32 i32 i32", lambda a, b, c: _signed24(a) * _signed24(b) + c)
-vector("v_mul_hi_u32_u24", "u32 = u32 u32",
-       lambda a, b: ((np.asarray(a & _U32(0xFFFFFF), _U64) * (b & _U32(0xFFFFFF))) >> _U64(32)).astype(_U32))  # fmt: skip
 
 
-@vector("v_mad_u64_u32", "u64 mask = u32 u32 u64", carries=True)
+@vector_operation("v_mul_hi_u32_u24", "u32 = u32 u32")
+def _high24(a: Array, b: Array) -> Array:
+    return ((np.asarray(a & _U32(0xFFFFFF), _U64) * (b & _U32(0xFFFFFF))) >> _U64(32)).astype(_U32)
+
+
+@vector_operation("v_mad_u64_u32", "u64 mask = u32 u32 u64", carries=True)
 def _mad64(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     total = np.asarray(a, _U64) * b + c
     return total, total < c
 
 
-@vector("v_mad_i64_i32", "i64 mask = i32 i32 i64", carries=True)
+@vector_operation("v_mad_i64_i32", "i64 mask = i32 i32 i64", carries=True)
 def _mad64_signed(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     product = np.asarray(a, _I64) * b
     total = product + c
@@ -199,7 +204,14 @@ vector("v_subb_co_u32", "u32 mask = u32 u32 mask", _borrow)
 vector("v_subbrev_co_u32", "u32 mask = u32 u32 mask", lambda a, b, c: _borrow(b, a, c))
 
 # ----------------------------------------------------------------------------------------------- comparisons
-_ORDERS = {"lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater, "ne": np.not_equal, "ge": np.greater_equal}
+_ORDERS = {
+    "lt": np.less,
+    "eq": np.equal,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ne": np.not_equal,
+    "ge": np.greater_equal,
+}
 for _kind in ("i16", "u16", "i32", "u32", "i64", "u64"):
     for _order, _compare in _ORDERS.items():
         vector(f"v_cmp_{_order}_{_kind}", f"mask = {_kind} {_kind}", _compare)
@@ -244,7 +256,7 @@ def _select(instruction: Instruction, context: Context) -> Step:
     return step
 
 
-@vector("v_mbcnt_lo_u32_b32", "u32 = u32 u32")
+@vector_operation("v_mbcnt_lo_u32_b32", "u32 = u32 u32")
 def _count_below_low(mask: Array, base: Array) -> Array:
     """How many of the mask's bits belong to lanes below this one, lanes 0 to 31."""
     lane = np.arange(64)
@@ -252,7 +264,7 @@ def _count_below_low(mask: Array, base: Array) -> Array:
     return _count(np.broadcast_to(np.asarray(mask, _U32) & below, np.broadcast_shapes(np.shape(mask), (64,))), base)
 
 
-@vector("v_mbcnt_hi_u32_b32", "u32 = u32 u32")
+@vector_operation("v_mbcnt_hi_u32_b32", "u32 = u32 u32")
 def _count_below_high(mask: Array, base: Array) -> Array:
     lane = np.arange(64)
     below = np.where(lane < 32, 0, (1 << np.maximum(lane - 32, 0)) - 1).astype(_U32)
@@ -268,9 +280,7 @@ def _lane_taint(m: Machine, bits: Array | None, lane: Array) -> Array | None:
 
 @register("v_readlane_b32 v_readfirstlane_b32", "lanes")
 def _read_lane(instruction: Instruction, context: Context) -> Step:
-    """One lane to a scalar register, whatever EXEC says; v_readfirstlane takes the first active lane, lane 0 if none."""
-    from ferryman.backends.simulator.operands import scalar_read, scalar_write
-
+    """One lane to a scalar register, whatever EXEC says; v_readfirstlane takes the first active lane, or lane 0."""
     target, source = instruction.operands[:2]
     sources, scalars = Sources(), Sources()
     read = vector_read(source, "b32", instruction, sources)
@@ -302,8 +312,6 @@ def _read_lane(instruction: Instruction, context: Context) -> Step:
 @register("v_writelane_b32", "lanes")
 def _write_lane(instruction: Instruction, context: Context) -> Step:
     """A scalar to one lane, whatever EXEC says."""
-    from ferryman.backends.simulator.operands import scalar_read
-
     sources, target_sources = Sources(), Sources()
     vector_read(instruction.operands[0], "b32", instruction, target_sources)
     target = target_sources.vectors[0]
@@ -326,5 +334,3 @@ def _write_lane(instruction: Instruction, context: Context) -> Step:
 @register("v_nop", "vector")
 def _nothing(instruction: Instruction, context: Context) -> Step:
     return lambda m: None
-
-
