@@ -184,6 +184,7 @@ def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scaling]:
     monkeypatch.setattr(registry, "implementations", lambda op: (*menu(op), line) if op == "rms_norm" else menu(op))
     monkeypatch.setattr(registry, "launcher", lambda asked: made if asked is line else launcher(asked))
     monkeypatch.setattr(plan, "REPLAYED", "cpu")
+    monkeypatch.setattr(plan, "REPLAY_AFTER", 2)
     ferryman.reload()
     yield made
     monkeypatch.undo()
@@ -199,13 +200,24 @@ def expect(x: Tensor, w: Tensor | None) -> None:
     assert torch.equal(y, x if w is None else x * w) and y.is_contiguous()
 
 
-def test_a_plan_is_replayed_from_its_second_call_on(scaling: Scaling) -> None:
-    for calls in range(1, 6):
+@pytest.mark.parametrize("after", [2, 3, 7])
+def test_a_plan_is_replayed_from_its_nth_call_on(after: int, scaling: Scaling, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "REPLAY_AFTER", after)
+    for calls in range(1, after + 6):
         expect(torch.randn(4, 16), torch.randn(16))
-        # once for the first call, once for the recording, which launches nothing
-        assert (scaling.launchers, scaling.launches) == (min(calls, 2), calls)
+        # once for each call before, once for the recording, which launches nothing
+        assert (scaling.launchers, scaling.launches) == (min(calls, after), calls)
     (run,) = runs()
     assert run.__code__.co_filename.startswith("<ferryman replay of")
+
+
+def test_lengths_that_grow_by_the_token_are_not_recorded(scaling: Scaling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many calls with one shape as a model has layers, then another shape."""
+    monkeypatch.setattr(plan, "REPLAY_AFTER", 64)
+    for tokens in range(1, 4):
+        for _ in range(32):
+            expect(torch.randn(tokens, 16), torch.randn(16))
+    assert scaling.launchers == scaling.launches == 96  # a recording would be a call of the launcher without a launch
 
 
 FLIPS = {
@@ -253,10 +265,10 @@ def test_dropped_plans_do_not_come_back(scaling: Scaling) -> None:
     runner = plan.runner_of(ops.rms_norm.primitive)
     x = torch.randn(4, 16)
     ops.rms_norm(x)
-    ((key, (again, once)),) = runner.plans.items()
+    ((key, (again, young)),) = runner.plans.items()
     assert again is runner.again
     plan.drop_plans()
-    assert torch.equal(again(x, None, 1e-6, False, once), x)
+    assert torch.equal(again(x, None, 1e-6, False, young), x)
     assert key not in runner.plans
     with ferryman.use("definition"):
         assert not torch.equal(ops.rms_norm(x), x)
