@@ -33,8 +33,8 @@ from ferryman.ops.primitive import Primitive
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 REPLAYED = "cuda"  # the type of the devices whose launchers are replayed: HIP's too
-# Recording takes 0.4 to 0.8 ms, a replay saves 10 to 30 us. More calls than most models have layers, each of which calls
-# an op once with a length that the next token changes.
+# Recording takes 0.4 to 0.8 ms, a replay saves 10 to 30 us. More than most models have layers: each calls an op with a
+# length that the next token changes.
 REPLAY_AFTER = 64
 MOST_PLANS = 4096  # per op; then they are dropped and made again
 MOST_REBUILDS = 32  # of one brief key's guard; a call site that alternates further goes by the full key
