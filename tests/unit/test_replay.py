@@ -130,8 +130,8 @@ def test_two_arguments_that_were_the_same_tensor_are_told_apart() -> None:
 
 @pytest.mark.parametrize("unfit", [
     lambda x: x.clone(), lambda x: torch.zeros_like(x), lambda x: torch.empty_like(x).zero_(), lambda x: x + 1,
-    lambda x: x.item(), lambda x: torch.empty(3), lambda x: torch.empty(3, device="meta"), lambda x: x.t().contiguous().t().reshape(-1)[1:].contiguous(),
-    lambda x: OUTSIDE, lambda x: x[0],
+    lambda x: x.item(), lambda x: torch.empty(3), lambda x: torch.empty(3, device="meta"), lambda x: OUTSIDE,
+    lambda x: x.t().contiguous().t().reshape(-1)[1:].contiguous(), lambda x: x[0],
 ])  # fmt: skip
 def test_what_cannot_be_repeated_is_refused(unfit: Any) -> None:
     def launcher(x: Tensor, target: None) -> Any:
