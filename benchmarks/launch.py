@@ -83,7 +83,7 @@ def op_calls(name: str, x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
     op = ops.rms_norm.primitive  # type: ignore[attr-defined]
     target = select.target_of(select.profile_for(x.device))
     launcher = registry.launcher(registry.implementation("rms_norm", name))
-    for _ in range(4):
+    for _ in range(plan.REPLAY_AFTER + 4):
         ops.rms_norm(x, w)
     frozen = replay.freeze(launcher, op.names, (x, w, 1e-6, False), target, x.device)
     if frozen is None or not any(run.__code__ == frozen.__code__ for _, run, _ in plan.runner_of(op).hot.values()):

@@ -90,6 +90,7 @@ def softmax_backward(grad: Any, y: Any) -> _common.Call:
 def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: float) -> _common.Call:
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction as Function
 
+    logits, target = _common.flat(logits), target.reshape(-1)
     return lambda: (Function.apply(logits, target, None, ignore_index, 0.0, label_smoothing, "mean", None, False)[0],)
 
 

@@ -65,6 +65,7 @@ def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: 
     from quack.cross_entropy import cross_entropy_fwd
 
     _common.plain(label_smoothing=label_smoothing)
+    logits, target = _common.flat(logits), target.reshape(-1)
     count = (target != ignore_index).sum()
 
     def call() -> Any:
@@ -80,6 +81,7 @@ def cross_entropy_backward(
     from quack.cross_entropy import cross_entropy_bwd
 
     _common.plain(label_smoothing=label_smoothing)
+    logits, target, lse = _common.flat(logits), target.reshape(-1), lse.reshape(-1)
     each = (grad / (target != ignore_index).sum()).float().expand(target.shape).contiguous()
     return lambda: cross_entropy_bwd(logits, target, each, lse, ignore_index=ignore_index)
 

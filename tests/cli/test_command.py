@@ -14,7 +14,7 @@ from tests.cli.run import alone, ferryman
 
 VERBS = (
     "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "selftest", "record", "replay",
-    "compare",
+    "compare", "tune",
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert b"Traceback" not in complaints, complaints
 
 
-@pytest.mark.parametrize("verb", ["check", "fingerprint", "record --out x.capsule", "selftest", "bench"])
+@pytest.mark.parametrize("verb", ["check", "fingerprint", "record --out x.capsule", "selftest", "bench", "tune"])
 @pytest.mark.parametrize("device", ["mi300x", "mps", "cuda:77", "nonsense"])
 def test_what_runs_needs_a_device_that_is_here(verb: str, device: str) -> None:
     shown = ferryman(*verb.split(), "--device", device)

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import ferryman
+from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.porting import bench
+from ferryman.porting import tune as tuning
 from ferryman.porting.bench import ceilings, clock
 from ferryman.porting.bench.document import Benchmark
 from ferryman.porting.report import bench as report
@@ -81,3 +84,21 @@ def test_what_cannot_be_captured_is_timed_by_events_and_says_so() -> None:
     timer = clock.DeviceTimer([lambda: x.sum().item()], device)
     assert timer.method == "device events" and "launch gaps included" in str(timer.note)
     assert timer.cold() > 0 and torch.ones(3, device=device).sum().item() == 3  # the device is still usable
+
+
+def test_a_tuned_lockfile_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    found = tuning.tune(path, ["rms_norm"], device="cuda")
+    assert [o.result for o in found] == ["written"] * 2, found
+    entry = next(o.entry for o in found if o.case == "16x4096")
+    assert entry is not None and all(c.seconds for c in entry.candidates), entry
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert tuning.check(path, detect(device)).holds
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    ferryman.reload()
+    x, w = torch.randn(16, 4096, device=device, dtype=torch.bfloat16), torch.ones(4096, device=device).bfloat16()
+    with ferryman.trace() as seen:
+        ops.rms_norm(x, w, eps=1e-6)
+    assert seen.calls == {("rms_norm", entry.implementation): 1}
+    monkeypatch.undo()
+    ferryman.reload()

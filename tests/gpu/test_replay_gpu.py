@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ from tests import pairs
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plans are replayed from their second call on."""
+    monkeypatch.setattr(plan, "REPLAY_AFTER", 2)
+    plan.drop_plans()
+    yield
+    plan.drop_plans()
 
 
 def lines() -> list[tuple[Primitive, Implementation]]:

@@ -28,13 +28,22 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.cases import arguments, cases_of
 
 H200 = Target("sm_90", "nvidia", 32, 232448, 1024, 132, 50 << 20)
+MI300X = Target("gfx942", "amd", 64, 65536, 1024, 304, 4 << 20)
 CPU = torch.device("cpu")
 launched: list[tuple[Any, ...]] = []
 SCRATCH = {"bytes": 0}
 
 
-class CudaLauncher:
-    """In the place of Triton's: the C function and the Python part in front of it, by their parameters in 3.6."""
+class HIPLauncher:
+    """In the place of Triton's on AMD, whose C function is not called past its Python part."""
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: str, packed: Any, metadata: Any, enter: Any,
+                 leave: Any, *args: Any) -> None:  # fmt: skip
+        launched.append(("called", function, (x, y, z), packed, *args))
+
+
+class CudaLauncher(HIPLauncher):
+    """On NVIDIA: the C function and the Python part in front of it, by their parameters in 3.6."""
 
     launch_cooperative_grid, launch_pdl, profile_scratch_size = False, False, 0
 
@@ -46,10 +55,6 @@ class CudaLauncher:
         assert (cooperative, pdl, scratch, profile) == (False, False, None, None)
         launched.append(("direct", function, (x, y, z), packed, *args))
 
-    def __call__(self, x: int, y: int, z: int, stream: int, function: str, packed: Any, metadata: Any, enter: Any,
-                 leave: Any, *args: Any) -> None:  # fmt: skip
-        launched.append(("called", function, (x, y, z), packed, *args))
-
 
 def named(source: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
     """A kernel that bears its specialisation as its name."""
@@ -58,8 +63,12 @@ def named(source: Any, target: Any = None, options: Any = None, **more: Any) -> 
     name = f"{source.fn.fn.__name__} {source.signature} {constants} {sorted(source.attrs.items())} {chosen}"
     packed = (options["num_warps"], options.get("num_ctas", 1), 0)
     return SimpleNamespace(
-        module=1, function=name, packed_metadata=packed, run=CudaLauncher(), launch_metadata=lambda *_: None,
+        module=1, function=name, packed_metadata=packed, run=LAUNCHERS[target.backend](),
+        launch_metadata=lambda *_: None,
     )  # fmt: skip
+
+
+LAUNCHERS = {"cuda": CudaLauncher, "hip": HIPLauncher}
 
 
 class Units(launcher.LoadedUnits):
@@ -84,14 +93,15 @@ class Units(launcher.LoadedUnits):
         launched.append(("simt", function, (grid, block, shared), tuple(type(a) for a in args), *args))
 
 
-def install() -> None:
+def install(target: Target = H200) -> None:
+    gpu = GPUTarget("cuda", 90, 32) if target.vendor == "nvidia" else GPUTarget("hip", target.arch, target.wave)
     driver = SimpleNamespace(
-        get_current_device=lambda: 0, get_current_stream=lambda device: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32), launcher_cls=CudaLauncher,
+        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: gpu,
+        launcher_cls=LAUNCHERS[gpu.backend],
     )  # fmt: skip
     triton.runtime.driver.set_active(driver)
     triton.compiler.compile = named
-    simt._RUNTIMES["nvidia"] = Units()
+    simt._RUNTIMES[target.vendor] = Units()
     launcher.current_stream = lambda index: 0
     torch.cuda.current_device = lambda: 0
     torch.cuda.device = lambda index: contextlib.nullcontext()  # type: ignore[assignment,misc]
@@ -144,36 +154,37 @@ def again(args: tuple[Any, ...]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def cases() -> Iterator[tuple[Primitive, Any, Case]]:
+def cases(target: Target) -> Iterator[tuple[Primitive, Any, Case]]:
+    backends = ("triton", "cuda" if target.vendor == "nvidia" else "hip")
     for op in registry.primitives().values():
         for line in registry.implementations(op.name):
-            if line.replayable and line.backend in ("triton", "cuda"):
+            if line.replayable and line.backend in backends:
                 yield from ((op, line, case) for case in cases_of(op))
 
 
-def judge() -> dict[str, Any]:
+def judge(target: Target) -> dict[str, Any]:
     frozen_count: Counter[str] = Counter()
     refused: dict[str, list[str]] = {}
     wrong, direct = [], 0
-    for op, line, case in cases():
+    for op, line, case in cases(target):
         label = f"{op.name} {line.name} {case.name}"
         args = again(arguments(case, op, torch.bfloat16, 0, CPU).values)
-        if line.backend == "cuda" and any(c.reason(_view(op, args)) for c in line.when):
+        if line.backend != "triton" and any(c.reason(_view(op, args)) for c in line.when):
             continue
         launch = registry.launcher(line)
-        before = written(lambda: launch(*args, H200), op, args)  # noqa: B023
-        frozen = replay.freeze(launch, op.names, args, H200, CPU)
+        before = written(lambda: launch(*args, target), op, args)  # noqa: B023
+        frozen = replay.freeze(launch, op.names, args, target, CPU)
         if frozen is None:
             refused.setdefault(f"{op.name} {line.name}", []).append(case.name)
             continue
         frozen_count[f"{op.name} {line.name}"] += 1
         for given in (args, again(args), shifted(args)):
-            expected = written(lambda: launch(*given, H200), op, given)  # noqa: B023
-            got = written(lambda: frozen(*given, H200), op, given)  # noqa: B023
+            expected = written(lambda: launch(*given, target), op, given)  # noqa: B023
+            got = written(lambda: frozen(*given, target), op, given)  # noqa: B023
             direct += sum(kind == "direct" for kind, *_ in launched)
             if expected != got:
                 wrong.append([label, repr(expected), repr(got)])
-        if before != written(lambda: frozen(*args, H200), op, args):  # noqa: B023
+        if before != written(lambda: frozen(*args, target), op, args):  # noqa: B023
             wrong.append([label, "the first call", ""])
     return {"frozen": frozen_count, "refused": refused, "wrong": wrong[:5], "direct": direct}
 
@@ -220,5 +231,6 @@ def hooks_and_scratch() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    install()
-    sys.stdout.write(json.dumps({"judged": judge(), "hooks": hooks_and_scratch()}))
+    chosen = MI300X if sys.argv[1:] == ["amd"] else H200
+    install(chosen)
+    sys.stdout.write(json.dumps({"judged": judge(chosen), "hooks": hooks_and_scratch() if chosen is H200 else {}}))

@@ -33,12 +33,19 @@ _READS = frozenset(
         "is_floating_point", "untyped_storage", "__len__",
     )]
     + [getattr(Tensor, name).__get__ for name in (
-        "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_meta", "itemsize", "requires_grad",
+        "shape", "dtype", "ndim", "layout", "itemsize", "requires_grad",
     )]
 )  # fmt: skip
 _ALLOCATIONS = {
     torch.empty: "empty", torch.empty_like: "empty", torch.empty_strided: "empty", Tensor.new_empty: "empty",
     torch.zeros: "zeros",
+}  # fmt: skip
+# what a launcher sees of the device: the call's, not that of the stand-ins
+_PLACES: dict[Any, Callable[[torch.device], Any]] = {
+    getattr(Tensor, name).__get__: told for name, told in {
+        "device": lambda device: device, "is_cuda": lambda device: device.type == "cuda",
+        "is_cpu": lambda device: device.type == "cpu", "is_meta": lambda device: False,
+    }.items()
 }  # fmt: skip
 _VIEWS = frozenset([
     torch.as_strided, *[getattr(Tensor, name) for name in (
@@ -139,10 +146,17 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
         if func == Tensor.data_ptr:
             return self.recording.pointer(args[0])
+        if func in _PLACES:
+            return _PLACES[func](self.recording.device)
         if func in _ALLOCATIONS:
-            made = func(*args, **kwargs)
-            if not made.is_meta or made.requires_grad:
-                raise NotReplayable(f"an allocation on {made.device}")
+            # On the call's own device, which a new tensor like another one is on without being told.
+            like = isinstance(args[0], Tensor) if args else False
+            place = kwargs.get("device", self.recording.device if like else None)
+            if place != self.recording.device:
+                raise NotReplayable(f"an allocation on {place}")
+            made = func(*args, **{**kwargs, "device": "meta"})
+            if made.requires_grad:
+                raise NotReplayable("an allocation that requires a gradient")
             self.recording.note(_ALLOCATIONS[func], made, f"new{len(self.recording.memory)}")
             return made
         if func in _VIEWS:

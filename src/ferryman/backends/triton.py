@@ -6,7 +6,6 @@ it, fixed when triton is first imported, so parity checks on a CPU and ahead-of-
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -30,7 +29,6 @@ _TYPES = {
     torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
 }  # fmt: skip
 _TENSOR_MEMORY_COLUMNS = 512
-_PREPACKED = {"CudaLauncher": (3, 6)}  # launchers whose C function's parameters are known, of which release
 _TRUE = frozenset({"1", "true", "yes", "on", "y"})  # what triton.knobs accepts
 
 
@@ -170,13 +168,13 @@ def _interpreter_reasons() -> tuple[str, ...]:
     from importlib.metadata import version
 
     triton_version, numpy_version = version("triton"), version("numpy")
-    if _release(triton_version) == (3, 6) and _release(numpy_version) >= (2, 4):
+    if release(triton_version) == (3, 6) and release(numpy_version) >= (2, 4):
         # 3.6's interpreter turns a 1-element array into a loop bound, which numpy 2.4 refuses
         return (f"triton {triton_version}'s interpreter needs numpy < 2.4, found {numpy_version}",)
     return ()
 
 
-def _release(version: str) -> tuple[int, int]:
+def release(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
@@ -263,7 +261,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
         _install_guard(kernel)
     recording = replay.recording()
     if recording is not None:
-        recording.add(_step(kernel, grid, args, meta, recording.device))
+        from ferryman.backends import triton_replay
+
+        recording.add(triton_replay.step(kernel, grid, args, meta, recording.device))
         return
     try:
         if device.type == "cuda" and torch.cuda.current_device() != device.index and device.index is not None:
@@ -271,48 +271,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
                 kernel.run(*args, grid=grid, warmup=False, **meta)
         else:
             kernel.run(*args, grid=grid, warmup=False, **meta)
-    except _resource_errors() as error:
+    except resource_errors() as error:
         # raised when the binary is loaded, at the first launch: too much shared memory, too many threads
         raise CompileError("triton", _kernel_name(kernel), _arch_of(device), str(error)) from error
-
-
-def _step(
-    kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any], device: torch.device
-) -> replay.Step:
-    """The launch as a call of the compiled kernel's own C launcher. ``args`` are aligned stand-ins (`replay`).
-
-    Which compiled kernel it is, Triton's binder decides here, once: a replay passes the same integers and aligned
-    addresses, so it would decide the same again.
-    """
-    import triton
-
-    if getattr(kernel, "pre_run_hooks", None) or callable(grid):
-        raise replay.NotReplayable("hooks or a grid that want to see every launch")
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        compiled = kernel.run(*args, grid=grid, warmup=True, **meta)
-        if getattr(compiled, "module", None) is None and torch.cuda.is_current_stream_capturing():
-            raise replay.NotReplayable("a kernel that is not loaded yet, while a graph is being captured")
-        try:
-            run = compiled.run  # loads it
-        except _resource_errors() as error:
-            raise replay.NotReplayable(str(error)) from error
-    bound = dict(zip(kernel.arg_names, args, strict=False)) | dict(meta)
-    values = [bound.get(p.name, p.default) for p in kernel.params]
-    head: tuple[Any, ...] = (*(*grid, 1, 1)[:3], replay.STREAM, compiled.function)
-    knobs, hooks = triton.knobs.runtime, ("launch_enter_hook", "launch_exit_hook")
-    chains = [getattr(knobs, name) for name in hooks]
-    idle = tuple(chain.calls for chain in chains if hasattr(chain, "calls"))
-    if any(idle) or any(chain is not None and not hasattr(chain, "calls") for chain in chains):
-        raise replay.NotReplayable("launch hooks are set")
-    same = tuple((knobs, name, chain) for name, chain in zip(hooks, chains, strict=True))
-    if _PREPACKED.get(type(run).__name__) == _release(triton.__version__) and not (
-        run.global_scratch_size or run.profile_scratch_size
-    ):
-        # past the launcher's Python part (0.5 us), which allocates scratch memory where a kernel needs some
-        flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
-        arguments = (*head, *flags, compiled.packed_metadata, None, None, None, *values)
-        return replay.Step(run.launch, arguments, idle, same)
-    return replay.Step(run, (*head, compiled.packed_metadata, None, None, None, *values), idle, same)
 
 
 class _Recording(threading.local):
@@ -374,7 +335,7 @@ def _kernel_name(kernel: Any) -> str:
 
 
 @functools.cache
-def _resource_errors() -> tuple[type[Exception], ...]:
+def resource_errors() -> tuple[type[Exception], ...]:
     from triton.runtime.errors import OutOfResources
 
     return (OutOfResources,)

@@ -24,6 +24,7 @@ from ferryman.cli import (
     replay,
     report,
     selftest,
+    tune,
 )
 from ferryman.errors import FerrymanError
 
@@ -44,6 +45,7 @@ app.command("replay")(replay.replay)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("selftest")(selftest.selftest)
+app.command("tune")(tune.tune)
 
 
 def _version(wanted: bool) -> None:

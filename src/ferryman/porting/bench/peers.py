@@ -29,6 +29,7 @@ DEFAULT = Path("benchmarks/peers")
 # Root mean square of the error over that of the exact result, in units of the dtype's eps. One rounding is 0.2; a
 # library may round two or three times (a normalised row, probabilities). A wrong scale, mask or epsilon is far beyond.
 _UNITS = 1.0
+AGREEING = 4 * _UNITS  # between two results that are both rounded, one of them perhaps from rounded partial sums
 
 
 class NotServed(Exception):
@@ -90,7 +91,9 @@ def _package(folder: Path) -> None:
     package.__path__ = [str(folder)]
 
 
-def wrong(op: Primitive, args: tuple[Any, ...], result: Any, exact: tuple[Tensor, ...] | None = None) -> str | None:
+def wrong(
+    op: Primitive, args: tuple[Any, ...], result: Any, exact: tuple[Tensor, ...] | None = None, units: float = _UNITS
+) -> str | None:  # fmt: skip
     """How far a result is from the float64 meaning of the op (or from ``exact``), in words; None where it is near.
 
     A peer may return the first outputs only. Where it returns None in an output's place, that one is not judged.
@@ -110,6 +113,6 @@ def wrong(op: Primitive, args: tuple[Any, ...], result: Any, exact: tuple[Tensor
         off, size = got.double().reshape(want.shape) - want.double(), want.double().square().mean().sqrt()
         distance = float(off.square().mean().sqrt() / size) if float(size) > 0 else float(off.abs().max())
         unit = torch.finfo(got.dtype).eps if got.is_floating_point() else 0.0
-        if not distance <= _UNITS * max(unit, 1e-5):
-            return f"{name} is {distance:.2g} away from the op's meaning, relative root mean square"
+        if not distance <= units * max(unit, 1e-5):
+            return f"{name} is {distance:.2g} away, relative root mean square"
     return None if judged else "it returns nothing that could be judged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -111,38 +112,48 @@ def run(
 
 
 def _current(device: torch.device) -> Any:
-    return torch.cuda.device(device) if device.type == "cuda" else torch.device("cpu")
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     device = plan.device
-    first = tuple(_own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, device))
+    sets, rotated_bytes = rotated(plan, op, case)
+    first, cache = sets[0], _cache(plan.profile)
     cost = op.cost(*first)
-    cache = plan.profile.l3_bytes or plan.profile.l2_bytes or _HOST_CACHE
-    size = sum(a.numel() * a.element_size() for a in first if isinstance(a, Tensor))
-    number = _sets(device, size, cache)
-    sets = [first, *(tuple(_own(a) for a in first) for _ in range(number - 1))]
-    contenders = [*_implementations(plan, op, first), *_peers(plan, op, first), _copy(cost.bytes, device)]
+    contenders = [*implementations(plan, op, first), *_peers(plan, op, first), _copy(cost.bytes, device)]
     seen = watch(device)
     for contender in contenders:
-        _prepare(contender, sets, device, seen.sample)
-    noise = _trials([c for c in contenders if c.timer is not None], sets, device)
+        prepare(contender, sets, device, seen.sample)
+    noise = trials([c for c in contenders if c.timer is not None])
+    for contender in contenders:
+        _finish(contender, first, device)
     floor = floor_seconds(plan.profile, cost.flops, cost.bytes, plan.dtype)
     copied = next(c for c in contenders if c.name == COPY)
     condition = seen.condition()
     times = [_times(c, copied, cost.flops, limits, floor.seconds) for c in contenders]
-    rotated = size * number
     untrusted = distrust(condition)
-    if floor.peak_seconds and rotated >= ROTATED_CACHES * cache:
+    if floor.peak_seconds and rotated_bytes >= ROTATED_CACHES * cache:
         untrusted += [
             f"{t.name} is faster than the device's peaks allow: the measurement is wrong"
             for t in times if t.role != "reference" and t.seconds is not None and t.seconds < floor.peak_seconds
         ]  # fmt: skip
     return Cell(
         op=op.name, case=case.name, dtype=dtype_name(plan.dtype), bytes=cost.bytes, flops=cost.flops,
-        floor_seconds=floor.seconds, bound_by=floor.bound, sets=number, rotated_bytes=rotated,
-        rotated_over_cache=rotated / cache, noise=noise, times=times, condition=condition, untrusted=untrusted,
+        floor_seconds=floor.seconds, bound_by=floor.bound, sets=len(sets), rotated_bytes=rotated_bytes,
+        rotated_over_cache=rotated_bytes / cache, noise=noise, times=times, condition=condition, untrusted=untrusted,
     )  # fmt: skip
+
+
+def _cache(profile: Profile) -> int:
+    return profile.l3_bytes or profile.l2_bytes or _HOST_CACHE
+
+
+def rotated(plan: Plan, op: Primitive, case: Case) -> tuple[list[tuple[Any, ...]], int]:
+    """Sets of equal, random inputs that together fill the last cache four times, and the bytes of them all."""
+    first = tuple(_own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
+    size = sum(a.numel() * a.element_size() for a in first if isinstance(a, Tensor))
+    number = _sets(plan.device, size, _cache(plan.profile))
+    return [first, *(tuple(_own(a) for a in first) for _ in range(number - 1))], size * number
 
 
 def _own(value: Any) -> Any:
@@ -159,7 +170,8 @@ def _sets(device: torch.device, size: int, cache: int) -> int:
     return max(1, min(MOST_SETS, room, max(2, math.ceil(ROTATED_CACHES * cache / max(1, size)))))
 
 
-def _implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
+def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
+    """The op's menu on these inputs, or the part of it that the plan names; with the reasons where one refuses."""
     target, view = select.target_of(plan.profile), select.View.of(op, args, plan.profile)
     found = []
     for line in registry.implementations(op.name):
@@ -214,7 +226,7 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
             if told is not None:
                 return f"not equal to the op on {case.name}: {told}"
         ours = as_tuple(op.namespace["_resolve"](*args))
-        told = peers.wrong(op, args, prepare(*args)(), ours)
+        told = peers.wrong(op, args, prepare(*args)(), ours, peers.AGREEING)
         return None if told is None else f"does not agree with ours on these inputs: {told}"
     except peers.NotServed as error:
         return f"not served: {error}"
@@ -251,7 +263,8 @@ def _copy(bytes_moved: float, device: torch.device) -> Contender:
     return Contender(COPY, "reference", call_of)
 
 
-def _prepare(contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, sample: Any) -> None:
+def prepare(contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, sample: Any) -> None:
+    """Compile, warm up and capture; what fails is skipped, with its reason."""
     if contender.skipped is not None:
         return
     try:
@@ -263,30 +276,39 @@ def _prepare(contender: Contender, sets: Sequence[tuple[Any, ...]], device: torc
         contender.skipped = f"{type(error).__name__}: {_line(error)}"
 
 
-def _trials(contenders: Sequence[Contender], sets: Sequence[tuple[Any, ...]], device: torch.device) -> float | None:
+def trials(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> float | None:
     """All contenders in turn, the order reversed every other trial; the first of ours twice: the noise."""
     twice: list[float] = []
     control = next((c for c in contenders if c.role == "implementation"), None)
     for trial in range(TRIALS):
         for contender in contenders[:: 1 if trial % 2 == 0 else -1]:
-            assert contender.timer is not None
-            with torch.no_grad():
-                contender.trials.append(contender.timer.cold())
-        if control is not None and control.timer is not None:
-            with torch.no_grad():
-                twice.append(control.timer.cold())
-    for contender in contenders:
-        assert contender.timer is not None
-        with torch.no_grad():
-            contender.warm = contender.timer.warm()
-            if contender.public is not None:
-                contender.host = _host(contender, sets[0], device)
-        contender.timer.close()
-        contender.timer = None
+            starting(contender.name)
+            contender.trials.append(_cold(contender))
+        if control is not None:
+            starting(control.name)
+            twice.append(_cold(control))
     if control is None:
         return None
     first, second = sorted(control.trials)[TRIALS // 2], sorted(twice)[TRIALS // 2]
     return abs(second / first - 1)
+
+
+@torch.no_grad()
+def _cold(contender: Contender) -> float:
+    assert contender.timer is not None
+    return contender.timer.cold()
+
+
+@torch.no_grad()
+def _finish(contender: Contender, args: tuple[Any, ...], device: torch.device) -> None:
+    """The columns beside the trials, and an end to what the timer keeps."""
+    if contender.timer is None:
+        return
+    contender.warm = contender.timer.warm()
+    if contender.public is not None:
+        contender.host = _host(contender, args, device)
+    contender.timer.close()
+    contender.timer = None
 
 
 def _host(contender: Contender, args: tuple[Any, ...], device: torch.device) -> float:

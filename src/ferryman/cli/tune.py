@@ -1,0 +1,94 @@
+"""`ferryman tune`: which implementation is fastest in each shape region, and what a lockfile no longer matches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman import settings
+from ferryman.cli import calls, output
+from ferryman.cli.place import place
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import lockfile, select
+from ferryman.errors import ArgumentError
+from ferryman.porting import tune as tuning
+from ferryman.porting.process import placed
+from ferryman.porting.tune.tuner import SILENCE_SECONDS
+
+FOLDER = Path(".ferryman")
+
+
+def tune(
+    op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
+    implementation: Annotated[list[str] | None, typer.Option(help="Only this implementation. Repeatable.")] = None,
+    grid: Annotated[
+        str, typer.Option(help="small or full: the shapes that are measured, as in ferryman bench.")
+    ] = "small",
+    device: Annotated[str | None, typer.Option(help="cuda:1, cpu; default: the accelerator, else the CPU.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="f32, f16 or bf16 (default). Repeatable.")] = None,
+    lock: Annotated[
+        Path | None,
+        typer.Option("--lockfile", help="The file; default: the setting, else .ferryman/PROFILE.lock.json."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what the lockfile holds already.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds without a sign of life after which a candidate is left out.")
+    ] = SILENCE_SECONDS,
+    check: Annotated[
+        bool, typer.Option("--check", help="Measure nothing: say what of the lockfile holds here.")
+    ] = False,
+) -> None:
+    """Write the fastest implementation of each shape region into a lockfile; the setting `lockfile` puts it in force.
+
+    It can be stopped and started again, and several may work on one file. A candidate that fails, hangs or crashes is
+    recorded and left out. Exits with 1 if --check finds what does not hold, or if a cell could not be written.
+    """
+    where = place(device, "tune")
+    profile = select.profile_for(placed(where))
+    path = lock or settings.get("lockfile") or FOLDER / f"{profile.name}.lock.json"
+    if check:
+        for option, value in {"--op": op, "--implementation": implementation, "--again": again}.items():
+            if value:
+                raise ArgumentError("tune", option, "given", "no --check beside it")
+        _check(path, profile)
+        return
+    failed = 0
+    for name in dtype or ["bf16"]:
+        with output.progress(f"tuning {name}") as advance:
+            found = tuning.tune(
+                path, op, implementation, grid, where, calls.dtype_of(name), again=again, silence=timeout,
+                advance=advance,
+            )  # fmt: skip
+        _print(found, name)
+        failed += sum(o.entry is None for o in found)
+    lockfile.forget()
+    output.say(f"{path}: set FERRYMAN_LOCKFILE to it, or [tool.ferryman] lockfile")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print(found: list[tuning.Outcome], dtype: str) -> None:
+    rows = []
+    for one in found:
+        entry = one.entry
+        others = "" if entry is None else ", ".join(
+            f"{c.implementation} {'failed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
+            for c in entry.candidates if c.implementation != entry.implementation
+        )  # fmt: skip
+        chosen = ("", "") if entry is None else (entry.implementation, f"{entry.seconds * 1e6:.1f}")
+        rows.append((one.op, one.case, dtype, *chosen, others, one.result))
+    output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
+
+
+def _check(path: Path, profile: Profile) -> None:
+    held = tuning.check(path, profile)
+    for fact in held.differing:
+        output.say(f"ignored as a whole: {fact}")
+    if held.stale:
+        output.table(("op", "region", "ignored because"), held.stale)
+    holding = 0 if held.differing else held.entries - len(held.stale)
+    output.say(f"{path}: {holding} of {held.entries} entries hold here")
+    if not held.holds:
+        raise typer.Exit(1)

@@ -1,0 +1,216 @@
+"""Measures the candidates of each shape region and writes the fastest into a lockfile.
+
+Every cell is written as soon as it is measured, so that a tuner that is stopped goes on where it was, and several may
+work on one file. Candidates run in a worker process: one that crashes it, or says nothing for the time limit, is
+recorded with the reason and left out, and the worker starts again. What a throttled device gave is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import lockfile_document, registry, select
+from ferryman.dispatch.lockfile_document import Candidate, Entry
+from ferryman.errors import FerrymanError, UnknownName
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.bench import grid
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.process import placed
+
+COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]
+MOST_CANDIDATES = 8
+SILENCE_SECONDS = 180.0  # attention's backward compiles for a minute on a busy host
+START_SECONDS = 120.0  # for a process to import torch and a toolchain
+LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
+_MOST_ERROR = 900
+Advance = Callable[[int, int, str], None]
+
+
+@dataclass
+class Outcome:
+    """What became of one cell: "written", "kept" (it stood in the lockfile and holds), or why it was not written."""
+
+    op: str
+    case: str
+    result: str
+    entry: Entry | None = None
+
+
+@dataclass
+class _Cell:
+    op: Primitive
+    case: str
+    names: list[str]
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def tune(
+    path: Path, ops: Sequence[str] | None = None, implementations: Sequence[str] | None = None,
+    grid_name: str = "small", device: str | torch.device | None = None, dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0, again: bool = False, silence: float = SILENCE_SECONDS, advance: Advance = lambda *_: None,
+    command: Sequence[str] | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """Tune every op, or those named, on a grid. ``again`` measures what the lockfile holds already, too.
+
+    Raises UnknownName for a name, LockfileError for a file that is damaged or another machine's.
+    """
+    place, size = placed(device), grid.grid_of(grid_name)
+    profile = select.profile_for(place)
+    lockfile_document.record(path, profile, {})  # a file that cannot be written to is found before the work
+    chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
+    known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
+    for name in implementations or ():
+        if name not in known:
+            raise UnknownName("implementation", name, known)
+    held = {} if again else _held(path)
+    cells, outcomes = [], []
+    for op in chosen:
+        names = _candidates(op, profile, implementations)
+        for case in grid.cases(op, size, place) if names else ():
+            entry = held.get((op.name, f"{case.name} {dtype_name(dtype)}"))
+            if entry is not None:
+                outcomes.append(Outcome(op.name, case.name, "kept", entry))
+            else:
+                cells.append(_Cell(op, case.name, names))
+    if not cells and not outcomes:
+        raise FerrymanError("nothing to tune: none of the ops has a case and a candidate on this device")
+    job = {"grid": size, "device": str(place), "dtype": dtype_name(dtype), "seed": seed}
+    total, waiting = len(cells), list(cells)
+    while waiting:
+        advance(total - len(waiting), total, f"{waiting[0].op.name} {waiting[0].case}")
+        done = _session(job, waiting, silence, command or COMMAND, lambda found: outcomes.append(
+            _written(path, profile, found)))  # fmt: skip
+        waiting = waiting[done:]
+    advance(total, total, "")
+    return outcomes
+
+
+def _held(path: Path) -> dict[tuple[str, str], Entry]:
+    """What the lockfile has that still holds, by op, and case with dtype."""
+    document = lockfile_document.load(path)
+    return {
+        (op, entry.case): entry
+        for op, entries in document.choices.items()
+        for entry in entries.values()
+        if lockfile_document.stale(op, entry) is None
+    }
+
+
+def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
+    """Implementations that could serve this device, those that the profile prefers first."""
+    backends = registry.backends()
+    menu = [
+        line.name for line in registry.implementations(op.name)
+        if profile.vendor in backends[line.backend].vendors and not registry.probe(line.backend, profile.vendor)
+        and (line.name in wanted if wanted else line.backend != "definition")
+    ]  # fmt: skip
+    preferred = [name for name in profile.preference(op.name) if name in menu]
+    return [*preferred, *(name for name in menu if name not in preferred)][:MOST_CANDIDATES]
+
+
+def _session(
+    job: dict[str, Any], cells: list[_Cell], silence: float, command: Sequence[str],
+    write: Callable[[dict[str, Any]], None],
+) -> int:  # fmt: skip
+    """One worker's life. Returns how many cells it finished; what ended it is noted in the cell that it was at."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True, env=_environment(),
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
+        finished, at, why, hung, heard = 0, None, None, False, False
+        try:
+            asked = [[c.op.name, c.case, c.names, c.errors] for c in cells]
+            try:
+                process.stdin.write(json.dumps({**job, "cells": asked}))
+                process.stdin.close()
+            except BrokenPipeError:
+                why = "its process took no job"
+            while why is None:
+                try:
+                    text = lines.get(timeout=silence if heard else max(silence, START_SECONDS))
+                except queue.Empty:
+                    why, hung = f"nothing within {silence:.0f} s (time limit)", True
+                    break
+                heard = True
+                if text is None:
+                    break
+                message = json.loads(text)
+                if "start" in message:
+                    at = message["start"]
+                elif "cell" in message:
+                    write(message["cell"])
+                    finished, at = finished + 1, None
+        finally:
+            process.kill()
+            code = process.wait()
+        if finished == len(cells):
+            return finished
+        complaints.seek(0)
+        tail = complaints.read()[-400:].strip().replace("\n", " | ")
+        why = why or f"its process ended with code {code}: {tail or 'it said nothing'}"
+    cell = cells[finished]
+    if at is None:  # outside any candidate: the inputs, or what serves by default; nothing here can be measured
+        write({"op": cell.op.name, "case": cell.case, "lost": why})
+        return finished + 1
+    cell.errors[at] = why[:_MOST_ERROR]
+    if hung:  # a time limit for every case of the op would take hours
+        for other in cells[finished + 1 :]:
+            if other.op.name == cell.op.name:
+                other.errors[at] = f"left out: on {cell.case} it gave {why}"[:_MOST_ERROR]
+    return finished
+
+
+def _environment() -> dict[str, str]:
+    source = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _written(path: Path, profile: Profile, found: dict[str, Any]) -> Outcome:
+    """Choose among the candidates of a cell, and write the choice."""
+    op, case = found["op"], found["case"]
+    if "lost" in found:
+        return Outcome(op, case, f"not measured: {found['lost']}")
+    if found["untrusted"]:
+        return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
+    times = {name: statistics.median(values) for name, values in found["trials"].items()}
+    if not times:
+        return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
+    winner = _best(times, found["noise"] or 0.0)
+    candidates = [Candidate(implementation=n, seconds=s) for n, s in times.items()]
+    candidates += [Candidate(implementation=n, error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
+    entry = Entry(
+        implementation=winner, seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
+        case=f"{case} {found['dtype']}", time=lockfile_document.now(), candidates=candidates,
+    )  # fmt: skip
+    lockfile_document.record(path, profile, {op: {found["key"]: entry}})
+    return Outcome(op, case, "written", entry)
+
+
+def _best(times: dict[str, float], noise: float) -> str:
+    """The fastest; of those that the noise does not tell apart from it, the first in order of preference."""
+    least = min(times.values())
+    return next(name for name, seconds in times.items() if seconds <= least * (1 + max(noise, LEAST_NOISE)))

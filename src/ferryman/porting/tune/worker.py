@@ -1,0 +1,84 @@
+"""A tuner's worker process: times the candidates of one cell after another, so that one that hangs or crashes is alone.
+
+It reads one JSON job from stdin and writes one JSON object per line: {"start": candidate} before each thing that could
+end it (null for the inputs), {"cell": {..}} with all trials of a cell, {"done": true} last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ferryman.dispatch import lockfile, registry, select
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.bench import grid, peers, runner
+from ferryman.porting.bench.condition import distrust, watch
+from ferryman.porting.cases import as_tuple
+from ferryman.porting.fills import DTYPES, dtype_name
+from ferryman.porting.process import quiet
+
+Start = Callable[[str], None]
+
+
+def measure(
+    plan: runner.Plan, op: Primitive, case: Case, names: list[str], errors: dict[str, str], starting: Start
+) -> dict[str, Any]:  # fmt: skip
+    """The trials of every candidate on one cell, in turns. ``errors``: candidates that are known to fail, and how."""
+    sets, _ = runner.rotated(plan, op, case)
+    seen, candidates = watch(plan.device), []
+    with torch.no_grad():
+        exact = as_tuple(op.namespace["_resolve"](*sets[0]))
+    found = {c.name: c for c in runner.implementations(plan, op, sets[0])}
+    for contender in (found[name] for name in names if name in found):  # in the order of preference
+        candidates.append(contender)
+        contender.skipped = errors.get(contender.name, contender.skipped)
+        if contender.skipped is None:
+            starting(contender.name)
+            runner.prepare(contender, sets, plan.device, seen.sample)
+        if contender.timer is not None:
+            with torch.no_grad():
+                contender.skipped = peers.wrong(op, sets[0], contender.call_of(sets[0])(), exact, peers.AGREEING)
+            if contender.skipped is not None:
+                contender.timer.close()
+                contender.timer = None
+    racing = [c for c in candidates if c.timer is not None]
+    noise = runner.trials(racing, starting)
+    for contender in racing:
+        if contender.timer is not None:
+            contender.timer.close()
+    return {
+        "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
+        "noise": noise, "trials": {c.name: c.trials for c in racing},
+        "errors": {c.name: str(c.skipped) for c in candidates if c.skipped is not None},
+        "untrusted": distrust(seen.condition()),
+    }  # fmt: skip
+
+
+def main() -> int:
+    """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    job = json.loads(sys.stdin.read())
+    device = torch.device(job["device"])
+    profile = select.profile_for(device)
+    with quiet():
+        for op_name, case_name, names, errors in job["cells"]:
+            op = registry.primitive(op_name)
+            case = next(c for c in grid.cases(op, job["grid"], device) if c.name == case_name)
+            plan = runner.Plan(device, profile, DTYPES[job["dtype"]], (), tuple(names), (), job["seed"])
+            say(start=None)
+            say(cell=measure(plan, op, case, names, errors, lambda name: say(start=name)))
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    say(done=True)
+    return 0

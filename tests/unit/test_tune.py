@@ -1,0 +1,149 @@
+"""The tuner: chooses the fastest that is right, survives candidates that crash or hang, resumes; and its check."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ferryman
+from ferryman import ops
+from ferryman.device_profiles import detect
+from ferryman.dispatch import lockfile, lockfile_document
+from ferryman.errors import LockfileError, UnknownName
+from ferryman.porting import tune as tuning
+from ferryman.porting.tune import tuner
+from tests.cli.run import ferryman as command
+from tests.unit import tune_planted
+
+WORKER = [sys.executable, str(Path(tune_planted.__file__))]
+CPU = detect("cpu")
+SILU = ops.silu_mul.primitive
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune_planted.plant(monkeypatch.setattr)
+
+
+def tune(path: Path, *names: str, **more: Any) -> list[tuning.Outcome]:
+    given = {"device": "cpu", "dtype": torch.float32, "silence": 60.0, "command": WORKER} | more
+    return tuning.tune(path, ["silu_mul"], names, **given)
+
+
+def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(planted: None, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    found = tune(path, "torch", "slow", "wrong", "crash", "raises", "late")
+    assert [o.result for o in found] == ["written"] * 2
+    for one in found:
+        entry = one.entry
+        assert entry is not None and entry.implementation == "torch"
+        by = {c.implementation: c for c in entry.candidates}
+        assert set(by) == {"torch", "slow", "wrong", "crash", "raises", "late"}
+        slow, fast = by["slow"].seconds, by["torch"].seconds
+        assert slow is not None and fast is not None and slow > 1e-3 > fast
+        assert "relative root mean square" in str(by["wrong"].error) and by["raises"].error == "RuntimeError: no room"
+        for name in ("crash", "late"):
+            assert "ended with code 11: something about a fault" in str(by[name].error)
+    # the file holds them under the keys that dispatch looks up
+    document = lockfile_document.load(path)
+    assert len(document.choices["silu_mul"]) == 2 and lockfile_document.differing(document, CPU) == []
+
+
+def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, tmp_path: Path) -> None:
+    found = tune(tmp_path / "lock.json", "hang", "torch", silence=4.0)
+    assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2
+    errors = [c.error for o in found for c in o.entry.candidates if c.seconds is None]  # type: ignore[union-attr]
+    told = "nothing within 4 s (time limit)"
+    assert errors == [told, f"left out: on {found[0].case} it gave {told}"]  # one limit for the op, not one a case
+
+
+def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:
+    found = tune(tmp_path / "lock.json", "raises")
+    assert all(o.entry is None and o.result.startswith("no candidate ran: raises: RuntimeError") for o in found)
+    assert lockfile_document.load(tmp_path / "lock.json").choices == {}
+
+
+def test_a_worker_that_cannot_start_ends_the_run_and_not_in_a_loop(planted: None, tmp_path: Path) -> None:
+    found = tune(tmp_path / "lock.json", "torch", command=[sys.executable, "-c", "raise SystemExit('no such thing')"])
+    assert [o.entry for o in found] == [None, None]
+    assert all("ended with code 1: no such thing" in o.result for o in found)
+
+
+def test_what_stands_is_kept_until_its_kernels_change(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    path = tmp_path / "lock.json"
+    first = tune(path, "torch")
+    assert [o.result for o in tune(path, "torch", command=["/nonexistent"])] == ["kept"] * 2
+    assert [o.result for o in tune(path, "torch", again=True)] == ["written"] * 2
+    assert [o.result for o in tune(path, "torch", dtype=torch.float16)] == ["written"] * 2
+    assert len(lockfile_document.load(path).choices["silu_mul"]) == 4
+    monkeypatch.setattr(lockfile_document, "digest", lambda op: "0" * 64)
+    assert not tuning.check(path, CPU).holds and len(tuning.check(path, CPU).stale) == 4
+    again = tune(path, "torch")
+    assert [o.result for o in again] == ["written"] * 2 and first[0].entry != again[0].entry
+
+
+def test_dispatch_follows_what_was_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    x = torch.randn(8, 16)
+    entry = lockfile_document.Entry(
+        implementation="definition", seconds=1e-6, kernels=lockfile_document.digest("silu_mul")
+    )
+    lockfile_document.record(path, CPU, {"silu_mul": {lockfile.region(SILU, (x, x)): entry}})
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    ferryman.reload()
+    with ferryman.trace() as seen:
+        ops.silu_mul(x, x)
+    assert seen.calls == {("silu_mul", "definition"): 1}
+    monkeypatch.undo()
+    ferryman.reload()
+
+
+def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
+    cell = {"op": "silu_mul", "case": "c", "dtype": "float32", "key": "k", "noise": 0.0, "trials": {"torch": [1e-6]},
+            "errors": {}, "untrusted": ["clocks were lowered: hardware thermal slowdown"]}  # fmt: skip
+    found = tuner._written(tmp_path / "lock.json", CPU, cell)
+    assert found.entry is None and "hardware thermal slowdown" in found.result
+    assert not (tmp_path / "lock.json").exists()
+
+
+def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:
+    assert tuner._best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
+    assert tuner._best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"
+    assert tuner._best({"cuda": 1.02, "triton": 1.0}, 0.05) == "cuda"
+
+
+def test_files_that_are_not_this_machines_are_found_before_the_work(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(path, CPU, {})
+    path.write_text(path.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
+    with pytest.raises(LockfileError, match="not of this machine"):
+        tuning.tune(path, ["silu_mul"], device="cpu", command=["/nonexistent"])
+    with pytest.raises(UnknownName, match="unknown implementation"):
+        tuning.tune(tmp_path / "other.json", ["silu_mul"], ["tritn"], device="cpu")
+
+
+def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    arguments = ("tune", "--check", "--device", "cpu", "--lockfile", str(path))
+    assert command(*arguments).code == 2  # there is none
+    entry = lockfile_document.Entry(implementation="torch", seconds=1e-6, kernels=lockfile_document.digest("silu_mul"))
+    lockfile_document.record(path, CPU, {"silu_mul": {"a": entry}})
+    done = command(*arguments)
+    assert done.code == 0 and "1 of 1 entries hold here" in done.out
+    raw = json.loads(path.read_text())
+    raw["choices"]["silu_mul"]["a"]["kernels"] = "0" * 64
+    path.write_text(json.dumps(raw))
+    done = command(*arguments)
+    assert done.code == 1 and "its kernels changed" in done.out and "0 of 1 entries hold here" in done.out
+    raw["stamp"]["torch"] = "1.0"
+    path.write_text(json.dumps(raw))
+    done = command(*arguments)
+    assert done.code == 1 and "ignored as a whole: torch is '1.0', here" in done.out
+    assert command(*arguments, "--again").code == 2

@@ -1,0 +1,85 @@
+"""Candidates of silu_mul that are slow, wrong, hang or crash; as a script, a tuner's worker process that has them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.dispatch import registry
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.bench import clock, grid
+
+NAMES = ("slow", "wrong", "crash", "hang", "raises", "late")
+LINES = {name: Implementation("silu_mul", name, "nowhere:none") for name in NAMES}
+
+
+def _right(gate: Tensor, up: Tensor, *_: Any) -> Tensor:
+    return torch.nn.functional.silu(gate) * up
+
+
+def _slow(*args: Any) -> Tensor:
+    time.sleep(2e-3)
+    return _right(*args)
+
+
+def _crash(*args: Any) -> Tensor:
+    sys.stderr.write("something about a fault\n")
+    sys.stderr.flush()
+    os._exit(11)
+
+
+def _hang(*args: Any) -> Tensor:
+    time.sleep(600)
+    return _right(*args)
+
+
+def _raise(*args: Any) -> Tensor:
+    raise RuntimeError("no room")
+
+
+class _Late:
+    """Right at first; dies in the trials."""
+
+    calls = 0
+
+    def __call__(self, *args: Any) -> Tensor:
+        self.calls += 1
+        return _crash() if self.calls > 12 else _right(*args)
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "slow": _slow, "wrong": lambda *args: _right(*args) * 1.1, "crash": _crash, "hang": _hang, "raises": _raise,
+    "late": _Late(),
+}  # fmt: skip
+
+
+def plant(put: Callable[[Any, str, Any], None]) -> None:
+    """Put the candidates on the menu, with ``put(object, name, value)``, and make a trial short."""
+    menu, launcher, one = registry.implementations, registry.launcher, registry.implementation
+    by_line = {id(line): KERNELS[name] for name, line in LINES.items()}
+    put(registry, "implementations", lambda op: (*menu(op), *(LINES.values() if op == "silu_mul" else ())))
+    put(registry, "launcher", lambda line: by_line.get(id(line)) or launcher(line))
+    put(registry, "implementation", lambda op, name: LINES[name] if name in LINES else one(op, name))
+    backends, probe = registry.backends(), registry.probe
+    put(registry, "backends", lambda: {**backends, **dict.fromkeys(NAMES, backends["torch"])})
+    put(registry, "probe", lambda name, vendor: () if name in NAMES else probe(name, vendor))
+    put(grid, "cases", cases)
+    put(clock, "CPU_SECONDS", 1e-3)
+
+
+def cases(op: Primitive, size: str, device: torch.device) -> list[Case]:
+    return [case for case in op.cases() if case.tier == "small"][:2]
+
+
+if __name__ == "__main__":
+    from ferryman.porting.tune import worker
+
+    plant(setattr)
+    raise SystemExit(worker.main())
