@@ -148,6 +148,7 @@ def cuda_calls(x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
     function, stream = runtime._functions[unit.name, device.index], torch._C._cuda_getCurrentRawStream(device.index)
     slots = [ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int64(a) for a in args]
     packed = (ctypes.c_void_p * len(slots))(*[ctypes.addressof(s) for s in slots])
+    packed.values = slots  # type: ignore[attr-defined]  # an address keeps nothing alive
     submit, handle, on = (
         ctypes.CDLL("libcuda.so.1").cuLaunchKernel,
         ctypes.c_void_p(function.ptr),

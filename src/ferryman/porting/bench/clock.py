@@ -67,7 +67,7 @@ class DeviceTimer(Timer):
         self.watching = watching
         self.graphs: list[tuple[torch.cuda.CUDAGraph, int]] = []  # cold, warm; how many calls each holds
         self.method = "device events"
-        rough = min(self._events(lambda: self._each(self.calls), len(self.calls), 1) for _ in range(2))
+        rough = min(self._events(lambda: self._each(self.calls), len(self.calls), 1) for _ in range(3))
         if rough < GRAPH_BELOW:
             self._capture()
             if self.graphs:
