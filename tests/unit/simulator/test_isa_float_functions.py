@@ -60,7 +60,12 @@ HARD_QUOTIENTS = (
 )  # fmt: skip
 
 
-def test_division_is_correctly_rounded() -> None:
+@pytest.mark.parametrize("estimates", ["nearest", "above", "below"])
+def test_division_is_correctly_rounded(estimates: str) -> None:
+    """With v_rcp correctly rounded, exactly. One unit off, a quotient next to a tie may land on the other side of it."""
+    from ferryman.backends.simulator.numerics import Assumptions
+
+    assumptions = Assumptions(estimates=estimates)  # type: ignore[arg-type]
     pairs = list(HARD_QUOTIENTS)
     pairs += [(a, b) for a in F32_EDGES for b in F32_EDGES]
     rng = np.random.default_rng(7)
@@ -75,11 +80,11 @@ def test_division_is_correctly_rounded() -> None:
         waves = len(part) // 64
         shape = (waves, 64) if waves > 1 else (64,)
         v = {2 + i: np.array([p[i] for p in part], dtype=np.uint32).reshape(shape) for i in (0, 1)}
-        result = execute(DIVISION, waves=waves, v=v)
+        result = execute(DIVISION, waves=waves, v=v, assumptions=assumptions)
         assert not result.findings
         for (a, b), got in zip(part, np.asarray(result.v[0]).reshape(-1), strict=True):
             expected = F32.encode(q.div(F32.decode(a), F32.decode(b)))
-            assert same(int(got), expected, "f32"), (
+            assert same(int(got), expected, "f32", int(estimates != "nearest")), (
                 f"{a:#010x} / {b:#010x}: {int(got):#010x}, expected {expected:#010x}"
             )
 

@@ -7,6 +7,7 @@ integers, so that every order of accumulation gives the same exact sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,9 +178,7 @@ def _operands(shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return a, b, rng.integers(-1000, 1000, (shape.blocks, shape.m, shape.m))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}{s.tail}" for s in EVERY])
-def test_layouts(shape: Shape, form: str) -> None:
+def _check_layout(shape: Shape, form: str, **options: Any) -> None:
     a, b, c = _operands(shape, 17)
     bank = "v" if form == "vectors" else "a"
     v: dict[int, np.ndarray] = {}
@@ -189,7 +188,9 @@ def test_layouts(shape: Shape, form: str) -> None:
     first.update({64 + i: r for i, r in enumerate(_operand(shape, shape.a, a))})
     v.update({80 + i: r for i, r in enumerate(_operand(shape, shape.b, b))})
     # Matrix instructions take no notice of EXEC.
-    result = execute(FORMS[form][shape], arch=shape.arch, v=v, a=accumulators, exec_mask=0xFFFF_0000_1234_5678)
+    result = execute(
+        FORMS[form][shape], arch=shape.arch, v=v, a=accumulators, exec_mask=0xFFFF_0000_1234_5678, **options
+    )
     assert not result.findings, result.findings
     expected = np.einsum("bik,bjk->bij", a, b) + (0 if form == "zero" else c)
     for number, values in enumerate(_accumulators(shape, expected)):
@@ -198,6 +199,31 @@ def test_layouts(shape: Shape, form: str) -> None:
         assert not len(wrong), (
             f"{shape.name} register {number}, lane {wrong[0]}: {got[wrong[0]]:#x}, expected {values[wrong[0]]:#x}"
         )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}{s.tail}" for s in EVERY])
+def test_layouts(shape: Shape, form: str) -> None:
+    _check_layout(shape, form)
+
+
+VARIANTS = [
+    {"mfma_order": order, "mfma_subnormals": subnormals, "xf32": xf32}
+    for order in ("exact", "sequential", "pairs") for subnormals in ("kept", "flushed") for xf32 in ("truncate",
+        "nearest")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:], ids=str)
+def test_exact_sums_hold_under_every_assumption(variant: dict[str, str]) -> None:
+    """What the assumptions leave open is rounding: sums of small integers have none."""
+    from ferryman.backends.simulator.numerics import Assumptions
+
+    for name in (
+        "v_mfma_f32_32x32x2_f32", "v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x8_bf16", "v_mfma_f32_4x4x4_16b_f16",
+        "v_mfma_f32_16x16x32_fp8_bf8", "v_mfma_i32_16x16x32_i8", "v_mfma_f32_16x16x32_f16",
+    ):  # fmt: skip
+        _check_layout(_named(name), "accumulators", assumptions=Assumptions(**variant))  # type: ignore[arg-type]
 
 
 OVERLAPPING = register("v_mfma_f32_32x32x8_f16 v[0:15], v[64:65], v[80:81], v[16:31]" + DONE)

@@ -189,3 +189,35 @@ def test_findings(case: Case) -> None:
         assert finding.lane == case.lane, str(finding)
     if case.kind == "out-of-bounds":
         assert finding.address is not None
+
+
+# -- a workgroup that does not fill its wave
+
+OTHER_HALF = "v_xor_b32_e32 v2, 32, v0\nv_lshlrev_b32_e32 v2, 2, v2\nds_bpermute_b32 v1, v2, v0\ns_waitcnt lgkmcnt(0)"
+BORROWING = {
+    "v_mov_b32_dpp v1, v0 wave_ror:1 row_mask:0xf bank_mask:0xf": "wave_ror:1",
+    OTHER_HALF: "ds_bpermute_b32",
+    "ds_swizzle_b32 v1, v0 offset:swizzle(SWAP,16)\ns_waitcnt lgkmcnt(0)": None,
+    "v_mov_b32_dpp v1, v0 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf": None,
+}  # fmt: skip
+for _text in BORROWING:
+    register(_text)
+
+
+@pytest.mark.parametrize("text", BORROWING)
+@pytest.mark.parametrize("threads", [32, 64])
+def test_values_of_lanes_that_the_workgroup_lacks(text: str, threads: int) -> None:
+    """Code that takes a wave for 64 lanes wide where the workgroup has 32 threads, or reaches over its half of it."""
+    from ferryman.backends.simulator.assembly import Kernel, instruction
+    from ferryman.backends.simulator.program import Program
+
+    code = [instruction(line, number) for number, line in enumerate([*text.splitlines(), "s_endpgm"], 1)]
+    program = Program(Kernel("launched", "gfx942", code, {}, {"group_segment_fixed_size": 0}, {}), "gfx942")
+    found = program.run((2, 1, 1), threads, b"", []).findings
+    at = BORROWING[text]
+    if threads == 64 or at is None:
+        assert not found, [str(f) for f in found]
+        return
+    assert {f.kind for f in found} == {"wave-width"}, [str(f) for f in found]
+    assert at in found[0].instruction
+    assert found[0].lane is not None
