@@ -121,7 +121,7 @@ PLANTS = [
     Plant(ROPE_HIP, "a store at the wrong place", r"(global_store_dwordx4 \S+ \S+ off)", r"\1 offset:16", NUMBERS,
         count=4),
     Plant(LOSS, "a step of the maximum left out", r"(v_mov_b32_dpp \S+ \S+) quad_perm:\[2,3,0,1\] (.*)",
-        r"\1 quad_perm:[0,1,2,3] \2", NUMBERS, kernel="^_loss", count=4),
+        r"\1 quad_perm:[0,1,2,3] \2", NUMBERS, kernel="^_loss", which=-1),
     Plant(LOSS, "rows of other lanes in the mean", STEP.format(2), r"\1 row_shl:2 \2", NUMBERS, kernel="_mean"),
     Plant(LOSS, "a barrier left out of the mean", r"s_barrier", NOTHING, RACE, kernel="_mean"),
     # -- matrices

@@ -62,7 +62,7 @@ HARD_QUOTIENTS = (
 
 @pytest.mark.parametrize("estimates", ["nearest", "above", "below"])
 def test_division_is_correctly_rounded(estimates: str) -> None:
-    """With v_rcp correctly rounded, exactly. One unit off, a quotient next to a tie may land on the other side of it."""
+    """With v_rcp correctly rounded, exactly; with v_rcp one unit off, a quotient next to a tie may be too."""
     from ferryman.backends.simulator.numerics import Assumptions
 
     assumptions = Assumptions(estimates=estimates)  # type: ignore[arg-type]
