@@ -42,6 +42,10 @@ class Case:
 
 LOAD = "global_load_dword {}, v[8:9], off\n"
 TWO_LOADS = LOAD.format("v0") + LOAD.format("v2") + "s_waitcnt vmcnt(1)\nv_add_u32_e32 v3, {}, v1"
+STORE = "\nglobal_store_dword v[8:9], {}, off"
+CHOICE = "v_mov_b32_e32 v6, 1\ns_mov_b64 s[30:31], {}\nv_cndmask_b32_e64 v7, v6, v5, s[30:31]" + STORE.format("v7")
+FOUR_LANES = "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1"
+NEXT_LANE = FOUR_LANES + "\nv_mov_b32_dpp v7, v6 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1" + STORE.format("v7")
 BY_WAVE = "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\n"
 WRITE_READ = "ds_write_b32 v2, v1\n{wait}{barrier}ds_read_b32 v4, v3\ns_waitcnt lgkmcnt(0)"
 W, B = "s_waitcnt lgkmcnt(0)\n", "s_barrier\n"
@@ -87,10 +91,17 @@ CASES = [
         "ds_read_b32", 0, lds=256),
     Case("branch on a mask that nothing wrote",
         "v_cmp_eq_u32_e32 vcc, 0, v5\ns_cbranch_vccz .LBB0_1\ns_nop 0\n.LBB0_1:\ns_nop 0", "uninitialised", "", None),
-    Case("lanes that were off when it was written",
-        "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1\nglobal_store_dword v[8:9], v6, off",
-        "uninitialised", "global_store_dword", 4, setup="global"),
+    Case("lanes that were off when it was written", FOUR_LANES + STORE.format("v6"), "uninitialised",
+        "global_store_dword", 4, setup="global"),
     Case("written before the store", "v_mov_b32_e32 v6, 1\nglobal_store_dword v[8:9], v6, off", None, setup="global"),
+    Case("a select that takes what nothing wrote", CHOICE.format(16), "uninitialised", "global_store_dword", 4,
+        setup="global"),
+    Case("a select that leaves what nothing wrote", CHOICE.format(0), None, setup="global"),
+    Case("a lane moved from where nothing was written", NEXT_LANE, "uninitialised", "global_store_dword", 5,
+        setup="global"),
+    Case("a read of LDS that the workgroup was given", "ds_read_b32 v6, v2" + "\n" + W + STORE.format("v6").strip(),
+        None,
+        setup="global", lds=256, v={2: LANE * 4}),
     # races between waves
     Case("exchange over a barrier", WRITE_READ.format(wait=W, barrier=B), None, waves=2, lds=512, v=LDS_ADDRESSES),
     Case("exchange without a barrier", WRITE_READ.format(wait=W, barrier=""), "race", "", None, waves=2, lds=512,
