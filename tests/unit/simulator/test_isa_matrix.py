@@ -6,6 +6,7 @@ integers, so that every order of accumulation gives the same exact sum.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,22 +179,41 @@ def _operands(shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return a, b, rng.integers(-1000, 1000, (shape.blocks, shape.m, shape.m))
 
 
-def _check_layout(shape: Shape, form: str, **options: Any) -> None:
+@dataclass(frozen=True)
+class _Multiplication:
+    """Registers of A, B and C, and of the result with C and without it."""
+
+    a: list[np.ndarray]
+    b: list[np.ndarray]
+    c: list[np.ndarray]
+    added: list[np.ndarray]
+    alone: list[np.ndarray]
+
+
+@functools.cache
+def _multiplication(shape: Shape) -> _Multiplication:
     a, b, c = _operands(shape, 17)
+    product = np.einsum("bik,bjk->bij", a, b)
+    return _Multiplication(
+        _operand(shape, shape.a, a), _operand(shape, shape.b, b), _accumulators(shape, c),
+        _accumulators(shape, product + c), _accumulators(shape, product),
+    )  # fmt: skip
+
+
+def _check_layout(shape: Shape, form: str, **options: Any) -> None:
+    known = _multiplication(shape)
     bank = "v" if form == "vectors" else "a"
     v: dict[int, np.ndarray] = {}
     accumulators: dict[int, np.ndarray] = {}
-    (accumulators if bank == "a" else v).update(enumerate(_accumulators(shape, c)))
+    (accumulators if bank == "a" else v).update(enumerate(known.c))
     first = accumulators if form == "sources in accumulators" else v
-    first.update({64 + i: r for i, r in enumerate(_operand(shape, shape.a, a))})
-    v.update({80 + i: r for i, r in enumerate(_operand(shape, shape.b, b))})
+    first.update({64 + i: r for i, r in enumerate(known.a)})
+    v.update({80 + i: r for i, r in enumerate(known.b)})
     # Matrix instructions take no notice of EXEC.
-    result = execute(
-        FORMS[form][shape], arch=shape.arch, v=v, a=accumulators, exec_mask=0xFFFF_0000_1234_5678, **options
-    )
+    some = 0xFFFF_0000_1234_5678
+    result = execute(FORMS[form][shape], arch=shape.arch, v=v, a=accumulators, exec_mask=some, **options)
     assert not result.findings, result.findings
-    expected = np.einsum("bik,bjk->bij", a, b) + (0 if form == "zero" else c)
-    for number, values in enumerate(_accumulators(shape, expected)):
+    for number, values in enumerate(known.alone if form == "zero" else known.added):
         got = np.asarray(getattr(result, bank)[number])
         wrong = np.flatnonzero(got != values)
         assert not len(wrong), (

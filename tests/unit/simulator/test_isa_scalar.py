@@ -31,9 +31,7 @@ EDGES32 = (
 )
 EDGES64 = (0, 1, 63, 64, 0xFFFFFFFF, 1 << 32, 0x7FFFFFFFFFFFFFFF, 1 << 63, M64, 0xFFFFFFFF00000000, 0xAAAA5555CCCC3333)
 SHIFTS = (0, 1, 5, 31, 32, 33, 63, 64, 0xFFFFFFFF)
-PAIRS32 = tuple(
-    (a, b) for i, a in enumerate(EDGES32) for b in (EDGES32[-i - 1], EDGES32[(i * 5 + 2) % 18], 1, 0x80000000)
-)
+PAIRS32 = tuple((a, b) for i, a in enumerate(EDGES32) for b in (EDGES32[-i - 1], EDGES32[(i * 5 + 2) % 18], 0x80000000))
 PAIRS64 = tuple((a, b) for i, a in enumerate(EDGES64) for b in (EDGES64[-i - 1], EDGES64[(i * 3 + 1) % 11], a))
 SHIFTED32 = tuple((a, b) for a in (1, 0x80000001, 0x7FFFFFFF, 0xFFFF0000) for b in SHIFTS)
 SHIFTED64 = tuple((a, b) for a in (1, 0x8000000000000001, 0x00FF00FF00FF0000) for b in SHIFTS)
