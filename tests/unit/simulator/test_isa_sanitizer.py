@@ -46,6 +46,10 @@ STORE = "\nglobal_store_dword v[8:9], {}, off"
 CHOICE = "v_mov_b32_e32 v6, 1\ns_mov_b64 s[30:31], {}\nv_cndmask_b32_e64 v7, v6, v5, s[30:31]" + STORE.format("v7")
 FOUR_LANES = "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1"
 NEXT_LANE = FOUR_LANES + "\nv_mov_b32_dpp v7, v6 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1" + STORE.format("v7")
+APART = FOUR_LANES + "\ns_mov_b64 exec, -16\nv_mov_b32_e32 v7, 1\ns_mov_b64 exec, -1\nv_add_u32_e32 v6, v6, v7"
+APART += STORE.format("v6")
+MASKED = "s_mov_b64 s[36:37], 0\ns_{}_b64 s[30:31], s[40:41], s[36:37]\nv_cndmask_b32_e64 v7, 0, 1, s[30:31]"
+MASKED += STORE.format("v7")
 BY_WAVE = "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\n"
 WRITE_READ = "ds_write_b32 v2, v1\n{wait}{barrier}ds_read_b32 v4, v3\ns_waitcnt lgkmcnt(0)"
 W, B = "s_waitcnt lgkmcnt(0)\n", "s_barrier\n"
@@ -82,6 +86,8 @@ CASES = [
     Case("scalar load inside", "s_load_dwordx4 s[20:23], s[14:15], 0x3f0\ns_waitcnt lgkmcnt(0)", None, setup="scalar"),
     Case("scratch past the end", "scratch_store_dword off, v1, off offset:64", "out-of-bounds", "scratch_store_dword",
         0, v={1: LANE}, arguments={"scratch": 64}),
+    Case("scratch up to its end", "scratch_store_dword off, v1, off offset:60", None, v={1: LANE},
+        arguments={"scratch": 64}),
     # what nothing has written. A value may be moved about; a store, an address or a branch may not depend on it
     Case("store of a register that nothing wrote", "global_store_dword v[8:9], v5, off", "uninitialised",
         "global_store_dword", 0, setup="global"),
@@ -102,6 +108,10 @@ CASES = [
     Case("a read of LDS that the workgroup was given", "ds_read_b32 v6, v2" + "\n" + W + STORE.format("v6").strip(),
         None,
         setup="global", lds=256, v={2: LANE * 4}),
+    Case("a sum of registers that nothing wrote in different lanes", APART, "uninitialised", "global_store_dword", 0,
+        setup="global"),
+    Case("an unwritten mask cleared by zero", MASKED.format("and"), None, setup="global"),
+    Case("an unwritten mask or zero", MASKED.format("or"), "uninitialised", "global_store_dword", 0, setup="global"),
     # races between waves
     Case("exchange over a barrier", WRITE_READ.format(wait=W, barrier=B), None, waves=2, lds=512, v=LDS_ADDRESSES),
     Case("exchange without a barrier", WRITE_READ.format(wait=W, barrier=""), "race", "", None, waves=2, lds=512,
