@@ -44,9 +44,10 @@ class Subject:
     backend: str
     dtype: torch.dtype
     case: str
+    device: str = "mi300x"
 
     def __str__(self) -> str:
-        return f"{self.op}-{self.backend}-{str(self.dtype).removeprefix('torch.')}-{self.case}"
+        return f"{self.device}-{self.op}-{self.backend}-{str(self.dtype).removeprefix('torch.')}-{self.case}"
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,6 @@ class Outcome:
 
 
 @functools.cache
-def known() -> Profile:
-    return profile("mi300x")
-
-
-@functools.cache
 def prepared_for(subject: Subject) -> Prepared:
     primitive = registry.primitive(subject.op)
     case = next(c for c in cases_of(primitive, "small") if c.name == subject.case)
@@ -138,11 +134,12 @@ def run(subject: Subject, change: Callable[[str, str], str] = lambda text, name:
     does it."""
     prepared = prepared_for(subject)
     implementation = registry.implementation(subject.op, subject.backend)
-    with simulated_route.on(known()) as simulator, edited(change):
+    known: Profile = profile(subject.device)
+    with simulated_route.on(known) as simulator, edited(change):
         simulator.budget = BUDGET
         try:
             launcher = registry.launcher(implementation)
-            runs = hygiene.run(prepared.primitive, launcher, prepared.args, target_of(known()), CPU, times=1)
+            runs = hygiene.run(prepared.primitive, launcher, prepared.args, target_of(known), CPU, times=1)
         except SimulationError as error:
             return Outcome(tuple(simulator.take()), None, str(error))
         findings = tuple(simulator.take())

@@ -13,6 +13,8 @@ SOFTMAX, SOFTMAX_HIP = Subject("softmax", "triton", F32, "wide"), Subject("softm
 RMS, RMS_HIP = Subject("rms_norm", "triton", BF16, "wide"), Subject("rms_norm", "hip", F16, "wide")
 LAYER, LAYER_HIP = Subject("layer_norm", "triton", F16, "wide"), Subject("layer_norm", "hip", F32, "wide")
 SILU, SILU_HIP = Subject("silu_mul", "triton", BF16, "prime"), Subject("silu_mul", "hip", BF16, "prime")
+ROPE_HIP = Subject("rope", "hip", BF16, "d64")
+ATTENTION_950 = Subject("attention", "triton", BF16, "causal", "mi355x")
 ROPE, LOSS = Subject("rope", "triton", F32, "d64"), Subject("cross_entropy", "triton", BF16, "wide")
 LINEAR, LINEAR_BF16 = Subject("linear", "triton", F16, "ragged"), Subject("linear", "triton", BF16, "tile_edge")
 ATTENTION, BACKWARD = (
@@ -21,8 +23,8 @@ ATTENTION, BACKWARD = (
 )
 
 SUBJECTS = (
-    SOFTMAX, SOFTMAX_HIP, RMS, RMS_HIP, LAYER, LAYER_HIP, SILU, SILU_HIP, ROPE, LOSS, LINEAR, LINEAR_BF16, ATTENTION,
-        BACKWARD,
+    SOFTMAX, SOFTMAX_HIP, RMS, RMS_HIP, LAYER, LAYER_HIP, SILU, SILU_HIP, ROPE, ROPE_HIP, LOSS, LINEAR, LINEAR_BF16,
+    ATTENTION, BACKWARD, ATTENTION_950,
 )  # fmt: skip
 
 NOTHING = "s_nop 0"
@@ -114,6 +116,10 @@ PLANTS = [
     Plant(ROPE, "no wait for the cosines", r"s_waitcnt vmcnt\(1\)", NOTHING, WAIT),
     Plant(ROPE, "a store into the other half", r"(buffer_store_dwordx2 \S+ \S+ \S+) 0 offen", r"\1 0 offen offset:8",
         NUMBERS),
+    Plant(ROPE_HIP, "a wide load sixteen bytes on", r"(global_load_dwordx4 \S+ \S+ off)", r"\1 offset:16", NUMBERS),
+    Plant(ROPE_HIP, "no wait for the wide loads", r"s_waitcnt vmcnt\(1\)", NOTHING, WAIT),
+    Plant(ROPE_HIP, "a store at the wrong place", r"(global_store_dwordx4 \S+ \S+ off)", r"\1 offset:16", NUMBERS,
+        count=4),
     Plant(LOSS, "a step of the maximum left out", r"(v_mov_b32_dpp \S+ \S+) quad_perm:\[2,3,0,1\] (.*)",
         r"\1 quad_perm:[0,1,2,3] \2", NUMBERS, kernel="^_loss", which=-1),
     Plant(LOSS, "rows of other lanes in the mean", STEP.format(2), r"\1 row_shl:2 \2", NUMBERS, kernel="_mean"),
@@ -175,4 +181,18 @@ PLANTS = [
     Plant(BACKWARD, "no wait for a tile", r"s_waitcnt vmcnt\(0\)", NOTHING, WAIT, kernel="dq", which=-1),
     Plant(BACKWARD, "an LDS write at the wrong row", r"(ds_write_b16 \S+ \S+) offset:1024", r"\1 offset:1152", NUMBERS,
         kernel="dkv"),
+    # -- gfx950: transposed LDS reads, swaps of lanes, packed conversions
+    Plant(ATTENTION_950, "a transposed read of another row", r"(ds_read_b64_tr_b16 \S+ \S+) offset:7232",
+        r"\1 offset:7168", NUMBERS, which=-1),
+    Plant(ATTENTION_950, "a plain read for a transposed one", r"ds_read_b64_tr_b16 (\S+ \S+) offset:1024",
+        r"ds_read_b64 \1 offset:1024", NUMBERS, which=-1),
+    Plant(ATTENTION_950, "a swap of lanes left out", r"v_permlane32_swap_b32_e32 .*", NOTHING, NUMBERS, which=-1),
+    Plant(ATTENTION_950, "rows of sixteen swapped, not of thirty-two", r"v_permlane32_swap_b32_e32 (.*)",
+        r"v_permlane16_swap_b32_e32 \1", NUMBERS, which=-1),
+    Plant(ATTENTION_950, "a converted pair in the wrong order", r"v_cvt_pk_bf16_f32 (v\d+), (v\d+), (v\d+)",
+        r"v_cvt_pk_bf16_f32 \1, \3, \2", NUMBERS, which=-1),
+    Plant(ATTENTION_950, "a part of p v left out", r"v_mfma_f32_32x32x16_bf16 .*", NOTHING, NUMBERS, which=-1),
+    Plant(ATTENTION_950, "a matrix instruction before its values have come", r"s_waitcnt lgkmcnt\(6\)", NOTHING, WAIT,
+        which=-1),
+    Plant(ATTENTION_950, "a value tile read before it is written", r"s_barrier", NOTHING, RACE, which=-3),
 ]  # fmt: skip

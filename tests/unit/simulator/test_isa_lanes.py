@@ -232,6 +232,14 @@ def _bitmask(and_mask: int, or_mask: int, xor_mask: int) -> Callable[[int], int]
     return lambda n: n & 32 | ((n & 31 & and_mask | or_mask) ^ xor_mask)
 
 
+def _rotate(by: int, mask: int) -> Callable[[int], int]:
+    return lambda n: n & 32 | (n & mask | n + by & ~mask) & 31
+
+
+def _fft(mask: int) -> Callable[[int], int]:
+    return lambda n: n & 32 | int(f"{n & 31:05b}"[::-1], 2) >> mask.bit_count() | n & mask
+
+
 SWIZZLES = {
     register("ds_swizzle_b32 v0, v2 offset:swizzle(SWAP,16)" + WAIT): _bitmask(31, 0, 16),
     register("ds_swizzle_b32 v0, v2 offset:swizzle(SWAP,1)" + WAIT): _bitmask(31, 0, 1),
@@ -242,6 +250,10 @@ SWIZZLES = {
     ),
     register('ds_swizzle_b32 v0, v2 offset:swizzle(BITMASK_PERM,"01pip")' + WAIT): _bitmask(0b00111, 0b01000, 0b00010),
     register("ds_swizzle_b32 v0, v2 offset:0x401f" + WAIT): _bitmask(31, 0, 16),
+    register("ds_swizzle_b32 v0, v2 offset:0xc060" + WAIT): _rotate(3, 0),
+    register("ds_swizzle_b32 v0, v2 offset:0xc441" + WAIT): _rotate(-2, 1),
+    register("ds_swizzle_b32 v0, v2 offset:0xe000" + WAIT): _fft(0),
+    register("ds_swizzle_b32 v0, v2 offset:0xe010" + WAIT): _fft(16),
     register("ds_swizzle_b32 v0, v2 offset:0x8039" + WAIT): lambda n: n // 4 * 4 + (1, 2, 3, 0)[n % 4],
 }
 

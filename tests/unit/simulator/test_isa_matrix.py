@@ -6,7 +6,9 @@ integers, so that every order of accumulation gives the same exact sum.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,27 +179,71 @@ def _operands(shape: Shape, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return a, b, rng.integers(-1000, 1000, (shape.blocks, shape.m, shape.m))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}{s.tail}" for s in EVERY])
-def test_layouts(shape: Shape, form: str) -> None:
+@dataclass(frozen=True)
+class _Multiplication:
+    """Registers of A, B and C, and of the result with C and without it."""
+
+    a: list[np.ndarray]
+    b: list[np.ndarray]
+    c: list[np.ndarray]
+    added: list[np.ndarray]
+    alone: list[np.ndarray]
+
+
+@functools.cache
+def _multiplication(shape: Shape) -> _Multiplication:
     a, b, c = _operands(shape, 17)
+    product = np.einsum("bik,bjk->bij", a, b)
+    return _Multiplication(
+        _operand(shape, shape.a, a), _operand(shape, shape.b, b), _accumulators(shape, c),
+        _accumulators(shape, product + c), _accumulators(shape, product),
+    )  # fmt: skip
+
+
+def _check_layout(shape: Shape, form: str, **options: Any) -> None:
+    known = _multiplication(shape)
     bank = "v" if form == "vectors" else "a"
     v: dict[int, np.ndarray] = {}
     accumulators: dict[int, np.ndarray] = {}
-    (accumulators if bank == "a" else v).update(enumerate(_accumulators(shape, c)))
+    (accumulators if bank == "a" else v).update(enumerate(known.c))
     first = accumulators if form == "sources in accumulators" else v
-    first.update({64 + i: r for i, r in enumerate(_operand(shape, shape.a, a))})
-    v.update({80 + i: r for i, r in enumerate(_operand(shape, shape.b, b))})
+    first.update({64 + i: r for i, r in enumerate(known.a)})
+    v.update({80 + i: r for i, r in enumerate(known.b)})
     # Matrix instructions take no notice of EXEC.
-    result = execute(FORMS[form][shape], arch=shape.arch, v=v, a=accumulators, exec_mask=0xFFFF_0000_1234_5678)
+    some = 0xFFFF_0000_1234_5678
+    result = execute(FORMS[form][shape], arch=shape.arch, v=v, a=accumulators, exec_mask=some, **options)
     assert not result.findings, result.findings
-    expected = np.einsum("bik,bjk->bij", a, b) + (0 if form == "zero" else c)
-    for number, values in enumerate(_accumulators(shape, expected)):
+    for number, values in enumerate(known.alone if form == "zero" else known.added):
         got = np.asarray(getattr(result, bank)[number])
         wrong = np.flatnonzero(got != values)
         assert not len(wrong), (
             f"{shape.name} register {number}, lane {wrong[0]}: {got[wrong[0]]:#x}, expected {values[wrong[0]]:#x}"
         )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", EVERY, ids=[f"{s.arch} {s.name}{s.tail}" for s in EVERY])
+def test_layouts(shape: Shape, form: str) -> None:
+    _check_layout(shape, form)
+
+
+VARIANTS = [
+    {"mfma_order": order, "mfma_subnormals": subnormals, "xf32": xf32}
+    for order in ("exact", "sequential", "pairs") for subnormals in ("kept", "flushed") for xf32 in ("truncate",
+        "nearest")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:], ids=str)
+def test_exact_sums_hold_under_every_assumption(variant: dict[str, str]) -> None:
+    """What the assumptions leave open is rounding: sums of small integers have none."""
+    from ferryman.backends.simulator.numerics import Assumptions
+
+    for name in (
+        "v_mfma_f32_32x32x2_f32", "v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x8_bf16", "v_mfma_f32_4x4x4_16b_f16",
+        "v_mfma_f32_16x16x32_fp8_bf8", "v_mfma_i32_16x16x32_i8", "v_mfma_f32_16x16x32_f16",
+    ):  # fmt: skip
+        _check_layout(_named(name), "accumulators", assumptions=Assumptions(**variant))  # type: ignore[arg-type]
 
 
 OVERLAPPING = register("v_mfma_f32_32x32x8_f16 v[0:15], v[64:65], v[80:81], v[16:31]" + DONE)

@@ -167,6 +167,68 @@ def test_loads_to_accumulation_registers(text: str) -> None:
     assert all(joined(result, lane, 4, "a") == at(array, 16 * lane, 16) for lane in range(LANES))
 
 
+UNALIGNED = [
+    case
+    for case in LOAD_TEXTS
+    if case[0] in ("global", "flat") and case[1] in ("ushort", "dword", "dwordx2", "dwordx4")
+]
+
+
+@pytest.mark.parametrize(("space", "name", "text"), UNALIGNED, ids=[t.split("\n")[0] for _, _, t in UNALIGNED])
+def test_unaligned_loads(space: str, name: str, text: str) -> None:
+    """Unaligned access is on for every kernel of the amdhsa ABI (LLVM: unaligned-access-mode)."""
+    width, _ = LOADS[name]
+    array = memory()
+    for first in (1, 2, 3):
+        offsets = np.arange(LANES) * (width + first) + first
+        result = execute(text, v=_address(array, space, offsets), buffers=[array])
+        for lane in range(LANES):
+            expected = at(array, int(offsets[lane]), width)
+            assert joined(result, lane, max(width // 4, 1)) == expected, (text, lane)
+
+
+EXACT = [case for case in LOAD_TEXTS + STORE_TEXTS if case[0] in ("global", "flat", "buffer")]
+
+
+@pytest.mark.parametrize(("space", "name", "text"), EXACT, ids=[t.split("\n")[0] for _, _, t in EXACT])
+def test_the_last_byte_is_inside_and_the_next_is_not(space: str, name: str, text: str) -> None:
+    """Memory that ends with the last lane's access gives no finding; one byte less does, for that lane."""
+    width = (STORES if "_store_" in text else LOADS)[name][0]
+    for missing in (0, 1):
+        whole = memory(LANES * 16)
+        array = whole[: LANES * width - missing]
+        offsets = np.arange(LANES) * width
+        v = {**dict(enumerate(OLD)), **_address(array, space, offsets)}
+        s = {**_scalars(array), **descriptor(array, 1 << 20)}
+        found = execute(text, v=v, s=s, buffers=[array]).findings
+        assert [(f.kind, f.lane) for f in found] == [("out-of-bounds", LANES - 1)] * missing, [str(f) for f in found]
+
+
+TWO_ARRAYS = register("global_load_dword v0, v[8:9], off" + WAIT + "\nglobal_store_dword v[10:11], v0, off")
+
+
+def test_lanes_in_several_arrays() -> None:
+    whole = memory(4096)
+    arrays = [whole[:256], whole[1024:1280], whole[2048:2560]]
+    which = np.arange(LANES) % 3
+    address = np.array([arrays[w].ctypes.data + 4 * (n // 3) for n, w in enumerate(which)], np.uint64)
+    target = np.array([arrays[2].ctypes.data + 256 + 4 * n for n in range(LANES)], np.uint64)
+    v = {
+        n: x.astype(np.uint32)
+        for n, x in ((8, address), (9, address >> np.uint64(32)), (10, target), (11, target >> np.uint64(32)))
+    }
+    result = execute(TWO_ARRAYS, v=v, buffers=arrays)
+    assert not result.findings, [str(f) for f in result.findings]
+    expected = [at(arrays[w], 4 * (n // 3), 4) for n, w in enumerate(which)]
+    assert [int(x) for x in result.v[0]] == expected
+    assert [at(arrays[2], 256 + 4 * n, 4) for n in range(LANES)] == expected
+    between = v | {
+        8: np.full(LANES, (arrays[0].ctypes.data + 512) & M32, np.uint32),
+        9: np.full(LANES, arrays[0].ctypes.data >> 32, np.uint32),
+    }
+    assert {f.kind for f in execute(TWO_ARRAYS, v=between, buffers=arrays).findings} >= {"out-of-bounds"}
+
+
 # -- buffer descriptors
 
 OUTSIDE = {

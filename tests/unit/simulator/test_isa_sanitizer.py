@@ -42,6 +42,14 @@ class Case:
 
 LOAD = "global_load_dword {}, v[8:9], off\n"
 TWO_LOADS = LOAD.format("v0") + LOAD.format("v2") + "s_waitcnt vmcnt(1)\nv_add_u32_e32 v3, {}, v1"
+STORE = "\nglobal_store_dword v[8:9], {}, off"
+CHOICE = "v_mov_b32_e32 v6, 1\ns_mov_b64 s[30:31], {}\nv_cndmask_b32_e64 v7, v6, v5, s[30:31]" + STORE.format("v7")
+FOUR_LANES = "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1"
+NEXT_LANE = FOUR_LANES + "\nv_mov_b32_dpp v7, v6 row_shr:1 row_mask:0xf bank_mask:0xf bound_ctrl:1" + STORE.format("v7")
+APART = FOUR_LANES + "\ns_mov_b64 exec, -16\nv_mov_b32_e32 v7, 1\ns_mov_b64 exec, -1\nv_add_u32_e32 v6, v6, v7"
+APART += STORE.format("v6")
+MASKED = "s_mov_b64 s[36:37], 0\ns_{}_b64 s[30:31], s[40:41], s[36:37]\nv_cndmask_b32_e64 v7, 0, 1, s[30:31]"
+MASKED += STORE.format("v7")
 BY_WAVE = "v_readfirstlane_b32 s20, v1\ns_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\n"
 WRITE_READ = "ds_write_b32 v2, v1\n{wait}{barrier}ds_read_b32 v4, v3\ns_waitcnt lgkmcnt(0)"
 W, B = "s_waitcnt lgkmcnt(0)\n", "s_barrier\n"
@@ -78,6 +86,8 @@ CASES = [
     Case("scalar load inside", "s_load_dwordx4 s[20:23], s[14:15], 0x3f0\ns_waitcnt lgkmcnt(0)", None, setup="scalar"),
     Case("scratch past the end", "scratch_store_dword off, v1, off offset:64", "out-of-bounds", "scratch_store_dword",
         0, v={1: LANE}, arguments={"scratch": 64}),
+    Case("scratch up to its end", "scratch_store_dword off, v1, off offset:60", None, v={1: LANE},
+        arguments={"scratch": 64}),
     # what nothing has written. A value may be moved about; a store, an address or a branch may not depend on it
     Case("store of a register that nothing wrote", "global_store_dword v[8:9], v5, off", "uninitialised",
         "global_store_dword", 0, setup="global"),
@@ -87,10 +97,21 @@ CASES = [
         "ds_read_b32", 0, lds=256),
     Case("branch on a mask that nothing wrote",
         "v_cmp_eq_u32_e32 vcc, 0, v5\ns_cbranch_vccz .LBB0_1\ns_nop 0\n.LBB0_1:\ns_nop 0", "uninitialised", "", None),
-    Case("lanes that were off when it was written",
-        "s_mov_b64 exec, 15\nv_mov_b32_e32 v6, 1\ns_mov_b64 exec, -1\nglobal_store_dword v[8:9], v6, off",
-        "uninitialised", "global_store_dword", 4, setup="global"),
+    Case("lanes that were off when it was written", FOUR_LANES + STORE.format("v6"), "uninitialised",
+        "global_store_dword", 4, setup="global"),
     Case("written before the store", "v_mov_b32_e32 v6, 1\nglobal_store_dword v[8:9], v6, off", None, setup="global"),
+    Case("a select that takes what nothing wrote", CHOICE.format(16), "uninitialised", "global_store_dword", 4,
+        setup="global"),
+    Case("a select that leaves what nothing wrote", CHOICE.format(0), None, setup="global"),
+    Case("a lane moved from where nothing was written", NEXT_LANE, "uninitialised", "global_store_dword", 5,
+        setup="global"),
+    Case("a read of LDS that the workgroup was given", "ds_read_b32 v6, v2" + "\n" + W + STORE.format("v6").strip(),
+        None,
+        setup="global", lds=256, v={2: LANE * 4}),
+    Case("a sum of registers that nothing wrote in different lanes", APART, "uninitialised", "global_store_dword", 0,
+        setup="global"),
+    Case("an unwritten mask cleared by zero", MASKED.format("and"), None, setup="global"),
+    Case("an unwritten mask or zero", MASKED.format("or"), "uninitialised", "global_store_dword", 0, setup="global"),
     # races between waves
     Case("exchange over a barrier", WRITE_READ.format(wait=W, barrier=B), None, waves=2, lds=512, v=LDS_ADDRESSES),
     Case("exchange without a barrier", WRITE_READ.format(wait=W, barrier=""), "race", "", None, waves=2, lds=512,
@@ -189,3 +210,35 @@ def test_findings(case: Case) -> None:
         assert finding.lane == case.lane, str(finding)
     if case.kind == "out-of-bounds":
         assert finding.address is not None
+
+
+# -- a workgroup that does not fill its wave
+
+OTHER_HALF = "v_xor_b32_e32 v2, 32, v0\nv_lshlrev_b32_e32 v2, 2, v2\nds_bpermute_b32 v1, v2, v0\ns_waitcnt lgkmcnt(0)"
+BORROWING = {
+    "v_mov_b32_dpp v1, v0 wave_ror:1 row_mask:0xf bank_mask:0xf": "wave_ror:1",
+    OTHER_HALF: "ds_bpermute_b32",
+    "ds_swizzle_b32 v1, v0 offset:swizzle(SWAP,16)\ns_waitcnt lgkmcnt(0)": None,
+    "v_mov_b32_dpp v1, v0 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf": None,
+}  # fmt: skip
+for _text in BORROWING:
+    register(_text)
+
+
+@pytest.mark.parametrize("text", BORROWING)
+@pytest.mark.parametrize("threads", [32, 64])
+def test_values_of_lanes_that_the_workgroup_lacks(text: str, threads: int) -> None:
+    """Code that takes a wave for 64 lanes wide where the workgroup has 32 threads, or reaches over its half of it."""
+    from ferryman.backends.simulator.assembly import Kernel, instruction
+    from ferryman.backends.simulator.program import Program
+
+    code = [instruction(line, number) for number, line in enumerate([*text.splitlines(), "s_endpgm"], 1)]
+    program = Program(Kernel("launched", "gfx942", code, {}, {"group_segment_fixed_size": 0}, {}), "gfx942")
+    found = program.run((2, 1, 1), threads, b"", []).findings
+    at = BORROWING[text]
+    if threads == 64 or at is None:
+        assert not found, [str(f) for f in found]
+        return
+    assert {f.kind for f in found} == {"wave-width"}, [str(f) for f in found]
+    assert at in found[0].instruction
+    assert found[0].lane is not None

@@ -85,10 +85,19 @@ def _push(m: Machine, selector: Array, data: Array) -> tuple[Array, Array]:
 
 
 def swizzle(offset: Any, instruction: Instruction) -> Array:
-    """The source lane of each lane. CDNA3 ISA, DS_SWIZZLE_B32: bit 15 set permutes within four lanes, else bit masks
-    (and, or, xor) within 32."""
+    """The source lane of each lane. CDNA3 ISA, DS_SWIZZLE_B32: from 0xe000 on the order of an FFT, from 0xc000 on a
+    rotation, with bit 15 a permutation within four lanes, else bit masks (and, or, xor) within 32."""
     lane = np.arange(LANES, dtype=np.uint32)
     if isinstance(offset, int):
+        if offset >= 0xC000:
+            kept = offset & 31
+            if offset >= 0xE000:
+                reverse = np.array([int(f"{n & 31:05b}"[::-1], 2) for n in range(LANES)], np.uint32)
+                moved = reverse >> np.uint32(kept.bit_count())
+            else:
+                by = -(offset >> 5 & 31) if offset & 0x400 else offset >> 5 & 31
+                moved = (np.arange(LANES) + by & 31 & ~kept).astype(np.uint32)
+            return (lane & 32) | moved | (lane & np.uint32(kept))
         if offset & 0x8000:
             table = np.array([(offset >> (2 * i)) & 3 for i in range(4)], np.uint32)
             return lane // 4 * 4 + table[lane % 4]
