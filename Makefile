@@ -50,7 +50,7 @@ format: setup ## ruff's fixes and format
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-docs: setup ## docs/settings.md and docs/ops.md, from the code
+docs: setup ## what follows from the code: settings, ops, the simulator's instructions, the schema
 	$(RUN)/python ci/docs.py
 
 clean: ## what make made
