@@ -24,11 +24,11 @@ SERVES = ("triton", "hip")
 _MOST = 5
 
 
-def require(known: Profile) -> None:
+def require(known: Profile, verb: str = "check") -> None:
     """Raises ArgumentError for a device that the simulator has no model of."""
     if known.arch not in ARCHES:
         required = f"a device of {' or '.join(ARCHES)}: mi300x, mi355x"
-        raise ArgumentError("check", "--device", f"{known.name} ({known.arch})", required)
+        raise ArgumentError(verb, "--device", f"{known.name} ({known.arch})", required)
 
 
 def assumptions_of(given: Iterable[str], verb: str = "check") -> Assumptions:

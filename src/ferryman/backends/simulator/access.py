@@ -265,6 +265,8 @@ def _scalar_load(names: str, count: int) -> None:
             offset, good, region = m.memory.locate(m, np.ascontiguousarray(address), 4 * count, None, instruction, False)
             if m.sanitize:
                 m.memory.note_load(m, offset, 4 * count, good, region, instruction)
+            if m.counters is not None:
+                m.counters.access(m, instruction, offset, 4 * count, good)
             index = offset >> 2
             for i, r in enumerate(registers):
                 word = m.memory._views[4][index + i]
