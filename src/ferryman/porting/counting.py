@@ -177,9 +177,10 @@ def _launch(kernel: str, counters: Counters) -> Launch:
                     efficiency=a.efficiency)
         for line, a in sorted(counters.accesses.items())
     ]  # fmt: skip
+    matrix = {name: n for name, n in counters.mnemonics.items() if "_mfma_" in name}
     return Launch(
         kernel=kernel, waves=counters.waves, wave_instructions=sum(counters.mix.values()),
-        mix=dict(counters.mix.most_common()), matrix={name: n for name, n in counters.mnemonics.items() if "_mfma_" in name}, bytes=counters.bytes_moved,
+        mix=dict(counters.mix.most_common()), matrix=matrix, bytes=counters.bytes_moved,
         efficiency=counters.efficiency, accesses=accesses, lds_cycles=counters.lds_cycles,
         lds_conflicts=counters.conflicts, occupancy=counters.occupancy, lds_bytes=counters.lds_bytes,
         registers=counters.resource("vgpr_count"), spills=counters.resource("vgpr_spill_count"),

@@ -59,15 +59,24 @@ def _offset(instruction: Instruction) -> int:
     return int(instruction.modifiers.get("offset", 0))
 
 
+def _lanes_of(operand: Operand, instruction: Instruction) -> Operand:
+    """An address of each lane: vector registers, nothing else."""
+    if not isinstance(operand.what, Register) or operand.what.file == "s":
+        raise refuse(instruction, "an address that is no vector register")
+    return operand
+
+
 def _global_address(vaddr: Operand, saddr: Operand, instruction: Instruction, sources: Sources) -> Address:
     """A 64-bit address in vector registers, or a scalar base and a 32-bit offset, plus the constant offset."""
     constant = np.uint64(_offset(instruction) & 0xFFFFFFFFFFFFFFFF)
     if isinstance(saddr.what, Word):
         if saddr.what.name != "off":
             raise refuse(instruction, f"an address {saddr.what.name}")
-        wide = vector_read(vaddr, "u64", instruction, sources)
+        wide = vector_read(_lanes_of(vaddr, instruction), "u64", instruction, sources)
         return lambda m: (wide(m) + constant, _active(m))
-    narrow = vector_read(vaddr, "u32", instruction, sources)
+    if isinstance(saddr.what, Immediate):
+        raise refuse(instruction, "a constant as the base of an address")
+    narrow = vector_read(_lanes_of(vaddr, instruction), "u32", instruction, sources)
     base = scalar_read(saddr, "u64", instruction, sources)
     return lambda m: (base(m)[:, None] + narrow(m) + constant, _active(m))
 
@@ -86,7 +95,7 @@ def _buffer_address(parts: list[Operand], instruction: Instruction, sources: Sou
     moved = scalar_read(soffset, "u32", instruction, sources)
     lane: Read | None = None
     if "offen" in instruction.modifiers:
-        lane = vector_read(vaddr, "u32", instruction, sources)
+        lane = vector_read(_lanes_of(vaddr, instruction), "u32", instruction, sources)
 
     def address(m: Machine) -> tuple[Array, Array | None]:
         high, limit = m.s_u32[words + 1][m.sel], m.s_u32[words + 2][m.sel]
