@@ -18,7 +18,7 @@ else
   REUSE :=
 endif
 
-.PHONY: help setup check test test-slow test-gpu lint format docs clean
+.PHONY: help setup check simulate test test-slow test-gpu lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -31,6 +31,9 @@ setup: ## .venv with torch and the tested set
 check: setup ## ferryman check, and a model, on the device here
 	$(RUN)/ferryman check --out $(OUT) $(ARGS)
 	$(RUN)/ferryman check --model qwen3 $$($(RUN)/python -c "import torch; print('' if torch.cuda.is_available() else '--tiny')") --out $(OUT)
+
+simulate: setup ## AMD code executed on this CPU: ARGS="--device mi355x --backend triton"
+	$(LIMITS) $(RUN)/ferryman check --backend simulated --out $(OUT) $(ARGS)
 
 test: setup ## every quick test
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) $(ARGS)
@@ -50,7 +53,7 @@ format: setup ## ruff's fixes and format
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-docs: setup ## docs/settings.md and docs/ops.md, from the code
+docs: setup ## what follows from the code: settings, ops, the simulator's instructions, the schema
 	$(RUN)/python ci/docs.py
 
 clean: ## what make made

@@ -4,7 +4,8 @@
     python ci/matrix.py summary results/*.json      a Markdown table; exit code 1 if a row failed
 
 A row is judged by the result documents of exactly its kind: hardware by runs on that device, compile by compilations
-for it, cpu by runs on the CPU. A row without a document is NOT_RUN, and nothing makes it pass.
+for it, simulate by executions of its code on a CPU, cpu by runs on the CPU. A row without a document is NOT_RUN, and
+nothing makes it pass.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import yaml
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError
+from ferryman.porting import simulated_route
 from ferryman.porting.results import Results, Verdict, load, row_verdict
 
 FILE = Path(__file__).with_name("matrix.yaml")
-HOW = ("hardware", "compile", "cpu")
+HOW = ("hardware", "compile", "simulate", "cpu")
 NOWHERE = "none"  # the device of a document that only compiled (ci/compile.py)
+KINDS = {NOWHERE: "compile", simulated_route.NAME: "simulate"}
 _KEYS = {"vendor", "profile", "backend", "how", "runner"}
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _MOST_BYTES = 1 << 20
@@ -114,6 +117,10 @@ def _row(raw: Any) -> Row:
         raise MatrixError(f"how is {row.how!r} for vendor {row.vendor}; a CPU is tested as 'cpu', and nothing else is")
     if row.how == "compile" and row.backend == "torch":
         raise MatrixError("torch's kernels come compiled; there is nothing to compile")
+    if row.how == "simulate":
+        simulated_route.require(known)
+        if row.backend not in simulated_route.SERVES:
+            raise MatrixError(f"the simulator executes {' and '.join(simulated_route.SERVES)}, not {row.backend}")
     if row.how == "hardware" and "self-hosted" not in row.runner:
         raise MatrixError("hardware needs a runner with the label self-hosted")
     return row
@@ -124,11 +131,12 @@ def judge(row: Row, documents: Sequence[Results]) -> tuple[Verdict, dict[str, in
     counts: Counter[Verdict] = Counter()
     for document in documents:
         facts = document.environment
-        kind = "compile" if facts.device == NOWHERE else "cpu" if facts.vendor == "cpu" else "hardware"
+        kind = KINDS.get(facts.device) or ("cpu" if facts.vendor == "cpu" else "hardware")
         if (facts.vendor, facts.profile, kind) == (row.vendor, row.profile, row.how):
             counts.update(cell.verdict for cell in document.cells if cell.implementation == row.backend)
-    if row.how == "compile" and counts["PASS"]:
-        raise MatrixError(f"{' '.join(row.key)}: a document calls a kernel that was only compiled PASS")
+    if row.how in KINDS.values() and counts["PASS"]:
+        only = {"compile": "compiled", "simulate": "simulated"}[row.how]
+        raise MatrixError(f"{' '.join(row.key)}: a document calls a kernel that was only {only} PASS")
     return row_verdict(dict(counts)), {str(verdict): n for verdict, n in sorted(counts.items())}
 
 

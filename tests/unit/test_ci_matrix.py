@@ -65,9 +65,11 @@ def test_our_own_matrix_is_valid_and_covers_both_vendors() -> None:
         ({"backend": "cuda"}, "backend cuda does not serve amd"),
         ({"backend": "hipp"}, "unknown backend 'hipp'; nearest: hip"),
         ({"backend": "torch"}, "nothing to compile"),
-        ({"how": "maybe"}, "how is 'maybe'; required: hardware, compile, cpu"),
+        ({"how": "maybe"}, "how is 'maybe'; required: hardware, compile, simulate, cpu"),
         ({"how": "cpu"}, "how is 'cpu' for vendor amd"),
         ({"how": "hardware"}, "a runner with the label self-hosted"),
+        ({"how": "simulate", "backend": "torch"}, "the simulator executes triton and hip, not torch"),
+        ({"how": "simulate", "profile": "rx7900xtx"}, "required: a device of gfx942 or gfx950"),
         ({"runner": "self-hosted"}, "None is not a name"),
         ({"runner": ["$(reboot)"]}, "is not a name"),
         ({"colour": "red"}, r"unknown keys: \['colour'\]"),
@@ -128,6 +130,16 @@ def test_what_did_not_run_never_passed() -> None:
     assert matrix.judge(_row("compile"), [cpu, ran]) == ("NOT_RUN", {})
     assert matrix.judge(_row("compile"), [*everything, ran]) == ("COMPILED_ONLY", {"COMPILED_ONLY": 1})
     assert matrix.judge(_row("cpu", "triton", "cpu"), everything) == ("SIMULATED", {"SIMULATED": 1})
+    simulated = _document(
+        "simulated", "mi300x", ("triton", "SIMULATED"), ("hip", "SIMULATED"), ("hip", "UNIMPLEMENTED")
+    )
+    assert matrix.judge(_row("simulate", "triton", "mi300x"), [simulated]) == ("SIMULATED", {"SIMULATED": 1})
+    assert matrix.judge(_row("simulate", "hip", "mi300x"), [simulated])[0] == "SIMULATED"
+    for how in ("hardware", "compile"):
+        assert matrix.judge(_row(how, "triton", "mi300x"), [simulated]) == ("NOT_RUN", {})
+    assert matrix.judge(_row("simulate", "triton", "mi355x"), [simulated]) == ("NOT_RUN", {})
+    with pytest.raises(matrix.MatrixError, match="only simulated PASS"):
+        matrix.judge(_row("simulate", "triton", "mi300x"), [_document("simulated", "mi300x", ("triton", "PASS"))])
     with pytest.raises(matrix.MatrixError, match="only compiled PASS"):
         matrix.judge(_row("compile"), [_document("none", "h200", ("triton", "PASS"))])
 
@@ -172,6 +184,19 @@ def test_there_are_kernels_to_compile() -> None:
 
     found = {family for family, *_ in compiling.kernels("hip", target_of(profile("mi300x")))}
     assert found == {"norm", "activation", "softmax", "rope"}
+
+
+def test_amd_code_is_simulated_by_a_job_of_its_own() -> None:
+    """Its job runs the simulator on the device and backend of each row, and uploads the document."""
+    rows = {(row.profile, row.backend) for row in matrix.read() if row.how == "simulate"}
+    assert rows == {("mi300x", "triton"), ("mi300x", "hip"), ("mi355x", "triton")}
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    steps = jobs["simulate"]["steps"]
+    (run,) = [step["run"] for step in steps if "run" in step]
+    assert run == 'make simulate ARGS="--backend ${{ matrix.backend }} --device ${{ matrix.profile }}"'
+    assert re.search(r"\nsimulate: .*\n\t.*ferryman check --backend simulated ", (ROOT / "Makefile").read_text("utf-8"))
+    assert any(step.get("with", {}).get("path") == "out/check-simulated.json" for step in steps)
+    assert "simulate" in jobs["summary"]["needs"] and "simulate" in jobs["rows"]["outputs"]
 
 
 def test_workflows_are_thin() -> None:

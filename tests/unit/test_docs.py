@@ -43,3 +43,23 @@ def test_every_op_and_every_device_is_there(docs: Any) -> None:
         assert f"| `{op}` |" in page
     for profile in catalogue().values():
         assert profile.generic or f"| {profile.name} |" in page
+
+
+def test_the_simulators_page_names_every_instruction_and_assumption(docs: Any) -> None:
+    import dataclasses
+    import typing
+
+    from ferryman.backends.simulator import findings, numerics, operations
+
+    page = docs.simulator_page()
+    table = page.partition(docs._MARK)[2]
+    for arch in ("gfx942", "gfx950"):
+        assert f"{len(operations.supported(arch))} for {arch}" in table
+        for name in operations.supported(arch):
+            assert f"`{name}`" in table
+    hints = typing.get_type_hints(numerics.Assumptions)
+    for field in dataclasses.fields(numerics.Assumptions):
+        values = [field.default, *(v for v in typing.get_args(hints[field.name]) if v != field.default)]
+        assert f"| `{field.name}` | {', '.join(f'`{v}`' for v in values)} |" in page
+    for kind in typing.get_args(findings.Kind):
+        assert f"| `{kind}` |" in page

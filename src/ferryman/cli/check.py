@@ -64,6 +64,10 @@ def check(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(help="With --backend simulated: undocumented arithmetic, as mfma_order=sequential. Repeatable."),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, help="Processes that share the cells; default: up to 8 on an accelerator, else 1."),
@@ -91,6 +95,8 @@ def check(
         for option, value in {"--model": model, "--kernel": kernel, "--full": full, "--tiny": tiny}.items():
             if value:
                 raise ArgumentError("check", option, "given", "no --backend simulated beside it")
+    elif assume:
+        raise ArgumentError("check", "--assume", "given", "--backend simulated beside it")
     if model is not None:
         rejected = {"--op": op, "--tier": tier, "--kernel": kernel}
         _model(model, where, backend, dtype, tiny, layers, seed, folder, as_json, rejected=rejected)
@@ -105,8 +111,9 @@ def check(
         )
     elif simulates:
         others = [b for b in backend or () if b != simulated_route.NAME] or None
+        assumed = simulated_route.assumptions_of(assume or ())
         with output.progress("simulating") as advance:
-            document = simulated.run(resolve(device or "mi300x"), op, others, dtype, tier, seed, advance, jobs)
+            document = simulated.run(resolve(device or "mi300x"), op, others, dtype, tier, seed, advance, jobs, assumed)
     else:
         with output.progress("checking") as advance:
             document = runner.run(
@@ -188,6 +195,9 @@ def _print(document: Results) -> None:
         f"{facts.device_name or facts.device} ({facts.profile}, {facts.arch}), torch {facts.versions['torch']}: "
         f"{len(document.cells)} cells in {facts.seconds:.0f} s, tier {facts.tier}, seed {facts.seed}"
     )
+    assumed = {n.removeprefix("simulator."): v for n, v in facts.flags.items() if n.startswith("simulator.")}
+    if assumed:
+        output.say(f"assumed: {', '.join(f'{name} {value}' for name, value in assumed.items())}")
     dtypes = [d for d in _SHORT if any(d in row.ratio for row in document.summary)]
     ratios = [f"{_SHORT[d]} error" for d in dtypes]
     headers = ["op", "implementation", "verdict", "cells", "refused", *ratios, "time", "of roofline"]

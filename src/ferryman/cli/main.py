@@ -15,6 +15,7 @@ from ferryman.cli import (
     bench,
     check,
     compare,
+    counters,
     devices,
     doctor,
     explain,
@@ -44,6 +45,7 @@ app.command("record")(record.record)
 app.command("replay")(replay.replay)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("counters")(counters.counters)
 app.command("selftest")(selftest.selftest)
 app.command("tune")(tune.tune)
 

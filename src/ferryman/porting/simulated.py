@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 import torch
 
+from ferryman.backends.simulator.numerics import Assumptions
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
@@ -20,7 +22,7 @@ from ferryman.porting.parity import SEED
 from ferryman.porting.process import quiet
 from ferryman.porting.results import Cell, Results, environment, results
 from ferryman.porting.runner import dtypes_of, ordered, tier_cases
-from ferryman.porting.simulated_route import NAME, SERVES, require
+from ferryman.porting.simulated_route import NAME, SERVES, flags, require
 from ferryman.porting.worker import Job, Workers
 
 
@@ -32,10 +34,12 @@ def run(
     known: Profile, ops: Iterable[str] | None = None, backends: Iterable[str] | None = None,
     dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = SEED,
     progress: Callable[[int, int, str], None] | None = None, jobs: int | None = None,
+    assumptions: Assumptions | None = None,
 ) -> Results:  # fmt: skip
     """Check every requested op x implementation in Triton or HIP on a device of ``known``'s arch that is not here.
 
-    backends: of those two; None is both. Other parameters as `runner.run` has them; ``tier`` None is "small".
+    backends: of those two; None is both. assumptions: about arithmetic that AMD does not document; the document's flags
+    record them. Other parameters as `runner.run` has them; ``tier`` None is "small".
     Raises ArgumentError for a device that has no simulator, UnknownName for a name that is not there.
     """
     began = time.perf_counter()
@@ -45,6 +49,7 @@ def run(
         registry.check_backend(name)
         if name not in SERVES:
             raise ArgumentError("check", "--backend", name, f"{' or '.join(SERVES)} beside {NAME}")
+    assumed = assumptions or Assumptions()
     chosen, tier = dtypes_of(dtypes), tier or "small"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
     lines = {op: [x.name for x in registry.implementations(op) if x.name in wanted] for op in dict.fromkeys(names)}
@@ -52,9 +57,10 @@ def run(
     total = sum(len(tier_cases(registry.primitive(op), tier)) * len(chosen) * len(found) for op, found in lines.items())
     count = jobs or default_jobs()
     shares = [
-        Job(lines, [dtype_name(d) for d in chosen], tier, seed, "cpu", share=(k, count), simulated=known.name)
+        Job(lines, [dtype_name(d) for d in chosen], tier, seed, "cpu", share=(k, count), simulated=known.name,
+            assume=asdict(assumed))
         for k in range(count)
-    ]
+    ]  # fmt: skip
     cells: list[Cell] = []
     with quiet(), Workers(shares) as workers:
         for cell in workers.remaining():
@@ -62,5 +68,7 @@ def run(
             if progress is not None:
                 progress(len(cells), total, f"{cell.op} {cell.implementation}")
     facts = environment(torch.device("cpu"), known, seed, tier, round(time.perf_counter() - began, 3))
-    facts = facts.model_copy(update={"device": NAME, "device_name": f"{known.title}, simulated"})
+    facts = facts.model_copy(
+        update={"device": NAME, "device_name": f"{known.title}, simulated", "flags": facts.flags | flags(assumed)}
+    )
     return results(facts, ordered(cells, tier))

@@ -6,8 +6,10 @@ and the code is executed by `backends.simulator`. A verdict of this route is SIM
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from ferryman.backends import redirect
 from ferryman.backends.simulator.device import Simulator
@@ -22,11 +24,35 @@ SERVES = ("triton", "hip")
 _MOST = 5
 
 
-def require(known: Profile) -> None:
+def require(known: Profile, verb: str = "check") -> None:
     """Raises ArgumentError for a device that the simulator has no model of."""
     if known.arch not in ARCHES:
         required = f"a device of {' or '.join(ARCHES)}: mi300x, mi355x"
-        raise ArgumentError("check", "--device", f"{known.name} ({known.arch})", required)
+        raise ArgumentError(verb, "--device", f"{known.name} ({known.arch})", required)
+
+
+def assumptions_of(given: Iterable[str], verb: str = "check") -> Assumptions:
+    """Assumptions from texts like "mfma_order=sequential"; the others keep their defaults.
+
+    Raises ArgumentError for a name, a value or a text that is none, and for one that is given two values.
+    """
+    known = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(Assumptions).items()}
+    chosen: dict[str, str] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known:
+            required = "NAME=VALUE with " + "; ".join(f"{n}={'|'.join(values)}" for n, values in known.items())
+            raise ArgumentError(verb, "--assume", repr(text), required)
+        if value not in known[name]:
+            raise ArgumentError(verb, "--assume", repr(text), f"{name}={'|'.join(known[name])}")
+        if chosen.setdefault(name, value) != value:
+            raise ArgumentError(verb, "--assume", f"{name}={chosen[name]} and {name}={value}", "one of the two")
+    return Assumptions(**typing.cast("typing.Any", chosen))
+
+
+def flags(assumptions: Assumptions) -> dict[str, str | bool]:
+    """What a document says of the assumptions that its verdicts hold under, in its environment's flags."""
+    return {f"simulator.{name}": value for name, value in asdict(assumptions).items()}
 
 
 @contextmanager

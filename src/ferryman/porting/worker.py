@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +55,7 @@ class Job:
     share: tuple[int, int] = (0, 1)
     tf32: bool = False
     simulated: str | None = None  # the profile of the device that is simulated
+    assume: dict[str, str] = field(default_factory=dict)  # the simulator's assumptions, by name
 
     @classmethod
     def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
@@ -246,7 +247,8 @@ def main() -> int:
     known, route = detect(device), contextlib.ExitStack()
     if job["simulated"] is not None:
         known, more = profile(job["simulated"]), {"times": _RUNS}
-        route.enter_context(simulated_route.on(known))
+        assumed = simulated_route.assumptions_of(f"{name}={value}" for name, value in job["assume"].items())
+        route.enter_context(simulated_route.on(known, assumed))
     with route:
         for op in job["ops"]:
             for cell in check_op(

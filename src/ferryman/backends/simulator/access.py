@@ -62,15 +62,24 @@ def _offset(instruction: Instruction) -> int:
     return int(instruction.modifiers.get("offset", 0))
 
 
+def _lanes_of(operand: Operand, instruction: Instruction) -> Operand:
+    """An address of each lane: vector registers, nothing else."""
+    if not isinstance(operand.what, Register) or operand.what.file == "s":
+        raise refuse(instruction, "an address that is no vector register")
+    return operand
+
+
 def global_address(vaddr: Operand, saddr: Operand, instruction: Instruction, sources: Sources) -> Address:
     """A 64-bit address in vector registers, or a scalar base and a 32-bit offset, plus the constant offset."""
     constant = np.uint64(_offset(instruction) & 0xFFFFFFFFFFFFFFFF)
     if isinstance(saddr.what, Word):
         if saddr.what.name != "off":
             raise refuse(instruction, f"an address {saddr.what.name}")
-        wide = vector_read(vaddr, "u64", instruction, sources)
+        wide = vector_read(_lanes_of(vaddr, instruction), "u64", instruction, sources)
         return lambda m: (wide(m) + constant, _active(m))
-    narrow = vector_read(vaddr, "u32", instruction, sources)
+    if isinstance(saddr.what, Immediate):
+        raise refuse(instruction, "a constant as the base of an address")
+    narrow = vector_read(_lanes_of(vaddr, instruction), "u32", instruction, sources)
     base = scalar_read(saddr, "u64", instruction, sources)
     return lambda m: (base(m)[:, None] + narrow(m) + constant, _active(m))
 
@@ -89,7 +98,7 @@ def buffer_address(parts: list[Operand], instruction: Instruction, sources: Sour
     moved = scalar_read(soffset, "u32", instruction, sources)
     lane: Read | None = None
     if "offen" in instruction.modifiers:
-        lane = vector_read(vaddr, "u32", instruction, sources)
+        lane = vector_read(_lanes_of(vaddr, instruction), "u32", instruction, sources)
 
     def address(m: Machine) -> tuple[Array, Array | None]:
         high, limit = m.s_u32[words + 1][m.sel], m.s_u32[words + 2][m.sel]
@@ -274,6 +283,8 @@ def _scalar_load(names: str, count: int) -> None:
             )
             if m.sanitize:
                 m.memory.note_load(m, offset, 4 * count, good, region, instruction)
+            if m.counters is not None:
+                m.counters.access(m, instruction, offset, 4 * count, good)
             index = offset >> 2
             for i, r in enumerate(registers):
                 word = m.memory.words[index + i]

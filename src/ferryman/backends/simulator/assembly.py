@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from ferryman.errors import AssemblyError
 
@@ -136,6 +137,31 @@ class Kernel:
         return list(self.metadata.get(".args", ()))
 
 
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Argument(_Entry):
+    offset: StrictInt = Field(alias=".offset", ge=0, le=1 << 16)
+    size: StrictInt = Field(alias=".size", ge=0, le=1 << 16)
+    value_kind: StrictStr = Field(alias=".value_kind")
+
+
+class _KernelEntry(_Entry):
+    """What is read of a kernel's metadata; code objects may hold more."""
+
+    name: StrictStr = Field(alias=".name")
+    arguments: list[_Argument] = Field(default=[], alias=".args")
+    kernarg_segment_size: StrictInt = Field(default=0, alias=".kernarg_segment_size", ge=0, le=1 << 16)
+    max_flat_workgroup_size: StrictInt = Field(default=1024, alias=".max_flat_workgroup_size", ge=1, le=1024)
+    wavefront_size: StrictInt = Field(default=64, alias=".wavefront_size")
+    vgpr_count: StrictInt = Field(default=0, alias=".vgpr_count", ge=0)
+
+
+class _Metadata(_Entry):
+    kernels: list[_KernelEntry] = Field(alias="amdhsa.kernels")
+
+
 def split(text: str) -> list[str]:
     """Parts between commas that stand outside brackets and parentheses."""
     parts, depth, begin = [], 0, 0
@@ -251,23 +277,31 @@ class _Reader:
         self._source: str | None = None
         lines = iter(enumerate(text.splitlines(), 1))
         for number, line in lines:
-            words = line.split(";", 1)[0].strip() if '"' not in line else line.strip()
-            if not words:
-                continue
-            if words == ".amdgpu_metadata":
-                self._metadata(lines, number)
-            elif match := _LABEL.match(words):
-                self._label(match[1])
-                if words[match.end() :].strip():
-                    self._line(words[match.end() :].strip(), number)
-            elif words.startswith(".amdhsa_kernel"):
-                self._descriptor(words.split()[1], lines)
-            elif words.startswith("."):
-                self._directive(words, number)
-            elif self._in_code:
-                self._line(words, number)
-            else:
-                raise AssemblyError(f"line {number}: an instruction outside .text: {words}")
+            try:
+                self._take(line, number, lines)
+            except AssemblyError:
+                raise
+            except (ValueError, IndexError) as error:
+                raise AssemblyError(f"line {number}: not understood: {line.strip()}") from error
+
+    def _take(self, line: str, number: int, lines: Any) -> None:
+        words = line.split(";", 1)[0].strip() if '"' not in line else line.strip()
+        if not words:
+            return
+        if words == ".amdgpu_metadata":
+            self._metadata(lines, number)
+        elif match := _LABEL.match(words):
+            self._label(match[1])
+            if words[match.end() :].strip():
+                self._line(words[match.end() :].strip(), number)
+        elif words.startswith(".amdhsa_kernel"):
+            self._descriptor(words.split()[1], lines)
+        elif words.startswith("."):
+            self._directive(words, number)
+        elif self._in_code:
+            self._line(words, number)
+        else:
+            raise AssemblyError(f"line {number}: an instruction outside .text: {words}")
 
     def _label(self, name: str) -> None:
         if name in self._functions:
@@ -329,8 +363,13 @@ class _Reader:
             if line.strip() == ".end_amdgpu_metadata":
                 try:
                     self.metadata = yaml.safe_load("\n".join(kept))
+                    _Metadata.model_validate(self.metadata)
                 except yaml.YAMLError as error:
                     raise AssemblyError(f"line {number}: the metadata is no YAML: {error}") from error
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    place = ".".join(map(str, first["loc"])) or "it"
+                    raise AssemblyError(f"line {number}: the metadata is damaged: {place}: {first['msg']}") from error
                 return
             kept.append(line)
         raise AssemblyError(f"line {number}: the metadata has no end: the text is cut off")

@@ -102,6 +102,8 @@ def _global(kind: str) -> None:
             if m.sanitize:
                 check_data(m, data_sources, good, instruction, place)
                 m.memory.note_store(m, offset, 4, good, region, instruction, atomic=True)
+            if m.counters is not None:
+                m.counters.access(m, instruction, offset, 4, good)
             chosen = np.ones(offset.shape, bool) if good is None else good
             words = m.memory.words
             found = apply(words, offset[chosen] >> 2, m.row(m.v_u32[value])[chosen], update)
@@ -156,6 +158,8 @@ def _local(name: str, kind: str, returns: bool) -> None:
                         "uninitialised", "an atomic on LDS that nothing has written", instruction, unwritten, address
                     )
                 m.shadow.atomic(m, place, active, instruction, address)
+            if m.counters is not None:
+                m.counters.lds(m, instruction, address, 4, active)
             chosen = np.ones((m.count, LANES), bool) if active is None else active
             index = ((m.groups[m.sel].astype(np.int64) * m.lds_bytes)[:, None] + address)[chosen] >> 2
             found = apply(m.lds.view(_U32), index, m.row(m.v_u32[value])[chosen], update)

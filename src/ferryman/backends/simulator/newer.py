@@ -112,6 +112,8 @@ def _transposed(name: str, bits: int) -> None:
                 if taint is not None:  # an element of a lane reaches others of its sixteen
                     spread = unpack(taint).reshape(m.count, 4, 16).any(-1)
                     taint = pack(np.ascontiguousarray(np.repeat(spread, 16, axis=1)))
+            if m.counters is not None:
+                m.counters.lds(m, instruction, address, 8, active)
             words = np.stack(fetch(m, address, 8), -1)
             elements = np.ascontiguousarray(words).view(dtype).reshape(m.count, 4, count, 16 // count, count)
             moved = np.ascontiguousarray(elements.transpose(0, 1, 3, 4, 2)).reshape(m.count, LANES, count)

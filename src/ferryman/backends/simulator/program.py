@@ -31,8 +31,8 @@ from ferryman.backends.simulator.lds import Shadow, smallest
 from ferryman.backends.simulator.machine import CLEAN, LANES, Machine
 from ferryman.backends.simulator.memory import Memory, Region
 from ferryman.backends.simulator.numerics import Array, Assumptions, Mode
-from ferryman.backends.simulator.operations import Context, Step, operation
-from ferryman.errors import SimulationError
+from ferryman.backends.simulator.operations import Context, Operation, Step, operation
+from ferryman.errors import AssemblyError, FerrymanError, SimulationError
 
 ARCHES = ("gfx942", "gfx950")
 BATCH_WAVES = 256  # waves that run together; their registers fill some MiB
@@ -101,7 +101,7 @@ class Program:
         first, steps = 0, list[Step]()
         for index, instruction in enumerate(code):
             entry = operation(instruction, self.arch, self.kernel.name)
-            step = entry.decode(instruction, context)
+            step = self._step(entry, instruction, context)
             if entry.ends:
                 found[first] = Block(first, steps, step, index + 1 - first)
                 first, steps = index + 1, []
@@ -113,6 +113,15 @@ class Program:
         if steps:
             found[first] = Block(first, steps, None, len(code) - first)
         return found
+
+    def _step(self, entry: Operation, instruction: Instruction, context: Context) -> Any:
+        try:
+            return entry.decode(instruction, context)
+        except FerrymanError:
+            raise
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            where = f"{self.kernel.name}, line {instruction.line}"
+            raise AssemblyError(f"{where}: operands that {instruction.name} cannot have: {instruction.text}") from error
 
     def instruction(self, index: int) -> Instruction:
         return self.kernel.instructions[index]

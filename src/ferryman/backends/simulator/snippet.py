@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ferryman.backends.simulator.assembly import EXEC, M0, VCC, Instruction, Kernel, instruction
+from ferryman.backends.simulator.counters import Counters
 from ferryman.backends.simulator.findings import Finding, Findings
 from ferryman.backends.simulator.lds import Shadow
 from ferryman.backends.simulator.machine import CLEAN, LANES, Machine
@@ -32,6 +33,7 @@ class Result:
     m0: Any
     lds: Array
     findings: list[Finding]
+    counters: Counters | None = None
 
 
 class _File:
@@ -54,6 +56,7 @@ def execute(
     a: Mapping[int, Any] | None = None, s: Mapping[int, int] | None = None, exec_mask: int = 2**64 - 1, vcc: int = 0,
     scc: int = 0, m0: int = 0, lds: Array | None = None, buffers: Sequence[Array] = (), denormals: bool = True,
     assumptions: Assumptions | None = None, scratch: int = 0, sanitize: bool = True, budget: int = BUDGET,
+    count: bool = False,
 ) -> Result:  # fmt: skip
     """Run ``text`` (an s_endpgm is added) on one workgroup of ``waves`` waves.
 
@@ -74,13 +77,13 @@ def execute(
     descriptor = {"group_segment_fixed_size": 0 if lds is None else len(lds), "private_segment_fixed_size": scratch,
                   "float_denorm_mode_32": flush, "float_denorm_mode_16_64": flush}  # fmt: skip
     program = Program(Kernel("snippet", arch, code, labels, descriptor, {}), arch, assumptions)
-    findings = Findings("snippet")
+    findings, counters = Findings("snippet"), Counters(program) if count else None
     regions = [Region(b.ctypes.data, b.ctypes.data + b.nbytes, f"buffer {i}") for i, b in enumerate(buffers)]
     memory = Memory(regions, program.granule)
     size = descriptor["group_segment_fixed_size"]
     padded = -(-size // 16) * 16
     m = Machine(np.zeros(waves, int), np.arange(waves), padded, scratch, memory, findings, program.mode,
-                program.assumptions, sanitize)  # fmt: skip
+                program.assumptions, sanitize, counters=counters)  # fmt: skip
     m.shadow = Shadow(m, program.lds_granule, waves)
     if lds is not None:
         m.lds[:size] = lds
@@ -96,11 +99,15 @@ def execute(
     m.scc[...] = bool(scc)
     m.refresh()
     with np.errstate(all="ignore"):
-        program._execute(m, findings, budget, {})
+        counts: dict[int, int] = {}
+        program._execute(m, findings, budget, counts)
         memory.finish(Reporter(findings))
+        if counters is not None:
+            counters.finish(counts, size, waves)
     return Result(
         _File(m.v_u32, 0, False), _File(m.v_u32, 256, False), _File(m.s_u32, 0, True), _one(m.s_u64[EXEC // 2]),
         _one(m.s_u64[VCC // 2]), _one(m.scc), _one(m.s_u32[M0]), m.lds[:size].copy(), findings.all(),
+        counters,
     )  # fmt: skip
 
 

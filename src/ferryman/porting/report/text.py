@@ -11,7 +11,7 @@ MEANING: dict[Verdict, str] = {
     "FAIL": "ran, and a gate does not hold",
     "MISTRUSTED": "ran, but the check itself could not judge it",
     "QUARANTINED": "its toolchain could not compile it",
-    "SIMULATED": "ran in an interpreter on the CPU: no evidence about a device",
+    "SIMULATED": "ran on the CPU, interpreted or as simulated instructions (its reason says which); not on the device",
     "COMPILED_ONLY": "compiled for a device that is not here; did not run",
     "UNIMPLEMENTED": "refused: one of its conditions does not hold",
     "NOT_RUN": "did not run",
