@@ -1,4 +1,4 @@
-"""Writes the documentation that follows from the code: docs/settings.md, docs/ops.md, the schema of result documents.
+"""Writes the documentation that follows from the code: docs/settings.md, docs/ops.md, the schemas of documents.
 
 python ci/docs.py            writes them (make docs)
 python ci/docs.py --check    exit code 1 if one is not current (tests/unit/test_docs.py asks the same)
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferryman import settings
+from ferryman.backends import artefacts
 from ferryman.cli import support
 from ferryman.device_profiles import Profile, catalogue
 from ferryman.dispatch import registry
@@ -89,10 +90,15 @@ def schema_page() -> str:
     return json.dumps(results.schema(), indent=1) + "\n"
 
 
+def artefacts_page() -> str:
+    return json.dumps(artefacts.schema(), indent=1) + "\n"
+
+
 PAGES = {
     "settings.md": settings_page,
     "ops.md": ops_page,
     f"schema/results-v{results.SCHEMA_VERSION}.json": schema_page,
+    f"schema/artefacts-v{artefacts.SCHEMA_VERSION}.json": artefacts_page,
 }
 
 

@@ -14,6 +14,7 @@ from tests.cli.run import alone, ferryman
 
 VERBS = (
     "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "selftest", "record", "replay", "compare",
+    "compile",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import ferryman
 from ferryman.cli import (
     check,
     compare,
+    compile,
     devices,
     doctor,
     explain,
@@ -41,6 +42,7 @@ app.command("record")(record.record)
 app.command("replay")(replay.replay)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("compile")(compile.compile_)
 app.command("selftest")(selftest.selftest)
 
 

@@ -55,7 +55,7 @@ def compile_all(arch: str, units: Iterable[Unit]) -> list[Artefact]:
 
 
 @functools.lru_cache(maxsize=1)
-def _tools() -> tuple[Path, Path]:
+def tools() -> tuple[Path, Path]:
     """(zig, the directory of the device bitcode)."""
     found = []
     for package, inside in (("ziglang", "zig"), ("triton", "backends/amd/lib")):
@@ -97,7 +97,7 @@ def _run(command: Sequence[str | Path], unit: Unit, arch: str) -> str:
 
 
 def _compile_amd(unit: Unit, arch: str) -> Artefact:
-    zig, bitcode = _tools()
+    zig, bitcode = tools()
     with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
         folder = Path(temporary)
         source, ll = folder / "kernel.hip", folder / "oclc.ll"

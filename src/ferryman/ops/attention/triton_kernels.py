@@ -784,7 +784,7 @@ _CDNA: dict[int, _Tiles] = {
     ),
     256: (
         (128, 32, 8, 1), (32, 32, 4, 1), (16, 64, 8, 1),
-        (64, 32, 8, 1, _SMALL_MFMA), (32, 32, 4, 1), (16, 64, 4, 1, _SMALL_MFMA),
+        (64, 32, 8, 1, _SMALL_MFMA), (64, 16, 8, 1, _SMALL_TWO_WAVES), (16, 64, 4, 1, _SMALL_MFMA),
     ),
 }  # fmt: skip
 _HALF: dict[str, dict[int, _Tiles]] = {
@@ -811,7 +811,7 @@ _FLOAT: dict[str, dict[int, _Tiles]] = {
     },
     "cdna": {
         64: ((64, 32, 4, 1, _SMALL_MFMA), (64, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
-        128: ((64, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
+        128: ((64, 32, 4, 1, _SMALL_MFMA), (64, 16, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
         256: ((32, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
     "rdna": {
