@@ -814,6 +814,12 @@ _FLOAT: dict[str, dict[int, _Tiles]] = {
         128: ((64, 32, 4, 1, _SMALL_MFMA), (64, 16, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
         256: ((32, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
+    # dQ at D256: at 16x16 gfx950 spilled 4 registers in five forms of six, here 2 in one
+    "cdna-160k": {
+        64: ((64, 32, 4, 1, _SMALL_MFMA), (64, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
+        128: ((64, 32, 4, 1, _SMALL_MFMA), (64, 16, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
+        256: ((32, 16, 4, 1), (32, 16, 4, 1, _SMALL_MFMA), (16, 16, 4, 1)),
+    },
     "rdna": {
         64: ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
         128: ((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
@@ -830,7 +836,7 @@ def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich
     So does a head_dim below its tile (80, 96): there the loads carry masks.
     """
     family = _family(target)
-    by_dim = _HALF[family] if dtype != torch.float32 else _FLOAT[family.split("-")[0]]
+    by_dim = _HALF[family] if dtype != torch.float32 else _FLOAT.get(family) or _FLOAT[family.split("-")[0]]
     padded = max(64, _block_d(head_dim))
     which = ("forward", "dq", "dkv").index(kernel) + (3 if rich or head_dim < padded else 0)
     tiles = by_dim[padded]
