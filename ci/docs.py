@@ -1,5 +1,5 @@
 """Writes the documentation that follows from the code: docs/settings.md, docs/ops.md, the table of instructions in
-docs/simulator.md, the schema of result documents.
+docs/simulator.md, the schemas of documents.
 
 python ci/docs.py            writes them (make docs)
 python ci/docs.py --check    exit code 1 if one is not current (tests/unit/test_docs.py asks the same)
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferryman import settings
+from ferryman.backends import artefacts
 from ferryman.backends.simulator import operations
 from ferryman.backends.simulator.program import ARCHES
 from ferryman.cli import support
@@ -118,11 +119,16 @@ def schema_page() -> str:
     return json.dumps(results.schema(), indent=1) + "\n"
 
 
+def artefacts_page() -> str:
+    return json.dumps(artefacts.schema(), indent=1) + "\n"
+
+
 PAGES = {
     "settings.md": settings_page,
     "ops.md": ops_page,
     "simulator.md": simulator_page,
     f"schema/results-v{results.SCHEMA_VERSION}.json": schema_page,
+    f"schema/artefacts-v{artefacts.SCHEMA_VERSION}.json": artefacts_page,
 }
 
 

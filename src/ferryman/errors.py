@@ -75,6 +75,10 @@ class ResultError(FerrymanError, ValueError):
     """A result document is damaged or from a newer schema."""
 
 
+class ArtefactError(FerrymanError, ValueError):
+    """A folder of compiled kernels cannot be used: its manifest is absent, damaged, or from another version."""
+
+
 class CapsuleError(FerrymanError, ValueError):
     """A capsule is damaged, too large, from a newer version, or asks for what no capsule may ask for."""
 

@@ -60,6 +60,7 @@ TABLE = (
     Setting("lockfile", _path, None, "JSON file of measured choices, as `ferryman tune` writes it."),
     Setting("profile", _word, None, "Name of the device profile to use for the accelerator, instead of detecting it."),
     Setting("test_device", _word, None, "Where the pytest plugin tests; default: the accelerator, else the CPU."),
+    Setting("artefacts", _path, None, "Folder that `ferryman compile` wrote: kernels that match are not compiled."),
     Setting("cache_dir", _path, None, "Where compiled kernels are kept; default: the user's cache directory."),
 )  # fmt: skip
 _BY_KEY = {s.key: s for s in TABLE}

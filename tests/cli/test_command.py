@@ -14,7 +14,7 @@ from tests.cli.run import alone, ferryman
 
 VERBS = (
     "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "selftest", "record", "replay",
-    "compare", "counters", "tune",
+    "compare", "compile", "counters", "tune",
 )  # fmt: skip
 
 

@@ -160,30 +160,49 @@ def test_the_summary_has_every_row_and_fails_with_one(tmp_path: Path, capsys: py
 
 
 def test_compiling_judges_each_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ferryman.errors import CompileError
+    from ferryman.backends.artefacts import Entry
+    from ferryman.porting import aot
 
-    def compile_one(backend: str, source: str, target: Any) -> None:
-        assert (backend, target.arch) == ("hip", "gfx942")
-        if source == "bad":
-            raise CompileError(backend, source, target.arch, "no such instruction")
+    def entry(kernel: str, verdict: Any, reason: str | None) -> Entry:
+        return Entry(key="0" * 64, profile="mi300x", arch="gfx942", backend="hip", family="norm", kernel=kernel,
+                     dtype="any", verdict=verdict, reason=reason)  # fmt: skip
 
-    sources = [("norm", "any", "a", "good"), ("norm", "any", "b", "bad")]
-    monkeypatch.setattr(compiling, "kernels", lambda backend, target: iter(sources))
-    monkeypatch.setattr(compiling, "compile_one", compile_one)
+    compile_all = aot.compile_all
+
+    def compiled(profiles: Any, **options: Any) -> aot.Compiled:
+        if options["backends"] != ["hip"]:
+            return compile_all(profiles, **options)
+        assert [p.arch for p in profiles] == ["gfx942"]
+        entries = [entry("a", "COMPILED_ONLY", None), entry("b", "QUARANTINED", "no such instruction"),
+                   entry("c", "FAIL", "shared: 70000 bytes a block, required at most 65536")]  # fmt: skip
+        return aot.Compiled(_manifest(entries))
+
+    monkeypatch.setattr(aot, "compile_all", compiled)
     assert compiling.main(["--profile", "mi300x", "--backend", "hip", "--out", str(tmp_path)]) == 1
     document = results.load(tmp_path / "compile-mi300x-hip.json")
-    assert [(c.case, c.verdict, c.reason) for c in document.cells] == [
-        ("a", "COMPILED_ONLY", None), ("b", "QUARANTINED", "no such instruction"),
+    assert [(c.op, c.case, c.verdict, c.reason) for c in document.cells] == [
+        ("norm", "0: a()", "COMPILED_ONLY", None), ("norm", "1: b()", "QUARANTINED", "no such instruction"),
+        ("norm", "2: c()", "FAIL", "shared: 70000 bytes a block, required at most 65536"),
     ]  # fmt: skip
     assert document.environment.device == matrix.NOWHERE == compiling.DEVICE
     assert compiling.main(["--profile", "mi300x", "--backend", "cuda", "--out", str(tmp_path)]) == 2
+    assert compiling.main(["--profile", "mi300", "--backend", "hip", "--out", str(tmp_path)]) == 2
+
+
+def _manifest(entries: list[Any]) -> Any:
+    from ferryman.backends.artefacts import Manifest
+
+    return Manifest(time="2026-01-01T00:00:00", toolchain={}, profiles=["mi300x"], seconds=1.0,
+                    entries=entries)  # fmt: skip
 
 
 def test_there_are_kernels_to_compile() -> None:
-    from ferryman.dispatch.select import target_of
+    from ferryman.porting.aot.groups import groups_of, sources_of
 
-    found = {family for family, *_ in compiling.kernels("hip", target_of(profile("mi300x")))}
-    assert found == {"norm", "activation", "softmax", "rope"}
+    known = profile("mi300x")
+    made = list(groups_of(known, ["hip"], ["norm", "activation", "softmax", "rope", "matmul", "attention"]))
+    assert {group.family for group in made} == {"norm", "activation", "softmax", "rope"}
+    assert all(len(sources_of(group, known)) > 10 for group in made)
 
 
 def test_amd_code_is_simulated_by_a_job_of_its_own() -> None:

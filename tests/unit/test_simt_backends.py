@@ -452,8 +452,12 @@ def test_hip_probe_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     fake.hipGetDeviceCount = lambda: (100, 0)
     assert any("(100)" in r for r in hip.HipBackend().probe("amd"))
     fake.hipGetDeviceCount, fake.hiprtcVersion = (lambda: (0, 1)), (lambda: (0, 9, 0))
+    fake.hipRuntimeGetVersion = lambda: (0, 70226015)
     monkeypatch.setattr(torch.version, "hip", "7.2")
     assert hip.HipBackend().probe("amd") == ()
+    fake.hipRuntimeGetVersion = lambda: (0, 50221153)
+    (reason,) = hip.HipBackend().probe("amd")
+    assert "loader's path is ROCm 5.2" in reason and "is built for ROCm 7.2" in reason
     monkeypatch.setattr(hip.importlib.util, "find_spec", lambda name: None)
     assert any("pip install ferryman[rocm7]" in r for r in hip.HipBackend().probe("amd"))
 

@@ -106,10 +106,10 @@ def test_a_wave_width_is_required() -> None:
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = importlib.util.find_spec
     monkeypatch.setattr(offline.importlib.util, "find_spec", lambda n: None if n == "ziglang" else real(n))
-    offline._tools.cache_clear()
+    offline.tools.cache_clear()
     with pytest.raises(BackendUnavailable, match="pip install ziglang triton"):
         offline.compile_unit(Unit("u", ""), "gfx942")
-    offline._tools.cache_clear()
+    offline.tools.cache_clear()
 
 
 @pytest.mark.parametrize(

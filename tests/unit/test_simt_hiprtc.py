@@ -12,7 +12,7 @@ import pytest
 from ferryman.backends import hip
 from ferryman.backends.simt import Unit, resources
 from ferryman.errors import BackendUnavailable, CompileError
-from tests.unit import simt_host
+from tests.unit import hip_launches, simt_host
 
 ARCH = "gfx90a"
 
@@ -62,6 +62,36 @@ def test_calls_without_a_device_raise_a_typed_error() -> None:
         runtime.open(image, unit)
     with pytest.raises(hip.HipError, match="hipModuleLaunchKernel failed"):
         runtime.start((0, None, image), 0, 0, 1, 64, 0, (1, 2.5, 3))
+
+
+def test_every_familys_arguments_lie_where_hiprtcs_kernels_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, seen = hip.HipBackend(), set()
+    for unit, args in hip_launches.recorded(monkeypatch, ARCH):
+        layout = (unit.name.rsplit("_", 5)[0], len(args))
+        if layout in seen:
+            continue
+        seen.add(layout)
+        (kernel,) = resources.kernels(backend.compile(unit, None, ARCH).image)
+        assert kernel[".name"] == unit.name
+        hip_launches.check_packing(kernel, args)
+    assert {name.split("_")[0] for name, _ in seen} == {"rms", "add", "layer", "softmax", "silu", "gelu", "rope"}
+
+
+def test_a_device_newer_than_hiprtc_is_an_error_and_no_abort() -> None:
+    """Debian's hipRTC is of ROCm 5.2, which would end the process on gfx942."""
+    major, minor = hip.runtime_version()
+    if (major, minor) >= (5, 6):
+        pytest.skip(f"ROCm {major}.{minor} knows gfx942")
+    with pytest.raises(CompileError, match=f"hipRTC of ROCm {major}.{minor} does not know gfx942"):
+        hip.HipBackend().compile(simt_host.some_units("gfx942")[0], None, "gfx942")
+
+
+def test_a_code_object_that_is_none_is_not_loaded() -> None:
+    runtime = hip.HipRuntime()
+    unit = simt_host.some_units(ARCH)[0]
+    for image in (b"", b"nonsense", runtime.build(unit, ARCH)[:-200]):
+        with pytest.raises((hip.HipError, ValueError), match="hipModuleLoadData failed|not a 64-bit ELF|truncated"):
+            runtime.open(image, unit)
 
 
 def test_packed_arguments_match_the_kernel_abi() -> None:

@@ -26,7 +26,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One compiled kernel image: ``image`` is a cubin, an hsaco, or PTX; ``resources`` what the toolchain reported."""
+    """One compiled kernel image: ``image`` is a cubin, an hsaco, or PTX; ``resources`` what the toolchain reported.
+
+    ``metadata`` is what the backend needs beside the image to launch it (JSON types; Triton's alone has some).
+    """
 
     kernel: str
     arch: str
@@ -34,6 +37,7 @@ class Artefact:
     image: bytes
     resources: dict[str, int] = field(default_factory=dict)
     log: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable

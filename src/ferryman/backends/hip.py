@@ -26,6 +26,9 @@ OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast")
 # Refusals of the launch itself; everything else (out of memory, illegal address) rises as a HipError.
 _REFUSED = frozenset({1, 9, 98, 701})
 _NOT_LOADABLE = (ImportError, OSError, RuntimeError)
+# The first ROCm whose LLVM has the target (15, 17, 19, 20). An older hipRTC may not refuse what it does not know: 5.2.3
+# aborts the process on gfx942 and gfx1100.
+_FIRST_ROCM = {"gfx1100": (5, 3), "gfx942": (5, 6), "gfx1200": (6, 3), "gfx1201": (6, 3), "gfx950": (6, 4)}
 
 
 class HipError(RuntimeError):
@@ -61,6 +64,30 @@ def hiprtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def runtime_version() -> tuple[int, int]:
+    """ROCm's (major, minor) of the HIP runtime that is loaded. Raises RuntimeError where its library is missing.
+
+    hiprtcVersion says 9.0 over many releases, so what hipRTC knows is judged by the runtime beside it.
+    """
+    hip, _ = _bindings()
+    found = int(_call(hip, "hipRuntimeGetVersion"))  # 50221153 is 5.2.21153
+    return found // 10_000_000, found // 100_000 % 100
+
+
+def _refuse_unknown(kernel: str, arch: str) -> None:
+    """Raises CompileError where the hipRTC that is loaded is older than ``arch``."""
+    first = _FIRST_ROCM.get(arch)
+    if first is None:
+        return
+    try:
+        found = runtime_version()
+    except RuntimeError:
+        return  # hipRTC alone is loaded, which from ROCm 6 on is a library of its own: it knows what to refuse
+    if found < first:
+        log = f"hipRTC of ROCm {found[0]}.{found[1]} does not know {arch}; required: {first[0]}.{first[1]} or newer"
+        raise CompileError("hip", kernel, arch, f"{log}. Update ROCm, or compile elsewhere (ferryman compile)")
+
+
 class HipBackend:
     name = "hip"
     vendors = frozenset({"amd"})
@@ -86,6 +113,13 @@ class HipBackend:
             hiprtc_version()
         except _NOT_LOADABLE as error:
             reasons.append(f"hipRTC cannot be loaded ({error}); install ROCm's hiprtc, or put libhiprtc on the path")
+        if torch.version.hip is not None and not reasons:
+            built, loaded = torch.version.hip.split(".")[0], runtime_version()
+            if built != str(loaded[0]):
+                reasons.append(
+                    f"the HIP runtime on the loader's path is ROCm {loaded[0]}.{loaded[1]}, torch {torch.__version__} "
+                    f"is built for ROCm {torch.version.hip}: two runtimes share no stream; put torch's on the path"
+                )
         if torch.version.hip is None:
             reasons.append(f"torch {torch.__version__} is not a ROCm build: it has no AMD device to share streams with")
         return tuple(reasons)
@@ -95,6 +129,7 @@ class HipBackend:
         if re.fullmatch(r"gfx[0-9a-f]+", arch) is None:
             raise ArgumentError("hip.compile", "arch", repr(arch), "gfxNNN")
         _, hiprtc = _bindings()
+        _refuse_unknown(source.name, arch)
         defines = [f"-D{d}" for d in defines_for(source, arch)]
         flags = [f.encode() for f in (*OPTIONS, f"--offload-arch={arch}", *defines, *(options or ()))]
         try:

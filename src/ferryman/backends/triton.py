@@ -10,9 +10,7 @@ import functools
 import importlib.util
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +18,10 @@ from typing import Any
 
 import torch
 
+from ferryman import settings
 from ferryman.backends import redirect, replay
 from ferryman.backends.base import Artefact, Target
-from ferryman.errors import ArgumentError, CaptureError, CompileError
+from ferryman.errors import ArgumentError, CaptureError, CompileError, FerrymanError
 
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
@@ -47,16 +46,20 @@ class Specialisation:
     ``signature`` maps every parameter that is not a constexpr to its Triton type ("*bf16", "i32", "fp32");
     ``constexprs`` maps the others to their values. ``unaligned`` names pointers that are not 16-byte aligned,
     ``divisible`` integers known to be divisible by 16. ``options`` are the compiler's own (``waves_per_eu``).
+    ``num_stages`` None is the compiler's own default (3 on NVIDIA, 2 on AMD), as in a launch that does not name it.
+    ``spills_allowed`` is what its author accepts, in the unit of the resource "spills"; beyond it the configuration
+    fails its gates (`ferryman compile`).
     """
 
     kernel: Any
     signature: Mapping[str, str]
     constexprs: Mapping[str, Any]
     num_warps: int = 4
-    num_stages: int = 1
+    num_stages: int | None = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     unaligned: frozenset[str] = frozenset()
     divisible: frozenset[str] = frozenset()
+    spills_allowed: int = 0
 
     @property
     def name(self) -> str:
@@ -109,35 +112,19 @@ class TritonBackend:
             log = "TRITON_INTERPRET=1: an interpreting process cannot compile"
             raise CompileError("triton", source.name, arch, log)
         import triton
-        from triton.compiler import ASTSource
 
-        gpu = gpu_target(arch)
-        chosen: dict[str, Any] = {
-            "num_warps": source.num_warps,
-            "num_stages": source.num_stages,
-            **source.options,
-            **(options or {}),
-        }
-        known = _known_options(gpu.backend)
-        unknown = sorted(set(chosen) - known)
-        if unknown:
-            raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
-        ast = ASTSource(
-            fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
-            attrs=_attributes(source, gpu.backend),
-        )  # fmt: skip
+        ast, chosen, gpu = _source(source, arch, options)
         try:
             compiled = triton.compile(ast, target=gpu, options=chosen)
         except (MemoryError, OSError):
             raise
         except Exception as error:  # Triton raises its own, RuntimeError, ValueError, AssertionError and KeyError
             raise CompileError("triton", source.name, arch, f"{type(error).__name__}: {error}") from error
+        from ferryman.backends import triton_artefacts, triton_resources
+
         kind = "cubin" if gpu.backend == "cuda" else "hsaco"
         text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
-        resources = _cubin_resources(compiled.asm[kind]) if kind == "cubin" else _amdgcn_resources(text)
-        # Triton's shared memory is dynamic, so the image itself says 0
-        resources["shared"] = compiled.metadata.shared
-        resources["threads"] = compiled.metadata.num_warps * gpu.warp_size
+        resources = triton_resources.of(compiled, kind, gpu.warp_size)
         # Beyond 512 columns of tensor memory (sm_100) Triton 3.6 emits a kernel that is only `trap`, and says nothing.
         columns = getattr(compiled.metadata, "tmem_size", None) or 0
         if columns > _TENSOR_MEMORY_COLUMNS:
@@ -148,7 +135,32 @@ class TritonBackend:
                 if resources[what] > limit:
                     log = f"{what}: {resources[what]} needed, {target.arch} has {limit} for a block"
                     raise CompileError("triton", source.name, arch, log)
-        return Artefact(source.name, arch, kind, compiled.asm[kind], resources, text)
+        metadata = triton_artefacts.metadata_of(compiled)
+        return Artefact(source.name, arch, kind, compiled.asm[kind], resources, text, metadata)
+
+    def key(self, source: Specialisation, arch: str) -> str:
+        """What a launch must match for an artefact of ``source`` to serve it (`triton_artefacts.key`)."""
+        from ferryman.backends import triton_artefacts
+
+        return triton_artefacts.key(*_source(source, arch))
+
+
+def _source(source: Specialisation, arch: str, options: Mapping[str, Any] | None = None) -> tuple[Any, dict, Any]:
+    """(Triton's ASTSource, the compiler's options, the GPUTarget). Raises ArgumentError for an unknown option."""
+    from triton.compiler import ASTSource
+
+    gpu = gpu_target(arch)
+    stages = {} if source.num_stages is None else {"num_stages": source.num_stages}
+    chosen: dict[str, Any] = {"num_warps": source.num_warps, **stages, **source.options, **(options or {})}
+    known = _known_options(gpu.backend)
+    unknown = sorted(set(chosen) - known)
+    if unknown:
+        raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
+    ast = ASTSource(
+        fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
+        attrs=_attributes(source, gpu.backend),
+    )  # fmt: skip
+    return ast, chosen, gpu
 
 
 def gpu_target(arch: str) -> Any:
@@ -212,34 +224,6 @@ def _attributes(source: Specialisation, backend: str) -> dict[tuple[int], list[l
         if found:
             attributes[index,] = found
     return attributes
-
-
-def _cubin_resources(image: bytes) -> dict[str, int]:
-    import triton
-
-    # with cuobjdump and not `ptxas -v`, whose log Triton drops: local memory is spills, as Triton has no local arrays
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(image)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
-    return {"registers": found["REG"], "spills": found["STACK"] + found["LOCAL"]}
-
-
-def _amdgcn_resources(text: str) -> dict[str, int]:
-    def note(key: str) -> int:
-        found = re.search(rf"^\s*(?:-\s+)?\.{key}:\s*(\d+)", text, re.MULTILINE)
-        return int(found[1]) if found else 0
-
-    return {
-        "registers": note("vgpr_count"),
-        "agprs": note("agpr_count"),
-        "sgprs": note("sgpr_count"),
-        "spills": note("vgpr_spill_count") + note("sgpr_spill_count"),
-        "scratch": note("private_segment_fixed_size"),
-        "wave": note("wavefront_size"),
-    }
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device, **meta: Any) -> None:
@@ -324,7 +308,7 @@ def specialise(kernel: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> S
                 divisible.add(name)
         else:
             signature[name] = "fp32"
-    warps, stages = options.pop("num_warps", 4), options.pop("num_stages", 1)
+    warps, stages = options.pop("num_warps", 4), options.pop("num_stages", None)
     return Specialisation(
         kernel, signature, constexprs, warps, stages, options, frozenset(unaligned), frozenset(divisible)
     )
@@ -348,6 +332,23 @@ def _arch_of(device: torch.device) -> str:
     return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
 
 
+def _artefact(kernel: Any, key: Any, signature: Any, device: Any, rest: tuple[Any, ...]) -> Any:
+    """The kernel compiled ahead of time that serves this launch, kept as Triton would keep its own; None: compile.
+
+    The one place where a launch asks for it: before Triton's own compile step, with that step's arguments.
+    """
+    if settings.get("artefacts") is None or len(rest) != 4:
+        return None
+    from ferryman.backends import triton_artefacts
+
+    constexprs, options, attrs, _ = rest
+    kernels, _, target, _, _ = kernel.device_caches[device]
+    found = triton_artefacts.load(kernel, signature, constexprs, options, attrs, target)
+    if found is not None:
+        kernels[key] = found
+    return found
+
+
 def _install_guard(kernel: Any) -> None:
     """Wrap this kernel's own compile step, which a cached launch never reaches: the checks cost a launch nothing.
 
@@ -363,8 +364,10 @@ def _install_guard(kernel: Any) -> None:
                     "call the op once with these shapes and dtypes before capturing"
                 )
             try:
-                compiled = compile_step(key, signature, device, *rest, **more)  # once for each specialisation
-            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError):
+                compiled = _artefact(kernel, key, signature, device, rest)  # once for each specialisation
+                if compiled is None:
+                    compiled = compile_step(key, signature, device, *rest, **more)
+            except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError, FerrymanError):
                 raise
             except Exception as error:
                 where = _arch_of(torch.device("cuda", device))

@@ -15,6 +15,7 @@ from ferryman.cli import (
     bench,
     check,
     compare,
+    compile,
     counters,
     devices,
     doctor,
@@ -45,6 +46,7 @@ app.command("record")(record.record)
 app.command("replay")(replay.replay)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("compile")(compile.compile_)
 app.command("counters")(counters.counters)
 app.command("selftest")(selftest.selftest)
 app.command("tune")(tune.tune)

@@ -27,11 +27,15 @@ _MAX_THREADS = 2**31 - 1024
 
 
 class Unit(NamedTuple):
-    """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``."""
+    """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
+
+    ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
+    """
 
     name: str
     source: str
     defines: tuple[str, ...] = ()
+    spills_allowed: int = 0
 
 
 class Runtime(Protocol):

@@ -154,6 +154,9 @@ class LoadedUnits(ABC):
         return self._arches[index]
 
     def _image(self, unit: Unit, arch: str) -> bytes:
+        shipped = self._artefact(unit, arch)
+        if shipped is not None:  # before the toolchain is asked for its version: it need not be installed
+            return shipped
         text = "\0".join((self.toolchain(), arch, *defines_for(unit, arch), unit.source))
         key = f"{arch}-{hashlib.sha256(text.encode()).hexdigest()}"
         image = cached_image(key)
@@ -161,3 +164,11 @@ class LoadedUnits(ABC):
             image = self.build(unit, arch)
             keep_image(key, image)
         return image
+
+    def _artefact(self, unit: Unit, arch: str) -> bytes | None:
+        """The image compiled ahead of time, where the setting ``artefacts`` names one that matches."""
+        if settings.get("artefacts") is None:
+            return None
+        from ferryman.backends import artefacts
+
+        return artefacts.simt_image(self.backend, unit, arch, defines_for(unit, arch))

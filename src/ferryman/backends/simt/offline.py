@@ -58,7 +58,7 @@ def compile_all(arch: str, units: Iterable[Unit]) -> list[Artefact]:
 
 
 @functools.lru_cache(maxsize=1)
-def _tools() -> tuple[Path, Path]:
+def tools() -> tuple[Path, Path]:
     """(zig, the directory of the device bitcode)."""
     found = []
     for package, inside in (("ziglang", "zig"), ("triton", "backends/amd/lib")):
@@ -101,7 +101,7 @@ def _run(command: Sequence[str | Path], unit: Unit, arch: str) -> str:
 
 def _clang(unit: Unit, arch: str, folder: Path, *output: str) -> str:
     """Compile a unit in ``folder``; ``output``: what to emit, and where to. Returns the log."""
-    zig, bitcode = _tools()
+    zig, bitcode = tools()
     source, ll = folder / "kernel.hip", folder / "oclc.ll"
     source.write_text(unit.source, encoding="utf-8")
     ll.write_text(_controls(arch), encoding="utf-8")
@@ -123,7 +123,7 @@ def _compile_amd(unit: Unit, arch: str) -> Artefact:
         folder = Path(temporary)
         log = _clang(unit, arch, folder, "-emit-obj", "-o", str(folder / "kernel.o"))
         linked = (
-            _tools()[0],
+            tools()[0],
             "ld.lld",
             "-shared",
             "--no-undefined",

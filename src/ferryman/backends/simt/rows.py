@@ -17,6 +17,9 @@ _MAX_WORDS = 64
 # Up to this many words a thread, four blocks or more share an SM and hide each other's reductions: one pass of
 # blocks over the rows. Beyond, as many blocks as fit stay, and load their next row while they write this one.
 _PERSISTENT_ABOVE_WORDS = 16
+# Bytes of registers that a thread may spill on NVIDIA: the launch bound of `rows.cuh` takes them for one more block on
+# an SM, and they stay in the first cache. 204 is the worst (rms_norm in float16 on sm_80, a row that does not fit).
+SPILLS_ALLOWED = 204
 
 
 class RowPlan(NamedTuple):
@@ -43,8 +46,12 @@ def _power_of_two(value: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_plan(n: int, itemsize: int, vector: bool, tensors: int, wave: int, units: int, shared_memory: int) -> RowPlan:
-    """The layout of rows of ``n`` elements. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm).
+def row_plan(
+    n: int, itemsize: int, vector: bool, tensors: int, wave: int, units: int, shared_memory: int,
+    long_words: int = _MAX_WORDS,
+) -> RowPlan:  # fmt: skip
+    """The layout of rows of ``n`` elements. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm);
+    ``long_words``: of a row that does not fit on chip, words that a thread keeps in registers.
 
     Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
     waves as that takes, up to 512 threads; then more packs a thread; then shared memory; what is left goes through L2.
@@ -70,6 +77,8 @@ def row_plan(n: int, itemsize: int, vector: bool, tensors: int, wave: int, units
         if packs_in_row > packs * largest:
             largest = _LARGE_BLOCK
         lanes = min(largest, _up(-(-packs_in_row // packs), wave))
+    if packs_in_row > lanes * packs:
+        packs = min(packs, max(1, long_words // words // tensors))
     capacity = lanes * packs
     slots = 0
     if packs_in_row > capacity:
@@ -92,8 +101,10 @@ def row_plan(n: int, itemsize: int, vector: bool, tensors: int, wave: int, units
     return RowPlan((width, lanes, rows_per_block, packs, fit), threads, rows_per_block, slots, shared, resident)
 
 
-def plan_for(n: int, itemsize: int, vector: bool, target: Target, tensors: int = 1) -> RowPlan:
-    return row_plan(n, itemsize, vector, tensors, target.wave, target.units, target.shared_memory)
+def plan_for(
+    n: int, itemsize: int, vector: bool, target: Target, tensors: int = 1, long_words: int = _MAX_WORDS
+) -> RowPlan:
+    return row_plan(n, itemsize, vector, tensors, target.wave, target.units, target.shared_memory, long_words)
 
 
 # Widths of real models and around them, whether they can be read in 16-byte words, and the ragged ones.
@@ -106,10 +117,12 @@ _WIDTHS = tuple(
 _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 
 
-def representative_plans(itemsize: int, target: Target, tensors: int = 1, *, few: bool = False) -> list[RowPlan]:
+def representative_plans(
+    itemsize: int, target: Target, tensors: int = 1, *, few: bool = False, long_words: int = _MAX_WORDS
+) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
     found: dict[tuple[int, int, int, int, str], RowPlan] = {}
     for n, vector in _FEW_WIDTHS if few else _WIDTHS:
-        plan = plan_for(n, itemsize, vector, target, tensors)
+        plan = plan_for(n, itemsize, vector, target, tensors, long_words)
         found.setdefault(plan.arguments, plan)
     return list(found.values())

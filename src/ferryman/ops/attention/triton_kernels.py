@@ -105,13 +105,88 @@ def _visible(position, key, window, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constex
     return seen
 
 
+# FOLD. A mask over the elements of a tile is 64 bits in a pair of scalar registers for each of them on CDNA, which has
+# 102: two comparisons and their conjunction for every element spilled 20 to 150. There the bounds are folded first,
+# once for a row, and every element is compared once. On NVIDIA the plain form keeps fewer registers alive (D128 dK/dV
+# causal: 112 bytes of spills against 176).
+
+
 @triton.jit
-def _add_mask(scores, pointers, inside, MASK: tl.constexpr):
-    """Scores are in base 2. A bool mask arrives as int8."""
-    if MASK == 1:
-        scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
+def _within(x, begin, end):
+    """begin <= x < end, where begin <= end, in one comparison."""
+    return (x - begin).to(tl.uint32, bitcast=True) < (end - begin).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _hide_keys(
+    scores, position, key, num_keys, window, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, FOLD: tl.constexpr
+):
+    """-inf where ``key``, a row of the tile's keys, is past the end or invisible to a query row at ``position``."""
+    if FOLD and (CAUSAL or HAS_WINDOW):
+        end = position + 1
+        if not CAUSAL:
+            end = position + window
+        end = tl.minimum(end, num_keys)
+        if HAS_WINDOW:
+            begin = tl.maximum(position - window + 1, 0)
+            scores = tl.where(_within(key, begin, tl.maximum(end, begin)), scores, float("-inf"))
+        else:
+            scores = tl.where(key < end, scores, float("-inf"))
     else:
-        scores += tl.load(pointers, mask=inside, other=0.0).to(tl.float32) * LOG2E
+        scores = tl.where(key < num_keys, scores, float("-inf"))
+        if CAUSAL or HAS_WINDOW:
+            scores = tl.where(_visible(position, key, window, CAUSAL, HAS_WINDOW), scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def _hide_queries(
+    scores, query, query_inside, key, num_queries, num_keys, window,
+    CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, FOLD: tl.constexpr,
+):  # fmt: skip
+    """-inf where ``query``, a row of the tile's queries, is past the end or does not see ``key``, a column."""
+    if FOLD and (CAUSAL or HAS_WINDOW):
+        row = key + (num_queries - num_keys)  # that the key is aligned with
+        begin = row
+        if not CAUSAL:
+            begin = row - window + 1
+        begin = tl.maximum(begin, 0)
+        end = num_queries
+        if HAS_WINDOW:
+            end = tl.minimum(row + window, num_queries)
+        scores = tl.where(_within(query, begin, tl.maximum(end, begin)), scores, float("-inf"))
+    else:
+        scores = tl.where(query_inside, scores, float("-inf"))
+        if CAUSAL or HAS_WINDOW:
+            seen = _visible(query + (num_keys - num_queries), key, window, CAUSAL, HAS_WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def _mask_index(index, limit, FOLD: tl.constexpr):
+    """Rows (for dK/dV keys) past the end, which are not stored: with FOLD they read the last one's mask."""
+    if FOLD:
+        index = tl.minimum(index, limit - 1)
+    return index
+
+
+@triton.jit
+def _add_mask(
+    scores, pointers, kept_inside, tile_inside, MASK: tl.constexpr, FOLD: tl.constexpr, EDGE: tl.constexpr
+):  # fmt: skip
+    """Scores are in base 2. A bool mask arrives as int8. ``kept_inside`` is of the dimension that stays put."""
+    if FOLD:
+        if EDGE:
+            values = tl.load(pointers, mask=tile_inside, other=0)
+        else:
+            values = tl.load(pointers)
+    else:
+        values = tl.load(pointers, mask=kept_inside & tile_inside, other=0)
+    if MASK == 1:
+        scores = tl.where(values != 0, scores, float("-inf"))
+    else:
+        scores += values.to(tl.float32) * LOG2E
     return scores
 
 
@@ -144,7 +219,7 @@ def _forward_range(
     acc, row_max, row_sum, q, k, v, mask, row_inside, position, lo, hi, num_keys, window,
     stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
     PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over keys [lo, hi). EDGE: a block may reach beyond the keys, the diagonal or the window."""
@@ -162,15 +237,12 @@ def _forward_range(
             else:
                 scores = scores * score_scale
             if MASK > 0:
-                inside = row_inside[:, None] & (tile < num_keys - start)[None, :]
                 pointers = mask + (_wide(start) * stride_mask_n + tile * stride_mask_n)[None, :]
-                scores = _add_mask(scores, pointers, inside, MASK)
+                tile_inside = (tile < num_keys - start)[None, :]
+                scores = _add_mask(scores, pointers, row_inside[:, None], tile_inside, MASK, FOLD, EDGE)
             if EDGE:
-                keys = start + tl.arange(0, BLOCK_N)
-                scores = tl.where(keys[None, :] < num_keys, scores, float("-inf"))
-                if CAUSAL or HAS_WINDOW:
-                    seen = _visible(position[:, None], keys[None, :], window, CAUSAL, HAS_WINDOW)
-                    scores = tl.where(seen, scores, float("-inf"))
+                keys = (start + tl.arange(0, BLOCK_N))[None, :]
+                scores = _hide_keys(scores, position[:, None], keys, num_keys, window, CAUSAL, HAS_WINDOW, FOLD)
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             # -inf: no key seen yet. +inf: the sum becomes inf and the row inf/inf = NaN. Neither may give inf - inf.
             finite_max = tl.where(tl.abs(new_max) == float("inf"), 0.0, new_max)
@@ -204,8 +276,8 @@ def attention_forward(
     stride_mask_b, stride_mask_h, stride_mask_m, stride_mask_n,
     num_heads, group, heads_together, num_queries, num_keys, window, batch_heads, score_scale, score_cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, NEGATE: tl.constexpr,
-    PACK: tl.constexpr, SPLIT: tl.constexpr, NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
+    NEGATE: tl.constexpr, PACK: tl.constexpr, SPLIT: tl.constexpr, NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid
     axis 1, and out, lse are float32 partials [split][batch*heads][query], lse in base 2."""
@@ -246,7 +318,8 @@ def attention_forward(
     v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
     mask_rows = mask
     if MASK > 0:
-        offsets = head.to(tl.int64) * stride_mask_h + query.to(tl.int64) * stride_mask_m
+        mask_row = _mask_index(query, num_queries, FOLD)
+        offsets = head.to(tl.int64) * stride_mask_h + mask_row.to(tl.int64) * stride_mask_m
         mask_rows = mask + (_wide(batch) * stride_mask_b + offsets)[:, None]
     position = query + (num_keys - num_queries)
 
@@ -266,17 +339,17 @@ def attention_forward(
         acc, row_max, row_sum = _forward_range(
             acc, row_max, row_sum, q_tile, k, v, mask_rows, row_inside, position, lo, full_lo, num_keys, window,
             stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, True,
         )  # fmt: skip
     acc, row_max, row_sum = _forward_range(
         acc, row_max, row_sum, q_tile, k, v, mask_rows, row_inside, position, full_lo, full_hi, num_keys, window,
         stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, False,
     )  # fmt: skip
     acc, row_max, row_sum = _forward_range(
         acc, row_max, row_sum, q_tile, k, v, mask_rows, row_inside, position, full_hi, hi, num_keys, window,
         stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, True,
     )  # fmt: skip
 
     empty = row_sum == 0.0  # a NaN sum is not empty
@@ -329,7 +402,7 @@ def _dq_range(
     dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, lo, hi, num_keys, window,
     stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
     PRECISION: tl.constexpr, SUMS: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """Over keys [lo, hi): dQ += dS K, or with SUMS weight += P and moment += P dP.
@@ -349,21 +422,18 @@ def _dq_range(
             scores, slope = _saturation(scores)
             scores = scores * score_cap
         if MASK > 0:
-            inside = row_inside[:, None] & (tile < num_keys - start)[None, :]
             pointers = mask + (_wide(start) * stride_mask_n + tile * stride_mask_n)[None, :]
-            scores = _add_mask(scores, pointers, inside, MASK)
+            tile_inside = (tile < num_keys - start)[None, :]
+            scores = _add_mask(scores, pointers, row_inside[:, None], tile_inside, MASK, FOLD, EDGE)
         if EDGE:
-            keys = start + tl.arange(0, BLOCK_N)
-            scores = tl.where(keys[None, :] < num_keys, scores, float("-inf"))
-            if CAUSAL or HAS_WINDOW:
-                seen = _visible(position[:, None], keys[None, :], window, CAUSAL, HAS_WINDOW)
-                scores = tl.where(seen, scores, float("-inf"))
+            keys = (start + tl.arange(0, BLOCK_N))[None, :]
+            scores = _hide_keys(scores, position[:, None], keys, num_keys, window, CAUSAL, HAS_WINDOW, FOLD)
         p = tl.exp2(scores - lse[:, None])
         dp = tl.dot(do, tl.trans(v_tile), input_precision=PRECISION)
         if SUMS:
             weight += tl.sum(p, 1)
             if EDGE:
-                dp = tl.where(keys[None, :] < num_keys, dp, 0.0)  # a padded key's is NaN where do is Inf: Inf * 0
+                dp = tl.where(keys < num_keys, dp, 0.0)  # a padded key's is NaN where do is Inf: Inf * 0
             # Rounded before the sum: contracted into its first addition, a lane would round its own product otherwise
             # than its neighbour does, and the lanes of a row would hold different sums.
             moment += tl.sum(tl.fma(p, dp, 0.0), 1)
@@ -372,7 +442,7 @@ def _dq_range(
             if HAS_CAP:
                 ds = ds * slope
             if EDGE:
-                ds = tl.where(keys[None, :] < num_keys, ds, 0.0)  # a padded key's slope is NaN where q is Inf: 0 * Inf
+                ds = tl.where(keys < num_keys, ds, 0.0)  # a padded key's slope is NaN where q is Inf: 0 * Inf
             dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     return dq, weight, moment
 
@@ -382,7 +452,7 @@ def _dq_keys(
     q, do, k, v, mask, lse, delta, row_inside, position, lo, full_lo, full_hi, hi, num_keys, window,
     stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
     PRECISION: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """`_dq_range` over all keys that a block of queries sees: the left edge, whole blocks, the right edge."""
@@ -393,17 +463,17 @@ def _dq_keys(
         dq, weight, moment = _dq_range(
             dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, lo, full_lo, num_keys, window,
             stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, SUMS, True,
+            HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, SUMS, True,
         )  # fmt: skip
     dq, weight, moment = _dq_range(
         dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, full_lo, full_hi, num_keys, window,
         stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, SUMS, False,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, SUMS, False,
     )  # fmt: skip
     dq, weight, moment = _dq_range(
         dq, weight, moment, q, do, k, v, mask, lse, delta, row_inside, position, full_hi, hi, num_keys, window,
         stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, SUMS, True,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, SUMS, True,
     )  # fmt: skip
     return dq, weight, moment
 
@@ -423,7 +493,7 @@ def attention_backward_dq(
     num_heads, group, heads_together, num_queries, num_keys, window, batch_heads, score_scale, score_cap, grad_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, HAS_GRAD_LSE: tl.constexpr, WIDE: tl.constexpr,
-    NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
+    FOLD: tl.constexpr, NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries; also stores delta = rowsum(out * grad_out) - grad_lse for the dK/dV kernel.
 
@@ -461,7 +531,8 @@ def attention_backward_dq(
     mask_rows = mask
     if MASK > 0:
         mask_base = _wide(batch) * stride_mask_b + _wide(head) * stride_mask_h
-        mask_rows = mask + (mask_base + rows.to(tl.int64) * stride_mask_m)[:, None]
+        mask_row = _mask_index(rows, num_queries, FOLD)
+        mask_rows = mask + (mask_base + mask_row.to(tl.int64) * stride_mask_m)[:, None]
 
     lo, hi, full_lo, full_hi = _key_ranges(first, last, num_queries, num_keys, window, BLOCK_N, CAUSAL, HAS_WINDOW)
     full_lo = tl.minimum(tl.maximum(full_lo, lo), hi)
@@ -470,7 +541,7 @@ def attention_backward_dq(
         _, weight, moment = _dq_keys(
             q_tile, do_tile, k, v, mask_rows, row_lse, row_lse, row_inside, position, lo, full_lo, full_hi, hi,
             num_keys, window, stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+            HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, True,
         )  # fmt: skip
         row_delta = moment / tl.where(weight == 0.0, 1.0, weight)
     else:
@@ -482,7 +553,7 @@ def attention_backward_dq(
     dq, _, _ = _dq_keys(
         q_tile, do_tile, k, v, mask_rows, row_lse, row_delta, row_inside, position, lo, full_lo, full_hi, hi,
         num_keys, window, stride_kn, stride_vn, stride_mask_n, score_scale, score_cap,
-        HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
+        HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, False,
     )  # fmt: skip
 
     cols = tl.arange(0, BLOCK_D)
@@ -498,7 +569,7 @@ def _dkv_range(
     dk, dv, k, v, q, do, mask, lse, delta, keys, key_inside, lo, hi, num_queries, num_keys, window,
     stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
     PRECISION: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     """dK += dS^T Q and dV += P^T dO over queries [lo, hi). Scores are kept transposed, (keys, queries).
@@ -529,14 +600,13 @@ def _dkv_range(
             scores, slope = _saturation(scores)
             scores = scores * score_cap
         if MASK > 0:
-            inside = key_inside[:, None] & row_inside[None, :]
             pointers = mask + (_wide(start) * stride_mask_m + offsets * stride_mask_m)[None, :]
-            scores = _add_mask(scores, pointers, inside, MASK)
+            scores = _add_mask(scores, pointers, key_inside[:, None], row_inside[None, :], MASK, FOLD, EDGE)
         if EDGE:
-            scores = tl.where(row_inside[None, :], scores, float("-inf"))
-            if CAUSAL or HAS_WINDOW:
-                seen = _visible((rows + (num_keys - num_queries))[None, :], keys[:, None], window, CAUSAL, HAS_WINDOW)
-                scores = tl.where(seen, scores, float("-inf"))
+            scores = _hide_queries(
+                scores, rows[None, :], row_inside[None, :], keys[:, None], num_queries, num_keys, window,
+                CAUSAL, HAS_WINDOW, FOLD,
+            )  # fmt: skip
         p = tl.exp2(scores - row_lse[None, :])
         do_tile = _load_rows(do + _wide(start) * stride_gm, stride_gm, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
         dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision=PRECISION)
@@ -557,7 +627,7 @@ def attention_backward_dkv(
     stride_gb, stride_gh, stride_gm, stride_mask_b, stride_mask_h, stride_mask_m, stride_mask_n,
     num_heads, group, heads_together, num_queries, num_keys, window, batch_heads, score_scale, score_cap, grad_scale,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, MASK: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
     NUM_XCD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys of one KV head, summed over the heads of its group in order: no atomics."""
@@ -611,23 +681,24 @@ def attention_backward_dkv(
         mask_keys = mask
         if MASK > 0:
             mask_base = _wide(batch) * stride_mask_b + _wide(head) * stride_mask_h
-            mask_keys = mask + (mask_base + keys.to(tl.int64) * stride_mask_n)[:, None]
+            mask_key = _mask_index(keys, num_keys, FOLD)
+            mask_keys = mask + (mask_base + mask_key.to(tl.int64) * stride_mask_n)[:, None]
         if CAUSAL or HAS_WINDOW:
             dk, dv = _dkv_range(
                 dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside, lo, full_lo,
                 num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
-                HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+                HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, True,
             )  # fmt: skip
         dk, dv = _dkv_range(
             dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside,
             full_lo, full_hi, num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m,
             score_scale, score_cap,
-            HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, False,
+            HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, False,
         )  # fmt: skip
         dk, dv = _dkv_range(
             dk, dv, k_tile, v_tile, q_head, do_head, mask_keys, lse_head, delta_head, keys, key_inside, full_hi, hi,
             num_queries, num_keys, window, stride_qm, stride_gm, stride_mask_m, score_scale, score_cap,
-            HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, PRECISION, True,
+            HEAD_DIM, BLOCK_D, BLOCK_M, CAUSAL, HAS_WINDOW, HAS_CAP, MASK, WIDE, FOLD, PRECISION, True,
         )  # fmt: skip
 
     cols = tl.arange(0, BLOCK_D)
@@ -678,6 +749,7 @@ _TWO_WAVES = {"waves_per_eu": 2}
 _SCHEDULED = {"waves_per_eu": 2, "schedule_hint": "attention"}
 # The 16x16 matrix instruction keeps fewer accumulators alive than 32x32: dK/dV at D128 took 284 instead of 354 VGPRs.
 _SMALL_MFMA = {"matrix_instr_nonkdim": 16}
+_SMALL_TWO_WAVES = {**_SMALL_MFMA, **_TWO_WAVES}
 
 # (forward, dq, dkv, then the same for masks and softcap) by family and padded head_dim, 16-bit inputs. Each is the
 # largest tile that compiled without spills, or with the fewest (compile matrix in tests/unit/test_triton_attention.py).
@@ -703,16 +775,16 @@ _BLACKWELL: dict[int, _Tiles] = {
 }
 _CDNA: dict[int, _Tiles] = {
     64: (
-        (128, 64, 4, 1, _TWO_WAVES), (128, 64, 4, 1), (64, 64, 4, 1),
-        (64, 64, 4, 1), (64, 64, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
+        (128, 64, 4, 1, _TWO_WAVES), (128, 64, 4, 1), (64, 64, 4, 1, _SMALL_MFMA),
+        (128, 32, 8, 1, _SMALL_TWO_WAVES), (128, 32, 8, 1, _SMALL_TWO_WAVES), (32, 64, 8, 1, _SMALL_MFMA),
     ),
     128: (
-        (128, 64, 4, 1, _SCHEDULED), (64, 64, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
-        (64, 64, 4, 1), (64, 32, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
+        (128, 64, 8, 1, _SMALL_MFMA), (64, 64, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
+        (128, 32, 8, 1, _SMALL_TWO_WAVES), (64, 32, 8, 1, _SMALL_MFMA), (32, 64, 8, 1, _SMALL_MFMA),
     ),
     256: (
         (128, 32, 8, 1), (32, 32, 4, 1), (16, 64, 8, 1),
-        (64, 32, 4, 1), (32, 32, 4, 1), (16, 64, 8, 1),
+        (64, 32, 8, 1, _SMALL_MFMA), (64, 16, 8, 1, _SMALL_TWO_WAVES), (16, 64, 4, 1, _SMALL_MFMA),
     ),
 }  # fmt: skip
 _HALF: dict[str, dict[int, _Tiles]] = {
@@ -738,9 +810,15 @@ _FLOAT: dict[str, dict[int, _Tiles]] = {
         256: ((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
     },
     "cdna": {
-        64: ((64, 32, 4, 1), (64, 32, 4, 1), (32, 32, 4, 1)),
-        128: ((64, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
+        64: ((64, 32, 4, 1, _SMALL_MFMA), (64, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
+        128: ((64, 32, 4, 1, _SMALL_MFMA), (64, 16, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
         256: ((32, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+    },
+    # dQ at D256: at 16x16 gfx950 spilled 4 registers in five forms of six, here 2 in one
+    "cdna-160k": {
+        64: ((64, 32, 4, 1, _SMALL_MFMA), (64, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
+        128: ((64, 32, 4, 1, _SMALL_MFMA), (64, 16, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
+        256: ((32, 16, 4, 1), (32, 16, 4, 1, _SMALL_MFMA), (16, 16, 4, 1)),
     },
     "rdna": {
         64: ((32, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
@@ -753,12 +831,12 @@ _FLOAT: dict[str, dict[int, _Tiles]] = {
 
 @functools.cache
 def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich: bool) -> Config:
-    """``kernel`` is "forward", "dq" or "dkv". ``rich``: a mask or a softcap, whose tiles take registers too.
+    """``kernel`` is "forward", "dq" or "dkv". ``rich``: `_is_rich`.
 
     So does a head_dim below its tile (80, 96): there the loads carry masks.
     """
     family = _family(target)
-    by_dim = _HALF[family] if dtype != torch.float32 else _FLOAT[family.split("-")[0]]
+    by_dim = _HALF[family] if dtype != torch.float32 else _FLOAT.get(family) or _FLOAT[family.split("-")[0]]
     padded = max(64, _block_d(head_dim))
     which = ("forward", "dq", "dkv").index(kernel) + (3 if rich or head_dim < padded else 0)
     tiles = by_dim[padded]
@@ -777,7 +855,7 @@ def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
     if family == "rdna":
         n //= 2  # 64 keys at D128: 540 bytes of scratch
     if target.vendor == "amd":
-        return Config(16, n, 4, 1)
+        return Config(16, n, 4, 1, {} if family == "rdna" else _SMALL_TWO_WAVES)
     return Config(16, n, 4, 3 if family != "nvidia-99k" or block_d <= 64 else 2)
 
 
@@ -787,6 +865,12 @@ def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
 def _xcds(target: Target) -> int:
     # MI300X and MI355X: 8 dies, each with its own 4 MiB L2, programs dealt round-robin (amd.md); elsewhere one L2
     return 8 if target.arch in ("gfx942", "gfx950") else 1
+
+
+def _is_rich(target: Target, mask: bool, softcap: float, window: int | None) -> bool:
+    """Which half of the tables serves a call: a mask or a softcap takes registers. On AMD a window does too: its second
+    edge is a third copy of the loop, whose addresses and masks lie in scalar registers with those of the others."""
+    return mask or softcap > 0 or (window is not None and target.vendor == "amd")
 
 
 def _precision(dtype: torch.dtype) -> str | None:
@@ -842,7 +926,7 @@ def attention(
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     device = q.device
-    rich = mask is not None or softcap > 0
+    rich = _is_rich(target, mask is not None, softcap, window)
     out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=device)
     lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
     if out.numel() == 0:
@@ -921,7 +1005,7 @@ def attention_backward(
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size())
     seen = min(window or 0, queries + keys)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    rich = mask_kind > 0 or softcap > 0
+    rich = _is_rich(target, mask_kind > 0, softcap, window)
     dq, dkv = (_config(target, q.dtype, dim, kernel, rich) for kernel in ("dq", "dkv"))
     wide = _too_wide(
         max(dq.block_m, dkv.block_m) * max(q.stride(2), out.stride(2), grad_out.stride(2), mask_strides[2]),
@@ -960,7 +1044,8 @@ def _backward_constexprs(
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "HEAD_DIM": dim, "BLOCK_D": _block_d(dim), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-        "CAUSAL": causal, "HAS_WINDOW": window, "HAS_CAP": cap, "MASK": mask, "WIDE": wide, "NUM_XCD": _xcds(target),
+        "CAUSAL": causal, "HAS_WINDOW": window, "HAS_CAP": cap, "MASK": mask, "WIDE": wide,
+        "FOLD": target.vendor == "amd", "NUM_XCD": _xcds(target),
         "PRECISION": _precision(dtype),
     }  # fmt: skip
 
@@ -980,17 +1065,22 @@ def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
     """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full
-    attention, decoding, and everything at once (window, softcap, float mask, a gradient of lse)."""
+    attention, a sliding window, with a softcap too, a padding mask, decoding, and everything at once (window, softcap,
+    float mask, a gradient of lse)."""
     kind = getattr(torch, dtype)
 
-    def calls(dim: int, queries: int, causal: bool, rich: bool) -> None:
+    def calls(dim: int, queries: int, causal: bool, window: int | None, cap: float, mask: torch.dtype | None) -> None:
         q = torch.empty((2, 32, queries, dim), dtype=kind, device="meta")
         k = torch.empty((2, 8, 4096, dim), dtype=kind, device="meta")
-        mask = torch.empty((2, 1, queries, 4096), dtype=kind, device="meta") if rich else None
-        options = (causal, None, 512 if rich else None, 20.0 if rich else 0.0, mask)
+        rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
+        options = (causal, None, window, cap, rows)
         out, lse = attention(q, k, k, *options, target)
         if queries > 1:
-            attention_backward(q, lse if rich else None, q, k, k, out, lse, *options, target)
+            attention_backward(q, lse if cap and mask else None, q, k, k, out, lse, *options, target)
 
-    kinds = [(4096, True, False), (4096, False, False), (4096, True, True), (1, True, False), (1, True, True)]
+    kinds: list[tuple[int, bool, int | None, float, torch.dtype | None]] = [
+        (4096, True, None, 0.0, None), (4096, False, None, 0.0, None), (4096, True, 512, 0.0, None),
+        (4096, True, 512, 20.0, None), (4096, False, None, 0.0, torch.bool), (4096, True, 512, 20.0, kind),
+        (1, True, None, 0.0, None), (1, True, 512, 0.0, None), (1, True, 512, 20.0, kind),
+    ]  # fmt: skip
     return recorded(lambda a=(dim, *kind): calls(*a) for dim in head_dims for kind in kinds)  # type: ignore[misc]

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, as_rows, family_source, runtime, type_name, unit, vectorised
-from ferryman.backends.simt.rows import RowPlan, representative_plans, row_plan
+from ferryman.backends.simt.rows import SPILLS_ALLOWED, RowPlan, representative_plans, row_plan
 
 _FILE = Path(__file__).with_name("softmax.cuh")
 
 
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan) -> Unit:
-    return unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
+    made = unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
+    return made._replace(spills_allowed=SPILLS_ALLOWED)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -93,8 +93,8 @@ edit(
     "attention",
     "one_key_of_padding_counted",
     ATTENTION,
-    'scores = tl.where(keys[None, :] < num_keys, scores, float("-inf"))\n                if CAUSAL',
-    'scores = tl.where(keys[None, :] < num_keys + 1, scores, float("-inf"))\n                if CAUSAL',
+    "scores = tl.where(key < num_keys, scores",
+    "scores = tl.where(key < num_keys + 1, scores",
     first="full",
 )
 edit(
@@ -159,8 +159,8 @@ edit(
     "attention attention_backward",
     "float_mask_not_in_base_two",
     ATTENTION,
-    "mask=inside, other=0.0).to(tl.float32) * LOG2E",
-    "mask=inside, other=0.0).to(tl.float32)",
+    "values.to(tl.float32) * LOG2E",
+    "values.to(tl.float32)",
     first="float_mask",
 )
 edit(
@@ -168,7 +168,7 @@ edit(
     "attention",
     "first_heads_mask_serves_all",
     ATTENTION,
-    "offsets = head.to(tl.int64) * stride_mask_h + query.to(tl.int64) * stride_mask_m",
+    "offsets = head.to(tl.int64) * stride_mask_h + mask_row.to(tl.int64) * stride_mask_m",
     "offsets = query.to(tl.int64) * stride_mask_m",
     first="float_mask",
 )
@@ -186,8 +186,8 @@ edit(
     "attention",
     "values_walked_with_the_keys_batch",
     ATTENTION,
-    "stride_vb + _wide(kv_head) * stride_vh\n    mask_rows = mask\n    if MASK > 0:\n        offsets",
-    "stride_vb + _wide(kv_head) * stride_vn\n    mask_rows = mask\n    if MASK > 0:\n        offsets",
+    "stride_vb + _wide(kv_head) * stride_vh\n    mask_rows = mask\n    if MASK > 0:\n        mask_row",
+    "stride_vb + _wide(kv_head) * stride_vn\n    mask_rows = mask\n    if MASK > 0:\n        mask_row",
     first="contiguous",
 )
 edit(
@@ -252,8 +252,8 @@ edit(
     "attention_backward",
     "diagonal_from_the_top_left_in_dkv",
     ATTENTION,
-    "seen = _visible((rows + (num_keys - num_queries))[None, :], keys",
-    "seen = _visible(rows[None, :], keys",
+    "seen = _visible(query + (num_keys - num_queries), key",
+    "seen = _visible(query, key",
     first="append longer_queries",
 )
 edit(

@@ -1,0 +1,100 @@
+"""Triton kernels that were compiled ahead of time: the key that a launch must match, and loading without compiling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ferryman.backends import artefacts
+
+# Options that say where the toolchain's own files lie, or nothing of the code.
+_ELSEWHERE = ("extern_libs",)
+# Parts of a launch's metadata that hold a path or a hash of this machine.
+_LOCAL = ("extern_libs", "hash")
+
+
+def key(source: Any, options: Mapping[str, Any], target: Any) -> str:
+    """A hash over the kernel's source with all that it calls, types, alignments, constants, compiler options, arch and
+    Triton's version: what the JIT's own cache key holds, without paths of this machine.
+
+    ``source`` is Triton's ASTSource; ``options`` are as passed to `triton.compile`, their defaults are filled in here.
+    """
+    import triton
+    from triton.compiler import make_backend
+
+    parsed = vars(make_backend(target).parse_options(dict(options)))
+    parts = [
+        triton.__version__, target.backend, str(target.arch), target.warp_size, source.fn.cache_key,
+        [[name, str(kind)] for name, kind in source.signature.items()],
+        sorted((list(path), _text(value)) for path, value in source.constants.items()),
+        # the JIT lists parameters of which nothing is known, an ahead-of-time source does not
+        sorted((list(path), [list(a) for a in found]) for path, found in source.attrs.items() if found),
+        sorted((name, str(value)) for name, value in parsed.items() if name not in _ELSEWHERE),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "cache_key", value))
+
+
+def metadata_of(compiled: Any) -> dict[str, Any]:
+    """What Triton's launcher reads of a compiled kernel, in JSON types and without paths of this machine."""
+    found: dict[str, Any] = json.loads(json.dumps(compiled.metadata._asdict(), default=vars))
+    found["target"] = vars(compiled.metadata.target)  # a named tuple would have become a list
+    return {name: None if name in _LOCAL else value for name, value in found.items()}
+
+
+def load(kernel: Any, signature: Any, constexprs: Any, options: Any, attrs: Any, target: Any) -> Any:
+    """The `CompiledKernel` of a launch, from the artefacts; None: compile. The arguments are those of the JIT's own
+    compile step. Raises CompileError where the configuration failed its resource gates."""
+    from triton import knobs
+    from triton.compiler import ASTSource
+
+    found = artefacts.store()
+    if found is None or knobs.compilation.always_compile:
+        return None
+    source = ASTSource(kernel, signature, constexprs, attrs)
+    digest = key(source, vars(options), target)
+    arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
+    entry = found.find(digest, "triton", arch)
+    if entry is None:
+        return None
+    return compiled(found, entry, source)
+
+
+def compiled(found: artefacts.Store, entry: artefacts.Entry, source: Any) -> Any:
+    """A `CompiledKernel` as Triton builds it from its cache's files; None, with one warning, where one is damaged."""
+    from triton.compiler import CompiledKernel
+
+    image = found.image(entry)
+    if image is None:
+        return None
+    try:
+        if entry.metadata is None or entry.kind is None:
+            raise ValueError("the manifest names no metadata")
+        metadata = json.loads(found.content(entry.metadata))
+        if metadata["name"] != entry.kernel:
+            raise ValueError(f"its metadata is that of {metadata['name']}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found.warn(entry, error)
+        return None
+    # Triton reads the files while it builds the object: it gets the bytes that were checked.
+    folder = Path(_folder().name) / entry.key
+    folder.mkdir(exist_ok=True)
+    group = {}
+    for suffix, data in ((entry.kind, image), ("json", json.dumps(metadata).encode())):
+        path = folder / f"{entry.kernel[:150]}.{suffix}"
+        path.write_bytes(data)
+        group[path.name] = str(path)
+    return CompiledKernel(source, group, entry.key)
+
+
+@lru_cache(maxsize=1)
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ferryman-artefacts-")

@@ -1,0 +1,90 @@
+"""`ferryman compile`: every kernel compiled for devices that are not here, judged, and kept for deployments."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ferryman.backends.artefacts import Manifest
+from ferryman.cli import output
+from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.porting import aot
+
+_MOST_REASONS = 20
+
+
+def compile_(
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Profiles or arches, separated by commas (mi300x,h100,gfx90a,sm_100), or 'all'. Repeatable."),
+    ] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Only the family of this op. Repeatable.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Only triton, cuda or hip. Repeatable.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the artefacts and their manifest.json (FERRYMAN_ARTEFACTS).")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one a core, at most 8.")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for one kernel.")] = aot.TIMEOUT_SECONDS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Compile every Triton configuration that dispatch could choose, and every CUDA and HIP kernel, for --target.
+
+    No device is needed. A kernel that its toolchain cannot compile is QUARANTINED, one that cannot run on the device or
+    spills beyond what its author allowed is FAIL; either makes the exit code 1.
+    """
+    profiles = aot.profiles_for(target or [])
+    if out is not None and out.exists() and not out.is_dir():
+        raise ArgumentError("compile", "--out", f"{out}, a file", "the name of a folder")
+    with output.progress("compiling") as advance:
+        made = aot.compile_all(profiles, ops=op, backends=backend, jobs=jobs, timeout=timeout, progress=advance)
+    if out is not None:
+        try:
+            aot.write(made, out)
+        except OSError as error:
+            raise FerrymanError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
+    if as_json:
+        output.say(made.manifest.model_dump_json(indent=1))
+    else:
+        _print(made)
+        if out is not None:
+            output.say(f"wrote {out}: FERRYMAN_ARTEFACTS={out} serves them where they match")
+    counts = made.manifest.counts()
+    if counts["FAIL"] or counts["QUARANTINED"]:
+        raise typer.Exit(1)
+
+
+def _print(made: aot.Compiled) -> None:
+    manifest = made.manifest
+    cached = sum(entry.cached for entry in manifest.entries)
+    output.say(
+        f"{len(manifest.entries)} kernels for {len(manifest.profiles)} targets in {manifest.seconds:.0f} s, "
+        f"{cached} of them from the cache ({', '.join(f'{k} {v}' for k, v in sorted(manifest.toolchain.items()))})"
+    )
+    output.table(
+        ["target", "arch", "backend", "COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling"], _rows(manifest),
+        right=("COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling"),
+    )  # fmt: skip
+    wrong = [entry for entry in manifest.entries if entry.verdict != "COMPILED_ONLY"]
+    for entry in wrong[:_MOST_REASONS]:
+        facts = {**entry.constexprs, **entry.options}
+        given = ", ".join(f"{k}={v}" for k, v in facts.items())
+        output.say(f"{entry.verdict} {entry.profile} {entry.kernel} {entry.dtype} ({given}): {entry.reason}")
+    if len(wrong) > _MOST_REASONS:
+        output.say(f"and {len(wrong) - _MOST_REASONS} more; the manifest has them all")
+    for text in made.damaged:
+        output.say(f"rebuilt: {text}")
+
+
+def _rows(manifest: Manifest) -> list[list[object]]:
+    counts: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    spilling: Counter[tuple[str, str, str]] = Counter()
+    for entry in manifest.entries:
+        place = (entry.profile, entry.arch, entry.backend)
+        counts[place][entry.verdict] += 1
+        used = entry.resources
+        spilling[place] += bool(used.get("spills") or used.get("vgpr_spills") or used.get("spill_stores"))
+    verdicts = ("COMPILED_ONLY", "FAIL", "QUARANTINED")
+    return [[*place, *(counts[place][v] for v in verdicts), spilling[place]] for place in sorted(spilling)]

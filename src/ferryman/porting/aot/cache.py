@@ -1,0 +1,97 @@
+"""What was compiled before, on disk by content: the kernel with all that is compiled in, its target, the toolchain."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ferryman import backends
+from ferryman.backends.simt.launcher import cache_directory
+from ferryman.porting.process import write_whole
+
+_DIGEST = hashlib.sha256().digest_size
+# What compiles, and reads what was compiled: a change of these makes every entry old.
+_READERS = (
+    "triton.py", "triton_resources.py", "triton_artefacts.py", "code_objects.py", "cuda.py", "simt/offline.py",
+    "simt/resources.py",
+)  # fmt: skip
+
+
+class DamagedEntry(Exception):
+    """An entry is not what was written; its text says which file and what is wrong."""
+
+
+def folder() -> Path:
+    """Where entries lie: beside the images of SIMT kernels (the setting ``cache_dir``)."""
+    return cache_directory().parent / "aot"
+
+
+def key(kernel_key: str, backend: str, arch: str) -> str:
+    """An entry's name."""
+    versions = json.dumps(toolchain(backend, arch), sort_keys=True)
+    return hashlib.sha256("\0".join((kernel_key, backend, arch, versions, _form())).encode()).hexdigest()
+
+
+def get(name: str) -> tuple[dict[str, Any], bytes] | None:
+    """(facts, image) of an entry; None where there is none. Raises DamagedEntry."""
+    path = _path(name)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedEntry(f"{path} cannot be read ({error.strerror})") from error
+    digest, body = data[:_DIGEST], data[_DIGEST:]
+    if hashlib.sha256(body).digest() != digest:
+        raise DamagedEntry(f"{path} is damaged: {len(data)} bytes whose hash is not the one at their head")
+    head, _, image = body.partition(b"\n")
+    facts: dict[str, Any] = json.loads(head)
+    return facts, image
+
+
+def put(name: str, facts: dict[str, Any], image: bytes) -> None:
+    """Keeps an entry, whole or not at all. Raises OSError."""
+    body = json.dumps(facts).encode() + b"\n" + image
+    write_whole(_path(name), hashlib.sha256(body).digest() + body)
+
+
+def _path(name: str) -> Path:
+    return folder() / name[:2] / name
+
+
+@functools.cache
+def toolchain(backend: str, arch: str) -> dict[str, str]:
+    """Versions of what compiles for ``arch``. Raises BackendUnavailable where it is not installed."""
+    if backend == "triton":
+        found = {"triton": metadata.version("triton")}
+        if arch.startswith("sm_"):
+            found["ptxas"] = _ptxas()
+        return found
+    if backend == "cuda":
+        from ferryman.backends.cuda import OPTIONS, nvrtc
+
+        return {"nvrtc": ".".join(map(str, nvrtc().version())), "nvrtc options": " ".join(OPTIONS)}
+    from ferryman.backends.simt import offline
+
+    offline.tools()  # raises where a package is missing
+    return {package: metadata.version(package) for package in ("ziglang", "triton")}
+
+
+@functools.cache
+def _ptxas() -> str:
+    import triton
+
+    path = triton.knobs.nvidia.ptxas.path
+    text = subprocess.run([path, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    return text.strip().splitlines()[-1]
+
+
+@functools.cache
+def _form() -> str:
+    root = Path(backends.__path__[0])
+    return hashlib.sha256(b"\0".join((root / name).read_bytes() for name in _READERS)).hexdigest()

@@ -1,0 +1,184 @@
+"""`ferryman compile`: lists, compiles and judges every kernel, and writes the folder of artefacts."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ferryman.backends.artefacts import MANIFEST, OBJECTS, Entry, Manifest
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.porting.aot import cache, gates, pool
+from ferryman.porting.aot.groups import Group, families_of, groups_of
+from ferryman.porting.aot.targets import backends_of
+from ferryman.porting.process import write_whole
+
+TIMEOUT_SECONDS = 120.0  # for one kernel: the slowest takes 5 s on an idle core
+LIST_SECONDS = 300.0
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Compiled:
+    """What a run made: the manifest, where each image lies in the cache, and what was said of damaged cache entries."""
+
+    manifest: Manifest
+    images: dict[str, str] = field(default_factory=dict)  # the file of an entry -> the cache's name of it
+    metadata: dict[str, bytes] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+
+
+def compile_all(
+    profiles: Sequence[Profile], *, ops: Sequence[str] | None = None, backends: Sequence[str] | None = None,
+    jobs: int | None = None, timeout: float = TIMEOUT_SECONDS, progress: Progress | None = None,
+    command: Sequence[str] | None = None,
+) -> Compiled:  # fmt: skip
+    """Compile for every profile. A toolchain that refuses, dies or hangs gives a QUARANTINED entry with its log.
+
+    ops: only the families that these belong to. timeout: seconds for one kernel. Raises UnknownName for an op or
+    backend that there is not, ArgumentError for a backend that serves no profile, or where nothing is left to compile.
+    """
+    began = time.perf_counter()
+    known = {p.name: p for p in profiles}
+    groups = _groups(profiles, ops, backends)
+    seen: dict[str, str] = {}
+    made = Compiled(_manifest(profiles, {}, [], 0.0))
+    count = jobs or min(os.cpu_count() or 1, 8)
+    advance = progress or (lambda done, total, label: None)
+
+    entries: list[Entry] = []
+    tasks: list[_Task] = []
+    with pool.Pool(count, command) as workers:
+        for done, (group, answer) in enumerate(workers.each(groups, _list), 1):
+            advance(done, len(groups), f"listing {group.profile} {group.backend} {group.family}")
+            if "refused" in answer:
+                entries.append(_unlisted(group, known[group.profile], answer["refused"]))
+                continue
+            seen |= answer["toolchain"]
+            tasks += [_Task(group, i, row) for i, row in enumerate(answer["kernels"])]
+        tasks.sort(key=lambda task: (task.group, task.index))
+        for done, (task, answer) in enumerate(workers.each(tasks, lambda w, t: _compile(w, t, timeout)), 1):
+            entry = _entry(task.group, task.row, answer, known[task.group.profile])
+            entries.append(entry)
+            advance(done, len(tasks), f"{task.group.profile} {entry.kernel}: {entry.verdict}")
+            if answer.get("damaged"):
+                made.damaged.append(answer["damaged"])
+            if entry.file is not None:
+                made.images[entry.file] = answer["entry"]
+            if entry.metadata is not None:
+                made.metadata[entry.metadata] = _metadata(answer)
+    entries.sort(key=lambda e: (e.profile, e.backend, e.family, e.dtype, e.kernel, e.key))
+    made.manifest = _manifest(profiles, seen, entries, time.perf_counter() - began)
+    return made
+
+
+@dataclass(frozen=True)
+class _Task:
+    group: Group
+    index: int
+    row: dict[str, Any]
+
+
+def _list(worker: pool.Worker, group: Group) -> tuple[Group, dict[str, Any]]:
+    try:
+        answer = worker.ask({"group": astuple(group)}, LIST_SECONDS)
+    except pool.Lost as lost:
+        return group, {"refused": str(lost)}
+    worker.listed.add(group)
+    return group, answer
+
+
+def _compile(worker: pool.Worker, task: _Task, timeout: float) -> tuple[_Task, dict[str, Any]]:
+    if "refused" in task.row:
+        return task, task.row
+    if task.group not in worker.listed:
+        _, answer = _list(worker, task.group)
+        if "refused" in answer:
+            return task, answer
+    try:
+        return task, worker.ask({"group": astuple(task.group), "index": task.index}, timeout)
+    except pool.Lost as lost:
+        return task, {"error": str(lost)}
+
+
+def write(made: Compiled, folder: Path) -> None:
+    """Objects first, each whole; then the manifest, which names them; then what an older manifest named goes.
+
+    Raises OSError; a folder that cannot be written keeps its old manifest, whose objects are all still there.
+    """
+    for file, name in made.images.items():
+        path = folder / file
+        kept = cache.get(name)
+        if kept is None:
+            raise FileNotFoundError(2, f"the cache lost {name} while it was compiled", str(path))
+        write_whole(path, kept[1])
+    for file, data in made.metadata.items():
+        write_whole(folder / file, data)
+    write_whole(folder / MANIFEST, (made.manifest.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
+    wanted = {*made.images, *made.metadata}
+    for path in (folder / OBJECTS).glob("*"):
+        if f"{OBJECTS}/{path.name}" not in wanted and path.suffix in (".cubin", ".hsaco", ".json"):
+            path.unlink()
+
+
+def _groups(profiles: Sequence[Profile], ops: Sequence[str] | None, backends: Sequence[str] | None) -> list[Group]:
+    for name in backends or ():
+        registry.check_backend(name)
+    families = families_of(ops)
+    found: list[Group] = []
+    for known in profiles:
+        able = backends_of(known)
+        found += groups_of(known, [b for b in able if backends is None or b in backends], families)
+    for name in backends or ():
+        if not any(group.backend == name for group in found):
+            serves = ", ".join(sorted({b for p in profiles for b in backends_of(p)}))
+            raise ArgumentError(
+                "compile", "--backend", name, f"one that has kernels for these targets and ops: {serves}"
+            )
+    if not found:
+        raise ArgumentError("compile", "--op", ", ".join(ops or ()), "an op with kernels of ours")
+    return found
+
+
+def _entry(group: Group, row: dict[str, Any], answer: dict[str, Any], known: Profile) -> Entry:
+    facts = {
+        "key": row["key"], "profile": known.name, "arch": known.arch, "backend": group.backend, "family": group.family,
+        "kernel": row["kernel"], "dtype": group.dtype, "signature": row.get("signature", {}),
+        "constexprs": row.get("constexprs", {}), "options": row.get("options", {}),
+    }  # fmt: skip
+    reason = answer.get("error") or answer.get("refused")
+    if reason is not None:
+        return Entry(**facts, verdict="QUARANTINED", reason=reason)
+    judged = gates.judge(answer["resources"], known, row["spills_allowed"], row["aligned"])
+    failed = gates.failures(judged)
+    metadata = f"{OBJECTS}/{hashlib.sha256(_metadata(answer)).hexdigest()}.json" if answer["metadata"] else None
+    return Entry(
+        **facts, verdict="COMPILED_ONLY" if failed is None else "FAIL", reason=failed, kind=answer["kind"],
+        file=f"{OBJECTS}/{answer['sha256']}.{answer['kind']}", sha256=answer["sha256"], metadata=metadata,
+        resources=answer["resources"], gates=judged, seconds=answer.get("seconds"), cached=answer["cached"],
+    )  # fmt: skip
+
+
+def _metadata(answer: dict[str, Any]) -> bytes:
+    return json.dumps(answer["metadata"], sort_keys=True).encode()
+
+
+def _unlisted(group: Group, known: Profile, reason: str) -> Entry:
+    """A group that could not even be listed: one entry stands for all its kernels."""
+    digest = hashlib.sha256("\0".join(astuple(group)).encode()).hexdigest()
+    return Entry(key=digest, profile=known.name, arch=known.arch, backend=group.backend, family=group.family,
+                 kernel="all", dtype=group.dtype, verdict="QUARANTINED", reason=reason)  # fmt: skip
+
+
+def _manifest(profiles: Sequence[Profile], versions: dict[str, str], entries: list[Entry], seconds: float) -> Manifest:
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return Manifest(time=now, toolchain=versions, profiles=[p.name for p in profiles],
+                    seconds=round(seconds, 3), entries=entries)  # fmt: skip

@@ -1,0 +1,146 @@
+"""A process that compiles: it may be killed by its toolchain, or by `pool` when it takes too long.
+
+One JSON request on each line of stdin, one JSON answer on each line of stdout. ``{"group": [..]}`` asks what there is
+to compile in a group; ``{"group": [..], "index": i}`` compiles the i-th of that list.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from ferryman.backends import artefacts, code_objects
+from ferryman.backends.simt import defines_for
+from ferryman.device_profiles import Profile
+from ferryman.errors import CompileError, FerrymanError
+from ferryman.porting.aot import cache
+from ferryman.porting.aot.groups import Group, Source, sources_of
+from ferryman.porting.aot.targets import profiles_for
+
+COMMAND = [sys.executable, "-c", "from ferryman.porting.aot.worker import main; raise SystemExit(main())"]
+_LOG = 4000  # of a toolchain's log, from its end: the error stands there
+
+
+@functools.cache
+def _sources(group: Group) -> tuple[Profile, list[Source]]:
+    known = profiles_for([group.profile.rpartition(".")[2] if "." in group.profile else group.profile])[0]
+    return known, sources_of(group, known)
+
+
+def _key(group: Group, source: Source, arch: str) -> str:
+    if group.backend == "triton":
+        from ferryman.backends.triton import TritonBackend
+
+        return TritonBackend().key(source.unit, arch)
+    return artefacts.simt_key(arch, defines_for(source.unit, arch), source.unit.source)
+
+
+def listing(group: Group) -> dict[str, Any]:
+    """What there is to compile, as a manifest describes it."""
+    known, sources = _sources(group)
+    rows = []
+    for source in sources:
+        row = {"kernel": source.kernel, **_description(group, source)}
+        try:
+            row["key"] = _key(group, source, known.arch)
+        except FerrymanError as error:  # a compiler option that Triton does not know, and would ignore
+            row["key"] = hashlib.sha256(repr(source.unit).encode()).hexdigest()
+            row["refused"] = f"{type(error).__name__}: {error}"
+        rows.append(row)
+    return {"kernels": rows, "toolchain": cache.toolchain(group.backend, known.arch)}
+
+
+def _description(group: Group, source: Source) -> dict[str, Any]:
+    unit = source.unit
+    if group.backend != "triton":
+        allowed = 0 if group.backend == "hip" else unit.spills_allowed
+        return {"spills_allowed": allowed, "aligned": False}  # its loads are C++ that says their width
+    signature = {
+        name: f"{kind}{' %16' if name in unit.divisible else ''}{' unaligned' if name in unit.unaligned else ''}"
+        for name, kind in unit.signature.items()
+    }
+    stages = {} if unit.num_stages is None else {"num_stages": unit.num_stages}
+    return {
+        "signature": signature,
+        "constexprs": {name: _plain(value) for name, value in unit.constexprs.items() if value is not None},
+        "options": {"num_warps": unit.num_warps, **stages, **unit.options},
+        "spills_allowed": unit.spills_allowed,
+        "aligned": _aligned(unit),
+    }
+
+
+def _aligned(unit: Any) -> bool:
+    """Whether rows start on 16 bytes and are whole numbers of them, as far as the types say: then 16 bytes a lane can
+    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows."""
+    sizes = [
+        p.name for p in unit.kernel.params if not p.do_not_specialize and unit.signature.get(p.name) in ("i32", "i64")
+    ]
+    return bool(sizes) and not unit.unaligned and all(name in unit.divisible for name in sizes)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def compile_one(group: Group, index: int) -> dict[str, Any]:
+    """Compiles, or takes from the cache: where the image lies in the cache, and its facts; or the toolchain's log."""
+    known, sources = _sources(group)
+    source, began = sources[index], time.perf_counter()
+    name = cache.key(_key(group, source, known.arch), group.backend, known.arch)
+    damaged = None
+    try:
+        kept = cache.get(name)
+    except cache.DamagedEntry as entry:
+        kept, damaged = None, str(entry)
+    if kept is not None:
+        return {"entry": name, **kept[0], "cached": True}
+    try:
+        facts, image = _compile(group, source, known)
+    except CompileError as error:
+        return {"error": error.log.strip()[-_LOG:] or str(error), "damaged": damaged}
+    facts["seconds"] = round(time.perf_counter() - began, 3)
+    cache.put(name, facts, image)
+    return {"entry": name, **facts, "cached": False, "damaged": damaged}
+
+
+def _compile(group: Group, source: Source, known: Profile) -> tuple[dict[str, Any], bytes]:
+    if group.backend == "triton":
+        from ferryman.backends.triton import TritonBackend
+
+        made = TritonBackend().compile(source.unit, None, known.arch)
+    else:
+        from ferryman.backends.simt import offline
+
+        made = offline.compile_unit(source.unit, known.arch)
+    try:
+        code_objects.check(made.image, known.arch)
+    except ValueError as error:  # a toolchain that exits with 0 and leaves half a file
+        raise CompileError(group.backend, source.kernel, known.arch, f"the code object is unusable: {error}") from error
+    resources = {**made.resources, "code_bytes": code_objects.code_bytes(made.image)}
+    digest = hashlib.sha256(made.image).hexdigest()
+    return {"sha256": digest, "kind": made.kind, "resources": resources, "metadata": made.metadata}, made.image
+
+
+def main() -> int:
+    """Serves requests until stdin ends. What a toolchain prints goes to stderr: stdout carries the answers."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+    say({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        group, index = Group(*request["group"]), request.get("index")
+        try:
+            say(listing(group) if index is None else compile_one(group, index))
+        except (FerrymanError, OSError) as error:  # a package that is missing, a disk that is full
+            say({"refused": f"{type(error).__name__}: {error}"})
+    return 0

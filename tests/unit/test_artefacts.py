@@ -1,0 +1,246 @@
+"""Kernels compiled ahead of time serve launches that match, and nothing else: manifests, damaged files, the JIT."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.backends import artefacts, code_objects
+from ferryman.backends.simt import Unit, defines_for, launcher, offline
+from ferryman.errors import ArtefactError, CompileError
+from ferryman.ops.rope import simt_kernels as rope
+from ferryman.porting import aot
+from ferryman.porting.aot import groups
+
+WORKER = Path(__file__).with_name("artefacts_worker.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """rope in bfloat16 by Triton for an H200, and in all dtypes by HIP for an MI300X."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "DTYPES", ("bfloat16",))
+        patch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        out = tmp_path_factory.mktemp("artefacts")
+        made = aot.compile_all(aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2)
+        aot.write(made, out)
+    return out
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(folder, tmp_path / "artefacts")
+    return tmp_path / "artefacts"
+
+
+def change(folder: Path, do: Any) -> None:
+    """Edits the manifest as somebody with an editor would."""
+    raw = json.loads((folder / "manifest.json").read_text())
+    do(raw)
+    (folder / "manifest.json").write_text(json.dumps(raw))
+
+
+def jit(profile: str, artefacts_folder: Path | None, cache: Path, dtype: str = "bfloat16") -> dict[str, Any]:
+    """What Triton's JIT does in a fresh process with an empty cache (artefacts_worker.py)."""
+    env = {**os.environ, "TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    if artefacts_folder is not None:
+        env["FERRYMAN_ARTEFACTS"] = str(artefacts_folder)
+    command = [sys.executable, str(WORKER), profile, "rope", dtype]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- Triton's own JIT
+
+
+@pytest.mark.parametrize("profile", ["h200", "mi300x"])
+def test_a_launch_that_matches_compiles_nothing(folder: Path, tmp_path: Path, profile: str) -> None:
+    found = jit(profile, folder, tmp_path)
+    assert found["compiled"] == [] and found["warnings"] == [] and found["refused"] == []
+    # every launch was served by an ELF file, under the very key that the JIT's arguments have
+    assert len(found["loaded"]) >= 40 and set(found["loaded"]) == {b"\x7fELF".hex()}
+    assert all(found["keys"])
+    assert not list(tmp_path.iterdir())  # Triton's own cache stays empty
+
+
+def test_a_launch_that_does_not_match_is_compiled(folder: Path, tmp_path: Path) -> None:
+    other_dtype = jit("h200", folder, tmp_path / "a", "float16")
+    other_arch = jit("l4", folder, tmp_path / "b")
+    for found in (other_dtype, other_arch):
+        assert found["loaded"] == [] and len(found["compiled"]) >= 40 and found["warnings"] == []
+
+
+def test_damaged_and_refused_artefacts(copy: Path, tmp_path: Path) -> None:
+    entries = [e for e in artefacts.read(copy).entries if e.profile == "h200"]
+    cut, swapped, gone, blank, failing = entries[0], entries[1], entries[2], entries[3], entries[4]
+    path = copy / str(cut.file)
+    path.write_bytes(path.read_bytes()[:-100])
+    (copy / str(swapped.file)).write_bytes((copy / str(entries[5].file)).read_bytes())  # another kernel's code
+    (copy / str(gone.file)).unlink()
+    (copy / str(blank.metadata)).unlink(missing_ok=True)
+
+    def fail(raw: Any) -> None:
+        for entry in raw["entries"]:
+            if entry["key"] == failing.key:
+                entry.update(verdict="FAIL", reason="shared: 300000 bytes a block, required at most 232448")
+
+    change(copy, fail)
+    found = jit("h200", copy, tmp_path / "cache")
+    damaged = {e.key for e in entries if not (copy / str(e.file)).exists() or e.key in (cut.key, swapped.key)}
+    damaged |= {e.key for e in entries if not (copy / str(e.metadata)).exists()}
+    assert len(found["warnings"]) == len(damaged - {failing.key})  # one for each kernel, not for each launch
+    assert all("is not used (" in text and "compiling instead" in text for text in found["warnings"])
+    assert set(found["refused"]) == {
+        "refused by its resource gates: shared: 300000 bytes a block, required at most 232448"
+    }
+    assert found["compiled"] and found["loaded"]
+
+
+# ---------------------------------------------------------------------------------------------------------- the folder
+
+
+def test_a_folder_that_cannot_be_used_says_why_once(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad: list[tuple[Any, str]] = [
+        (lambda raw: raw.update(schema_version=2), "schema_version is 2; required: 1"),
+        (lambda raw: raw["entries"][0].update(file="objects/../../x.cubin"), r"invalid at entries\.0\.file"),
+        (lambda raw: raw["entries"][0].update(key="short"), r"invalid at entries\.0\.key"),
+        (lambda raw: raw.update(extra=1), "invalid at extra"),
+        (lambda raw: raw.pop("entries"), "invalid at entries"),
+    ]
+    original = (copy / "manifest.json").read_bytes()
+    for do, message in bad:
+        (copy / "manifest.json").write_bytes(original)
+        change(copy, do)
+        with pytest.raises(ArtefactError, match=message):
+            artefacts.read(copy)
+    (copy / "manifest.json").write_bytes(original[:1000])
+    with pytest.raises(ArtefactError, match="damaged .*; run `ferryman compile --out` again"):
+        artefacts.read(copy)
+    with pytest.raises(ArtefactError, match="cannot be read"):
+        artefacts.read(tmp_path / "nowhere")
+    monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(tmp_path / "nowhere"))
+    artefacts._opened.cache_clear()
+    with pytest.warns(UserWarning, match="artefacts are not used: .*nowhere/manifest.json cannot be read"):
+        assert artefacts.store() is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert artefacts.store() is None
+
+
+def test_an_image_for_another_arch_is_not_loaded(copy: Path) -> None:
+    """A manifest whose hashes are right, and whose code is for another device."""
+    manifest = artefacts.read(copy)
+    entry = next(e for e in manifest.entries if e.profile == "h200")
+    foreign = (copy / str(next(e.file for e in manifest.entries if e.backend == "hip"))).read_bytes()
+    digest = hashlib.sha256(foreign).hexdigest()
+    (copy / f"objects/{digest}.cubin").write_bytes(foreign)
+    wrong = entry.model_copy(update={"file": f"objects/{digest}.cubin", "sha256": digest})
+    with pytest.warns(UserWarning, match="code for gfx942; required: sm_90"):
+        assert artefacts.Store(copy).image(wrong) is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- SIMT
+
+
+class Runtime(launcher.LoadedUnits):
+    """Loads nothing; says what it would load, and what it would have had to compile."""
+
+    backend = "hip"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built: list[str] = []
+
+    def device_arch(self, index: int) -> str:
+        return "gfx942"
+
+    def toolchain(self) -> str:
+        return "a toolchain"
+
+    def build(self, unit: Unit, arch: str) -> bytes:
+        self.built.append(unit.name)
+        return offline.compile_unit(unit, arch).image
+
+    def open(self, image: bytes, unit: Unit) -> Any:
+        return image
+
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any) -> None:
+        raise AssertionError("nothing is launched here")
+
+
+def test_a_simt_unit_is_taken_from_the_folder_without_its_toolchain(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(copy))
+    monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path / "cache"))
+    artefacts._opened.cache_clear()
+    target = offline.target_for("gfx942")
+    unit, other, third, *_ = rope.units(target)
+    runtime = Runtime()
+    monkeypatch.setattr(runtime, "toolchain", lambda: pytest.fail("the toolchain was asked for its version"))
+    image = runtime._image(unit, "gfx942")
+    assert runtime.built == [] and unit.name.encode() in image and code_objects.arch_of(image) == "gfx942"
+    monkeypatch.undo()
+    monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(copy))
+    monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path / "cache"))
+    # another source under the same name, another arch: compiled
+    changed = unit._replace(source=unit.source + "\n// changed\n")
+    assert runtime._image(changed, "gfx942") and runtime.built == [unit.name]
+    assert code_objects.arch_of(runtime._image(unit, "gfx90a")) == "gfx90a" and len(runtime.built) == 2
+    # damaged: a warning, and compiled; refused by its gates: an error, which dispatch quarantines
+    store = artefacts.store()
+    assert store is not None
+    keys = [artefacts.simt_key("gfx942", defines_for(u, "gfx942"), u.source) for u in (other, third)]
+    entry = store.find(keys[0], "hip", "gfx942")
+    assert entry is not None
+    (copy / str(entry.file)).write_bytes(b"\x7fELF")
+    with pytest.warns(UserWarning, match=f"artefact of {other.name} for gfx942 .* compiling instead"):
+        assert runtime._image(other, "gfx942")
+    assert runtime.built[-1] == other.name
+
+    def fail(raw: Any) -> None:
+        for one in raw["entries"]:
+            if one["key"] == keys[1]:
+                one.update(verdict="FAIL", reason="vgpr_spills: 9 registers, required at most 0")
+
+    change(copy, fail)
+    artefacts._opened.cache_clear()
+    with pytest.raises(CompileError, match="refused by its resource gates: vgpr_spills: 9 registers"):
+        runtime._image(third, "gfx942")
+    artefacts._opened.cache_clear()
+
+
+# -------------------------------------------------------------------------------------------------------- code objects
+
+
+@pytest.mark.parametrize("arch", offline.ARCHES)
+def test_code_objects_are_whole_and_for_their_arch(arch: str) -> None:
+    unit = rope.units(offline.target_for(arch))[0]
+    image = offline.compile_unit(unit, arch).image
+    code_objects.check(image, arch)
+    assert code_objects.arch_of(image) == arch
+    assert 500 < code_objects.code_bytes(image) < len(image)
+    other = "sm_75" if arch != "sm_75" else "sm_80"
+    with pytest.raises(ValueError, match=f"code for {arch}; required: {other}"):
+        code_objects.check(image, other)
+    for length in (0, 3, 60, 64, 500, len(image) // 2, len(image) - 1):
+        with pytest.raises(ValueError, match=r"not a 64-bit ELF file|truncated"):
+            code_objects.check(image[:length], arch)
+
+
+def test_an_elf_file_of_another_machine() -> None:
+    with pytest.raises(ValueError, match="an ELF file for machine"):
+        code_objects.arch_of(Path(sys.executable).resolve().read_bytes())
