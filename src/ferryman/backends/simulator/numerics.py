@@ -26,8 +26,7 @@ class Assumptions:
     mfma_order: how a matrix instruction adds its products to the accumulator. "exact": all of them and the accumulator
     at once, rounded once. "sequential": one product after another, each sum rounded. "pairs": products of each four
     consecutive k exactly, each such sum added and rounded. No public source states it: verdicts must hold under all.
-    mfma_subnormals: "kept", or "flushed" in 16-bit inputs and results (CDNA2 flushes them; the CDNA3 ISA says that
-    they are kept).
+    mfma_subnormals: "kept", or "flushed" in 16-bit inputs (CDNA2 flushes them; the CDNA3 ISA says that they are kept).
     xf32: how inputs lose their low 13 bits: "truncate", "nearest". The MI300 porting notes report a downward bias.
     estimates: v_rcp, v_rsq, v_sqrt, v_exp, v_log, v_sin, v_cos in float32, which the ISA gives 1 ulp: "nearest", or one
     ulp "above" or "below" the nearest, in magnitude, where the result is not exact.

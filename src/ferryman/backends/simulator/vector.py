@@ -109,9 +109,14 @@ def flushed(read: Read, kind: str, context: Context) -> Read:
 
 
 def finished(
-    function: Callable[..., Any], kind: str, instruction: Instruction, context: Context, arithmetic: bool
-) -> Any:
-    """Output scale, clamp and flushing of results, around an operation with one float result."""
+    function: Callable[..., Any], kind: str, instruction: Instruction, context: Context, arithmetic: bool,
+    obeys: bool = False,
+) -> Any:  # fmt: skip
+    """Output scale, clamp and flushing of results, around an operation with one float result. ``obeys``: it rounds as
+    the MODE register says; others are refused in modes other than to nearest."""
+    mode = context.mode.round32 if kind == "f32" else context.mode.round64
+    if arithmetic and not obeys and kind in ("f32", "f16", "f64") and mode != numerics.NEAREST:
+        raise refuse(instruction, f"a rounding mode of {kind} other than to nearest")
     stages: list[Callable[[Array], Array]] = []
     for key, factor in _OUTPUT_SCALES.items():
         if instruction.modifiers.get(key[0]) == key[1]:
@@ -156,11 +161,12 @@ def _source(i: int, operand: Operand, kind: str, instruction: Instruction, sourc
 
 def build(
     instruction: Instruction, context: Context, signature: str, function: Callable[..., Any], *,
-    arithmetic: bool = True, keeps_high: bool = False, carries: bool = False,
+    arithmetic: bool = True, keeps_high: bool = False, carries: bool = False, obeys: bool = False,
 ) -> Step:  # fmt: skip
     """A step from a signature: "f32 mask = f32 f32 +f32": results, then sources. "+f32" is the destination read as a
     source, "vcc" a mask that the text does not name. ``arithmetic``: floats obey the MODE register's denormals.
-    ``carries``: the low half of a 64-bit result does not depend on the high halves of its sources."""
+    ``obeys``: see `finished`. ``carries``: the low half of a 64-bit result does not depend on the high halves of its
+    sources."""
     left, _, right = signature.partition(" = ")
     results, kinds = left.split(), right.split()
     accept(instruction, _DPP if instruction.encoding == "dpp" else _SDWA if instruction.encoding == "sdwa" else _PLAIN)
@@ -186,7 +192,7 @@ def build(
             read = _source(i, operand, kind, instruction, sources, high)
             reads.append(flushed(read, kind, context) if arithmetic else read)
     if len(results) == 1:
-        function = finished(function, results[0], instruction, context, arithmetic)
+        function = finished(function, results[0], instruction, context, arithmetic, obeys)
     elif instruction.modifiers.get("clamp"):
         raise refuse(instruction, "clamp on an operation with two results")
     high_result = bool(selected[len(given)]) if "op_sel" in instruction.modifiers else False

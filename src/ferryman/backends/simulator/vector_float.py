@@ -39,7 +39,7 @@ def rounded(names: str, signature: str, near: Callable[..., Any], odd: Callable[
             return result
 
         chosen = near if mode == NEAREST else directed
-        return build(instruction, context, signature, chosen)
+        return build(instruction, context, signature, chosen, obeys=True)
 
     register(names, "vector")(decode)
 
@@ -62,37 +62,37 @@ rounded("v_fmac_f32", "f32 = f32 f32 +f32", numerics.fma32, _product_sum)
 rounded("v_fmaak_f32", "f32 = f32 f32 f32", numerics.fma32, _product_sum)
 rounded("v_fmamk_f32", "f32 = f32 f32 f32", lambda a, k, c: numerics.fma32(a, k, c), _product_sum)
 vector("v_mul_legacy_f32", "f32 = f32 f32", lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b))
-vector("v_max_f32", "f32 = f32 f32", numerics.maximum)
-vector("v_min_f32", "f32 = f32 f32", numerics.minimum)
-vector("v_max3_f32", "f32 = f32 f32 f32", numerics.maximum3)
-vector("v_min3_f32", "f32 = f32 f32 f32", numerics.minimum3)
-vector("v_med3_f32", "f32 = f32 f32 f32", numerics.median3)
+vector("v_max_f32", "f32 = f32 f32", numerics.maximum, obeys=True)
+vector("v_min_f32", "f32 = f32 f32", numerics.minimum, obeys=True)
+vector("v_max3_f32", "f32 = f32 f32 f32", numerics.maximum3, obeys=True)
+vector("v_min3_f32", "f32 = f32 f32 f32", numerics.minimum3, obeys=True)
+vector("v_med3_f32", "f32 = f32 f32 f32", numerics.median3, obeys=True)
 vector("v_add_f64", "f64 = f64 f64", lambda a, b: a + b)
 vector("v_mul_f64", "f64 = f64 f64", lambda a, b: a * b)
 vector("v_fma_f64", "f64 = f64 f64 f64", numerics.fma64)
 vector("v_fmac_f64", "f64 = f64 f64 +f64", numerics.fma64)
-vector("v_max_f64", "f64 = f64 f64", numerics.maximum)
-vector("v_min_f64", "f64 = f64 f64", numerics.minimum)
+vector("v_max_f64", "f64 = f64 f64", numerics.maximum, obeys=True)
+vector("v_min_f64", "f64 = f64 f64", numerics.minimum, obeys=True)
 vector("v_add_f16", "f16 = f16 f16", lambda a, b: a + b)
 vector("v_sub_f16", "f16 = f16 f16", lambda a, b: a - b)
 vector("v_subrev_f16", "f16 = f16 f16", lambda a, b: b - a)
 vector("v_mul_f16", "f16 = f16 f16", lambda a, b: a * b)
 vector("v_fma_f16", "f16 = f16 f16 f16", numerics.fma16, keeps_high=True)
-vector("v_max_f16", "f16 = f16 f16", numerics.maximum)
-vector("v_min_f16", "f16 = f16 f16", numerics.minimum)
+vector("v_max_f16", "f16 = f16 f16", numerics.maximum, obeys=True)
+vector("v_min_f16", "f16 = f16 f16", numerics.minimum, obeys=True)
 
 # ------------------------------------------------------------------------------------ rounding and exponents
-vector("v_rndne_f32", "f32 = f32", np.rint)
-vector("v_floor_f32", "f32 = f32", np.floor)
-vector("v_ceil_f32", "f32 = f32", np.ceil)
-vector("v_trunc_f32", "f32 = f32", np.trunc)
+vector("v_rndne_f32", "f32 = f32", np.rint, obeys=True)
+vector("v_floor_f32", "f32 = f32", np.floor, obeys=True)
+vector("v_ceil_f32", "f32 = f32", np.ceil, obeys=True)
+vector("v_trunc_f32", "f32 = f32", np.trunc, obeys=True)
 vector("v_fract_f32", "f32 = f32", lambda a: np.minimum(a - np.floor(a), np.float32(1 - 2.0**-24)))
-vector("v_floor_f64", "f64 = f64", np.floor)
-vector("v_rndne_f64", "f64 = f64", np.rint)
+vector("v_floor_f64", "f64 = f64", np.floor, obeys=True)
+vector("v_rndne_f64", "f64 = f64", np.rint, obeys=True)
 vector("v_ldexp_f32", "f32 = f32 i32",
        lambda a, n: np.ldexp(a.astype(np.float64), np.clip(n, -300, 300)).astype(np.float32))  # fmt: skip
 vector("v_ldexp_f64", "f64 = f64 i32", lambda a, n: np.ldexp(a, np.clip(n, -2200, 2200)))
-vector("v_frexp_mant_f32", "f32 = f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a))
+vector("v_frexp_mant_f32", "f32 = f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a), obeys=True)
 vector("v_frexp_exp_i32_f32", "i32 = f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[1], 0).astype(np.int32))
 
 # ------------------------------------------------------------------------------------------------- estimates
@@ -114,7 +114,7 @@ for _name, _function in {"v_rcp_f16": numerics.reciprocal, "v_rsq_f16": numerics
 # --------------------------------------------------------------------------------------------------- division
 vector("v_div_scale_f32", "f32 mask = f32 f32 f32", division.div_scale32)
 vector("v_div_fmas_f32", "f32 = f32 f32 f32 vcc", division.div_fmas32)
-vector("v_div_fixup_f32", "f32 = f32 f32 f32", division.div_fixup32)
+vector("v_div_fixup_f32", "f32 = f32 f32 f32", division.div_fixup32, obeys=True)
 
 
 # ------------------------------------------------------------------------------------------------ conversions
@@ -136,11 +136,11 @@ vector("v_cvt_i32_f64", "i32 = f64", _to_integer(-(2**31), 2**31 - 1, np.int32))
 vector("v_cvt_u32_f64", "u32 = f64", _to_integer(0, 2**32 - 1, np.uint32))
 vector("v_cvt_f32_i32", "f32 = i32", lambda a: a.astype(np.float32))
 vector("v_cvt_f32_u32", "f32 = u32", lambda a: a.astype(np.float32))
-vector("v_cvt_f64_i32", "f64 = i32", lambda a: a.astype(np.float64))
-vector("v_cvt_f64_u32", "f64 = u32", lambda a: a.astype(np.float64))
-vector("v_cvt_f64_f32", "f64 = f32", lambda a: a.astype(np.float64))
+vector("v_cvt_f64_i32", "f64 = i32", lambda a: a.astype(np.float64), obeys=True)
+vector("v_cvt_f64_u32", "f64 = u32", lambda a: a.astype(np.float64), obeys=True)
+vector("v_cvt_f64_f32", "f64 = f32", lambda a: a.astype(np.float64), obeys=True)
 vector("v_cvt_f32_f64", "f32 = f64", lambda a: a.astype(np.float32))
-vector("v_cvt_f32_f16", "f32 = f16", lambda a: a.astype(np.float32))
+vector("v_cvt_f32_f16", "f32 = f16", lambda a: a.astype(np.float32), obeys=True)
 vector("v_cvt_f16_u16", "f16 = u16", lambda a: a.astype(np.float16))
 vector("v_cvt_f16_i16", "f16 = i16", lambda a: a.astype(np.float16))
 for _byte in range(4):
@@ -151,7 +151,7 @@ for _byte in range(4):
 @register("v_cvt_f16_f32", "vector")
 def _to_half(instruction: Instruction, context: Context) -> Step:
     mode = context.mode.round64
-    return build(instruction, context, "f16 = f32", lambda a: numerics.directed16(a, mode))
+    return build(instruction, context, "f16 = f32", lambda a: numerics.directed16(a, mode), obeys=True)
 
 
 @vector_operation("v_cvt_pkrtz_f16_f32", "b32 = f32 f32")
