@@ -30,7 +30,7 @@ SUBJECTS = (
 NOTHING = "s_nop 0"
 SUM = r"v_add_f32_dpp"  # the first line of a sum over a wave
 STEP = r"(v_add_f32_dpp v\d+, v\d+, v\d+) row_shr:{} (.*)"
-MASKED = r"s_cbranch_scc0 \.LBB0_2"  # in attention, the end of the loop over whole tiles
+MASKED = r"\.LBB0_6:"  # in attention, the loop over the tiles that the mask cuts
 
 PLANTS = [
     # -- softmax: DPP reductions, LDS between the waves
@@ -169,8 +169,8 @@ PLANTS = [
     Plant(ATTENTION, "a value tile read before it is written", r"s_barrier", NOTHING, RACE, which=-1),
     Plant(ATTENTION, "no wait for the keys", r"s_waitcnt vmcnt\(0\)", NOTHING, WAIT, after=MASKED),
     Plant(ATTENTION, "no wait for the queries", r"s_waitcnt vmcnt\(2\)", NOTHING, WAIT),
-    Plant(ATTENTION, "the diagonal hidden", r"v_cmp_le_i32_e64 (s\[\d+:\d+\], v\d+, v\d+)", r"v_cmp_lt_i32_e64 \1",
-        NUMBERS, after=MASKED, count=32),
+    Plant(ATTENTION, "a key behind the diagonal seen", r"v_cmp_lt_i32_e64 (s\[\d+:\d+\], v\d+, v\d+)",
+        r"v_cmp_le_i32_e64 \1", NUMBERS, after=MASKED, count=32),
     Plant(BACKWARD, "a product left out of dq", r"v_mfma_f32_(\S+) .*", NOTHING, NUMBERS, kernel="dq", which=-1),
     Plant(BACKWARD, "a product left out of dk or dv", r"v_mfma_f32_(\S+) .*", NOTHING, NUMBERS, kernel="dkv"),
     Plant(BACKWARD, "operands of a product exchanged",
@@ -192,7 +192,7 @@ PLANTS = [
     Plant(ATTENTION_950, "a converted pair in the wrong order", r"v_cvt_pk_bf16_f32 (v\d+), (v\d+), (v\d+)",
         r"v_cvt_pk_bf16_f32 \1, \3, \2", NUMBERS, which=-1),
     Plant(ATTENTION_950, "a part of p v left out", r"v_mfma_f32_32x32x16_bf16 .*", NOTHING, NUMBERS, which=-1),
-    Plant(ATTENTION_950, "a matrix instruction before its values have come", r"s_waitcnt lgkmcnt\(6\)", NOTHING, WAIT,
+    Plant(ATTENTION_950, "a matrix instruction before its values have come", r"s_waitcnt lgkmcnt\(4\)", NOTHING, WAIT,
         which=-1),
     Plant(ATTENTION_950, "a value tile read before it is written", r"s_barrier", NOTHING, RACE, which=-3),
 ]  # fmt: skip
