@@ -254,3 +254,18 @@ def test_a_second_run_compiles_nothing_and_rebuilds_what_is_damaged(
     aot.write(again, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"manifest.json", "objects", "notes.txt"}
     assert not (tmp_path / "objects" / ("f" * 64 + ".cubin")).exists()
+
+
+def test_a_cache_that_loses_an_entry_leaves_the_old_folder(folder: Any, tmp_path: Path) -> None:
+    out, made = folder
+    (tmp_path / "manifest.json").write_text("the old one")
+    name = next(iter(made.images.values()))
+    path = cache.folder() / name[:2] / name
+    whole = path.read_bytes()
+    for damage, message in ((lambda: path.write_bytes(whole[:-1]), "is damaged"), (path.unlink, "the cache lost")):
+        damage()
+        with pytest.raises(OSError, match=f"{message}.*run it again"):
+            aot.write(made, tmp_path)
+        assert (tmp_path / "manifest.json").read_text() == "the old one"
+    path.write_bytes(whole)
+    assert artefacts.read(out) == made.manifest

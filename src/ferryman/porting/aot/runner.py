@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -115,11 +116,13 @@ def write(made: Compiled, folder: Path) -> None:
     Raises OSError; a folder that cannot be written keeps its old manifest, whose objects are all still there.
     """
     for file, name in made.images.items():
-        path = folder / file
-        kept = cache.get(name)
+        try:
+            kept = cache.get(name)
+        except cache.DamagedEntry as entry:
+            raise OSError(errno.EIO, f"{entry}; run it again") from entry
         if kept is None:
-            raise FileNotFoundError(2, f"the cache lost {name} while it was compiled", str(path))
-        write_whole(path, kept[1])
+            raise OSError(errno.ENOENT, f"the cache lost {name} during the run; run it again")
+        write_whole(folder / file, kept[1])
     for file, data in made.metadata.items():
         write_whole(folder / file, data)
     write_whole(folder / MANIFEST, (made.manifest.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
