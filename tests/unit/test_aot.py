@@ -73,12 +73,12 @@ NAMES = ["good", "aborts", "hangs", "refused", "spills", "option"]
 RESOURCES = {"registers": 64, "spills": 0, "shared": 1024, "threads": 128, "code_bytes": 4096}
 for line in sys.stdin:
     request = json.loads(line)
-    if "index" not in request:
+    if "key" not in request:
         rows = [{"kernel": n, "key": f"{i:064x}", "spills_allowed": 4, "aligned": False} for i, n in enumerate(NAMES)]
         rows[5]["refused"] = "ArgumentError: options is ['bogus']"
         say(kernels=rows, toolchain={"fake": "1"})
         continue
-    name = NAMES[request["index"]]
+    name = NAMES[int(request["key"], 16)]
     if name == "aborts":
         sys.stderr.write("LLVM ERROR: Cannot select: 0x1234\\n")
         sys.stderr.flush()

@@ -64,8 +64,8 @@ def compile_all(
                 entries.append(_unlisted(group, known[group.profile], answer["refused"]))
                 continue
             seen |= answer["toolchain"]
-            tasks += [_Task(group, i, row) for i, row in enumerate(answer["kernels"])]
-        tasks.sort(key=lambda task: (task.group, task.index))
+            tasks += [_Task(group, row) for row in answer["kernels"]]
+        tasks.sort(key=lambda task: task.group)
         for done, (task, answer) in enumerate(workers.each(tasks, lambda w, t: _compile(w, t, timeout)), 1):
             entry = _entry(task.group, task.row, answer, known[task.group.profile])
             entries.append(entry)
@@ -84,7 +84,6 @@ def compile_all(
 @dataclass(frozen=True)
 class _Task:
     group: Group
-    index: int
     row: dict[str, Any]
 
 
@@ -105,7 +104,7 @@ def _compile(worker: pool.Worker, task: _Task, timeout: float) -> tuple[_Task, d
         if "refused" in answer:
             return task, answer
     try:
-        return task, worker.ask({"group": astuple(task.group), "index": task.index}, timeout)
+        return task, worker.ask({"group": astuple(task.group), "key": task.row["key"]}, timeout)
     except pool.Lost as lost:
         return task, {"error": str(lost)}
 
