@@ -73,12 +73,12 @@ NAMES = ["good", "aborts", "hangs", "refused", "spills", "option"]
 RESOURCES = {"registers": 64, "spills": 0, "shared": 1024, "threads": 128, "code_bytes": 4096}
 for line in sys.stdin:
     request = json.loads(line)
-    if "index" not in request:
+    if "key" not in request:
         rows = [{"kernel": n, "key": f"{i:064x}", "spills_allowed": 4, "aligned": False} for i, n in enumerate(NAMES)]
         rows[5]["refused"] = "ArgumentError: options is ['bogus']"
         say(kernels=rows, toolchain={"fake": "1"})
         continue
-    name = NAMES[request["index"]]
+    name = NAMES[int(request["key"], 16)]
     if name == "aborts":
         sys.stderr.write("LLVM ERROR: Cannot select: 0x1234\\n")
         sys.stderr.flush()
@@ -254,3 +254,18 @@ def test_a_second_run_compiles_nothing_and_rebuilds_what_is_damaged(
     aot.write(again, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"manifest.json", "objects", "notes.txt"}
     assert not (tmp_path / "objects" / ("f" * 64 + ".cubin")).exists()
+
+
+def test_a_cache_that_loses_an_entry_leaves_the_old_folder(folder: Any, tmp_path: Path) -> None:
+    out, made = folder
+    (tmp_path / "manifest.json").write_text("the old one")
+    name = next(iter(made.images.values()))
+    path = cache.folder() / name[:2] / name
+    whole = path.read_bytes()
+    for damage, message in ((lambda: path.write_bytes(whole[:-1]), "is damaged"), (path.unlink, "the cache lost")):
+        damage()
+        with pytest.raises(OSError, match=f"{message}.*run it again"):
+            aot.write(made, tmp_path)
+        assert (tmp_path / "manifest.json").read_text() == "the old one"
+    path.write_bytes(whole)
+    assert artefacts.read(out) == made.manifest

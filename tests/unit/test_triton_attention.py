@@ -132,6 +132,21 @@ CASES: dict[str, Shape] = {
     "tiles-gfx942": Shape(target="gfx942", batch=3, heads=4, kv_heads=2, queries=140, keys=150, dim=80, causal=True),
     "tiles-gfx1100": Shape(target="gfx1100", heads=3, kv_heads=3, queries=70, keys=90, window=45, causal=True,
                            dtype="float16"),
+    # AMD's form of the bounds (FOLD), on tiles that their edges cross
+    "fold-causal-fewer-keys": Shape(target="gfx942", causal=True, queries=101, keys=37, dtype="float16"),
+    "fold-causal-more-keys": Shape(target="gfx942", causal=True, queries=37, keys=101),
+    "fold-window-causal": Shape(target="gfx942", causal=True, window=19, queries=131, keys=131, dtype="float16"),
+    "fold-window-one": Shape(target="gfx942", causal=True, window=1, queries=67, keys=67),
+    "fold-window": Shape(target="gfx942", window=23, queries=131, keys=131),
+    "fold-window-fewer-keys": Shape(target="gfx942", window=20, queries=131, keys=50),
+    "fold-window-more-keys": Shape(target="gfx942", causal=True, window=40, queries=50, keys=131, dtype="float16"),
+    "fold-mask-bool": Shape(target="gfx942", batch=2, mask="bool strided", causal=True),
+    "fold-mask-row": Shape(target="gfx942", batch=2, mask="bool row", dtype="float16"),
+    "fold-mask-softcap-window": Shape(target="gfx950", mask="float full", softcap=4.0, causal=True, window=31,
+                                      queries=77, keys=80),
+    "fold-mask-column": Shape(target="gfx1100", mask="float column", dim=80, dtype="float16"),
+    "fold-decode-window": Shape(target="gfx942", queries=2, keys=1111, causal=True, window=300, heads=4, kv_heads=2),
+    "fold-decode-mask": Shape(target="gfx942", queries=2, keys=1030, mask="bool full", softcap=3.0),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ compile, and because a toolchain that kills its process must fail one test and n
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -186,6 +187,25 @@ def test_row_tiles() -> None:
             assert triton_rows.row_tile(target, width, 4, 64).warps * target.wave <= target.max_threads
 
 
+def test_linear_chooses_no_tile_that_cannot_run() -> None:
+    """By each target's own limits, and by those of a device that has less than its family."""
+    less = [
+        dataclasses.replace(TARGETS["sm_90"], shared_memory=100_000),
+        dataclasses.replace(TARGETS["sm_80"], shared_memory=50_000),
+        dataclasses.replace(TARGETS["gfx942"], shared_memory=32_768, max_threads=256),
+        dataclasses.replace(TARGETS["gfx950"], shared_memory=49_152),
+    ]
+    found = worker("tiles", json.dumps([dataclasses.asdict(t) | {"features": []} for t in [*TARGETS.values(), *less]]))
+    assert len(found) == 13
+    for target, rows in zip([*TARGETS.values(), *less], found, strict=True):
+        assert len(rows) == 2 * 3 * 4 * 2
+        for chosen, shared, threads in rows:
+            assert shared <= target.shared_memory and threads <= target.max_threads, (target, chosen)
+    # the families' own tables lose nothing on a whole card, and the large tiles on a part of one
+    most = {name: max(shared for _, shared, _ in rows) for name, rows in zip(TARGETS, found, strict=False)}
+    assert most["sm_90"] > 163_840 and most["gfx942"] > 32_768 and most["gfx950"] > 49_152, most
+
+
 class FakeKernel:
     """What `launch` needs of a JITFunction: compiles on the first run, as Triton does."""
 
@@ -313,8 +333,27 @@ def refusals() -> dict[str, Any]:
     return found
 
 
+def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
+    from ferryman.ops.matmul import triton_kernels as linear
+
+    found = []
+    for facts in targets:
+        target, rows = Target(**{**facts, "features": frozenset()}), []
+        for itemsize, precision in ((2, "ieee"), (4, "ieee")):
+            for m in (1, 60, 8192):
+                for n in (64, 4096, 14336, 128256):
+                    for _ in range(2):  # as found first, and as kept
+                        tile = linear._tile(target, itemsize, precision, m, n)
+                        shared = linear._shared_bytes(tile, target.vendor, itemsize)
+                        rows.append((repr(tile), shared, tile.warps * target.wave))
+        found.append(rows)
+    return found
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "compile":
+    if sys.argv[1] == "tiles":
+        sys.stdout.write(json.dumps(tiles(json.loads(sys.argv[2]))))
+    elif sys.argv[1] == "compile":
         sys.stdout.write(json.dumps({family: compile_family(family, *sys.argv[2:]) for family in FAMILIES}))
     else:
         sys.stdout.write(json.dumps(refusals()))

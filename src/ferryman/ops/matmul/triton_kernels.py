@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -152,10 +153,31 @@ def _precision(target: Target, dtype: torch.dtype) -> str:
     return "tf32" if wanted and target.vendor == "nvidia" else "ieee"
 
 
+def _shared_bytes(tile: Tile, vendor: str, itemsize: int) -> int:
+    """What a block keeps in shared memory: the stages in flight, one less on AMD, whose next is in registers."""
+    buffers = tile.stages if vendor == "nvidia" else max(1, tile.stages - 1)
+    return buffers * (tile.m + tile.n) * tile.k * itemsize
+
+
+@functools.cache
+def _candidates(target: Target, itemsize: int, precision: str) -> tuple[Tile, ...]:
+    """The family's tiles without those that cannot run on this very device (a part of a card may have less)."""
+    tiles = _TILES[_family(target)]["half" if itemsize == 2 else precision]
+    if target.vendor not in ("nvidia", "amd"):
+        return tiles
+    able = [
+        t for t in tiles
+        if t.warps * target.wave <= target.max_threads
+        and _shared_bytes(t, target.vendor, itemsize) <= target.shared_memory
+    ]  # fmt: skip
+    # of 16 rows and of more, where only one kind fits that one serves both
+    return tuple(able) or (min(tiles, key=lambda t: _shared_bytes(t, target.vendor, itemsize)),)
+
+
 def _tile(target: Target, itemsize: int, precision: str, m: int, n: int) -> Tile:
     """The largest tile that is not mostly past the edge and leaves no unit idle; else the smallest one."""
-    candidates = _TILES[_family(target)]["half" if itemsize == 2 else precision]
-    usable = [t for t in candidates if (t.m == 16) == (m <= 16)]
+    candidates = _candidates(target, itemsize, precision)
+    usable = [t for t in candidates if (t.m == 16) == (m <= 16)] or candidates
     for tile in usable:
         if 2 * m > tile.m and triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n) >= target.units:
             return tile

@@ -438,10 +438,12 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     def calls(rows: int, width: int) -> None:
         x = torch.empty(rows, width, dtype=kind, device="meta")
         w = torch.empty(width, dtype=kind, device="meta")
-        rms_norm(x, w, 1e-6, True, target)
+        for cast in (False, True):
+            rms_norm(x, w, 1e-6, cast, target)
+            add_rms_norm(x, x, w, 1e-6, cast, target)
         rms_norm(x, None, 1e-6, False, target)
-        add_rms_norm(x, x, w, 1e-6, False, target)
-        layer_norm(x, w, w, 1e-5, target)
+        for weight, bias in ((w, w), (w, None), (None, None)):
+            layer_norm(x, weight, bias, 1e-5, target)
         rms_norm_backward(x, x, w, 1e-6, target)
         add_rms_norm_backward(x, x, x, w, 1e-6, target)
         layer_norm_backward(x, x, w, w, 1e-5, target)

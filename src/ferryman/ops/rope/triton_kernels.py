@@ -183,7 +183,7 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         batch, tokens, heads, k_heads, dim, rotary = shape
         q = torch.empty(batch, tokens, heads, dim, dtype=kind, device="meta").transpose(1, 2)
         k = torch.empty(batch, tokens, k_heads, dim, dtype=kind, device="meta").transpose(1, 2)
-        for angles in {torch.float32, kind}:
+        for angles in dict.fromkeys((torch.float32, kind)):
             cos = torch.empty(1, tokens, rotary, dtype=angles, device="meta")
             rope(q, k, cos, cos, interleaved, target)
             rope_backward(q.contiguous(), k.contiguous(), cos, cos, interleaved, target)

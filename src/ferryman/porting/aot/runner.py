@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -63,8 +64,8 @@ def compile_all(
                 entries.append(_unlisted(group, known[group.profile], answer["refused"]))
                 continue
             seen |= answer["toolchain"]
-            tasks += [_Task(group, i, row) for i, row in enumerate(answer["kernels"])]
-        tasks.sort(key=lambda task: (task.group, task.index))
+            tasks += [_Task(group, row) for row in answer["kernels"]]
+        tasks.sort(key=lambda task: task.group)
         for done, (task, answer) in enumerate(workers.each(tasks, lambda w, t: _compile(w, t, timeout)), 1):
             entry = _entry(task.group, task.row, answer, known[task.group.profile])
             entries.append(entry)
@@ -83,7 +84,6 @@ def compile_all(
 @dataclass(frozen=True)
 class _Task:
     group: Group
-    index: int
     row: dict[str, Any]
 
 
@@ -104,7 +104,7 @@ def _compile(worker: pool.Worker, task: _Task, timeout: float) -> tuple[_Task, d
         if "refused" in answer:
             return task, answer
     try:
-        return task, worker.ask({"group": astuple(task.group), "index": task.index}, timeout)
+        return task, worker.ask({"group": astuple(task.group), "key": task.row["key"]}, timeout)
     except pool.Lost as lost:
         return task, {"error": str(lost)}
 
@@ -115,11 +115,13 @@ def write(made: Compiled, folder: Path) -> None:
     Raises OSError; a folder that cannot be written keeps its old manifest, whose objects are all still there.
     """
     for file, name in made.images.items():
-        path = folder / file
-        kept = cache.get(name)
+        try:
+            kept = cache.get(name)
+        except cache.DamagedEntry as entry:
+            raise OSError(errno.EIO, f"{entry}; run it again") from entry
         if kept is None:
-            raise FileNotFoundError(2, f"the cache lost {name} while it was compiled", str(path))
-        write_whole(path, kept[1])
+            raise OSError(errno.ENOENT, f"the cache lost {name} during the run; run it again")
+        write_whole(folder / file, kept[1])
     for file, data in made.metadata.items():
         write_whole(folder / file, data)
     write_whole(folder / MANIFEST, (made.manifest.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())

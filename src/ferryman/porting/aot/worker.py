@@ -1,7 +1,7 @@
 """A process that compiles: it may be killed by its toolchain, or by `pool` when it takes too long.
 
 One JSON request on each line of stdin, one JSON answer on each line of stdout. ``{"group": [..]}`` asks what there is
-to compile in a group; ``{"group": [..], "index": i}`` compiles the i-th of that list.
+to compile in a group; ``{"group": [..], "key": k}`` compiles one of that list.
 """
 
 from __future__ import annotations
@@ -27,9 +27,24 @@ _LOG = 4000  # of a toolchain's log, from its end: the error stands there
 
 
 @functools.cache
-def _sources(group: Group) -> tuple[Profile, list[Source]]:
-    known = profiles_for([group.profile.rpartition(".")[2] if "." in group.profile else group.profile])[0]
-    return known, sources_of(group, known)
+def _profile(name: str) -> Profile:
+    return profiles_for([name.rpartition(".")[2] if "." in name else name])[0]
+
+
+@functools.cache
+def _table(group: Group) -> dict[str, tuple[Source, dict[str, Any]]]:
+    """(source, its description) of every kernel of a group, by key: an order would be this process's own."""
+    known = _profile(group.profile)
+    found: dict[str, tuple[Source, dict[str, Any]]] = {}
+    for source in sources_of(group, known):
+        row = {"kernel": source.kernel, **_description(group, source)}
+        try:
+            row["key"] = _key(group, source, known.arch)
+        except FerrymanError as error:  # a compiler option that Triton does not know, and would ignore
+            row["key"] = hashlib.sha256(repr(source.unit).encode()).hexdigest()
+            row["refused"] = f"{type(error).__name__}: {error}"
+        found.setdefault(row["key"], (source, row))
+    return found
 
 
 def _key(group: Group, source: Source, arch: str) -> str:
@@ -42,17 +57,8 @@ def _key(group: Group, source: Source, arch: str) -> str:
 
 def listing(group: Group) -> dict[str, Any]:
     """What there is to compile, as a manifest describes it."""
-    known, sources = _sources(group)
-    rows = []
-    for source in sources:
-        row = {"kernel": source.kernel, **_description(group, source)}
-        try:
-            row["key"] = _key(group, source, known.arch)
-        except FerrymanError as error:  # a compiler option that Triton does not know, and would ignore
-            row["key"] = hashlib.sha256(repr(source.unit).encode()).hexdigest()
-            row["refused"] = f"{type(error).__name__}: {error}"
-        rows.append(row)
-    return {"kernels": rows, "toolchain": cache.toolchain(group.backend, known.arch)}
+    rows = [row for _, row in _table(group).values()]
+    return {"kernels": rows, "toolchain": cache.toolchain(group.backend, _profile(group.profile).arch)}
 
 
 def _description(group: Group, source: Source) -> dict[str, Any]:
@@ -87,11 +93,11 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def compile_one(group: Group, index: int) -> dict[str, Any]:
+def compile_one(group: Group, key: str) -> dict[str, Any]:
     """Compiles, or takes from the cache: where the image lies in the cache, and its facts; or the toolchain's log."""
-    known, sources = _sources(group)
-    source, began = sources[index], time.perf_counter()
-    name = cache.key(_key(group, source, known.arch), group.backend, known.arch)
+    known, began = _profile(group.profile), time.perf_counter()
+    source, _ = _table(group)[key]
+    name = cache.key(key, group.backend, known.arch)
     damaged = None
     try:
         kept = cache.get(name)
@@ -138,9 +144,9 @@ def main() -> int:
     say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        group, index = Group(*request["group"]), request.get("index")
+        group, key = Group(*request["group"]), request.get("key")
         try:
-            say(listing(group) if index is None else compile_one(group, index))
+            say(listing(group) if key is None else compile_one(group, key))
         except (FerrymanError, OSError) as error:  # a package that is missing, a disk that is full
             say({"refused": f"{type(error).__name__}: {error}"})
     return 0
