@@ -111,7 +111,6 @@ class TritonBackend:
             log = "TRITON_INTERPRET=1: an interpreting process cannot compile"
             raise CompileError("triton", source.name, arch, log)
         import triton
-        from triton.compiler import ASTSource
 
         gpu = gpu_target(arch)
         chosen: dict[str, Any] = {
@@ -124,7 +123,7 @@ class TritonBackend:
         unknown = sorted(set(chosen) - known)
         if unknown:
             raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
-        ast = ASTSource(
+        ast = _source_type(source.kernel)(
             fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
             attrs=_attributes(source, gpu.backend),
         )  # fmt: skip
@@ -151,6 +150,16 @@ class TritonBackend:
                     log = f"{what}: {resources[what]} needed, {target.arch} has {limit} for a block"
                     raise CompileError("triton", source.name, arch, log)
         return Artefact(source.name, arch, kind, compiled.asm[kind], resources, text)
+
+
+def _source_type(kernel: Any) -> Any:
+    from triton.compiler import ASTSource
+
+    if not getattr(kernel, "is_gluon", lambda: False)():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def gpu_target(arch: str) -> Any:
@@ -265,6 +274,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     if recording is not None:
         recording.add(_step(kernel, grid, args, meta, recording.device))
         return
+    if getattr(kernel, "uses_scratch", False):
+        _provide_scratch()
     try:
         if device.type == "cuda" and torch.cuda.current_device() != device.index and device.index is not None:
             with torch.cuda.device(device):
@@ -312,7 +323,35 @@ def _step(
         flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
         arguments = (*head, *flags, compiled.packed_metadata, None, None, None, *values)
         return replay.Step(run.launch, arguments, idle, same)
+    if getattr(run, "global_scratch_size", 0):
+        run = _with_scratch(run)
     return replay.Step(run, (*head, compiled.packed_metadata, None, None, None, *values), idle, same)
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    # PyTorch's blocks are 512-byte aligned, and given back in the order of the stream that the launch is on
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def _provide_scratch() -> None:
+    """Descriptors made in a kernel lie in global memory, which Triton asks an allocator for.
+
+    Triton's setting belongs to the thread (a context variable), and an allocator that the user has set stays.
+    """
+    from triton.runtime import _allocation
+
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        _allocation.set_allocator(_scratch)
+
+
+def _with_scratch(run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` on any thread: a backward pass replays on autograd's own."""
+
+    def run_with_scratch(*arguments: Any) -> None:
+        _provide_scratch()
+        run(*arguments)
+
+    return run_with_scratch
 
 
 class _Recording(threading.local):

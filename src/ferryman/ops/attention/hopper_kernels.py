@@ -11,13 +11,26 @@ refuses (`serves`).
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait,
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
 )  # fmt: skip
 
+from ferryman.backends.base import Target
+from ferryman.backends.triton import launch
+
 _LN2 = gl.constexpr(0.6931471805599453)
+_LOG2E = 1.4426950408889634
+_LEAST_QUERIES = 128
 
 
 @gluon.jit
@@ -91,9 +104,7 @@ def _consume_blocks(
         mbarrier.wait(k_full.index(step % STAGES), (step // STAGES) & 1)
         if TURNS:
             _named_barrier("sync", 8 + WORKER)
-        scores = warpgroup_mma(
-            q_tile, k_ring.index(step % STAGES).permute((1, 0)), none, use_acc=False, is_async=True
-        )
+        scores = warpgroup_mma(q_tile, k_ring.index(step % STAGES).permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
         acc = warpgroup_mma(p16, v_ring.index(before % STAGES), acc, is_async=True)
         if TURNS:
@@ -135,13 +146,12 @@ def _consume(
     if TURNS and WORKER == WORKERS - 1:
         _named_barrier("arrive", 8)  # the first turn is worker 0's
     step = 0
-    turn = 0
     total = num_tiles * batch_heads
     programs = gl.num_programs(0)
-    for base in range(0, total, programs):
-        index = base + gl.program_id(0)
-        if turn % 2 == 1:
-            index = base + programs - 1 - gl.program_id(0)
+    for turn in range(gl.cdiv(total, programs)):
+        index = turn * programs + gl.program_id(0)
+        if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
+            index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
             row, head, blocks, full = _place(
                 index, num_tiles, batch_heads, heads_together, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL
@@ -201,7 +211,6 @@ def _consume(
                 out_desc, [head // num_heads, head % num_heads, row, 0],
                 out_tile._reinterpret(dtype, [1, 1, 64, HEAD_DIM], flat),
             )  # fmt: skip
-        turn += 1
     tma.store_wait(0)
 
 
@@ -221,15 +230,14 @@ def _produce(
     BLOCK_M: gl.constexpr = 64 * WORKERS
     size: gl.constexpr = HEAD_DIM * 2
     step = 0
-    turn = 0
     total = num_tiles * batch_heads
     programs = gl.num_programs(0)
-    for base in range(0, total, programs):
-        index = base + gl.program_id(0)
-        if turn % 2 == 1:
-            index = base + programs - 1 - gl.program_id(0)
+    for turn in range(gl.cdiv(total, programs)):
+        index = turn * programs + gl.program_id(0)
+        if turn % 2 == 1:  # back and forth: who had the longest tile of one round has the shortest of the next
+            index = turn * programs + programs - 1 - gl.program_id(0)
         if index < total:
-            row, head, blocks, full = _place(
+            row, head, blocks, _ = _place(
                 index, num_tiles, batch_heads, heads_together, num_queries, num_keys, BLOCK_M, BLOCK_N, CAUSAL
             )
             batch = head // num_heads
@@ -258,7 +266,6 @@ def _produce(
                     v_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
                 )  # fmt: skip
                 step += 1
-        turn += 1
 
 
 @gluon.jit
@@ -269,13 +276,14 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return bars
 
 
-_DYNAMIC = ["num_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
+_DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch_heads", "score_scale"]
 
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
 def attention_forward_hopper(
     q, k, v, out, lse,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_om,
     num_heads, kv_heads, group, heads_together, num_queries, num_keys, batch_heads, score_scale,
     HEAD_DIM: gl.constexpr, WORKERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     TURNS: gl.constexpr, REGISTERS: gl.constexpr, CARRY: gl.constexpr,
@@ -299,8 +307,8 @@ def attention_forward_hopper(
         [1, 1, BLOCK_N, HEAD_DIM], flat_layout,
     )  # fmt: skip
     out_desc = tma.make_tensor_descriptor(
-        out, [batch, num_heads, num_queries, HEAD_DIM],
-        [num_queries * num_heads * HEAD_DIM, HEAD_DIM, num_heads * HEAD_DIM, 1], [1, 1, 64, HEAD_DIM], flat_layout,
+        out, [batch, num_heads, num_queries, HEAD_DIM], [stride_ob, stride_oh, stride_om, 1],
+        [1, 1, 64, HEAD_DIM], flat_layout,
     )  # fmt: skip
     q_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
@@ -340,3 +348,64 @@ def attention_forward_hopper(
             ],
             [4, 1], [REGISTERS, 24],
         )  # fmt: skip
+
+
+attention_forward_hopper.uses_scratch = True  # TMA descriptors
+
+
+# ------------------------------------------------------------------------------------------------------------- launcher
+
+
+@dataclass(frozen=True)
+class Config:
+    """``turns``: the warpgroups take turns to issue products. ``carry``: bits in which P waits for its product."""
+
+    workers: int
+    block_n: int
+    stages: int
+    turns: bool
+    registers: int
+    carry: int
+
+
+_CONFIGS = {
+    64: Config(3, 128, 2, True, 160, 16),
+    128: Config(2, 128, 2, True, 240, 32),
+}
+
+
+def _strides(x: torch.Tensor) -> tuple[int, ...]:
+    """Over (batch, head, row); those of dimensions of one element are as good as any, and arbitrary."""
+    return tuple(x.shape[-1] if n == 1 else s for n, s in zip(x.shape[:3], x.stride(), strict=False))
+
+
+def _described(x: torch.Tensor) -> bool:
+    """Whether a TMA descriptor can stand for ``x``: 16-byte aligned rows, none of them expanded."""
+    step = 16 // x.element_size()
+    aligned = x.data_ptr() % 16 == 0 and x.stride(-1) == 1
+    return aligned and all(s > 0 and s % step == 0 and s < 2**39 for s in _strides(x))
+
+
+def serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, target: Target) -> bool:
+    """Whether `forward` takes the call; one without a window, a softcap or a mask."""
+    hopper = target.arch == "sm_90" and "wgmma" in target.features
+    shaped = q.shape[-1] in _CONFIGS and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] >= _LEAST_QUERIES
+    return hopper and shaped and 0.0 < scale < math.inf and all(map(_described, (q, k, v)))
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    causal: bool, scale: float, heads_together: int, target: Target,
+) -> None:  # fmt: skip
+    """``out`` (B, Sq, H, D) and ``lse`` (B, H, Sq) are written; the rest as in ``triton_kernels.attention``."""
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    config = _CONFIGS[dim]
+    tiles = -(-queries // (64 * config.workers)) * batch * heads
+    launch(
+        attention_forward_hopper, (min(tiles, target.units),),
+        q, k, v, out, lse, *_strides(q), *_strides(k), *_strides(v), *_strides(out.transpose(1, 2)),
+        heads, kv_heads, heads // kv_heads, heads_together, queries, keys, batch * heads, scale * _LOG2E,
+        device=q.device, HEAD_DIM=dim, WORKERS=config.workers, BLOCK_N=config.block_n, STAGES=config.stages,
+        CAUSAL=causal, TURNS=config.turns, REGISTERS=config.registers, CARRY=config.carry, num_warps=4,
+    )  # fmt: skip
