@@ -82,6 +82,29 @@ def _softmax_block(
 
 
 @gluon.jit
+def _rounded(p, dtype: gl.constexpr, CARRY: gl.constexpr):
+    """P as it waits for its product: as it is (CARRY 32), or rounded and two to an integer (16)."""
+    if CARRY == 16:
+        low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
+        to: gl.constexpr = "bf16x2" if dtype == gl.bfloat16 else "f16x2"
+        p = gl.inline_asm_elementwise(
+            "cvt.rn." + to + ".f32 $0, $2, $1;", "=r,r,r", [low, high], gl.int32, is_pure=True, pack=1
+        )
+    return p
+
+
+@gluon.jit
+def _operand(p, layout: gl.constexpr, dtype: gl.constexpr, CARRY: gl.constexpr):
+    if CARRY == 16:
+        low, high = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [p], (gl.int16, gl.int16), is_pure=True, pack=1
+        )
+        low, high = low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
+        p = gl.reshape(gl.join(low, high), [p.shape[0], p.shape[1] * 2])
+    return gl.convert_layout(p.to(dtype), layout)
+
+
+@gluon.jit
 def _consume_blocks(
     acc, p, row_max, row_sum, step, first, last, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
     position, num_keys, score_scale,
@@ -99,7 +122,7 @@ def _consume_blocks(
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
     for block in range(first, last - 1, -1):
-        p16 = gl.convert_layout(p.to(dtype), p_layout)
+        p16 = _operand(p, p_layout, dtype, CARRY)
         before = step - 1
         mbarrier.wait(k_full.index(step % STAGES), (step // STAGES) & 1)
         if TURNS:
@@ -115,8 +138,7 @@ def _consume_blocks(
             scores, row_max, position, block * BLOCK_N, num_keys, score_scale, CAUSAL, EDGE
         )
         row_sum = row_sum * decay + gl.sum(p, 1)
-        if CARRY == 16:
-            p = p.to(dtype)
+        p = _rounded(p, dtype, CARRY)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index(before % STAGES))
         acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc_layout))[:, None]
@@ -141,7 +163,6 @@ def _consume(
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
-    q_tile = q_ring.index(WORKER)
     out_tile = out_ring.index(WORKER)
     if TURNS and WORKER == WORKERS - 1:
         _named_barrier("arrive", 8)  # the first turn is worker 0's
@@ -160,7 +181,9 @@ def _consume(
             position = row + gl.arange(0, 64, row_layout) + (num_keys - num_queries)
             acc = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
             row_max = gl.full([64], float("-inf"), gl.float32, row_layout)
-            mbarrier.wait(q_full.index(WORKER), turn & 1)
+            q_slot = turn % 2 * WORKERS + WORKER
+            q_tile = q_ring.index(q_slot)
+            mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
             mbarrier.wait(k_full.index(step % STAGES), (step // STAGES) & 1)
             none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
             scores = warpgroup_mma(
@@ -172,8 +195,7 @@ def _consume(
                 scores, row_max, position, (blocks - 1) * BLOCK_N, num_keys, score_scale, CAUSAL, True
             )
             row_sum = gl.sum(p, 1)
-            if CARRY == 16:
-                p = p.to(dtype)
+            p = _rounded(p, dtype, CARRY)
             step += 1
             middle = gl.minimum(full, blocks - 1)
             acc, p, row_max, row_sum, step = _consume_blocks(
@@ -186,10 +208,10 @@ def _consume(
                 k_full, k_empty, v_full, v_empty, position, num_keys, score_scale,
                 WORKER, WORKERS, STAGES, HEAD_DIM, BLOCK_N, dtype, CAUSAL, False, TURNS, CARRY,
             )  # fmt: skip
-            mbarrier.arrive(q_empty.index(WORKER))
+            mbarrier.arrive(q_empty.index(q_slot))
             before = step - 1
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
-            p16 = gl.convert_layout(p.to(dtype), p_layout)
+            p16 = _operand(p, p_layout, dtype, CARRY)
             last = warpgroup_mma(p16, v_ring.index(before % STAGES), acc, is_async=True)
             empty = row_sum == 0.0  # a NaN sum is not empty
             safe_sum = gl.where(empty, 1.0, row_sum)
@@ -253,11 +275,12 @@ def _produce(
                 )  # fmt: skip
                 if block == blocks - 1:
                     for worker in gl.static_range(WORKERS):
-                        mbarrier.wait(q_empty.index(worker), turn & 1 ^ 1)
-                        mbarrier.expect(q_full.index(worker), 64 * size)
+                        q_slot = turn % 2 * WORKERS + worker
+                        mbarrier.wait(q_empty.index(q_slot), turn // 2 & 1 ^ 1)
+                        mbarrier.expect(q_full.index(q_slot), 64 * size)
                         tma.async_copy_global_to_shared(
-                            q_desc, [batch, head % num_heads, row + 64 * worker, 0], q_full.index(worker),
-                            q_ring.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
+                            q_desc, [batch, head % num_heads, row + 64 * worker, 0], q_full.index(q_slot),
+                            q_ring.index(q_slot)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
                         )  # fmt: skip
                 mbarrier.wait(v_empty.index(slot), free)
                 mbarrier.expect(v_full.index(slot), BLOCK_N * size)
@@ -310,12 +333,12 @@ def attention_forward_hopper(
         out, [batch, num_heads, num_queries, HEAD_DIM], [stride_ob, stride_oh, stride_om, 1],
         [1, 1, 64, HEAD_DIM], flat_layout,
     )  # fmt: skip
-    q_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
+    q_ring = gl.allocate_shared_memory(dtype, [2 * WORKERS, 64, HEAD_DIM], tile_layout)
     out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
-    q_full = _barriers(WORKERS, 1)
-    q_empty = _barriers(WORKERS, 1)
+    q_full = _barriers(2 * WORKERS, 1)
+    q_empty = _barriers(2 * WORKERS, 1)
     k_full = _barriers(STAGES, 1)
     k_empty = _barriers(STAGES, WORKERS)
     v_full = _barriers(STAGES, 1)
@@ -369,8 +392,8 @@ class Config:
 
 
 _CONFIGS = {
-    64: Config(3, 128, 2, True, 160, 16),
-    128: Config(2, 128, 2, True, 240, 32),
+    64: Config(2, 128, 2, True, 240, 16),
+    128: Config(2, 128, 2, True, 240, 16),
 }
 
 
