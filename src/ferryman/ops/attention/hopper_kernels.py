@@ -409,11 +409,10 @@ def _described(x: torch.Tensor) -> bool:
     return aligned and all(s > 0 and s % step == 0 and s < 2**39 for s in _strides(x))
 
 
-def serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, target: Target) -> bool:
-    """Whether `forward` takes the call; one without a window, a softcap or a mask."""
-    hopper = target.arch == "sm_90" and "wgmma" in target.features
+def serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
+    """Whether `forward` takes the call, one without a window, a softcap or a mask, on a Hopper."""
     shaped = q.shape[-1] in _CONFIGS and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] >= _LEAST_QUERIES
-    return hopper and shaped and 0.0 < scale < math.inf and all(map(_described, (q, k, v)))
+    return shaped and 0.0 < scale < math.inf and all(map(_described, (q, k, v)))
 
 
 def forward(

@@ -827,7 +827,8 @@ def _num_splits(target: Target, programs: int, num_keys: int) -> int:
 @functools.cache
 def _hopper_kernels(target: Target) -> Any:
     """The module of the kernels that only Hopper runs, or None: Gluon is experimental, so of the release known here."""
-    if target.arch != "sm_90" or tuple(map(int, triton.__version__.split(".")[:2])) != (3, 6):
+    known = tuple(map(int, triton.__version__.split(".")[:2])) == (3, 6)
+    if target.arch != "sm_90" or "wgmma" not in target.features or not known:
         return None
     from ferryman.ops.attention import hopper_kernels
 
@@ -871,11 +872,8 @@ def attention(
     grid_heads = batch * (kv_heads if pack else heads)
     programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
-    if (
-        not (pack or rich or window is not None)
-        and (hopper := _hopper_kernels(target))
-        and hopper.serves(q, k, v, scale, target)
-    ):
+    plain = not (pack or rich or window is not None) and device.type != "cpu"  # the interpreter knows no Gluon
+    if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
     splits = _num_splits(target, programs, keys) if pack else 1
