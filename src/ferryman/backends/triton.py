@@ -147,8 +147,6 @@ class TritonBackend:
 
 def _source(source: Specialisation, arch: str, options: Mapping[str, Any] | None = None) -> tuple[Any, dict, Any]:
     """(Triton's ASTSource, the compiler's options, the GPUTarget). Raises ArgumentError for an unknown option."""
-    from triton.compiler import ASTSource
-
     gpu = gpu_target(arch)
     stages = {} if source.num_stages is None else {"num_stages": source.num_stages}
     chosen: dict[str, Any] = {"num_warps": source.num_warps, **stages, **source.options, **(options or {})}
@@ -156,11 +154,21 @@ def _source(source: Specialisation, arch: str, options: Mapping[str, Any] | None
     unknown = sorted(set(chosen) - known)
     if unknown:
         raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
-    ast = ASTSource(
+    ast = _source_type(source.kernel)(
         fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
         attrs=_attributes(source, gpu.backend),
     )  # fmt: skip
     return ast, chosen, gpu
+
+
+def _source_type(kernel: Any) -> Any:
+    from triton.compiler import ASTSource
+
+    if not getattr(kernel, "is_gluon", lambda: False)():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def gpu_target(arch: str) -> Any:
@@ -249,6 +257,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
 
         recording.add(triton_replay.step(kernel, grid, args, meta, recording.device))
         return
+    if getattr(kernel, "uses_scratch", False):
+        provide_scratch()
     try:
         if device.type == "cuda" and torch.cuda.current_device() != device.index and device.index is not None:
             with torch.cuda.device(device):
@@ -258,6 +268,32 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     except resource_errors() as error:
         # raised when the binary is loaded, at the first launch: too much shared memory, too many threads
         raise CompileError("triton", _kernel_name(kernel), _arch_of(device), str(error)) from error
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    # PyTorch's blocks are 512-byte aligned, and given back in the order of the stream that the launch is on
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
+def provide_scratch() -> None:
+    """Descriptors made in a kernel lie in global memory, which Triton asks an allocator for.
+
+    Triton's setting belongs to the thread (a context variable), and an allocator that the user has set stays.
+    """
+    from triton.runtime import _allocation
+
+    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
+        _allocation.set_allocator(_scratch)
+
+
+def with_scratch(run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` on any thread: a backward pass replays on autograd's own."""
+
+    def runwith_scratch(*arguments: Any) -> None:
+        provide_scratch()
+        run(*arguments)
+
+    return runwith_scratch
 
 
 class _Recording(threading.local):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferryman.backends import replay
-from ferryman.backends.triton import release, resource_errors
+from ferryman.backends.triton import release, resource_errors, with_scratch
 
 _PREPACKED = {"CudaLauncher": (3, 6)}  # launchers whose C function's parameters are known, of which release
 
@@ -50,4 +50,6 @@ def step(
         flags = (run.launch_cooperative_grid, run.launch_pdl, None, None)
         arguments = (*head, *flags, compiled.packed_metadata, None, None, None, *values)
         return replay.Step(run.launch, arguments, idle, same)
+    if getattr(run, "global_scratch_size", 0):
+        run = with_scratch(run)
     return replay.Step(run, (*head, compiled.packed_metadata, None, None, None, *values), idle, same)

@@ -908,6 +908,17 @@ def _num_splits(target: Target, programs: int, num_keys: int) -> int:
     return max(1, min(-(-2 * target.units // max(1, programs)), num_keys // 256, 128))
 
 
+@functools.cache
+def _hopper_kernels(target: Target) -> Any:
+    """The module of the kernels that only Hopper runs, or None: Gluon is experimental, so of the release known here."""
+    known = tuple(map(int, triton.__version__.split(".")[:2])) == (3, 6)
+    if target.arch != "sm_90" or "wgmma" not in target.features or not known:
+        return None
+    from ferryman.ops.attention import hopper_kernels
+
+    return hopper_kernels
+
+
 def _too_wide(*spans: int) -> bool:
     return max(spans) >= 2**31
 
@@ -945,6 +956,10 @@ def attention(
     grid_heads = batch * (kv_heads if pack else heads)
     programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
+    plain = not (pack or rich or window is not None) and device.type != "cpu"  # the interpreter knows no Gluon
+    if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
+        hopper.forward(q, k, v, out, lse, causal, scale, together, target)
+        return out.transpose(1, 2), lse
     splits = _num_splits(target, programs, keys) if pack else 1
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],

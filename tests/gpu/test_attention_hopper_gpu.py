@@ -1,0 +1,202 @@
+"""On Hopper: the warp-specialised forward pass is chosen where it serves, and means what the plain kernel means."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import plan, select
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda", 0)
+U32 = 2.0**-24
+
+
+@pytest.fixture
+def target() -> Any:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    found = select.target_of(select.profile_for(GPU))
+    if found.arch != "sm_90" or "wgmma" not in found.features:
+        pytest.skip(f"{found.arch} is not Hopper")
+    return found
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, target: Any) -> list[str]:
+    """The names of the forward kernels that were launched, in order."""
+    from ferryman.ops.attention import hopper_kernels, triton_kernels
+
+    names: list[str] = []
+    for module in (hopper_kernels, triton_kernels):
+        launch = module.launch
+
+        def note(kernel: Any, *args: Any, _launch: Any = launch, **meta: Any) -> None:
+            names.append(kernel.fn.__name__)
+            _launch(kernel, *args, **meta)
+
+        monkeypatch.setattr(module, "launch", note)
+    plan.drop_plans()
+    yield names
+    plan.drop_plans()
+
+
+def made(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The layout of models: (B, S, H, D) seen as (B, H, S, D)."""
+    make = torch.Generator(device=GPU).manual_seed(queries + keys)
+    shapes = ((queries, heads), (keys, kv_heads), (keys, kv_heads))
+    return tuple(  # type: ignore[return-value]
+        torch.randn(batch, s, h, dim, device=GPU, dtype=dtype, generator=make).transpose(1, 2) for s, h in shapes
+    )
+
+
+def hidden(queries: int, keys: int) -> Tensor:
+    return ~torch.ones(queries, keys, dtype=torch.bool, device=GPU).tril(keys - queries)
+
+
+def judge(q: Tensor, k: Tensor, v: Tensor, causal: bool, out: Tensor, lse: Tensor, scale: float | None = None) -> None:
+    """Within the sum of the rounding of P, of the output, and of float32 sums in whatever order."""
+    group, dim, keys = q.shape[1] // k.shape[1], q.shape[3], k.shape[2]
+    scale = dim**-0.5 if scale is None else scale
+    q64, k64, v64 = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores, size = q64 @ k64.mT * scale, q64.abs() @ k64.abs().mT * scale
+    if causal:
+        scores = scores.masked_fill(hidden(q.shape[2], keys), -math.inf)
+    want_lse = scores.logsumexp(-1)
+    p = torch.exp(scores - want_lse.masked_fill(want_lse == -math.inf, 0.0)[..., None])
+    want, u = p @ v64, torch.finfo(q.dtype).eps / 2
+    of_scores = (2 * math.sqrt(dim) * U32 * size.amax(-1) + 8 * U32)[..., None]
+    tiny = torch.finfo(q.dtype).tiny  # P below it loses bits
+    bound = u * want.abs() + (u + of_scores + 6 * math.sqrt(keys) * U32) * (p @ v64.abs())
+    bound += tiny * v64.abs().sum(-2, keepdim=True) + tiny
+    assert out.dtype == q.dtype and out.transpose(1, 2).is_contiguous()
+    assert ((out.double() - want).abs() <= bound).all(), float(((out.double() - want).abs() / bound).max())
+    assert torch.equal(lse == -math.inf, want_lse == -math.inf)
+    seen = want_lse > -math.inf
+    error = (lse.double() - want_lse)[seen].abs()
+    assert (error <= (4 * U32 * want_lse.abs() + of_scores[..., 0])[seen]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "keys", "causal"),
+    [
+        (2, 4, 4, 512, 512, True), (1, 8, 2, 333, 517, True), (2, 4, 2, 700, 300, True), (1, 2, 1, 129, 1000, False),
+        (1, 3, 3, 1024, 1, False), (2, 2, 2, 200, 127, False), (1, 6, 1, 1000, 1001, True),
+        (3, 32, 8, 1111, 1111, True), (1, 1, 1, 128, 128, True),
+    ],
+)  # fmt: skip
+def test_within_the_bounds_of_float64(
+    ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool,
+    dim: int, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    from ferryman.ops.attention.triton_kernels import attention
+
+    q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
+    out, lse = attention(q, k, v, causal, None, None, 0.0, None, target)
+    assert ran == ["attention_forward_hopper"]
+    judge(q, k, v, causal, out, lse)
+    again = attention(q, k, v, causal, None, None, 0.0, None, target)
+    assert torch.equal(again[0], out) and torch.equal(again[1], lse), "one result, whatever the schedule"
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_any_aligned_layout(ran: list[str], target: Any, dim: int) -> None:
+    from ferryman.ops.attention.triton_kernels import attention
+
+    packed = torch.randn(2, 300, 3, 4, dim, device=GPU, dtype=torch.bfloat16)
+    q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
+    judge(q, k, v, True, *attention(q, k, v, True, 0.2, None, 0.0, None, target), scale=0.2)
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    judge(q, k, v, True, *attention(q, k, v, True, None, None, 0.0, None, target))
+    assert ran == ["attention_forward_hopper"] * 2
+
+
+def refused() -> dict[str, tuple[dict[str, Any], str]]:
+    return {
+        "window": ({"window": 100}, "bf16"), "softcap": ({"softcap": 20.0}, "bf16"), "mask": ({"mask": True}, "bf16"),
+        "negative scale": ({"scale": -0.1}, "bf16"), "float32": ({}, "f32"), "expanded": ({}, "expanded"),
+        "unaligned": ({}, "unaligned"), "D80": ({}, "d80"), "few queries": ({}, "few"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("why", refused())
+def test_the_plain_kernel_serves_the_rest(ran: list[str], target: Any, why: str) -> None:
+    from ferryman.ops.attention.triton_kernels import attention
+
+    options, kind = refused()[why]
+    dtype, dim = torch.float32 if kind == "f32" else torch.bfloat16, 80 if kind == "d80" else 64
+    q, k, v = made(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
+    if kind == "expanded":
+        k = k[:1].expand_as(k)
+    if kind == "unaligned":
+        q = torch.empty(q.numel() + 1, device=GPU, dtype=dtype)[1:].view(q.shape).copy_(q)
+    mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if options.get("mask") else None
+    window, cap = options.get("window"), options.get("softcap", 0.0)
+    out, lse = attention(q, k, v, True, options.get("scale"), window, cap, mask, target)
+    assert ran == ["attention_forward"]
+    assert out.isfinite().all() and lse.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_what_is_not_finite_goes_where_the_plain_kernel_sends_it(
+    ran: list[str], target: Any, monkeypatch: pytest.MonkeyPatch, which: str, bad: float, dim: int
+) -> None:
+    from ferryman.ops.attention import triton_kernels
+
+    tensors = dict(zip("qkv", made(1, 2, 2, 400, 400, dim, torch.bfloat16), strict=True))
+    tensors[which][0, 0, 137, 5] = bad
+    got = triton_kernels.attention(*tensors.values(), True, None, None, 0.0, None, target)
+    monkeypatch.setattr(triton_kernels, "_hopper_kernels", lambda target: None)
+    plain = triton_kernels.attention(*tensors.values(), True, None, None, 0.0, None, target)
+    assert ran == ["attention_forward_hopper", "attention_forward"]
+    # V beside a key that a row does not see reaches the rows of its tile (0 * NaN), and the kernels' tiles differ
+    first = 137 if which == "v" else 0
+    for mine, other in zip(got, plain, strict=True):
+        assert torch.equal(kinds(mine[:, :, first:]), kinds(other[:, :, first:]))
+        assert bool(mine[:, 1].isfinite().all()), "the other head"
+    assert not bool(got[0][0, 0, 137].isfinite().all()) or (which != "v" and bad == -math.inf)
+
+
+def kinds(x: Tensor) -> Tensor:
+    """0 finite, 1 inf, -1 -inf, 2 NaN."""
+    return torch.where(x.isnan(), 2.0, torch.where(x.isinf(), x.sign(), 0.0))
+
+
+def test_graph_capture_and_other_threads_stream(ran: list[str], target: Any) -> None:
+    q, k, v = made(2, 8, 2, 640, 640, 128, torch.bfloat16)
+    with ferryman.use(attention="triton"), torch.no_grad():
+        want = [ops.attention(q, k, v, causal=True) for _ in range(3)][-1]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = ops.attention(q, k, v, causal=True)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+    assert ran[0] == "attention_forward_hopper" and set(ran) == {"attention_forward_hopper"}
+    assert torch.equal(out, want)
+
+
+def test_gradients_pair_with_it(ran: list[str], target: Any) -> None:
+    q, k, v = (x.detach().requires_grad_() for x in made(1, 4, 2, 384, 384, 64, torch.bfloat16))
+    with ferryman.use("triton"):
+        ops.attention(q, k, v, causal=True).float().square().sum().backward()
+    found = [x.grad.float() for x in (q, k, v)]
+    assert ran[0] == "attention_forward_hopper"
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    scores = leaves[0] @ leaves[1].repeat_interleave(2, 1).mT * 64**-0.5
+    p = scores.masked_fill(hidden(384, 384), -math.inf).softmax(-1)
+    (p @ leaves[2].repeat_interleave(2, 1)).square().sum().backward()
+    for mine, leaf in zip(found, leaves, strict=True):
+        assert (mine - leaf.grad).norm() <= 0.01 * leaf.grad.norm()
