@@ -27,11 +27,15 @@ _MAX_THREADS = 2**31 - 1024
 
 
 class Unit(NamedTuple):
-    """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``."""
+    """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
+
+    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a").
+    """
 
     name: str
     source: str
     defines: tuple[str, ...] = ()
+    suffix: str = ""
 
 
 class Runtime(Protocol):

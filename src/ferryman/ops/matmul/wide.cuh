@@ -87,7 +87,7 @@ struct Tiles {
 template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
     static constexpr int GROUPS = BM / 64;  // warpgroups that multiply
     static constexpr int THREADS = (GROUPS + 1) * GROUP_THREADS;
-    static constexpr int RESIDENT = GROUPS == 1 ? 2 : 1;  // blocks that a unit's registers must hold
+    static constexpr int RESIDENT = GROUPS == 1 && BN <= 128 ? 2 : 1;  // blocks that a unit's registers must hold
     static constexpr int BLOCKS = CLUSTER * SPLIT;  // of a cluster
     static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares columns or divides k");
     static constexpr int A_BYTES = BM * DEPTH * 2, B_BYTES = BN * DEPTH * 2, STAGE_BYTES = A_BYTES + B_BYTES;
@@ -96,12 +96,13 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
     static constexpr int MAPS = RESULT + 2 * GROUPS * STAGING;
     static constexpr int BARRIERS = MAPS + 3 * MAP_BYTES;
     static_assert(SPLIT == 1 || BM * BN * 4 <= RESULT, "the parts of a sum lie where the ring was");
-    static constexpr int SHARED = BARRIERS + 16 * STAGES + 1024;  // 1024: to align the ring
+    static constexpr int SHARED = BARRIERS + 16 * STAGES + 16 + 1024;  // 1024: to align the ring
 
-    static FERRYMAN_DEVICE void produce(u32 base, const void* map_x, const void* map_w, const Tiles& tiles, int from,
-                                        int to, int first, int clusters, u32 rank) {
-        acquire_map(map_x);
-        acquire_map(map_w);
+    // Fills the ring with x's tiles (WEIGHT: w's), as one warp; an arrival of each of the two completes a stage.
+    template <bool WEIGHT>
+    static FERRYMAN_DEVICE void produce(u32 base, const char* map, int box_rows, const Tiles& tiles, int from, int to,
+                                        int first, int clusters, u32 rank) {
+        acquire_map(map);
         Ring<STAGES> ring;
         u32 full = base + BARRIERS, empty = full + 8 * STAGES;
         for (int tile = first; tile < tiles.down * tiles.across; tile += clusters) {
@@ -112,13 +113,16 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
             for (int step = from; step < to; ++step) {
                 u32 a = base + ring.stage * STAGE_BYTES, b = a + A_BYTES, ready = full + 8 * ring.stage;
                 barrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-                barrier_expect(ready, STAGE_BYTES);
-                load_box(a, map_x, step * DEPTH, row, ready);
-                if constexpr (CLUSTER == 1) {
-                    load_box(b, map_w, step * DEPTH, column, ready);
+                if constexpr (!WEIGHT) {
+                    barrier_expect(ready, box_rows * 128);
+                    load_box(a, map, step * DEPTH, row, ready);
+                } else if constexpr (CLUSTER == 1) {
+                    barrier_expect(ready, B_BYTES);
+                    load_box(b, map, step * DEPTH, column, ready);
                 } else {
                     constexpr int PART = BN / CLUSTER;
-                    load_box_for_all(b + rank * PART * 128, map_w, step * DEPTH, column + rank * PART, ready,
+                    barrier_expect(ready, B_BYTES);
+                    load_box_for_all(b + rank * PART * 128, map, step * DEPTH, column + rank * PART, ready,
                                      (u16)((1 << CLUSTER) - 1));
                 }
                 ring.next();
@@ -175,7 +179,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
         // stmatrix: lane l names row l % 8 of matrix l / 8; two matrices below each other, then two to the right
         int line = 16 * warp + (lane / 8 & 1) * 8 + lane % 8;
         u32 stored = line * 128, shift = line & 7, right = lane / 16;
-        if (thread == 0) acquire_map(map_c);
+        bool waited = false;
         for (int tile = first; tile < tiles.down * tiles.across; tile += clusters) {
             int last = 0;
             for (int step = 0; step < steps; ++step) {
@@ -203,6 +207,11 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
             if constexpr (SPLIT > 1) {
                 add_parts(parts, base, sum, bias, c, m, n, row, column, rank, which);
                 return;
+            }
+            if (thread == 0 && !waited) {
+                barrier_wait(full + 16 * STAGES, 0);
+                acquire_map(map_c);
+                waited = true;
             }
 #pragma unroll
             for (int box = 0; box < BN / 64; ++box) {
@@ -240,21 +249,18 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
     static FERRYMAN_DEVICE void run(char* shared, const u16* x, i64 x_stride, const u16* w, i64 w_stride, const u16* bias,
                                     u16* c, i64 m, i64 n, i64 k, char* maps, i64 group) {
         u32 base = (shared_address(shared) + 1023) & ~1023u;
-        int warp = threadIdx.x / WARP;
+        int warp = threadIdx.x / WARP, which = warp / 4;
         u32 rank = BLOCKS == 1 ? 0 : cluster_rank();
+        u32 full = base + BARRIERS, empty = full + 8 * STAGES, published = empty + 8 * STAGES;
         char* map = maps + (i64)blockIdx.x * (3 * MAP_BYTES);
-        if (threadIdx.x == GROUPS * GROUP_THREADS) {
-            u32 full = base + BARRIERS, empty = full + 8 * STAGES;
+        if (threadIdx.x == 0) {
             for (int i = 0; i < STAGES; ++i) {
-                barrier_init(full + 8 * i, 1);
+                barrier_init(full + 8 * i, 2);
                 barrier_init(empty + 8 * i, GROUPS * 4 * CLUSTER);
             }
+            barrier_init(published, 1);
             barrier_init_fence();
         }
-        // by three warps, as each waits for its map to reach memory
-        if (warp == 0) publish_map(base + MAPS, map, x, m, k, x_stride, BM);
-        if (warp == 1) publish_map(base + MAPS + MAP_BYTES, map + MAP_BYTES, w, n, k, w_stride, BN / CLUSTER);
-        if (warp == 2) publish_map(base + MAPS + 2 * MAP_BYTES, map + 2 * MAP_BYTES, c, m, n, n, 64);
         if constexpr (BLOCKS == 1) __syncthreads();
         else cluster_sync();
         Tiles tiles = {ceil_div(m, BM * CLUSTER), ceil_div(n, BN), (int)group};
@@ -262,11 +268,24 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
         int from = 0, to = steps;
         if constexpr (SPLIT > 1) from = steps * (int)rank / SPLIT, to = steps * ((int)rank + 1) / SPLIT;
         u32 row_rank = SPLIT > 1 ? 0 : rank;
-        int which = warp / 4;
         if (which == GROUPS) {
             if constexpr (GROUPS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-            if (threadIdx.x == GROUPS * GROUP_THREADS)
-                produce(base, map, map + MAP_BYTES, tiles, from, to, first, clusters, row_rank);
+            // a map takes about a microsecond to be published: one warp for each, and each begins when its own is
+            int role = warp % 4, lane = threadIdx.x % WARP;
+            u32 scratch = base + MAPS + role * MAP_BYTES;
+            map += role * MAP_BYTES;
+            if (role == 0) {
+                // rows past the edge cost time (zeros are written), and those of a tile of the result do not meet
+                int box_rows = (int)min((i64)BM, m);
+                publish_map(scratch, map, x, m, k, x_stride, box_rows);
+                if (lane == 0) produce<false>(base, map, box_rows, tiles, from, to, first, clusters, row_rank);
+            } else if (role == 1) {
+                publish_map(scratch, map, w, n, k, w_stride, BN / CLUSTER);
+                if (lane == 0) produce<true>(base, map, 0, tiles, from, to, first, clusters, row_rank);
+            } else if (role == 2 && SPLIT == 1) {
+                publish_map(scratch, map, c, m, n, n, 64);
+                if (lane == 0) barrier_arrive(published);
+            }
             if constexpr (SPLIT > 1) cluster_sync();  // as in add_parts
         } else {
             if constexpr (GROUPS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
