@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,3 +103,99 @@ def _unit(form: Wide | Skinny, kind: str) -> Unit:
     line = f"FERRYMAN_{stem.upper()}({name}, {', '.join(map(str, form))})\n"
     text = f"{_text('hopper.cuh')}{product}{_text(stem + '.cuh')}{line}"
     return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a")
+
+
+# Measured on one H200, bf16, against cuBLAS in the same process by graph replay over rotated weights of 250 MB (K-major
+# weights from 1024 x 4096 to 128256 x 4096, 1 to 64 rows; 96 to 1024 rows of four of them; 8192^3):
+# - up to 64 rows the weights' bytes are what counts. `Skinny` starts 2 us sooner than `Wide` (no tensor maps) and streams
+#   at 0.91-0.96 of its rate: it wins one row up to 2^25 weights, 8 rows up to 2^22.
+# - tiles of 64 columns as long as one wave of them covers the weight, else of 128; of 256 where a few tiles of 128 would
+#   be left for a last wave (17408 columns: 0.98 against 0.82).
+# - beyond, the time of a tile's step of 64 in k relative to 128 x 256, and that of adding parts through the cluster.
+_STEP = {(256, 2): 1.0, (256, 1): 1.03, (192, 1): 0.78, (128, 2): 0.5, (128, 1): 0.55, (64, 1): 0.33}
+_TILE, _SPLIT = 2.0, 5.0  # in such steps: beginning and ending a tile; adding parts
+_TALL = (
+    Wide(128, 256, 4, 2), Wide(128, 256, 4), Wide(128, 192, 4), Wide(128, 128, 6, 2), Wide(128, 128, 6),
+    Wide(128, 64, 8), Wide(128, 128, 6, split=2), Wide(128, 64, 8, split=2), Wide(128, 64, 8, split=4),
+)  # fmt: skip
+_LOW = {split: Wide(64, 64, 10, split=split) for split in (1, 2, 4)}
+_LOW_LONG, _LOW_LONGER = Wide(64, 128, 8), Wide(64, 256, 5)
+_FEW = {split: Skinny(8, 64, 4, 256, 3, split) for split in (1, 2, 4)}
+_ROWS_TOGETHER = 16  # rows of tiles whose blocks run together, for L2: 16 was ahead of 8 and 4 by 1-2% at 8192^3
+
+
+def forms() -> list[Wide | Skinny]:
+    """Every form that `choose` can return."""
+    return [*_TALL, *_LOW.values(), _LOW_LONG, _LOW_LONGER, *_FEW.values()]
+
+
+def _split(tiles: int, k: int, depth: int, units: int) -> int:
+    """Blocks to divide k among: 4, 2 or 1, as long as one wave holds them and each has ``depth`` elements of k."""
+    return max(s for s in (1, 2, 4) if s == 1 or (tiles * s <= units and k >= depth * s))
+
+
+def _waves(form: Wide, m: int, n: int, k: int, units: int) -> float:
+    """How long a product takes with a tall form, in steps of a tile of 128 x 256."""
+    tiles = -(-m // (form.m * form.cluster)) * form.cluster * -(-n // form.n) * form.split
+    steps = -(-k // (_DEPTH * form.split)) * _STEP[form.n, form.cluster]
+    return -(-tiles // units) * (steps + _TILE) + _SPLIT * (form.split > 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(m: int, n: int, k: int, units: int) -> Wide | Skinny:
+    """The form for x (m, k) and weight (n, k) on a device of ``units`` SMs."""
+    tiles = -(-n // 64)
+    if k % 16 == 0 and (m == 1 and n * k <= 2**25 or m <= 8 and n * k <= 2**22):
+        return _FEW[_split(tiles, k, 1024, units)]
+    if m <= 64:
+        if tiles <= units:
+            return _LOW[_split(tiles, k, 512, units)]
+        left = -(-n // 128) % units
+        return _LOW_LONGER if n > 128 * units and 0 < left < units // 3 else _LOW_LONG
+    usable = [f for f in _TALL if k >= 512 * f.split or f.split == 1]
+    return min(usable, key=lambda form: _waves(form, m, n, k, units))
+
+
+def _operand(x: Tensor) -> tuple[Tensor, int, int]:
+    """(x, rows, elements from row to row) with rows that 16-byte copies can read; a copy of x where they cannot."""
+    x, rows, stride = as_rows(x)
+    if stride * x.element_size() % VECTOR_BYTES:
+        return x.contiguous(), rows, x.shape[-1]
+    if x.data_ptr() % VECTOR_BYTES:
+        return x.clone(memory_format=torch.contiguous_format), rows, x.shape[-1]
+    return x, rows, stride
+
+
+def product(form: Wide | Skinny, x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Tensor:
+    """`linear` by one form. Not empty; K and N multiples of 8, and for `Skinny` K one of 16 and at most its m rows."""
+    n, k = weight.shape
+    y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    x, m, x_stride = _operand(x)
+    weight, _, w_stride = _operand(weight)
+    if bias is not None:
+        bias, _, _ = _operand(bias)
+    given = (x.data_ptr(), x_stride, weight.data_ptr(), w_stride, pointer(bias), y.data_ptr(), m, n, k)
+    if isinstance(form, Wide):
+        grid = form.grid(m, n, target.units)
+        # tensor maps are made in the kernel, by every block for itself: a launch is its addresses and nothing else
+        maps = torch.empty(grid * 3 * _MAP_BYTES, dtype=torch.uint8, device=x.device)
+        given = (*given, maps.data_ptr(), _ROWS_TOGETHER)
+    else:
+        grid = form.grid(n, target.units)
+    runtime(target).launch(_unit(form, type_name(x.dtype)), y.device, grid, form.threads, form.shared, given)
+    return y
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Tensor:
+    n, k = weight.shape
+    if x.numel() == 0 or weight.numel() == 0:
+        y = torch.zeros((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+        return y if bias is None else y.copy_(bias.expand(y.shape))
+    return product(choose(math.prod(x.shape[:-1]), n, k, target.units), x, weight, bias, target)
+
+
+def units(target: Target) -> list[Unit]:
+    """Every kernel that a shape can lead to; none but for Hopper, whose instructions they are."""
+    if target.arch != "sm_90":
+        return []
+    return [_unit(form, kind) for kind in ("bf16", "f16") for form in forms()]

@@ -130,6 +130,22 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
         }
     }
 
+    // The first round of w's tiles into L2, by the warps that will multiply: while the tensor maps are being published, memory
+    // would be idle.
+    static FERRYMAN_DEVICE void prefetch(const u16* w, i64 w_stride, int n, const Tiles& tiles, int from, int to, int first,
+                                         u32 rank) {
+        constexpr int PART = BN / CLUSTER;
+        int row, column;
+        tiles.at(first, row, column);
+        column = column * BN + (int)rank * PART;
+        int lines = PART * min(STAGES, to - from);
+        for (int i = threadIdx.x; i < lines; i += GROUPS * GROUP_THREADS) {
+            if (column + i % PART < n)
+                asm volatile("prefetch.global.L2 [%0];"
+                             ::"l"(w + (i64)(column + i % PART) * w_stride + (from + i / PART) * DEPTH) : "memory");
+        }
+    }
+
     static FERRYMAN_DEVICE void release(u32 barrier) {
         int lane = threadIdx.x % WARP;
         if constexpr (CLUSTER == 1) {
@@ -289,6 +305,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
             if constexpr (SPLIT > 1) cluster_sync();  // as in add_parts
         } else {
             if constexpr (GROUPS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            prefetch(w, w_stride, (int)n, tiles, from, to, first, row_rank);
             consume(shared + (base - shared_address(shared)), base, map + 2 * MAP_BYTES, bias, c, (int)m, (int)n, tiles,
                     to - from, first, clusters, rank, which);
         }
