@@ -24,7 +24,7 @@ def test_every_choice_is_one_of_the_forms_and_can_serve_its_shape() -> None:
         met.add(form)
         if isinstance(form, Skinny):
             assert m <= form.m and k % 16 == 0 and form.split <= max(1, -(-k // form.depth))
-            assert 0 < form.grid(n, 132) and form.grid(n, 132) % form.split == 0
+            assert form.grid(n, 132) > 0 and form.grid(n, 132) % form.split == 0
         else:
             assert form.split <= max(1, -(-k // 64))  # no block without a part of k
             assert form.grid(m, n, 132) % (form.cluster * form.split) == 0

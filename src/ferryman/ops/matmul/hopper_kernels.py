@@ -105,12 +105,15 @@ def _unit(form: Wide | Skinny, kind: str) -> Unit:
     return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a")
 
 
-# Measured on one H200, bf16, against cuBLAS in the same process by graph replay over rotated weights of 250 MB (K-major
-# weights from 1024 x 4096 to 128256 x 4096, 1 to 64 rows; 96 to 1024 rows of four of them; 8192^3):
-# - up to 64 rows the weights' bytes are what counts. `Skinny` starts 2 us sooner than `Wide` (no tensor maps) and streams
-#   at 0.91-0.96 of its rate: it wins one row up to 2^25 weights, 8 rows up to 2^22.
-# - tiles of 64 columns as long as one wave of them covers the weight, else of 128; of 256 where a few tiles of 128 would
-#   be left for a last wave (17408 columns: 0.98 against 0.82).
+# Measured on one H200, bf16, against cuBLAS in the same process by graph replay over rotated weights of 250 MB
+# (benchmarks/results/h200/linear.md):
+# - up to 64 rows the weights' bytes are what counts. `Skinny` has no tensor maps to publish, but streams long weights
+#   at 0.9 of `Wide`'s rate: ahead for one row of 1024 x 4096 (1.34 of cuBLAS's rate against 1.13) to 6144 x 4096 (0.96
+#   against 0.94), for 8 rows of 1024 x 4096 (1.27 against 1.13) and 2048 x 2048 (0.90 against 0.85).
+# - tiles of 64 columns as long as one wave of them covers the weight, else of 128; of 256 where a few tiles of 128
+#   would be left for a last wave (17408 columns: the fastest of those tried).
+# - 32 clusters of 4 at one block an SM took twice as long as at two (2048 x 2048: 0.60 of cuBLAS's rate against 0.82):
+#   presumably they do not all fit, as a GPC's SMs are no multiple of 4. Hence _CROWDED.
 # - beyond, the time of a tile's step of 64 in k relative to 128 x 256, and that of adding parts through the cluster.
 _STEP = {(256, 2): 1.0, (256, 1): 1.03, (192, 1): 0.78, (128, 2): 0.5, (128, 1): 0.55, (64, 1): 0.33}
 _TILE, _SPLIT = 2.0, 5.0  # in such steps: beginning and ending a tile; adding parts
@@ -119,14 +122,16 @@ _TALL = (
     Wide(128, 64, 8), Wide(128, 128, 6, split=2), Wide(128, 64, 8, split=2), Wide(128, 64, 8, split=4),
 )  # fmt: skip
 _LOW = {split: Wide(64, 64, 10, split=split) for split in (1, 2, 4)}
+_LOW_PAIRED, _LOW_DEEP = Wide(64, 64, 5, split=4), Wide(64, 128, 8, split=4)  # the first: two blocks an SM
 _LOW_LONG, _LOW_LONGER = Wide(64, 128, 8), Wide(64, 256, 5)
+_CROWDED = 0.85  # of the SMs: what clusters of 4 can fill
 _FEW = {split: Skinny(8, 64, 4, 256, 3, split) for split in (1, 2, 4)}
 _ROWS_TOGETHER = 16  # rows of tiles whose blocks run together, for L2: 16 was ahead of 8 and 4 by 1-2% at 8192^3
 
 
 def forms() -> list[Wide | Skinny]:
     """Every form that `choose` can return."""
-    return [*_TALL, *_LOW.values(), _LOW_LONG, _LOW_LONGER, *_FEW.values()]
+    return [*_TALL, *_LOW.values(), _LOW_PAIRED, _LOW_DEEP, _LOW_LONG, _LOW_LONGER, *_FEW.values()]
 
 
 def _split(tiles: int, k: int, depth: int, units: int) -> int:
@@ -141,17 +146,26 @@ def _waves(form: Wide, m: int, n: int, k: int, units: int) -> float:
     return -(-tiles // units) * (steps + _TILE) + _SPLIT * (form.split > 1)
 
 
+def _low(n: int, k: int, units: int) -> Wide:
+    """For 64 rows or fewer, by how many tiles of the weight there are."""
+    tiles = -(-n // 64)
+    if k >= 2048 and 4 * tiles <= _CROWDED * units:
+        return _LOW[4]
+    if k >= 2048 and 4 * tiles <= 2 * _CROWDED * units:
+        return _LOW_DEEP if k >= 8192 and 4 * -(-n // 128) <= _CROWDED * units else _LOW_PAIRED
+    if tiles <= units:
+        return _LOW[2 if k >= 1024 and 2 * tiles <= units else 1]
+    left = -(-n // 128) % units
+    return _LOW_LONGER if n > 128 * units and 0 < left < units // 3 else _LOW_LONG
+
+
 @functools.lru_cache(maxsize=4096)
 def choose(m: int, n: int, k: int, units: int) -> Wide | Skinny:
     """The form for x (m, k) and weight (n, k) on a device of ``units`` SMs."""
-    tiles = -(-n // 64)
-    if k % 16 == 0 and (m == 1 and n * k <= 2**25 or m <= 8 and n * k <= 2**22):
-        return _FEW[_split(tiles, k, 1024, units)]
+    if k % 16 == 0 and m <= 8 and k <= 4096 and n * k <= (2**25 if m == 1 else 2**22):
+        return _FEW[_split(-(-n // 64), k, 1024, units)]
     if m <= 64:
-        if tiles <= units:
-            return _LOW[_split(tiles, k, 512, units)]
-        left = -(-n // 128) % units
-        return _LOW_LONGER if n > 128 * units and 0 < left < units // 3 else _LOW_LONG
+        return _low(n, k, units)
     usable = [f for f in _TALL if k >= 512 * f.split or f.split == 1]
     return min(usable, key=lambda form: _waves(form, m, n, k, units))
 
@@ -174,7 +188,7 @@ def product(form: Wide | Skinny, x: Tensor, weight: Tensor, bias: Tensor | None,
     weight, _, w_stride = _operand(weight)
     if bias is not None:
         bias, _, _ = _operand(bias)
-    given = (x.data_ptr(), x_stride, weight.data_ptr(), w_stride, pointer(bias), y.data_ptr(), m, n, k)
+    given: tuple[int, ...] = (x.data_ptr(), x_stride, weight.data_ptr(), w_stride, pointer(bias), y.data_ptr(), m, n, k)
     if isinstance(form, Wide):
         grid = form.grid(m, n, target.units)
         # tensor maps are made in the kernel, by every block for itself: a launch is its addresses and nothing else

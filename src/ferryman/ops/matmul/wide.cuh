@@ -130,22 +130,6 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
         }
     }
 
-    // The first round of w's tiles into L2, by the warps that will multiply: while the tensor maps are being published, memory
-    // would be idle.
-    static FERRYMAN_DEVICE void prefetch(const u16* w, i64 w_stride, int n, const Tiles& tiles, int from, int to, int first,
-                                         u32 rank) {
-        constexpr int PART = BN / CLUSTER;
-        int row, column;
-        tiles.at(first, row, column);
-        column = column * BN + (int)rank * PART;
-        int lines = PART * min(STAGES, to - from);
-        for (int i = threadIdx.x; i < lines; i += GROUPS * GROUP_THREADS) {
-            if (column + i % PART < n)
-                asm volatile("prefetch.global.L2 [%0];"
-                             ::"l"(w + (i64)(column + i % PART) * w_stride + (from + i / PART) * DEPTH) : "memory");
-        }
-    }
-
     static FERRYMAN_DEVICE void release(u32 barrier) {
         int lane = threadIdx.x % WARP;
         if constexpr (CLUSTER == 1) {
@@ -196,6 +180,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
         int line = 16 * warp + (lane / 8 & 1) * 8 + lane % 8;
         u32 stored = line * 128, shift = line & 7, right = lane / 16;
         bool waited = false;
+        int turn = 0;  // of the two buffers, from tile to tile: a tile may have an odd number of boxes
         for (int tile = first; tile < tiles.down * tiles.across; tile += clusters) {
             int last = 0;
             for (int step = 0; step < steps; ++step) {
@@ -232,7 +217,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
 #pragma unroll
             for (int box = 0; box < BN / 64; ++box) {
                 if (column + box * 64 >= n) break;
-                u32 buffer = staging + (box & 1) * STAGING;
+                u32 buffer = staging + (turn++ & 1) * STAGING;
                 if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
                 named_barrier(1 + which, GROUP_THREADS);  // this buffer's last store has been read out
 #pragma unroll
@@ -305,7 +290,6 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT> struct Wide {
             if constexpr (SPLIT > 1) cluster_sync();  // as in add_parts
         } else {
             if constexpr (GROUPS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-            prefetch(w, w_stride, (int)n, tiles, from, to, first, row_rank);
             consume(shared + (base - shared_address(shared)), base, map + 2 * MAP_BYTES, bias, c, (int)m, (int)n, tiles,
                     to - from, first, clusters, rank, which);
         }
