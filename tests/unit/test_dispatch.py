@@ -83,8 +83,8 @@ def test_a_request_that_is_exhausted_raises_with_every_reason() -> None:
 
 
 def test_a_request_for_an_op_without_such_an_implementation_raises() -> None:
-    with ferryman.use("cuda"), pytest.raises(Unsupported, match="linear has: torch, triton, definition"):
-        ops.linear(torch.randn(3, 8), torch.randn(4, 8))
+    with ferryman.use("cuda"), pytest.raises(Unsupported, match="attention has: torch, triton, definition"):
+        ops.attention(*torch.randn(3, 1, 2, 4, 8))
 
 
 @pytest.mark.parametrize("ask", [lambda: ferryman.use("tritno"), lambda: ferryman.use(rms_nrm="torch"),

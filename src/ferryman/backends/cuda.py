@@ -170,8 +170,9 @@ class CudaBackend:
         if re.fullmatch(r"sm_\d+[af]?", arch) is None:
             raise ArgumentError("cuda.compile", "arch", repr(arch), "sm_NN")
         defines = [f"-D{d}" for d in defines_for(source, arch)]
+        exact = arch if arch.endswith(("a", "f")) else arch + source.suffix
         cubin, log = nvrtc().compile(
-            source.source, f"{source.name}.cu", (*OPTIONS, f"--gpu-architecture={arch}", *defines, *(options or ()))
+            source.source, f"{source.name}.cu", (*OPTIONS, f"--gpu-architecture={exact}", *defines, *(options or ()))
         )
         if cubin is None:
             raise CompileError("cuda", source.name, arch, log)

@@ -289,11 +289,11 @@ def provide_scratch() -> None:
 def with_scratch(run: Callable[..., None]) -> Callable[..., None]:
     """``run`` on any thread: a backward pass replays on autograd's own."""
 
-    def runwith_scratch(*arguments: Any) -> None:
+    def run_with_scratch(*arguments: Any) -> None:
         provide_scratch()
         run(*arguments)
 
-    return runwith_scratch
+    return run_with_scratch
 
 
 class _Recording(threading.local):

@@ -30,12 +30,14 @@ class Unit(NamedTuple):
     """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
 
     ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
+    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a").
     """
 
     name: str
     source: str
     defines: tuple[str, ...] = ()
     spills_allowed: int = 0
+    suffix: str = ""
 
 
 class Runtime(Protocol):

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from ferryman.ops.clauses import dtypes, when_interpreted
+from ferryman.ops.clauses import dtypes, feature, multiple_of, unit_stride, when_interpreted
 from ferryman.ops.menu import menu
 
 _HERE = "ferryman.ops.matmul"
 _ALL = "linear linear_backward"
 # Triton 3.6's interpreter multiplies bfloat16 operands of tl.dot as raw integers.
 _DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
+# wgmma and 16-byte copies: of the weight where it lies (x is copied where its rows are not 16 bytes apart).
+_HOPPER = (
+    feature("wgmma"), dtypes("x", torch.float16, torch.bfloat16), multiple_of("weight.shape[0]", 8),
+    multiple_of("weight.shape[1]", 8), unit_stride("weight"), multiple_of("weight.stride[0]", 8),
+)  # fmt: skip
 
 IMPLEMENTATIONS = (
     # cuBLAS may round split-K partials to the storage dtype: torch allows it by default.
     *menu(_HERE, "torch", _ALL, accumulation="split-k"),
     *menu(_HERE, "triton", _ALL, when=_DOT, replayable=True, reads=("tf32",)),
+    *menu(_HERE, "cuda", "linear", module="hopper_kernels", when=_HOPPER, replayable=True),
 )
