@@ -62,7 +62,7 @@ def test_the_table_and_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 1 and done.err == ""
     assert "6 kernels for 1 targets in" in done.out
     row = next(line.split() for line in done.out.splitlines() if line.startswith("h200"))
-    assert row == ["h200", "sm_90", "cuda", "1", "1", "4", "1"]
+    assert row == ["h200", "sm_90", "cuda", "1", "1", "4", "1", "0"]
     assert "FAIL h200 spills any (): spills: 8 bytes a thread, required at most 4" in done.out
     assert "QUARANTINED h200 hangs any (): no result within 1 s (time limit)" in done.out
     manifest = artefacts.Manifest.model_validate(json.loads(ferryman(*arguments, "--json").out))

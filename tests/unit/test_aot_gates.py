@@ -66,7 +66,10 @@ def test_what_does_not_fit_fails_with_actual_against_required(
     found = judged(device, {**base, **change})
     failed = [name for name, g in found.items() if not g.passed]
     assert failed[0] == gate and set(failed) <= {gate, "occupancy"}  # what exceeds a block leaves room for none
-    assert says in str(gates.failures(list(found.values())))
+    failed_as, poor = gates.failures(list(found.values())), gates.poor_form(list(found.values()))
+    # what is slow is right: dispatch may choose it where nothing better is there
+    assert says in str(poor if gate in gates.FORM else failed_as)
+    assert (failed_as is None) == (gate in gates.FORM)
 
 
 def test_products_without_a_matrix_form_are_not_asked_for_one() -> None:

@@ -12,8 +12,10 @@ from ferryman.backends.artefacts import Manifest
 from ferryman.cli import output
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.porting import aot
+from ferryman.porting.aot.gates import poor_form
 
 _MOST_REASONS = 20
+_SPILLS = ("spills", "vgpr_spills", "sgpr_spills", "spill_stores")
 
 
 def compile_(
@@ -64,8 +66,8 @@ def _print(made: aot.Compiled) -> None:
         f"{cached} of them from the cache ({', '.join(f'{k} {v}' for k, v in sorted(manifest.toolchain.items()))})"
     )
     output.table(
-        ["target", "arch", "backend", "COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling"], _rows(manifest),
-        right=("COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling"),
+        ["target", "arch", "backend", "COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"], _rows(manifest),
+        right=("COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"),
     )  # fmt: skip
     wrong = [entry for entry in manifest.entries if entry.verdict != "COMPILED_ONLY"]
     for entry in wrong[:_MOST_REASONS]:
@@ -74,6 +76,9 @@ def _print(made: aot.Compiled) -> None:
         output.say(f"{entry.verdict} {entry.profile} {entry.kernel} {entry.dtype} ({given}): {entry.reason}")
     if len(wrong) > _MOST_REASONS:
         output.say(f"and {len(wrong) - _MOST_REASONS} more; the manifest has them all")
+    found = Counter((e.profile, e.kernel, poor_form(e.gates)) for e in manifest.entries if poor_form(e.gates))
+    for (name, kernel, why), count in found.most_common(_MOST_REASONS):
+        output.say(f"poor form {name} {kernel}, {count} of them like this: {why}")
     for text in made.damaged:
         output.say(f"rebuilt: {text}")
 
@@ -81,10 +86,11 @@ def _print(made: aot.Compiled) -> None:
 def _rows(manifest: Manifest) -> list[list[object]]:
     counts: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     spilling: Counter[tuple[str, str, str]] = Counter()
+    poor: Counter[tuple[str, str, str]] = Counter()
     for entry in manifest.entries:
         place = (entry.profile, entry.arch, entry.backend)
         counts[place][entry.verdict] += 1
-        used = entry.resources
-        spilling[place] += bool(used.get("spills") or used.get("vgpr_spills") or used.get("spill_stores"))
+        spilling[place] += any(entry.resources.get(name) for name in _SPILLS)
+        poor[place] += poor_form(entry.gates) is not None
     verdicts = ("COMPILED_ONLY", "FAIL", "QUARANTINED")
-    return [[*place, *(counts[place][v] for v in verdicts), spilling[place]] for place in sorted(spilling)]
+    return [[*place, *(counts[place][v] for v in verdicts), spilling[place], poor[place]] for place in sorted(spilling)]

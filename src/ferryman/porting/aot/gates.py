@@ -1,7 +1,8 @@
 """Resource gates: can a compiled kernel run on a device, and has it the form that the device is fast in?
 
-Each gate gives actual against required. What cannot run there, or spills beyond what its author allowed, fails; a
-number that the toolchain did not report, or a limit that the profile does not have, is judged by no gate.
+Each gate gives actual against required. What cannot run there, or spills beyond what its author allowed, fails. Gates
+of form (`FORM`) fail no kernel, as a slow one is right: what they find is counted and printed as poor form. A number
+that the toolchain did not report, or a limit that the profile does not have, is judged by no gate.
 
 Occupancy: waves that a compute unit holds at once, by registers, shared memory and threads, in whole blocks. Registers
 are given out in steps: 8 of a thread on NVIDIA and CDNA (CUDA occupancy calculator; LLVM, "User Guide for AMDGPU
@@ -11,13 +12,14 @@ waves over the SIMDs of a CU, so a block's are counted in fours on both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ferryman.backends.artefacts import Gate
 from ferryman.device_profiles import Profile
 
 # No kernel of ours is near; beyond it, something was unrolled by accident (an instruction cache holds 64 to 128 KiB).
 CODE_LIMIT = 256 * 1024
+FORM = frozenset({"matrix", "wide_loads", "buffer_loads"})
 _SIMDS = {64: 4, 32: 2}  # of an AMD compute unit, by its wave: CDNA, RDNA
 
 
@@ -39,7 +41,16 @@ def judge(resources: Mapping[str, int], known: Profile, spills_allowed: int, ali
 
 
 def failures(gates: list[Gate]) -> str | None:
-    """What failed, actual against required; None where nothing did."""
+    """Why the kernel may not be chosen, actual against required; None where it may."""
+    return _words(gate for gate in gates if gate.name not in FORM)
+
+
+def poor_form(gates: list[Gate]) -> str | None:
+    """What is slow about the kernel, in the same words; None where nothing was found."""
+    return _words(gate for gate in gates if gate.name in FORM)
+
+
+def _words(gates: Iterable[Gate]) -> str | None:
     return "; ".join(f"{g.name}: {g.actual}, required {g.required}" for g in gates if not g.passed) or None
 
 
