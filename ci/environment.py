@@ -120,6 +120,8 @@ def extras(torch: Torch, have_triton: bool, have_cupy: bool) -> tuple[str, ...]:
         found.append("triton")
     if torch.device and torch.cuda and not have_cupy and torch.cuda.split(".")[0] in _CUDA_EXTRA:
         found.append(_CUDA_EXTRA[torch.cuda.split(".")[0]])
+    if torch.cuda is None and torch.hip is None and not have_cupy and sys.platform == "linux":
+        found.append("cuda13")  # compiles without a driver, so its binding of NVRTC is tested
     return tuple(found)
 
 

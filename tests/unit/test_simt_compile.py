@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.backends import cuda, simt
+from ferryman.backends import code_objects, cuda, simt
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, offline, resources, vendor_of, wave_of
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
@@ -53,6 +53,20 @@ def _check(artefact: Artefact, unit: Unit, arch: str) -> None:
     # the launcher's arguments: 64-bit each, and eps in 32
     sizes = [a[".size"] for a in kernel[".args"] if not a[".value_kind"].startswith("hidden")]
     assert set(sizes) <= {4, 8} and sizes.count(4) == (1 if "norm" in unit.name else 0)
+
+
+@pytest.mark.parametrize("binding", [cuda._CupyNvrtc, cuda._BindingsNvrtc])
+def test_every_binding_of_nvrtc_gives_a_whole_cubin(binding: type[cuda.Nvrtc]) -> None:
+    try:
+        nvrtc = binding()
+    except cuda._NOT_LOADABLE as error:
+        pytest.skip(str(error))
+    source = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 2; }'
+    image, _ = nvrtc.compile(source, "f.cu", ["--gpu-architecture=sm_90a"])
+    assert image is not None
+    code_objects.check(image, "sm_90a")
+    image, log = nvrtc.compile("nonsense", "f.cu", ["--gpu-architecture=sm_90a"])
+    assert image is None and "nonsense" in log
 
 
 @pytest.mark.parametrize("arch", offline.ARCHES)

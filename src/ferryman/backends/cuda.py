@@ -62,7 +62,9 @@ class _CupyNvrtc:
                 self._nvrtc.compileProgram(program, tuple(options))
             except self._nvrtc.NVRTCError as error:
                 return None, f"{error}\n{self._nvrtc.getProgramLog(program)}"
-            return bytes(self._nvrtc.getCUBIN(program)), str(self._nvrtc.getProgramLog(program))
+            # CuPy 14 takes the last byte for a terminating NUL and drops it; a cubin is a whole number of 8 bytes
+            cut = bytes(self._nvrtc.getCUBIN(program))
+            return cut.ljust(-(-len(cut) // 8) * 8, b"\0"), str(self._nvrtc.getProgramLog(program))
         finally:
             self._nvrtc.destroyProgram(program)
 

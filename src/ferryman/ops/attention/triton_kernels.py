@@ -844,10 +844,11 @@ _SPILLS_ALLOWED: dict[str, dict[str, tuple[int, int, int]]] = {
 
 def _spills_allowed(target: Target, dtype: torch.dtype, kernel: str) -> int:
     by_kind = _SPILLS_ALLOWED.get(target.arch) or _SPILLS_ALLOWED.get(_family(target))
-    if by_kind is None or kernel == "attention_merge":
+    if by_kind is None:
         return 0
-    which = ("attention_forward", "attention_backward_dq", "attention_backward_dkv").index(kernel)
-    return by_kind["float" if dtype == torch.float32 else "half"][which]
+    allowed = by_kind["float" if dtype == torch.float32 else "half"]
+    kernels = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
+    return dict(zip(kernels, allowed, strict=True)).get(kernel, 0)
 
 
 @functools.cache
