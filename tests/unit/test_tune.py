@@ -107,8 +107,9 @@ def test_dispatch_follows_what_was_tuned(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     cell = {"op": "silu_mul", "case": "c", "dtype": "float32", "key": "k", "noise": 0.0, "trials": {"torch": [1e-6]},
-            "errors": {}, "untrusted": ["clocks were lowered: hardware thermal slowdown"]}  # fmt: skip
-    found = tuner._written(tmp_path / "lock.json", CPU, cell)
+            "bytes": 1.0, "flops": 1.0, "errors": {},
+            "untrusted": ["clocks were lowered: hardware thermal slowdown"]}  # fmt: skip
+    found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
     assert found.entry is None and "hardware thermal slowdown" in found.result
     assert not (tmp_path / "lock.json").exists()
 
