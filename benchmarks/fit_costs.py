@@ -2,11 +2,11 @@
 
     python benchmarks/fit_costs.py h200 results/h200/ops.json results/h200/linear.json [--write]
 
-It reads what `ferryman bench` writes, and the two older forms under benchmarks/results/h200. For each op,
-implementation and width of the storage dtype, the three coefficients that have the least error of the logarithm
-(Huber's: one bad cell does not turn them), drawn a little towards what any sound kernel does, so that one cell is enough
-to say something. It prints the regret of the choices that the model makes for cells that were left out of the fit, beside the
-profile's preference alone. --write puts the file beside the device profile.
+It reads what `ferryman bench` and `ferryman tune` write, and the two older forms under benchmarks/results/h200. For each
+op, implementation and width of the storage dtype, the three coefficients that have the least error of the logarithm
+(Huber's: one bad cell does not turn them), drawn a little towards what any sound kernel does, so that one cell is
+enough to say something. It prints the regret of the choices that the model makes for cells that were left out of the
+fit, beside the profile's preference alone. --write puts the file beside the device profile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, registry
+from ferryman.dispatch import cost, lockfile_document, registry
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting.bench import document, grid
 
@@ -73,6 +73,19 @@ def cells(path: Path, profile: Profile) -> Iterator[Measured]:
             for times in cell.times:
                 if times.role == "implementation" and times.seconds is not None and times.note is None:
                     yield Measured(cell.op, cell.case, times.name, times.seconds, work)
+        return
+    if raw.get("kind") == "ferryman-lockfile":
+        if raw["stamp"]["profile"] != profile.name:
+            raise SystemExit(f"{path} is of {raw['stamp']['profile']}, not of {profile.name}")
+        for op, entries in lockfile_document.load(path).choices.items():
+            for entry in entries.values():
+                name, _, dtype = entry.case.rpartition(" ")
+                case = _case(op, name)
+                if case is not None and lockfile_document.stale(op, entry) is None:
+                    work = _work(op, case, getattr(torch, dtype))
+                    for tried in entry.candidates:
+                        if tried.seconds is not None:
+                            yield Measured(op, name, tried.implementation, tried.seconds, work)
         return
     if raw["device"] not in profile.identity.names:
         raise SystemExit(f"{path} is of {raw['device']}, not of {profile.name} ({', '.join(profile.identity.names)})")

@@ -291,10 +291,19 @@ def test_a_prediction_is_made_once_for_a_plan(locked: Path, monkeypatch: pytest.
     made = []
     predict = near.predict
     monkeypatch.setattr(near, "predict", lambda *args: made.append(args[0]) or predict(*args))
-    x = torch.empty(512, 64)
-    for _ in range(5):
-        ops.rms_norm(x)
+    for rows in (512, 512, 512, 400, 300):
+        ops.rms_norm(torch.empty(rows, 64))
+    assert len(made) == 1  # they share a region
+    here, there = (ferryman.explain("rms_norm", torch.empty(rows, 64)) for rows in (512, 384))
+    for one, other in zip(here.rows, there.rows, strict=True):
+        if one.seconds is not None:  # by the bytes, on a device without rates
+            assert other.seconds == pytest.approx(one.seconds * 384 / 512)
     assert len(made) == 1
+    ops.rms_norm(torch.empty(1024, 64))
+    assert len(made) == 2
+    ferryman.reload()
+    ops.rms_norm(torch.empty(1024, 64))
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize("value", [-1e-6, 0.0, math.nan, math.inf, "fast"])

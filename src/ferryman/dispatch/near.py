@@ -42,6 +42,10 @@ class Prediction:
         others = "region" if self.regions == 1 else "regions"
         return f"predicted from {self.regions} measured {others}, the nearest a factor of {2**self.distance:.2g} away"
 
+    def carried(self, ratio: float) -> Prediction:
+        """The same at another size of the region, whose work is ``ratio`` times as much."""
+        return Prediction({n: s * ratio for n, s in self.seconds.items()}, self.regions, self.distance)
+
     def ranked(self, names: Sequence[str]) -> list[str]:
         """The fastest, or the first in order of preference that is as fast; then the others by time, then the rest."""
         known = [n for n in names if n in self.seconds]
