@@ -2,11 +2,11 @@
 
     python benchmarks/fit_costs.py h200 results/h200/ops.json results/h200/linear.json [--write]
 
-It reads what `ferryman bench` and `ferryman tune` write, and the two older forms under benchmarks/results/h200. For each
-op, implementation and width of the storage dtype, the three coefficients that have the least error of the logarithm
-(Huber's: one bad cell does not turn them), drawn a little towards what any sound kernel does, so that one cell is
-enough to say something. It prints the regret of the choices that the model makes for cells that were left out of the
-fit, beside the profile's preference alone. --write puts the file beside the device profile.
+It reads what `ferryman bench` and `ferryman tune` write, and the two older forms under benchmarks/results/h200. For
+each op, implementation and width of the storage dtype, the three coefficients that have the least error of the
+logarithm (Huber's: one bad cell does not turn them), drawn a little towards what any sound kernel does, so that one
+cell is enough to say something. It prints the regret of the choices that the model makes for cells that were left out
+of the fit, beside the profile's preference alone. --write puts the file beside the device profile.
 """
 
 from __future__ import annotations

@@ -107,6 +107,15 @@ def test_what_is_clearly_faster_goes_first_and_says_so(use_table: Any) -> None:
         assert decision.source == "profile" and decision.seconds == {}
 
 
+def test_what_was_predicted_fastest_and_refuses_is_no_fallback_where_the_profile_does_not_prefer_it(
+    use_table: Any,
+) -> None:
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8))
+    args = (meta(1024, 1024), meta(1020, 1024), None)  # the Hopper kernel wants a multiple of 8
+    decision = select.select(LINEAR, args, H200, state.State({}, True), absent=True)  # strict: would raise
+    assert decision.implementation.name == "torch" and decision.fallback is None
+
+
 def test_a_request_is_above_any_prediction(use_table: Any) -> None:
     use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8))
     args = (meta(1024, 1024), meta(1024, 1024), None)

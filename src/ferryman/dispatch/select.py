@@ -193,6 +193,10 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
         if broken is not None:
             why.append(f"quarantined: {broken}")
         if not why:
+            if order.source.startswith("predicted"):  # what the profile does not prefer is no choice fallen back from
+                names = _preferred(op, profile)
+                before = names[: names.index(line.name)] if line.name in names else names
+                refused = [(other, reasons) for other, reasons in refused if other.name in before]
             decision = Decision(line, tuple(refused), order.source, order.seconds)
             if state.strict and refused:
                 raise StrictModeError(
