@@ -55,7 +55,7 @@ def measure(
                 contender.timer = None
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
-    noise = runner.trials(racing, starting)
+    noise = runner.trials(runner.promising(racing, starting), starting)
     for contender in racing:
         if contender.timer is not None:
             contender.timer.close()
