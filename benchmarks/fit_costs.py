@@ -29,7 +29,7 @@ import torch
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile_document, registry
+from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting.bench import document, grid
 
@@ -52,6 +52,7 @@ class Measured:
     implementation: str
     seconds: float
     work: cost.Work
+    region: str
 
     @property
     def group(self) -> str:
@@ -69,10 +70,10 @@ def cells(path: Path, profile: Profile) -> Iterator[Measured]:
             case = _case(cell.op, cell.case)
             if case is None or cell.untrusted:
                 continue
-            work = _work(cell.op, case, getattr(torch, cell.dtype))
+            work, region = _work(cell.op, case, getattr(torch, cell.dtype))
             for times in cell.times:
                 if times.role == "implementation" and times.seconds is not None and times.note is None:
-                    yield Measured(cell.op, cell.case, times.name, times.seconds, work)
+                    yield Measured(cell.op, cell.case, times.name, times.seconds, work, region)
         return
     if raw.get("kind") == "ferryman-lockfile":
         if raw["stamp"]["profile"] != profile.name:
@@ -82,10 +83,10 @@ def cells(path: Path, profile: Profile) -> Iterator[Measured]:
                 name, _, dtype = entry.case.rpartition(" ")
                 case = _case(op, name)
                 if case is not None and lockfile_document.stale(op, entry) is None:
-                    work = _work(op, case, getattr(torch, dtype))
+                    work, region = _work(op, case, getattr(torch, dtype))
                     for tried in entry.candidates:
                         if tried.seconds is not None:
-                            yield Measured(op, name, tried.implementation, tried.seconds, work)
+                            yield Measured(op, name, tried.implementation, tried.seconds, work, region)
         return
     if raw["device"] not in profile.identity.names:
         raise SystemExit(f"{path} is of {raw['device']}, not of {profile.name} ({', '.join(profile.identity.names)})")
@@ -93,14 +94,14 @@ def cells(path: Path, profile: Profile) -> Iterator[Measured]:
         if "cublas_us" in row:
             m, n, k = row["m"], row["n"], row["k"]
             case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
-            work = _work("linear", case, torch.bfloat16)
-            yield Measured("linear", case.name, "cuda", row["us"] * 1e-6, work)
-            yield Measured("linear", case.name, "torch", row["cublas_us"] * 1e-6, work)
+            work, region = _work("linear", case, torch.bfloat16)
+            yield Measured("linear", case.name, "cuda", row["us"] * 1e-6, work, region)
+            yield Measured("linear", case.name, "torch", row["cublas_us"] * 1e-6, work, region)
             continue
         op, case_of, name = row["op"], _case(row["op"], row["case"]), row["implementation"]
         if case_of is not None and row["us"] * 1e-6 >= EVENTS_FROM and (path.name, op, name) not in SUPERSEDED:
-            work = _work(op, case_of, getattr(torch, raw["dtype"]))
-            yield Measured(op, row["case"], name, row["us"] * 1e-6, work)
+            work, region = _work(op, case_of, getattr(torch, raw["dtype"]))
+            yield Measured(op, row["case"], name, row["us"] * 1e-6, work, region)
 
 
 def _case(op: str, name: str) -> Case | None:
@@ -112,9 +113,10 @@ def _case(op: str, name: str) -> Case | None:
     return None
 
 
-def _work(op: str, case: Case, dtype: torch.dtype) -> cost.Work:
+def _work(op: str, case: Case, dtype: torch.dtype) -> tuple[cost.Work, str]:
     known = registry.primitive(op)
-    return cost.work_of(known, calls.of_case(known, case, dtype))
+    args = calls.of_case(known, case, dtype)
+    return cost.work_of(known, args), lockfile.region(known, args)
 
 
 def fit(measured: Sequence[Measured], profile: Profile) -> cost.Coefficients:
@@ -190,32 +192,59 @@ def table(measured: Sequence[Measured], profile: Profile) -> dict[str, dict[str,
     return {group: {name: fit(lines[name], profile) for name in sorted(lines)} for group, lines in sorted(by.items())}
 
 
-def regret(measured: Sequence[Measured], profile: Profile) -> dict[str, tuple[list[float], list[float], int]]:
-    """By op: the regret of preference alone and of the model, for every cell left out; and how many choices differ."""
+CHOOSERS = ("preference", "cost model", "near regions", "nearest region")
+
+
+def regret(measured: Sequence[Measured], profile: Profile) -> dict[str, dict[str, list[float]]]:
+    """By op, for every cell left out: the regret of each of CHOOSERS.
+
+    The profile's preference alone; the cost model without a lockfile; what regions near it predict (`near`); and the
+    nearest one's choice as it stands (the mean over those that are equally near).
+    """
     cells_of: dict[tuple[str, str], dict[str, Measured]] = defaultdict(dict)
     for one in measured:
         cells_of[one.group, one.case][one.implementation] = one
-    found: dict[str, tuple[list[float], list[float], int]] = {}
     whole = table(measured, profile)
+    found: dict[str, dict[str, list[float]]] = {}
     for (group, case), here in cells_of.items():
         if len(here) < 2:
             continue
-        op = group.partition(" ")[0]
-        work = next(iter(here.values())).work
+        op, cell = group.partition(" ")[0], next(iter(here.values()))
         predicted = {}
         for name, known in whole[group].items():
             others = [m for m in measured if m.group == group and m.implementation == name and m.case != case]
             if others:
-                seconds = coefficients(others, profile, {}).seconds(work, profile)
+                seconds = coefficients(others, profile, {}).seconds(cell.work, profile)
                 predicted[name] = (seconds or math.nan, known.error)
         names = [n for n in dict.fromkeys([*profile.preference(op), "torch", *here]) if n in here]
-        first = cost.ranked(names, predicted)[0]
+        entries = {
+            other.region: _entry(group_of) for (g, _), group_of in cells_of.items()
+            if g == group and (other := next(iter(group_of.values()))).region != cell.region
+        }  # fmt: skip
+        beside = near.predict(cell.region, cell.work, profile, entries)
+        apart = {r: near.distance(cell.region, cell.work, r, e) for r, e in entries.items()}
+        nearest = [] if beside is None else [
+            entry.implementation for r, entry in entries.items() if apart[r] == beside.distance
+        ]  # fmt: skip
+        first = {
+            "preference": [names[0]], "cost model": [cost.ranked(names, predicted)[0]],
+            "near regions": names[:1] if beside is None else beside.ranked(names)[:1],
+            "nearest region": [n for n in nearest if n in here] or names[:1],
+        }  # fmt: skip
         least = min(m.seconds for m in here.values())
-        before, after, changed = found.get(group, ([], [], 0))
-        before.append(here[names[0]].seconds / least - 1)
-        after.append(here[first].seconds / least - 1)
-        found[group] = before, after, changed + (first != names[0])
+        for chooser, taken in first.items():
+            values = found.setdefault(group, {c: [] for c in CHOOSERS})[chooser]
+            values.append(statistics.fmean(here[name].seconds / least - 1 for name in taken))
     return found
+
+
+def _entry(cell: Mapping[str, Measured]) -> lockfile_document.Entry:
+    best = min(cell.values(), key=lambda m: m.seconds)
+    return lockfile_document.Entry(
+        implementation=best.implementation, seconds=best.seconds, kernels=lockfile_document.digest(best.op),
+        bytes=best.work.bytes, flops=best.work.flops,
+        candidates=[lockfile_document.Candidate(implementation=n, seconds=m.seconds) for n, m in cell.items()],
+    )  # fmt: skip
 
 
 def written(fitted: Mapping[str, Mapping[str, cost.Coefficients]], profile: Profile, stamp: Any) -> str:
@@ -268,13 +297,12 @@ def main() -> None:
         for name, c in lines.items():
             print(f"{group:26} {name:8} fixed {c.fixed * 1e6:6.2f} us  memory {c.memory:.3f}  compute {c.compute:.3f}  "
                   f"error {c.error:.3f}  {c.cells} cells")  # fmt: skip
-    every: tuple[list[float], list[float]] = ([], [])
-    print(f"\n{'cells left out, regret':26} preference: median, mean, worst   model: median, mean, worst   changed")
-    for group, (before, after, changed) in regret(measured, profile).items():
-        every[0].extend(before)
-        every[1].extend(after)
-        print(f"{group:26} {_told(before):32} {_told(after):28} {changed} of {len(before)}")
-    print(f"{'all':26} {_told(every[0]):32} {_told(every[1])}")
+    every: dict[str, list[float]] = {c: [] for c in CHOOSERS}
+    print(f"\nregret of cells left out: median, mean, p95\n{'':26} cells  " + "".join(f"{c:24}" for c in CHOOSERS))
+    for group, by in {**regret(measured, profile), "all": every}.items():
+        print(f"{group:26} {len(by['preference']):5}  " + "".join(f"{_told(by[c]):24}" for c in CHOOSERS))
+        for chooser in CHOOSERS if by is not every else ():
+            every[chooser] += by[chooser]
     if given.write:
         stamp = {"fitted": datetime.date.today().isoformat(), "by": "benchmarks/fit_costs.py", "from": sources}
         text = written(fitted, profile, stamp)
@@ -285,7 +313,8 @@ def main() -> None:
 def _told(values: Sequence[float]) -> str:
     if not values:
         return "none"
-    return f"{statistics.median(values):.1%}, {statistics.fmean(values):.1%}, {max(values):.1%}"
+    p95 = sorted(values)[math.ceil(0.95 * len(values)) - 1]
+    return f"{statistics.median(values):.1%}, {statistics.fmean(values):.1%}, {p95:.1%}"
 
 
 if __name__ == "__main__":

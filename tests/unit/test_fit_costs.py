@@ -8,13 +8,14 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from ferryman import ops
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile_document
+from ferryman.dispatch import cost, lockfile, lockfile_document
 
 ROOT = Path(__file__).parents[2]
 H200 = profile_of("h200")
@@ -32,9 +33,13 @@ def fitting() -> ModuleType:
     return module
 
 
-def work(m: int, n: int, k: int) -> cost.Work:
+def arguments(m: int, n: int, k: int) -> tuple[Any, ...]:
     x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((m, k), (n, k)))
-    return cost.work_of(LINEAR, (x, weight, None))
+    return x, weight, None
+
+
+def work(m: int, n: int, k: int) -> cost.Work:
+    return cost.work_of(LINEAR, arguments(m, n, k))
 
 
 def planted(
@@ -43,7 +48,8 @@ def planted(
     found = []
     for shape in shapes:
         seconds = known.seconds(work(*shape), H200)
-        found.append(fitting.Measured("linear", "x".join(map(str, shape)), name, seconds, work(*shape)))
+        region = lockfile.region(LINEAR, arguments(*shape))
+        found.append(fitting.Measured("linear", "x".join(map(str, shape)), name, seconds, work(*shape), region))
     return found
 
 
@@ -60,7 +66,7 @@ def test_known_coefficients_come_back(fitting: ModuleType) -> None:
 
 def test_one_bad_cell_does_not_turn_a_fit(fitting: ModuleType) -> None:
     cells = planted(fitting, "torch", KNOWN, SHAPES)
-    bad = fitting.Measured("linear", "bad", "torch", 50 * cells[7].seconds, cells[7].work)  # type: ignore[attr-defined]
+    bad = fitting.Measured("linear", "bad", "torch", 50 * cells[7].seconds, cells[7].work, "")  # type: ignore[attr-defined]
     made = fitting.fit([*cells[:7], bad, *cells[8:]], H200)
     assert (made.fixed, made.memory, made.compute) == pytest.approx((4e-6, 0.85, 0.6), rel=0.1)
 
@@ -73,12 +79,13 @@ def test_one_cell_is_met_by_what_bounds_it_and_claims_no_small_error(fitting: Mo
 
 
 def test_the_regret_of_cells_left_out_is_that_of_the_planted_times(fitting: ModuleType) -> None:
-    """cuda is twice as fast as torch, which preference takes: without the model the regret is 1, with it 0."""
+    """cuda is twice as fast as torch, which preference takes: alone its regret is 1, that of what knows times is 0."""
     fast = cost.Coefficients(2e-6, 0.9, 0.8, 0.01, 1, {})
     slow = cost.Coefficients(4e-6, 0.45, 0.4, 0.01, 1, {})
     cells = planted(fitting, "cuda", fast, SHAPES) + planted(fitting, "torch", slow, SHAPES)
-    before, after, changed = fitting.regret(cells, H200)["linear 16"]
-    assert before == pytest.approx([1.0] * 15) and after == [0.0] * 15 and changed == 15
+    found = fitting.regret(cells, H200)["linear 16"]
+    assert found.pop("preference") == pytest.approx([1.0] * 15)
+    assert found == dict.fromkeys(("cost model", "near regions", "nearest region"), [0.0] * 15)
 
 
 def test_what_is_written_is_what_dispatch_reads(fitting: ModuleType) -> None:

@@ -72,7 +72,7 @@ def _log(dimension: str) -> float:
     return float(dimension[2:]) if dimension.startswith("2^") else math.log2(max(1, int(dimension)))
 
 
-def _distance(region: str, work: cost.Work, other: str, entry: Entry) -> float | None:
+def distance(region: str, work: cost.Work, other: str, entry: Entry) -> float | None:
     """Powers of two between a call and a measured region; None where they are not alike, or it says too little."""
     (kind, here), (other_kind, there) = _read(region), _read(other)
     if kind != other_kind or entry.bytes is None or entry.flops is None:
@@ -92,15 +92,15 @@ def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str
     level, weights, nearest, used = 0.0, 0.0, math.inf, 0
     behind: dict[str, tuple[float, float]] = {}  # candidate -> weighted log of its time over the best, weight
     for other, entry in entries.items():
-        distance = _distance(region, work, other, entry)
+        apart = distance(region, work, other, entry)
         times = {c.implementation: c.seconds for c in entry.candidates if c.seconds is not None}
-        if distance is None or distance > REACH or not times:
+        if apart is None or apart > REACH or not times:
             continue
         assert entry.bytes is not None and entry.flops is not None
         there = cost.Work(entry.flops, entry.bytes, work.dtype, {})
-        weight, best = max(distance, CLOSEST) ** -2, min(times.values())
+        weight, best = max(apart, CLOSEST) ** -2, min(times.values())
         level += weight * math.log(best / cost.scale(there, profile))
-        weights, nearest, used = weights + weight, min(nearest, distance), used + 1
+        weights, nearest, used = weights + weight, min(nearest, apart), used + 1
         for name, seconds in times.items():
             total, heavy = behind.get(name, (0.0, 0.0))
             behind[name] = total + weight * math.log(seconds / best), heavy + weight
