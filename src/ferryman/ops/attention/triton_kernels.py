@@ -755,23 +755,23 @@ _SMALL_TWO_WAVES = {**_SMALL_MFMA, **_TWO_WAVES}
 # largest tile that compiled without spills, or with the fewest (compile matrix in tests/unit/test_triton_attention.py).
 _Tiles = tuple[tuple[Any, ...], ...]
 _AMPERE: dict[int, _Tiles] = {
-    64: ((128, 64, 8, 3), (128, 64, 8, 2), (32, 64, 8, 2), (128, 64, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2)),
-    128: ((128, 64, 8, 3), (64, 64, 8, 2), (16, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 2), (16, 64, 8, 2)),
-    256: ((64, 32, 8, 2), (32, 32, 8, 2), (16, 32, 8, 2), (64, 32, 8, 2), (32, 32, 8, 2), (16, 32, 8, 2)),
+    64: ((128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (64, 32, 8, 2)),
+    128: ((128, 64, 8, 3), (64, 64, 8, 2), (32, 32, 8, 1), (32, 128, 8, 2), (64, 64, 8, 2), (32, 32, 8, 1)),
+    256: ((64, 32, 8, 2), (32, 32, 8, 2), (16, 32, 8, 1), (64, 32, 8, 2), (32, 32, 8, 2), (16, 32, 8, 1)),
 }
-# One stage would load through registers, without cp.async. dK/dV takes 32 queries at a time: 64 hold lse and delta in
-# 32 registers instead of 16, and spilled 664 bytes at D128 instead of 112.
+# One stage loads through registers, without cp.async: only where two spill. dK/dV takes few queries at a time: 64 hold
+# lse and delta in 32 registers instead of 16.
 _HOPPER: dict[int, _Tiles] = {
-    64: ((128, 128, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (32, 128, 8, 2)),
-    128: ((128, 128, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2), (32, 128, 8, 2)),
-    256: ((128, 64, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2), (32, 64, 8, 2)),
+    64: ((128, 128, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (64, 32, 8, 2)),
+    128: ((128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 8, 1), (32, 128, 8, 2), (128, 32, 8, 2), (64, 32, 8, 1)),
+    256: ((64, 64, 8, 2), (64, 32, 8, 2), (16, 32, 8, 1), (64, 32, 8, 2), (128, 16, 8, 2), (16, 32, 8, 1)),
 }
 # Accumulators in tensor memory, whose 512 columns Triton 3.6 does not check when compiling: beyond, the image is a trap
 # (dK/dV causal D256 at 32x64: 544). 32 keys are below the least that tcgen05 takes, and use mma.sync.
 _BLACKWELL: dict[int, _Tiles] = {
-    64: (*_HOPPER[64][:2], (32, 64, 8, 1), *_HOPPER[64][3:5], (32, 32, 8, 2)),
-    128: (*_HOPPER[128][:2], (32, 64, 8, 1), *_HOPPER[128][3:5], (32, 32, 8, 2)),
-    256: (*_HOPPER[256][:2], (16, 32, 8, 2), *_HOPPER[256][3:5], (16, 32, 8, 2)),
+    64: ((128, 128, 8, 3), (128, 64, 8, 2), (32, 64, 8, 1), (128, 64, 8, 3), (128, 32, 8, 2), (32, 32, 8, 2)),
+    128: ((128, 128, 8, 2), (128, 64, 8, 2), (32, 64, 8, 1), (128, 64, 8, 2), (128, 32, 8, 2), (32, 32, 8, 2)),
+    256: ((128, 64, 8, 2), (64, 32, 8, 2), (16, 32, 8, 2), (128, 32, 8, 2), (64, 32, 8, 2), (16, 32, 8, 2)),
 }
 _CDNA: dict[int, _Tiles] = {
     64: (
@@ -805,9 +805,9 @@ _HALF: dict[str, dict[int, _Tiles]] = {
 # float32: NVIDIA multiplies exactly ("ieee") on the FMA units, from registers; AMD has fp32 matrix units.
 _FLOAT: dict[str, dict[int, _Tiles]] = {
     "nvidia": {
-        64: ((64, 32, 8, 1), (32, 32, 8, 1), (32, 32, 8, 1)),
-        128: ((32, 32, 8, 1), (32, 16, 8, 1), (16, 32, 8, 1)),
-        256: ((32, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+        64: ((64, 32, 8, 1), (32, 32, 8, 1), (16, 64, 8, 1)),
+        128: ((64, 16, 16, 2), (32, 16, 16, 3), (16, 16, 8, 1)),
+        256: ((32, 16, 8, 1), (16, 16, 16, 2), (16, 16, 8, 1)),
     },
     "cdna": {
         64: ((64, 32, 4, 1, _SMALL_MFMA), (64, 32, 4, 1, _SMALL_MFMA), (32, 32, 4, 1, _SMALL_MFMA)),
@@ -871,6 +871,8 @@ def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
     family, block_d = _family(target), max(64, _block_d(head_dim))
     if family == "cpu":
         return Config(16, 32, 4, 1)
+    if dtype == torch.float32 and target.vendor == "nvidia":
+        return Config(16, 32, 8, 1) if block_d <= 128 else Config(16, 16, 8, 3)
     if dtype == torch.float32:
         return Config(16, 32 if block_d <= 128 else 16, 4, 1)
     n = 64 if block_d <= 128 else 32
