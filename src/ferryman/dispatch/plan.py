@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 
 from ferryman.backends import replay
 from ferryman.dispatch import registry, select, state
-from ferryman.dispatch.gradient import Plan, Recipe, differentiable
+from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.primitive import Primitive
 
@@ -57,7 +57,7 @@ def resolve({params}):
         return cold({args})
     if not same:
         return cold({args})
-    try:
+{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover(error, {args})
@@ -71,7 +71,7 @@ def cold({params}):
     except KEY_ERRORS:
         return slow({args})
     warm(({brief}), (run, extra), {guarded})
-    try:
+{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover(error, {args})
@@ -82,7 +82,7 @@ def undifferentiated({params}):
         run, extra = plans[{key}]
     except KEY_ERRORS:
         return slow_plain({args})
-    try:
+{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover_plain(error, {args})
@@ -115,6 +115,8 @@ class Op:
         self.recipe = Recipe.of(op)
         self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
+        if op.mutates:
+            library = _whole(op, library)
         namespace = op.namespace
         namespace |= {
             "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
@@ -124,6 +126,7 @@ class Op:
             "grad_enabled": torch.is_grad_enabled,
             "float32_precision": torch.get_float32_matmul_precision,
             "deterministic": torch._C._get_deterministic_algorithms,
+            "bump": torch.autograd.graph.increment_version,
             "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
             "hot": self.hot, "warm": self.warm, "MISS": _MISS,
             **{f"no_{name}": torch.empty(0) for name in op.tensors},
@@ -165,6 +168,8 @@ class Op:
         if differentiate and any(type(t) not in PLAIN for t in tensors.values()):
             return self._library(*args)
         op.check(*args)
+        if op.mutates:
+            torch.autograd.graph.increment_version([tensors[name] for name in op.mutates])
         asked = state.effective()
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
@@ -179,7 +184,7 @@ class Op:
             self.plans.clear()
         extra: Any = target
         if grads:
-            launch, extra = differentiable, self.recipe.plan(launch, target, asked)
+            launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, asked)
         if asked.tracer is None:
             key, entry = self._key(*args, bool(grads)), (launch, extra)
             if decision.implementation.replayable and device.type == REPLAYED:
@@ -313,7 +318,10 @@ def _source(op: Primitive) -> str:
             other += [f"{name} is {earlier}" for earlier in op.tensors[:i] if op.types[earlier] == "Tensor"]
         brief += other
         guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
+    # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
+    bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
     return _TEMPLATE.format(
+        bump=bump,
         params=names, args=names, key=", ".join(key), brief=", ".join(brief), guarded=", ".join(guarded),
         lines="\n".join(f"        {line}" for line in lines),
         lines_plain="\n".join(f"        {line}" for line in plain),
@@ -335,12 +343,42 @@ def _compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
     if op.lower is None:
         return library
     lower, check = op.lower, op.check
+    if op.mutates:
+        return _compiled_over(op, library)
 
     def compiled(*args: Any) -> Any:
         if state.requests or torch.is_autocast_enabled(args[0].device.type):
             return library(*args)
         check(*args)
         return lower(*args)
+
+    return compiled
+
+
+def _whole(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]:
+    """The library's op with every output in its place, as the op itself returns them."""
+
+    def library(*args: Any) -> Any:
+        outputs = op.whole(args, overload(*args))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return library
+
+
+def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
+    """`_compiled` of a mutating op: the definition's results, copied over its arguments: Inductor does it in place."""
+    lower, check, overwritten, single = op.lower, op.check, op.overwritten, len(op.outputs) == 1
+    assert lower is not None
+
+    def compiled(*args: Any) -> Any:
+        if state.requests or torch.is_autocast_enabled(args[0].device.type):
+            return library(*args)
+        check(*args)
+        made = lower(*args)
+        outputs = [made] if single else list(made)
+        for place, output in overwritten:
+            outputs[output] = args[place].copy_(outputs[output])
+        return outputs[0] if single else tuple(outputs)
 
     return compiled
 

@@ -121,7 +121,10 @@ def launcher(line: Implementation) -> Callable[..., Any]:
 def _loaded(line: Implementation) -> Callable[..., Any]:
     if line.backend != "definition":
         return line.load()
-    body, meta = primitives()[line.op].body, primitives()[line.op].meta
+    op = primitives()[line.op]
+    body, meta = op.body, op.meta
+    if op.mutates:
+        return lambda *args: _written(op, args[:-1], body(*args[:-1]), meta(*args[:-1]))
 
     def definition(*args: Any) -> Any:
         """The body's result in the declared strides: elementwise PyTorch keeps those of a permuted input."""
@@ -131,6 +134,17 @@ def _loaded(line: Implementation) -> Callable[..., Any]:
         return tuple(_laid(made, want) for made, want in zip(result, wanted, strict=True))
 
     return definition
+
+
+def _written(op: Primitive, args: tuple[Any, ...], result: Any, wanted: Any) -> Any:
+    """The body's result, as a mutating op leaves it."""
+    single = isinstance(result, Tensor)
+    made, want = ((result,), (wanted,)) if single else (result, wanted)
+    into = {o: args[a] for a, o in op.overwritten}
+    outputs = tuple(
+        into[i].copy_(m) if i in into else _laid(m, w) for i, (m, w) in enumerate(zip(made, want, strict=True))
+    )
+    return outputs[0] if single else outputs
 
 
 def _laid(made: Tensor, want: Tensor) -> Tensor:
