@@ -219,7 +219,8 @@ class _Put(torch.autograd.Function):
 def overwriting(*args: Any) -> Any:
     """Run a mutating op's plan under autograd: (arguments in schema order, plan)."""
     plan: Plan = args[-1]
-    op, made = plan.recipe.op, []
+    op = plan.recipe.op
+    made: list[Any] = []
     for place, _ in op.overwritten:
         value = args[place]
         if value.requires_grad and value.is_leaf:

@@ -114,7 +114,9 @@ def launcher(line: Implementation) -> Callable[..., Any]:
     """The function that computes an implementation: (arguments in schema order, target)."""
     found = _loaded(line)
     simulator = redirect.current()
-    return found if simulator is None or line.backend == "definition" else simulator.wrap(found)
+    if simulator is None or line.backend == "definition":
+        return found
+    return simulator.wrap(found, frozenset(place for place, _ in primitives()[line.op].overwritten))
 
 
 @lru_cache(maxsize=None)

@@ -140,7 +140,7 @@ def _overwritten(recipe: Recipe, below: Callable[..., Any], args: tuple[Any, ...
         return op.whole(given, below(*given))
 
     with enable_single_level_autograd_function():
-        outputs = _Registered.apply(recipe, on_copies, *args)  # type: ignore[no-untyped-call]
+        outputs = _Registered.apply(recipe, on_copies, *args)  # type: ignore[attr-defined]
     for place, output in op.overwritten:
         args[place].copy_(outputs[output])
     return op.fresh(outputs)
