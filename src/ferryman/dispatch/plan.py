@@ -5,7 +5,8 @@ tuple display. The full key (`cold`) holds every fact that a clause can read: ea
 contiguity or strides, each scalar, whether a gradient is needed, the request, and the extra facts (alignment, tf32,
 determinism) of those clauses that read them. Reading so many attributes from Python takes 1.2 us for three tensors, so
 in front of it stands a brief key whose entry is confirmed by Dynamo's own C++ tensor guard (0.2 us), which compares
-the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too.
+the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too; whether
+gradients are enabled is not, and stands in the brief key.
 
 A plan that is used again and again on an accelerator replaces the launcher by its replay (`backends.replay`), where the
 menu line says that it can.
@@ -310,7 +311,9 @@ def _source(op: Primitive) -> str:
     lines = [*lines, f"needs = {needed}"]
     scalars = [name for name in op.names if not op.types[name].startswith("Tensor")]
     extra = _extra_facts(op)
-    brief, guarded = ["current()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra], []
+    # the guard compares requires_grad, and not whether gradients are enabled
+    brief = ["current()", "grad_enabled()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra]
+    guarded = []
     for i, name in enumerate(op.tensors):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
         other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
