@@ -46,6 +46,15 @@ def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: 
     return bool(select.refusals(line, select.View.of(op, args, profile), profile))
 
 
+def spared(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with copies in the same strides of those that the op writes over."""
+    given = list(args)
+    for place, _ in op.overwritten:
+        x = given[place]
+        given[place] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    return tuple(given)
+
+
 def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The arguments with those that have a gradient made leaves, in their own layout."""
     wanted = [n for shared in op.grads for n in shared]
@@ -67,7 +76,7 @@ def worst_ratio(
     values = arguments(case, op, dtype, 0, device).values
     args, names = _leaves(op, values)
     with ferryman.trace() as seen, ferryman.use(**{op.name: forward.name, str(op.backward): backward.name}):
-        outputs = as_tuple(op.namespace["_resolve"](*args))
+        outputs = as_tuple(op.namespace["_resolve"](*spared(op, args)))
         kept = [i for i, n in enumerate(op.outputs) if n not in op.nondifferentiable]
         generator = torch.Generator().manual_seed(1)
         cotangents = [torch.randn(outputs[i].shape, generator=generator).to(outputs[i]) for i in kept]

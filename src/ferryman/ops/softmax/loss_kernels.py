@@ -1,8 +1,7 @@
 """Cross entropy whose gradient goes over the logits, in Triton: two passes over a row in one program.
 
 A row that fits in registers is read once. A longer one is read once for its log-sum-exp and again, backwards, for the
-gradient: one program on each compute unit then, so that the rows in work stay in the last cache and the second pass
-reads no memory. Every thread's loads of what another may store are parted from the stores by a barrier.
+gradient, by so few programs that the rows in work stay in the last cache: the second pass then reads no memory. Every thread's loads of what another may store are parted from the stores by a barrier.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, narrow, widen
-from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, lanes, long_warps, row_tile
+from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, long_warps, row_tile
 from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _online
 
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
@@ -157,13 +156,13 @@ def cross_entropy_inplace_grad(
 
 
 def _long_plan(target: Target, rows: int, row_bytes: int) -> tuple[int, int, int]:
-    """(programs, elements at a time, warps): one program on each unit, with all its warps, where that keeps the rows in
-    work within the last cache; else one for each row."""
-    cached = target.vendor != "cpu" and target.units * row_bytes <= CACHED * target.l2_bytes
-    if not cached:
+    """(programs, elements at a time, warps): as many programs as keep the rows in work within the last cache, two on a
+    unit, or one that has as much in flight; one for each row where not even those would."""
+    together = 0 if target.vendor == "cpu" else int(CACHED * target.l2_bytes) // (target.units * row_bytes)
+    if together == 0:
         return rows, LONG_BLOCK, long_warps(target)
-    warps = min(2 * LONG_BLOCK // (lanes(target) * 16), target.max_threads // lanes(target))
-    return min(rows, target.units), 2 * LONG_BLOCK, warps
+    together = min(together, 2)
+    return min(rows, together * target.units), LONG_BLOCK * 2 // together, long_warps(target)
 
 
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
