@@ -1,7 +1,8 @@
 """Cross entropy whose gradient goes over the logits, in Triton: two passes over a row in one program.
 
 A row that fits in registers is read once. A longer one is read once for its log-sum-exp and again, backwards, for the
-gradient, by so few programs that the rows in work stay in the last cache: the second pass then reads no memory. Every thread's loads of what another may store are parted from the stores by a barrier.
+gradient, by so few programs that the rows in work stay in the last cache: the second pass then reads no memory. Every
+thread's loads of what another may store are parted from the stores by a barrier.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def cross_entropy_inplace_grad(
         grid = (triton.cdiv(rows, tile.rows),)
         launch(_loss_over_short, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
     else:
-        programs, block, warps = _long_plan(target, rows, width * logits.element_size())
+        programs, block, warps = _long_plan(target, rows, width, logits.element_size())
         launch(_loss_over, (programs,), work, labels, losses, lse, scale, stride, rows, width, ignore_index,
                smoothing, smoothing != 0.0, block, _group(logits), device=device, num_warps=warps)  # fmt: skip
     launch(_mean_loss, (1,), losses, labels, loss, rows, ignore_index, True, 1024, device=device, num_warps=4)
@@ -155,14 +156,14 @@ def cross_entropy_inplace_grad(
     return loss, lse, logits
 
 
-def _long_plan(target: Target, rows: int, row_bytes: int) -> tuple[int, int, int]:
+def _long_plan(target: Target, rows: int, width: int, itemsize: int) -> tuple[int, int, int]:
     """(programs, elements at a time, warps): as many programs as keep the rows in work within the last cache, two on a
     unit, or one that has as much in flight; one for each row where not even those would."""
-    together = 0 if target.vendor == "cpu" else int(CACHED * target.l2_bytes) // (target.units * row_bytes)
+    together = 0 if target.vendor == "cpu" else int(CACHED * target.l2_bytes) // (target.units * width * itemsize)
     if together == 0:
         return rows, LONG_BLOCK, long_warps(target)
     together = min(together, 2)
-    return min(rows, together * target.units), LONG_BLOCK * 2 // together, long_warps(target)
+    return min(rows, together * target.units), LONG_BLOCK * 4 // (together * itemsize), long_warps(target)
 
 
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
