@@ -23,7 +23,7 @@ from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _onl
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
 CACHED = 0.75
 # Bytes of registers that a thread of `_loss_over` may spill: scalars of its loop over rows, in the first cache.
-SPILLS = {"sm_80": 16}
+SPILLS = {"sm_80": 16, "sm_87": 16}
 
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
@@ -151,7 +151,7 @@ def cross_entropy_inplace_grad(
         grid = (triton.cdiv(rows, tile.rows),)
         launch(_loss_over_short, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
     else:
-        programs, block, warps = _long_plan(target, rows, width, logits.element_size())
+        programs, block, warps = _long_plan(target, rows, width, logits.element_size(), smoothing != 0.0)
         launch(_loss_over, (programs,), work, labels, losses, lse, scale, stride, rows, width, ignore_index,
                smoothing, smoothing != 0.0, block, _group(logits), device=device, num_warps=warps)  # fmt: skip
     launch(_mean_loss, (1,), losses, labels, loss, rows, ignore_index, True, 1024, device=device, num_warps=4)
@@ -160,14 +160,19 @@ def cross_entropy_inplace_grad(
     return loss, lse, logits
 
 
-def _long_plan(target: Target, rows: int, width: int, itemsize: int) -> tuple[int, int, int]:
+def _long_plan(target: Target, rows: int, width: int, itemsize: int, smooth: bool) -> tuple[int, int, int]:
     """(programs, elements at a time, warps): as many programs as keep the rows in work within the last cache, two on a
-    unit, or one that has as much in flight; one for each row where not even those would."""
+    unit, or one that has as much in flight (a mean beside it takes those registers); one for each row where not even
+    those would."""
     together = 0 if target.vendor == "cpu" else int(CACHED * target.l2_bytes) // (target.units * width * itemsize)
     if together == 0:
         return rows, LONG_BLOCK, long_warps(target)
     together = min(together, 2)
-    return min(rows, together * target.units), LONG_BLOCK * 4 // (together * itemsize), long_warps(target)
+    return (
+        min(rows, together * target.units),
+        LONG_BLOCK * 4 // ((2 if smooth else together) * itemsize),
+        long_warps(target),
+    )
 
 
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
