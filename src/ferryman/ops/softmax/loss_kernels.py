@@ -17,7 +17,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, narrow, widen
-from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, long_warps, row_tile
+from ferryman.backends.triton_rows import LONG_BLOCK, collapse_rows, lanes, long_warps, row_tile
 from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _online
 
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
@@ -168,11 +168,10 @@ def _long_plan(target: Target, rows: int, width: int, itemsize: int, smooth: boo
     if together == 0:
         return rows, LONG_BLOCK, long_warps(target)
     together = min(together, 2)
-    return (
-        min(rows, together * target.units),
-        LONG_BLOCK * 4 // ((2 if smooth else together) * itemsize),
-        long_warps(target),
-    )
+    block = LONG_BLOCK * 4 // (together * itemsize)
+    if smooth or lanes(target) == 64:  # 12 scalar registers spilled on gfx942
+        block = min(block, LONG_BLOCK)
+    return min(rows, together * target.units), block, long_warps(target)
 
 
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:

@@ -31,6 +31,8 @@ for _op in _ROWS.split():
 for _op in ("softmax", "cross_entropy"):
     RIGHT.tiles(_op, "blocks_of_1024", "long rows 1024 elements at a time", (SMALL_BLOCK,), _DEVICES["few_threads"])
 RIGHT.tiles("cross_entropy_backward", "tiles_of_64", "64 classes a tile", (NARROW_LOSS,))
+RIGHT.tiles("cross_entropy_inplace_grad", "two_programs", "programs that take several long rows",
+            target={"vendor": "nvidia", "max_threads": 256, "units": 1, "l2_bytes": 1 << 20})  # fmt: skip
 RIGHT.tiles("attention", "splits_of_16_keys", "decoding splits from 16 keys on", (SPLIT_EARLY,))
 for _op in ("silu_mul", "gelu_mul", "silu_mul_backward", "gelu_mul_backward"):
     RIGHT.tiles(_op, "tiles_of_256", "256 elements a program",
