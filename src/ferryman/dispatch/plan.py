@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ferryman.backends import replay
-from ferryman.dispatch import registry, select, state
+from ferryman.dispatch import registry, select, state, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.primitive import Primitive
@@ -117,7 +117,7 @@ class Op:
         self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
         if op.mutates:
-            library = _whole(op, library)
+            library = traced.whole(op, library)
         namespace = op.namespace
         namespace |= {
             "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
@@ -131,7 +131,7 @@ class Op:
             "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
             "hot": self.hot, "warm": self.warm, "MISS": _MISS,
             **{f"no_{name}": torch.empty(0) for name in op.tensors},
-            "compiled": _compiled(op, library), "CompileError": CompileError,
+            "compiled": traced.compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),
             "slow_plain": lambda *args: self.slow(args, differentiate=False),
@@ -145,7 +145,7 @@ class Op:
         entry.__code__ = self.resolve.__code__
         namespace["_resolve"] = self.resolve
         if "_resolve_first" in namespace:
-            namespace["_resolve_first"] = _first(op, self.resolve)
+            namespace["_resolve_first"] = traced.first(op, self.resolve)
         self._key: Callable[..., Any] = _key_function(op, namespace)
         self._library = library
 
@@ -339,92 +339,6 @@ def _key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any
     exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
     made: Callable[..., Any] = namespace["key_of"]
     return made
-
-
-def _compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
-    if op.lower is None:
-        return library
-    lower, check = op.lower, op.check
-    if op.mutates:
-        return _compiled_over(op, library)
-
-    def compiled(*args: Any) -> Any:
-        if state.requests or torch.is_autocast_enabled(args[0].device.type):
-            return library(*args)
-        check(*args)
-        return lower(*args)
-
-    return compiled
-
-
-def _whole(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]:
-    """The library's op with every output in its place, as the op itself returns them."""
-
-    def library(*args: Any) -> Any:
-        outputs = op.whole(args, overload(*args))
-        return outputs if len(outputs) > 1 else outputs[0]
-
-    return library
-
-
-def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
-    """`_compiled` of a mutating op: the definition's results, copied over its arguments: Inductor does it in place."""
-    lower, check, overwritten, single = op.lower, op.check, op.overwritten, len(op.outputs) == 1
-    assert lower is not None
-
-    def compiled(*args: Any) -> Any:
-        if state.requests or torch.is_autocast_enabled(args[0].device.type):
-            return library(*args)
-        check(*args)
-        made = lower(*args)
-        outputs = [made] if single else list(made)
-        for place, output in overwritten:
-            outputs[output] = args[place].copy_(outputs[output])
-        return outputs[0] if single else tuple(outputs)
-
-    return compiled
-
-
-def _first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """The first output alone. torch.compile traces the vendor's own call for it, where that would be chosen."""
-    is_compiling, deterministic = torch.compiler.is_dynamo_compiling, torch.are_deterministic_algorithms_enabled
-    loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
-    forms = {name: form for name, form in loaded.items() if form is not None}
-    names = tuple(forms)
-
-    def form_of(device: str) -> int:
-        """Index in ``names`` of what stands first for a device whatever the call, or -1.
-
-        An exported program may run on another vendor's device, so it keeps the op. Dynamo itself traces is_exporting()
-        as always true in torch 2.11; what it returns is read here, outside the trace.
-        """
-        if torch.compiler.is_exporting():
-            return -1
-        line = select.foremost(op, select.profile_for(torch.device(device)))
-        return -1 if line is None or line.name not in forms else names.index(line.name)
-
-    def features_of(device: str) -> str:
-        return " ".join(sorted(select.target_of(select.profile_for(torch.device(device))).features))
-
-    # Traced as constants, as torch.compiler.assume_constant_result would have it; that imports torch._dynamo here.
-    form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def first(*args: Any) -> Any:
-        if not is_compiling():
-            return resolve(*args)[0]
-        device = args[0].device
-        plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
-        if plain:
-            at = form_of(str(device))
-            if at >= 0:
-                op.check(*args)
-                output = forms[names[at]](*args, features_of(str(device)))
-                if output is not None:
-                    return output
-        return resolve(*args)[0]
-
-    return first
 
 
 _ops: dict[str, Op] = {}
