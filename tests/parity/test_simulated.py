@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ferryman.backends.simulator.numerics import Assumptions
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting import simulated
@@ -134,7 +135,7 @@ def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
     ops = (
         ["rms_norm", "softmax", "silu_mul"] if "estimates" in variant else ["linear", "attention", "attention_backward"]
     )
-    found = check("mi300x", ops=ops, dtypes=["bf16", "f32"], assumptions=variant)
+    found = check("mi300x", ops=ops, dtypes=["bf16", "f32"], assumptions=Assumptions(**variant))
     assert found["triton", "SIMULATED"] > 60
 
 

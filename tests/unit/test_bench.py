@@ -372,3 +372,21 @@ def test_bad_use_is_one_message(arguments: list[str], told: str) -> None:
     given = arguments if "--device" in arguments else [*arguments, "--device", "cpu"]
     done = ferryman("bench", *given)
     assert done.code == 2 and told in done.err and "Traceback" not in done.err
+
+
+class _Fixed(clock.Timer):
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.asked = seconds, 0
+
+    def cold(self) -> float:
+        self.asked += 1
+        return self.seconds
+
+
+def test_what_is_hopeless_is_timed_once() -> None:
+    timers = {"a": _Fixed(1.0), "b": _Fixed(1.9), "c": _Fixed(2.1)}
+    made = [runner.Contender(name, "implementation", lambda args: print, timer=timer) for name, timer in timers.items()]
+    kept = runner.promising(made)
+    assert [c.name for c in kept] == ["a", "b"] and made[2].trials == [2.1] and made[0].trials == []
+    assert runner.trials(kept) == 0.0 and runner.promising([]) == []
+    assert [len(c.trials) for c in made] == [runner.TRIALS, runner.TRIALS, 1] and timers["c"].asked == 1

@@ -74,17 +74,21 @@ def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
 
 
 @given(
-    n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(), tensors=st.sampled_from([1, 2]),
+    n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(),
+    kind=st.sampled_from(["scaled", "added", "centred", "softmax"]), wide=st.booleans(),
     wave=st.sampled_from([32, 64]), shared=st.sampled_from([4096, 65_536, 232_448]), count=st.integers(1, 2**40),
 )  # fmt: skip
 @settings(max_examples=400, deadline=None)
 def test_every_plan_is_one_that_the_kernel_can_run(
-    n: int, itemsize: int, vector: bool, tensors: int, wave: int, shared: int, count: int
+    n: int, itemsize: int, vector: bool, kind: str, wide: bool, wave: int, shared: int, count: int
 ) -> None:
     if vector:
         n = -(-n * itemsize // 16) * 16 // itemsize
-    plan = rows.row_plan(n, itemsize, vector, tensors, wave, 132, shared)
-    width, lanes, per_block, packs, fit = plan.arguments
+    need = rows.demand(kind, wave, itemsize, wide=wide)
+    tensors = need.tensors
+    plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need)
+    width, lanes, per_block, packs, fit, bound = plan.arguments
+    assert bound >= 1 and bound * plan.threads <= 1024
     assert plan.threads == lanes * per_block <= 512 and plan.threads % 32 == 0
     assert lanes % wave == 0 if lanes > wave else wave % lanes == 0
     assert lanes <= wave or per_block == 1
@@ -100,9 +104,10 @@ def test_every_plan_is_one_that_the_kernel_can_run(
 def test_widths_of_models_stay_on_the_chip_of_an_h200() -> None:
     """One read from memory up to 131072 elements of 16 bits: nothing is left for a second read."""
     for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072):
-        plan = rows.plan_for(n, 2, True, H200)
-        width, lanes, _, packs, _ = plan.arguments
-        assert width * lanes * (packs + plan.slots) == n, n
+        for kind in ("scaled", "centred", "softmax"):
+            plan = rows.plan_for(n, 2, True, H200, rows.demand(kind, 32, 2))
+            width, lanes, _, packs, *_ = plan.arguments
+            assert width * lanes * (packs + plan.slots) >= n, (kind, n)
 
 
 def test_a_family_names_its_kernels_after_their_arguments() -> None:

@@ -13,10 +13,12 @@ import torch
 import ferryman
 from ferryman import ops
 from ferryman.device_profiles import detect
-from ferryman.dispatch import lockfile, lockfile_document
+from ferryman.dispatch import cost, lockfile, lockfile_document, registry
 from ferryman.errors import LockfileError, UnknownName
+from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
-from ferryman.porting.tune import tuner
+from ferryman.porting.bench import clock, runner
+from ferryman.porting.tune import tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
 
@@ -107,8 +109,9 @@ def test_dispatch_follows_what_was_tuned(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     cell = {"op": "silu_mul", "case": "c", "dtype": "float32", "key": "k", "noise": 0.0, "trials": {"torch": [1e-6]},
-            "errors": {}, "untrusted": ["clocks were lowered: hardware thermal slowdown"]}  # fmt: skip
-    found = tuner._written(tmp_path / "lock.json", CPU, cell)
+            "bytes": 1.0, "flops": 1.0, "errors": {},
+            "untrusted": ["clocks were lowered: hardware thermal slowdown"]}  # fmt: skip
+    found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
     assert found.entry is None and "hardware thermal slowdown" in found.result
     assert not (tmp_path / "lock.json").exists()
 
@@ -127,6 +130,56 @@ def test_files_that_are_not_this_machines_are_found_before_the_work(tmp_path: Pa
         tuning.tune(path, ["silu_mul"], device="cpu", command=["/nonexistent"])
     with pytest.raises(UnknownName, match="unknown implementation"):
         tuning.tune(tmp_path / "other.json", ["silu_mul"], ["tritn"], device="cpu")
+
+
+def test_of_more_candidates_than_eight_those_that_the_model_puts_first_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"even{i}" for i in range(11)]
+    lines = {name: Implementation("silu_mul", name, "nowhere:none") for name in names}
+    menu, backends, launcher, probe = (
+        registry.implementations, registry.backends(), registry.launcher, registry.probe,
+    )  # fmt: skip
+    ran: set[str] = set()
+
+    def kernel(name: str) -> Any:
+        return lambda gate, up, target: ran.add(name) or torch.nn.functional.silu(gate) * up
+
+    by_line = {id(line): kernel(name) for name, line in lines.items()}
+    monkeypatch.setattr(
+        registry, "implementations", lambda op: (*menu(op), *(lines.values() if op == "silu_mul" else ()))
+    )
+    monkeypatch.setattr(registry, "launcher", lambda line: by_line.get(id(line)) or launcher(line))
+    monkeypatch.setattr(registry, "backends", lambda: {**backends, **dict.fromkeys(names, backends["torch"])})
+    monkeypatch.setattr(registry, "probe", lambda name, vendor: () if name in names else probe(name, vendor))
+    monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
+    predicted = {name: (1.0 if name == "even10" else 2.0, 0.03) for name in names}
+    monkeypatch.setattr(cost, "predictions", lambda op, work, profile: predicted)
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), tuple(names), (), 0)
+    case = next(case for case in SILU.cases() if case.tier == "small")
+    found = worker.measure(plan, SILU, case, names, {}, lambda name: None)
+    assert set(found["trials"]) == {"even10", *names[:7]} == ran and worker.MOST_CANDIDATES == 8
+    assert found["bytes"] > 0 and found["flops"] > 0 and found["errors"] == {}
+
+
+def test_check_says_what_is_measured_and_what_is_predicted(tmp_path: Path) -> None:
+    path, op = tmp_path / "lock.json", ops.rms_norm.primitive
+
+    def args(rows: int) -> tuple[Any, ...]:
+        return torch.empty(rows, 64, device="meta"), None, 1e-6, False
+
+    work = cost.work_of(op, args(64))
+    entry = lockfile_document.Entry(
+        implementation="torch", seconds=1e-6, kernels=lockfile_document.digest("rms_norm"), bytes=work.bytes,
+        flops=work.flops, candidates=[lockfile_document.Candidate(implementation="torch", seconds=1e-6)],
+    )  # fmt: skip
+    lockfile_document.record(path, CPU, {"rms_norm": {lockfile.region(op, args(64)): entry}})
+    calls = [(op, args(rows)) for rows in (64, 60, 128, 512, 1024, 8)] + [(SILU, (torch.empty(2, 2),) * 2)]
+    assert tuning.covered(path, CPU, calls) == [
+        tuning.Covered("rms_norm", measured=2, predicted=3, neither=1), tuning.Covered("silu_mul", neither=1),
+    ]  # fmt: skip
+    path.write_text(path.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
+    assert tuning.covered(path, CPU, calls)[0] == tuning.Covered("rms_norm", neither=6)
 
 
 def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:

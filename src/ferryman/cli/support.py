@@ -39,7 +39,8 @@ def of(op: Primitive, profile: Profile) -> list[Support]:
     verdicts: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {}
     plain = state.intern({}, False)  # what is installed, requested or set here must not change the answer
     for name, dtype in calls.DTYPES.items():
-        for line, verdict, why in select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True):
+        rows, _ = select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True)
+        for line, verdict, why in rows:
             verdicts.setdefault(line.name, {})[name] = (verdict, tuple(why))
     found = []
     for line in registry.implementations(op.name):

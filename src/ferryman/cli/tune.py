@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from ferryman import settings
 from ferryman.cli import calls, output
 from ferryman.cli.place import place
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile, select
+from ferryman.dispatch import lockfile, registry, select
 from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
+from ferryman.porting.bench.grid import cases, grid_of
 from ferryman.porting.process import placed
 from ferryman.porting.tune.tuner import SILENCE_SECONDS
 
@@ -37,7 +39,8 @@ def tune(
         float, typer.Option(min=1, help="Seconds without a sign of life after which a candidate is left out.")
     ] = SILENCE_SECONDS,
     check: Annotated[
-        bool, typer.Option("--check", help="Measure nothing: say what of the lockfile holds here.")
+        bool,
+        typer.Option("--check", help="Measure nothing: what of the lockfile holds here, and what of --grid it covers."),
     ] = False,
 ) -> None:
     """Write the fastest implementation of each shape region into a lockfile; the setting `lockfile` puts it in force.
@@ -52,7 +55,7 @@ def tune(
         for option, value in {"--op": op, "--implementation": implementation, "--again": again}.items():
             if value:
                 raise ArgumentError("tune", option, "given", "no --check beside it")
-        _check(path, profile)
+        _check(path, profile, placed(where), grid, dtype or ["bf16"])
         return
     failed = 0
     for name in dtype or ["bf16"]:
@@ -82,13 +85,23 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
     output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
 
 
-def _check(path: Path, profile: Profile) -> None:
+def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str]) -> None:
     held = tuning.check(path, profile)
     for fact in held.differing:
         output.say(f"ignored as a whole: {fact}")
     if held.stale:
         output.table(("op", "region", "ignored because"), held.stale)
     holding = 0 if held.differing else held.entries - len(held.stale)
+    size = grid_of(grid)
+    shapes = [
+        (op, calls.of_case(op, case, calls.dtype_of(name)))
+        for name in dtypes for op in registry.primitives().values() for case in cases(op, size, device)
+    ]  # fmt: skip
+    known = [one for one in tuning.covered(path, profile, shapes) if one.measured or one.predicted]
+    if known:
+        rows = [(one.op, str(one.measured), str(one.predicted), str(one.neither)) for one in known]
+        heads = (f"op, on the {grid} grid", "measured", "predicted from regions near", "neither")
+        output.table(heads, rows, right=heads[1:])
     output.say(f"{path}: {holding} of {held.entries} entries hold here")
     if not held.holds:
         raise typer.Exit(1)

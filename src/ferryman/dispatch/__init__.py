@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.dispatch import lockfile, plan, registry, select, state, torch_library
+from ferryman.dispatch import cost, lockfile, plan, registry, select, state, torch_library
 from ferryman.dispatch.explain import Explanation, explain
 from ferryman.dispatch.request import strict, use
 from ferryman.dispatch.state import Trace, trace
@@ -25,6 +25,7 @@ def reload() -> None:
 
     settings.forget()
     lockfile.forget()
+    cost.forget()
     registry.forget()
     select.clear_quarantine()
     plan.drop_plans()

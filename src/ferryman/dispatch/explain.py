@@ -12,10 +12,17 @@ from torch import Tensor
 from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select, state
 
+_SOURCES = {
+    "request": "as requested", "lockfile": "measured in this region", "profile": "by the profile's preference",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Row:
-    """One implementation: "chosen", "available", "refused" or "not requested", with actual against required."""
+    """One implementation: "chosen", "available", "refused" or "not requested", with actual against required.
+
+    seconds: measured in this region if the explanation's source is "lockfile", else predicted; None where neither is.
+    """
 
     implementation: str
     verdict: str
@@ -23,17 +30,23 @@ class Row:
     conditions: tuple[str, ...]
     accumulation: str
     roundings: tuple[str, ...]
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The whole menu of an op for one call. Prints as text; ``rows`` and ``to_dict`` are for programs."""
+    """The whole menu of an op for one call. Prints as text; ``rows`` and ``to_dict`` are for programs.
+
+    source: what put the order: "request", "lockfile" (this region was measured), "predicted ..." or "profile" (its
+    stated preference); None where the call would raise.
+    """
 
     op: str
     device: str
     here: bool
     region: str
     rows: tuple[Row, ...]
+    source: str | None = None
 
     @property
     def chosen(self) -> str | None:
@@ -41,16 +54,25 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [vars(row) for row in self.rows]
-        return {"op": self.op, "device": self.device, "here": self.here, "region": self.region, "rows": rows}
+        return {
+            "op": self.op, "device": self.device, "here": self.here, "region": self.region, "source": self.source,
+            "rows": rows,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         place = self.device if self.here else f"{self.device}, which is not here: backends were not probed"
         lines = [f"{self.op} on {place}", f"  {self.region}"]
         for row in self.rows:
             mark = "->" if row.verdict == "chosen" else "  "
-            lines.append(f"{mark} {row.implementation:<12} {row.verdict}")
+            told = f", {_SOURCES.get(self.source or '', self.source)}" if row.verdict == "chosen" else ""
+            lines.append(f"{mark} {row.implementation:<12} {row.verdict}{told}{self._time(row)}")
             lines += [f"{'':18}{reason}" for reason in row.reasons]
         return "\n".join(lines)
+
+    def _time(self, row: Row) -> str:
+        if row.seconds is None:
+            return ""
+        return f": {'' if self.source == 'lockfile' else 'about '}{row.seconds * 1e6:.3g} us"
 
 
 def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.device | str | None = None,
@@ -73,13 +95,17 @@ def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.de
     else:
         profile = resolve(None)
     here = device is None or _is_here(profile)
-    rows = select.explain_rows(known, bound, profile, state.effective(), absent=not here)
+    rows, decision = select.explain_rows(known, bound, profile, state.effective(), absent=not here)
     return Explanation(
         known.name, profile.name, here, lockfile.region(known, bound),
         tuple(
-            Row(line.name, verdict, tuple(why), tuple(map(str, line.when)), line.accumulation, line.roundings)
+            Row(
+                line.name, verdict, tuple(why), tuple(map(str, line.when)), line.accumulation, line.roundings,
+                None if decision is None else decision.seconds.get(line.name),
+            )
             for line, verdict, why in rows
         ),
+        None if decision is None else decision.source,
     )  # fmt: skip
 
 

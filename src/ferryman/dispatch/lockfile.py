@@ -91,6 +91,11 @@ def entry(op: str, key: str, profile: Profile) -> Entry | None:
     return _in_force(profile).get(op, {}).get(key)
 
 
+def entries(op: str, profile: Profile) -> Mapping[str, Entry]:
+    """Every locked choice of an op that holds on a device, by region."""
+    return _in_force(profile).get(op, {})
+
+
 def choice(op: str, key: str, profile: Profile) -> str | None:
     """The locked implementation's name, or None."""
     found = entry(op, key, profile)

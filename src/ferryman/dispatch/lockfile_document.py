@@ -28,7 +28,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import LockfileError
 from ferryman.ops.primitive import IDENTIFIER
 
-VERSION = 2  # 2: configurations, times and errors of all candidates, the kernels' digest; the stamp names more
+VERSION = 3  # 3: the work of what was measured, for regions beside it. 2: all candidates, the kernels' digest
 _MAX_BYTES = 16 << 20
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
@@ -54,13 +54,18 @@ class Candidate(_Model):
 
 
 class Entry(_Model):
-    """The choice for one region. ``noise``: relative difference of one candidate from itself. ``kernels``: `digest`."""
+    """The choice for one region. ``noise``: relative difference of one candidate from itself. ``kernels``: `digest`.
+
+    bytes, flops: the least work of the call that was measured; without them, nothing is predicted from this entry.
+    """
 
     implementation: _Name
     configuration: dict[_Name, _Value] = {}
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     kernels: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     case: Annotated[str, Field(max_length=200)] = ""
     time: Annotated[str, Field(max_length=40)] = ""
     candidates: Annotated[list[Candidate], Field(max_length=64)] = []

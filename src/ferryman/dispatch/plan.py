@@ -180,7 +180,7 @@ class Op:
         if grads:
             self.recipe.check_inputs(args)
         if asked.tracer is not None:
-            asked.tracer.record(op.name, decision.implementation.name, decision.fallback)
+            asked.tracer.record(op.name, decision.implementation.name, decision.fallback, decision.source)
         elif len(self.plans) >= MOST_PLANS:
             self.plans.clear()
         extra: Any = target

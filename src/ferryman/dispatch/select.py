@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile, detect
 from ferryman.device_profiles import profile as named_profile
-from ferryman.dispatch import lockfile, registry
+from ferryman.dispatch import cost, lockfile, near, registry
 from ferryman.dispatch.state import State
 from ferryman.errors import StrictModeError, Unsupported
 from ferryman.ops.menu import Implementation
@@ -24,6 +24,8 @@ from ferryman.ops.primitive import Primitive
 
 LAST_RESORTS = ("torch", "definition")
 _quarantined: dict[tuple[str, str, Any, str], str] = {}
+_foreseen: dict[tuple[str, str, Any], tuple[Mapping[str, Any], near.Prediction | None, float]] = {}
+_MOST_FORESEEN = 4096
 _lock = threading.Lock()
 
 
@@ -48,11 +50,16 @@ class View:
 
 @dataclass(frozen=True)
 class Decision:
-    """What runs. ``refused`` pairs each preferred implementation that could not serve the call with its reasons."""
+    """What runs. ``refused`` pairs each preferred implementation that could not serve the call with its reasons.
+
+    ``source`` says what put the order: "request", "lockfile" (this region was measured), "predicted ..." (from regions
+    near it, or by the cost model) or "profile". ``seconds``: of implementations, where measured or predicted.
+    """
 
     implementation: Implementation
     refused: tuple[tuple[Implementation, tuple[str, ...]], ...]
     source: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fallback(self) -> str | None:
@@ -98,26 +105,79 @@ def refusals(line: Implementation, view: View, profile: Profile, *, absent: bool
     return reasons + [r for r in (clause.reason(view) for clause in line.when) if r is not None]
 
 
-def _candidates(op: Primitive, profile: Profile, region: str, state: State) -> tuple[list[Implementation], str]:
+@dataclass(frozen=True)
+class _Order:
+    """What is tried, first to last; where the order is from; and what is known of the times."""
+
+    lines: list[Implementation]
+    source: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def _preferred(op: Primitive, profile: Profile) -> list[str]:
+    """The profile's order of preference, then what runs anywhere.
+
+    A backend that can never serve this vendor is no choice that was fallen back from.
+    """
+    order = [*profile.preference(op.name), *LAST_RESORTS]
+    menu = {line.name: line for line in registry.implementations(op.name)}
+    backends = registry.backends()
+    return [n for n in dict.fromkeys(order) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
+
+
+def _near(
+    op: Primitive, region: str, work: cost.Work, profile: Profile, held: Mapping[str, Any]
+) -> near.Prediction | None:
+    """`near.predict`, once for a region: it takes 1 ms over 122 measured ones, and a length grows with each token."""
+    key, scale = (op.name, region, profile.identity_key()), cost.scale(work, profile)
+    known = _foreseen.get(key)
+    if known is None or known[0] is not held:  # the lockfile was read again
+        if len(_foreseen) >= _MOST_FORESEEN:
+            _foreseen.clear()
+        known = _foreseen[key] = (held, near.predict(region, work, profile, held), scale)
+    _, predicted, there = known
+    return None if predicted is None else predicted.carried(scale / there)
+
+
+def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, state: State) -> _Order:
     menu = {line.name: line for line in registry.implementations(op.name)}
     allowed = state.allowed(op.name)
     if allowed is not None:
-        return [menu[name] for name in allowed if name in menu], "request"
-    order = [*profile.preference(op.name), *LAST_RESORTS]
-    locked = lockfile.choice(op.name, region, profile)
+        return _Order([menu[name] for name in allowed if name in menu], "request")
+    names, source = _preferred(op, profile), "profile"
+    seconds: dict[str, float] = {}
+    held = lockfile.entries(op.name, profile)
+    locked = held.get(region)
     if locked is not None:
-        order.insert(0, locked)
-    # A backend that can never serve this vendor is no choice that was fallen back from.
-    serves = [n for n in dict.fromkeys(order) if n in menu and profile.vendor in registry.backends()[n].vendors]
-    return [menu[name] for name in serves], "profile" if locked is None else "lockfile"
+        names, source = [locked.implementation, *names], "lockfile"
+        seconds = {c.implementation: c.seconds for c in locked.candidates if c.seconds is not None}
+        seconds[locked.implementation] = locked.seconds
+    elif held or cost.knows(op.name, profile):
+        work = cost.work_of(op, args)
+        predicted = _near(op, region, work, profile, held)
+        if predicted is not None:
+            names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
+        else:
+            modelled = cost.predictions(op, work, profile)
+            seconds = {name: value for name, (value, _) in modelled.items()}
+            order = cost.ranked([*names, *(n for n in modelled if n in menu)], modelled)
+            if order[: len(names)] != names:
+                names, source = order, "predicted by the cost model"
+    backends = registry.backends()
+    serves = [n for n in dict.fromkeys(names) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
+    return _Order([menu[name] for name in serves], source, seconds)
 
 
 def foremost(op: Primitive, profile: Profile) -> Implementation | None:
-    """What is tried first on a device when nothing is requested, for every call alike; None where calls differ."""
+    """What is tried first on a device when nothing is requested, for every call alike; None where calls differ.
+
+    Measured choices differ from call to call. The cost model's do too and are left out of it: torch.compile asks, for
+    an op that it can trace as the vendor's call, and what that saves the host is no part of the model.
+    """
     if lockfile.covers(op.name, profile):
         return None
-    candidates, _ = _candidates(op, profile, "", State({}, False))
-    line = candidates[0] if candidates else None
+    names = _preferred(op, profile)
+    line = registry.implementation(op.name, names[0]) if names else None
     return None if line is None or registry.probe(line.backend, profile.vendor) else line
 
 
@@ -125,15 +185,19 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
     """Choose. Raises Unsupported when a request is exhausted, StrictModeError when strict mode forbids the fallback."""
     view = View.of(op, args, profile)
     region = lockfile.region(op, args)
-    candidates, source = _candidates(op, profile, region, state)
+    order = _order(op, args, profile, region, state)
     refused: list[tuple[Implementation, tuple[str, ...]]] = []
-    for line in candidates:
+    for line in order.lines:
         why = refusals(line, view, profile, absent=absent)
         broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
         if broken is not None:
             why.append(f"quarantined: {broken}")
         if not why:
-            decision = Decision(line, tuple(refused), source)
+            if order.source.startswith("predicted"):  # what the profile does not prefer is no choice fallen back from
+                names = _preferred(op, profile)
+                before = names[: names.index(line.name)] if line.name in names else names
+                refused = [(other, reasons) for other, reasons in refused if other.name in before]
+            decision = Decision(line, tuple(refused), order.source, order.seconds)
             if state.strict and refused:
                 raise StrictModeError(
                     f"{op.name}: strict mode, and {line.name} would stand in. {decision.fallback}. "
@@ -170,14 +234,18 @@ def quarantined() -> Mapping[tuple[str, str, Any, str], str]:
 
 def explain_rows(
     op: Primitive, args: Sequence[Any], profile: Profile, state: State, *, absent: bool
-) -> list[tuple[Implementation, str, list[str]]]:
-    """(implementation, "chosen" | "available" | "refused" | "not requested", reasons) for the whole menu."""
+) -> tuple[list[tuple[Implementation, str, list[str]]], Decision | None]:
+    """(implementation, "chosen" | "available" | "refused" | "not requested", reasons) for the whole menu.
+
+    And the decision: None where the call would raise.
+    """
     view = View.of(op, args, profile)
     region = lockfile.region(op, args)
     try:
-        chosen: Callable[[Implementation], bool] = select(op, args, profile, state, absent=absent).implementation.__eq__
+        decision: Decision | None = select(op, args, profile, state, absent=absent)
     except (Unsupported, StrictModeError):
-        chosen = lambda line: False  # noqa: E731
+        decision = None
+    chosen = None if decision is None else decision.implementation
     allowed = state.allowed(op.name)
     rows = []
     for line in registry.implementations(op.name):
@@ -188,5 +256,5 @@ def explain_rows(
         if allowed is not None and line.name not in allowed:
             rows.append((line, "not requested", why))
         else:
-            rows.append((line, "refused" if why else "chosen" if chosen(line) else "available", why))
-    return rows
+            rows.append((line, "refused" if why else "chosen" if line == chosen else "available", why))
+    return rows, decision

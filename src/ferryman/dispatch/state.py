@@ -21,15 +21,20 @@ requests = 0
 
 @dataclass
 class Trace:
-    """What ran while tracing. ``calls`` counts (op, implementation); ``fallbacks`` counts (op, implementation, why)."""
+    """What ran while tracing. ``calls`` counts (op, implementation); ``fallbacks`` counts (op, implementation, why).
+
+    ``sources`` counts (op, implementation, what put the order): "lockfile" is measured, "predicted ..." is not.
+    """
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     fallbacks: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    sources: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
-    def record(self, op: str, implementation: str, fallback: str | None) -> None:
+    def record(self, op: str, implementation: str, fallback: str | None, source: str) -> None:
         with self._lock:
             self.calls[op, implementation] += 1
+            self.sources[op, implementation, source] += 1
             if fallback is not None:
                 self.fallbacks[op, implementation, fallback] += 1
 

@@ -28,15 +28,6 @@ struct RowInput {
     i64 stride;  // elements from row to row
 };
 
-// Blocks an SM should hold, for the launch bound: 64 registers a thread while a thread keeps at most 16 words of its
-// row, 80 up to 32 words, 128 beyond. A lone element counts for four: it has an address, a weight and a successor
-// of its own. At these, kernels spill at most 160 bytes, most none (test_simt_compile.py).
-template <typename T, int V> FERRYMAN_DEVICE constexpr int resident_blocks(int threads, int packs) {
-    int words = packs * (V == 1 ? 4 : Pack<T, V>::WORDS);
-    int blocks = (words <= 16 ? 1024 : words <= 32 ? 768 : 512) / threads;
-    return blocks > 0 ? blocks : 1;
-}
-
 template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_> struct RowLayout {
     typedef T Type;
     static constexpr int V = V_, LANES = LANES_, ROWS = ROWS_, PACKS = PACKS_;
@@ -153,6 +144,9 @@ template <typename L, typename Op> struct RowDriver {
         }
     }
 
+    // Whether a block takes several rows, so that loading the next one early pays (`resident` in rows.py).
+    static constexpr bool AHEAD = L::FIT == LONG || L::WORDS * Op::INPUTS > 16;
+
     FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
         Reduction reduction{scratch, 0};
         const i64 step = blocks * L::ROWS;
@@ -181,7 +175,13 @@ template <typename L, typename Op> struct RowDriver {
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
                 if (live && inside(column_of(p))) op.emit(held[p], column_of(p), p);
-                if (more) fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row + step, true, p);
+                if (AHEAD && more) fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row + step, true, p);
+            }
+            if constexpr (!AHEAD) {
+                if (!more) break;
+#pragma unroll
+                for (int p = 0; p < L::PACKS; ++p)
+                    fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row + step, true, p);
             }
         }
     }

@@ -12,20 +12,50 @@ from ferryman.backends.simt import VECTOR_BYTES, grid_of
 _RESERVED_SHARED = 2048
 _SMALL_BLOCK = 256
 _LARGE_BLOCK = 512
-# Words of its rows that one thread keeps: beyond these fewer than two blocks of 256 fit an SM's registers.
+# Words of its rows that one thread keeps, beside what it computes with.
 _MAX_WORDS = 64
 # Up to this many words a thread, four blocks or more share an SM and hide each other's reductions: one pass of
 # blocks over the rows. Beyond, as many blocks as fit stay, and load their next row while they write this one.
 _PERSISTENT_ABOVE_WORDS = 16
-# Bytes of registers that a thread may spill on NVIDIA: the launch bound of `rows.cuh` takes them for one more block on
-# an SM, and they stay in the first cache. 204 is the worst (rms_norm in float16 on sm_80, a row that does not fit).
-SPILLS_ALLOWED = 204
+
+
+class Demand(NamedTuple):
+    """What an op takes on an architecture. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm).
+    ``long_words``: words of its row that a thread keeps where a block has more than 256 threads, or the row does not
+    fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
+    keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
+    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256."""
+
+    tensors: int = 1
+    long_words: int = _MAX_WORDS
+    lone: int = 16
+    largest: int = _SMALL_BLOCK
+    fitting: tuple[int, int, int] = (1024, 768, 512)
+
+
+def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand:
+    """``kind``: "scaled" (rms_norm), "added" (add_rms_norm), "centred" (layer_norm) or "softmax"; ``wide``: weights of
+    more bytes than the row's elements. These are the largest with which no kernel spills registers (gfx942, gfx950,
+    sm_80, sm_90): 16 bits are widened to compute with, and ptxas keeps softmax's exponentials from pass to pass."""
+    tensors = 2 if kind == "added" else 1
+    if wave == 64:
+        return Demand(tensors, 32 if kind == "centred" else _MAX_WORDS)
+    half = itemsize == 2
+    fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
+    if kind == "softmax":
+        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting)
+    if kind == "centred":
+        return Demand(
+            tensors, (12 if wide else 16) if half else 24, lone=8, fitting=(fitting[0], 256 if wide else 512, 256)
+        )
+    return Demand(tensors, (24 if kind == "added" else 16) if half else 32, fitting=fitting)
 
 
 class RowPlan(NamedTuple):
-    """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`. ``slots``: packs a thread keeps in shared memory."""
+    """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, and the blocks of the launch bound. ``slots``: packs
+    that a thread keeps in shared memory."""
 
-    arguments: tuple[int, int, int, int, str]
+    arguments: tuple[int, int, int, int, str, int]
     threads: int
     rows_per_block: int
     slots: int
@@ -46,20 +76,17 @@ def _power_of_two(value: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_plan(
-    n: int, itemsize: int, vector: bool, tensors: int, wave: int, units: int, shared_memory: int,
-    long_words: int = _MAX_WORDS,
-) -> RowPlan:  # fmt: skip
-    """The layout of rows of ``n`` elements. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm);
-    ``long_words``: of a row that does not fit on chip, words that a thread keeps in registers.
+def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand) -> RowPlan:
+    """The layout of rows of ``n`` elements.
 
     Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
     waves as that takes, up to 512 threads; then more packs a thread; then shared memory; what is left goes through L2.
     """
+    tensors = need.tensors
     width = VECTOR_BYTES // itemsize if vector else 1
     words = max(1, width * itemsize // 4)
     packs_in_row = -(-n // width)
-    few = 16 // words // tensors  # packs that keep a thread within 64 registers
+    few = (16 if vector else need.lone) // words // tensors  # packs that keep a thread within 64 registers
     most = (_MAX_WORDS // words // tensors) if vector else few
 
     if packs_in_row <= few * wave:
@@ -71,14 +98,16 @@ def row_plan(
     else:
         rows_per_block = 1
         packs = few
-        largest = _SMALL_BLOCK if tensors == 1 and vector else _LARGE_BLOCK
+        largest = need.largest if tensors == 1 and vector else _LARGE_BLOCK
         while packs < most and packs_in_row > packs * largest:
             packs *= 2
         if packs_in_row > packs * largest:
             largest = _LARGE_BLOCK
         lanes = min(largest, _up(-(-packs_in_row // packs), wave))
-    if packs_in_row > lanes * packs:
-        packs = min(packs, max(1, long_words // words // tensors))
+    # at 512 threads a wave of 64 has 256 registers a thread, one of 32 has 128
+    if packs_in_row > lanes * packs or (lanes > _SMALL_BLOCK and wave == 32):
+        packs = min(packs, max(1, need.long_words // words // tensors))
+        lanes = min(largest, _up(-(-packs_in_row // packs), wave))
     capacity = lanes * packs
     slots = 0
     if packs_in_row > capacity:
@@ -91,20 +120,18 @@ def row_plan(
     kept = packs * words * tensors
     threads = lanes * rows_per_block
     shared = slots * lanes * words * 4
+    weighed = kept if vector else 4 * kept  # a lone element has an address, a weight and a successor of its own
+    tier = 2 if weighed > 32 else 1 if weighed > 16 or fit == "LONG" else 0  # a long row's other packs pass through too
+    bound = max(1, need.fitting[tier] // threads)
     resident = 0
     if kept > _PERSISTENT_ABOVE_WORDS or fit == "LONG":
-        weighed = kept if vector else 4 * kept  # as `resident_blocks` in rows.cuh
-        fitting = (1024 if weighed <= 16 else 768 if weighed <= 32 else 512) // threads
-        if shared:
-            fitting = min(fitting, shared_memory // (shared + _RESERVED_SHARED))
+        fitting = min(bound, shared_memory // (shared + _RESERVED_SHARED)) if shared else bound
         resident = units * max(1, fitting)
-    return RowPlan((width, lanes, rows_per_block, packs, fit), threads, rows_per_block, slots, shared, resident)
+    return RowPlan((width, lanes, rows_per_block, packs, fit, bound), threads, rows_per_block, slots, shared, resident)
 
 
-def plan_for(
-    n: int, itemsize: int, vector: bool, target: Target, tensors: int = 1, long_words: int = _MAX_WORDS
-) -> RowPlan:
-    return row_plan(n, itemsize, vector, tensors, target.wave, target.units, target.shared_memory, long_words)
+def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand) -> RowPlan:
+    return row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, need)
 
 
 # Widths of real models and around them, whether they can be read in 16-byte words, and the ragged ones.
@@ -117,12 +144,10 @@ _WIDTHS = tuple(
 _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 
 
-def representative_plans(
-    itemsize: int, target: Target, tensors: int = 1, *, few: bool = False, long_words: int = _MAX_WORDS
-) -> list[RowPlan]:
+def representative_plans(itemsize: int, target: Target, need: Demand, *, few: bool = False) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
-    found: dict[tuple[int, int, int, int, str], RowPlan] = {}
+    found: dict[tuple[int, int, int, int, str, int], RowPlan] = {}
     for n, vector in _FEW_WIDTHS if few else _WIDTHS:
-        plan = plan_for(n, itemsize, vector, target, tensors, long_words)
+        plan = plan_for(n, itemsize, vector, target, need)
         found.setdefault(plan.arguments, plan)
     return list(found.values())

@@ -161,7 +161,7 @@ def _load(instruction: Instruction, target: Operand, address: Address, sources: 
             else:
                 m.put(m.v_u16[r][..., half], word.astype(np.uint16))
             if m.sanitize and m.v_flag[r]:
-                m.define(r, None, instruction)
+                m.define(r, None, instruction, behind=None if flat else m.vmcnt)
         m.issue(m.vmcnt, registers)
         if flat:
             m.issue(m.lgkmcnt, registers)
@@ -352,7 +352,7 @@ def _scratch(kind: str, loads: bool) -> None:
                     else:
                         m.put(m.v_u16[r][..., half], extended([word], size, signed)[0].astype(np.uint16))
                     if m.sanitize and m.v_flag[r]:
-                        m.define(r, None, instruction)
+                        m.define(r, None, instruction, behind=m.vmcnt)
                 m.issue(m.vmcnt, registers)
                 return
             words = np.stack([m.row(m.v_u32[r]) >> np.uint32(shift) for r in registers], -1)

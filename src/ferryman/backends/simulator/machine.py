@@ -215,13 +215,17 @@ class Machine:
             message = "a lane takes a value from one that the workgroup does not have: waves are 64 lanes wide"
             self.report("wave-width", message, instruction, missing)
 
-    def define(self, register: int, taint: Array | None, instruction: Instruction, lanes: Array | None = None) -> None:
+    def define(
+        self, register: int, taint: Array | None, instruction: Instruction, lanes: Array | None = None,
+        behind: Counter | None = None,
+    ) -> None:  # fmt: skip
         """A vector register was written in the active lanes (or ``lanes``, as bits); those of ``taint`` with what is
-        itself undefined."""
+        itself undefined. ``behind``: by a load that counts there, and comes back after those that count there too."""
         if self.v_flag[register] & PENDING:
-            self._await(
-                self.v_pending, register, f"v{register}" if register < 256 else f"a{register - 256}", instruction
-            )
+            if self.v_pending[register][0] is not behind:
+                self._await(
+                    self.v_pending, register, f"v{register}" if register < 256 else f"a{register - 256}", instruction
+                )
             self._settle(self.v_pending, self.v_flag, register)
         if taint is None and not self.v_flag[register] & UNDEFINED:
             return

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton import Specialisation, interpreting, launch, recorded
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -978,7 +978,7 @@ def attention(
     grid_heads = batch * (kv_heads if pack else heads)
     programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
-    plain = not (pack or rich or window is not None) and device.type != "cpu"  # the interpreter knows no Gluon
+    plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
@@ -1000,7 +1000,7 @@ def attention(
             config, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide,
             scale < 0, pack, splits > 1,
         ),
-        **_options(config, device),
+        **_options(config),
     )  # fmt: skip
     if splits > 1:
         launch(
@@ -1055,7 +1055,7 @@ def attention_backward(
         heads, group, together * group, queries, keys, seen, batch * heads, score_scale, score_cap, scale,
         device=device, HAS_GRAD_LSE=grad_lse is not None,
         **_backward_constexprs(dq, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
-        **_options(dq, device),
+        **_options(dq),
     )  # fmt: skip
     launch(
         attention_backward_dkv, (batch * kv_heads * triton.cdiv(keys, dkv.block_n),),
@@ -1064,14 +1064,13 @@ def attention_backward(
         heads, group, together, queries, keys, seen, batch * heads, score_scale, score_cap, scale,
         device=device,
         **_backward_constexprs(dkv, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
-        **_options(dkv, device),
+        **_options(dkv),
     )  # fmt: skip
     return grad_q, grad_k, grad_v
 
 
-def _options(config: Config, device: torch.device) -> dict[str, Any]:
-    # the interpreter knows Triton's own options only
-    own = config.options if device.type != "cpu" else {}
+def _options(config: Config) -> dict[str, Any]:
+    own = {} if interpreting() else config.options  # the interpreter knows Triton's own options only
     return {"num_warps": config.num_warps, "num_stages": config.num_stages, **own}
 
 

@@ -198,9 +198,8 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
 
 }  // namespace ferryman
 
-#define FERRYMAN_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT)                                          \
-    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, PACKS)))                            \
+#define FERRYMAN_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT, BLOCKS)                                  \
+    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, ferryman::T* y,           \
               ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks, float eps) {       \
         using namespace ferryman;                                                                                \
@@ -208,9 +207,8 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
             RowInput{x, x_stride}, weight, y, rows, n, slots, blocks, eps);                                      \
     }
 
-#define FERRYMAN_ADD_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT)                                      \
-    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, 2 * PACKS)))                        \
+#define FERRYMAN_ADD_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT, BLOCKS)                              \
+    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::T* residual,                         \
               ferryman::i64 residual_stride, const ferryman::W* weight, ferryman::T* y, ferryman::T* sums,       \
               ferryman::i64 rows, ferryman::i64 n, ferryman::i64 blocks, float eps) {                            \
@@ -219,9 +217,8 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
             RowInput{x, x_stride}, RowInput{residual, residual_stride}, weight, y, sums, rows, n, blocks, eps);  \
     }
 
-#define FERRYMAN_LAYER_NORM(name, T, W, B, V, LANES, ROWS, PACKS, FIT)                                           \
-    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, PACKS)))                            \
+#define FERRYMAN_LAYER_NORM(name, T, W, B, V, LANES, ROWS, PACKS, FIT, BLOCKS)                                   \
+    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, const ferryman::B* bias,  \
               ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks,    \
               float eps) {                                                                                       \

@@ -11,31 +11,31 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, as_rows, family_source, pointer, runtime, type_name, unit, vectorised
-from ferryman.backends.simt.rows import SPILLS_ALLOWED, RowPlan, representative_plans, row_plan
+from ferryman.backends.simt.rows import Demand, RowPlan, demand, representative_plans, row_plan
 
 _FILE = Path(__file__).with_name("norm.cuh")
 _TYPES = ("f32", "f16", "bf16")
-_SIZES = {"f32": 4, "f16": 2, "bf16": 2}
+_SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
 
 
 @functools.lru_cache(maxsize=None)
 def _unit(op: str, types: tuple[str, ...], cast: bool | None, plan: RowPlan) -> Unit:
     middle = types if cast is None else (*types, cast)
-    made = unit(family_source(_FILE, True), f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)
-    return made._replace(spills_allowed=SPILLS_ALLOWED)
+    return unit(family_source(_FILE, True), f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)
 
 
-def _long_words(op: str, wave: int) -> int:
-    """Words of a long row that a thread keeps. layer_norm reads weight and bias beside them, and a wave of 64 has 256
-    registers at 512 threads: with 64 words it spilled 19 to 35 of them."""
-    return 32 if op == "layer_norm" and wave == 64 else 64
+_KINDS = {"rms_norm": "scaled", "add_rms_norm": "added", "layer_norm": "centred"}
+
+
+def _demand(op: str, wave: int, itemsize: int, weights: tuple[int, ...]) -> Demand:
+    return demand(_KINDS[op], wave, itemsize, wide=max(weights) > itemsize)
 
 
 @functools.lru_cache(maxsize=4096)
 def _choose(op: str, dtypes: tuple[torch.dtype | None, ...], cast: bool | None, n: int, vector: bool,
             wave: int, units: int, shared_memory: int) -> tuple[Unit, RowPlan]:  # fmt: skip
-    plan = row_plan(n, 0 if dtypes[0] is None else dtypes[0].itemsize, vector, 2 if op == "add_rms_norm" else 1,
-                    wave, units, shared_memory, _long_words(op, wave))  # fmt: skip
+    itemsize, *weights = [0 if d is None else d.itemsize for d in dtypes]
+    plan = row_plan(n, itemsize, vector, wave, units, shared_memory, _demand(op, wave, itemsize, tuple(weights)))
     return _unit(op, tuple(type_name(d) for d in dtypes), cast, plan), plan
 
 
@@ -116,18 +116,17 @@ def units(target: Target) -> list[Unit]:
     """Kernels of this family: every combination of dtypes on each kind of plan, every plan on equal dtypes."""
     found: dict[str, Unit] = {}
     optional = (*_TYPES, "none")
-    for x in _TYPES:
-        for few in (True, False):
-            one, two = (representative_plans(_SIZES[x], target, tensors, few=few) for tensors in (1, 2))
-            others = optional if few else (x,)
-            made = [
-                _unit(op, (x, w), cast, plan)
-                for op, plans in (("rms_norm", one), ("add_rms_norm", two))
-                for w, cast, plan in itertools.product(others, (False, True), plans)
-                if w != "none" or not cast
-            ]
-            words = _long_words("layer_norm", target.wave)
-            centred = representative_plans(_SIZES[x], target, few=few, long_words=words)
-            made += [_unit("layer_norm", (x, w, b), None, p) for w, b, p in itertools.product(others, others, centred)]
+    for x, few in itertools.product(_TYPES, (True, False)):
+        others = optional if few else (x,)
+
+        def plans(op: str, *weights: str, x: str = x, few: bool = few) -> list[RowPlan]:
+            need = _demand(op, target.wave, _SIZES[x], tuple(_SIZES[w] for w in weights))
+            return representative_plans(_SIZES[x], target, need, few=few)
+
+        for op, w, cast in itertools.product(("rms_norm", "add_rms_norm"), others, (False, True)):
+            if w != "none" or not cast:
+                found.update((u.name, u) for u in (_unit(op, (x, w), cast, plan) for plan in plans(op, w)))
+        for w, b in itertools.product(others, others):
+            made = [_unit("layer_norm", (x, w, b), None, plan) for plan in plans("layer_norm", w, b)]
             found.update((u.name, u) for u in made)
     return list(found.values())

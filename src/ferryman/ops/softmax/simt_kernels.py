@@ -10,20 +10,19 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, as_rows, family_source, runtime, type_name, unit, vectorised
-from ferryman.backends.simt.rows import SPILLS_ALLOWED, RowPlan, representative_plans, row_plan
+from ferryman.backends.simt.rows import RowPlan, demand, representative_plans, row_plan
 
 _FILE = Path(__file__).with_name("softmax.cuh")
 
 
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan) -> Unit:
-    made = unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
-    return made._replace(spills_allowed=SPILLS_ALLOWED)
+    return unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
 
 
 @functools.lru_cache(maxsize=4096)
 def _choose(dtype: torch.dtype, n: int, vector: bool, wave: int, units: int, shared: int) -> tuple[Unit, RowPlan]:
-    plan = row_plan(n, dtype.itemsize, vector, 1, wave, units, shared)
+    plan = row_plan(n, dtype.itemsize, vector, wave, units, shared, demand("softmax", wave, dtype.itemsize))
     return _unit(type_name(dtype), plan), plan
 
 
@@ -47,4 +46,8 @@ def softmax(x: Tensor, target: Target) -> Tensor:
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family: every dtype on every shape of plan."""
     sizes = {"f32": 4, "f16": 2, "bf16": 2}
-    return [_unit(kind, plan) for kind, size in sizes.items() for plan in representative_plans(size, target)]
+    return [
+        _unit(kind, plan)
+        for kind, size in sizes.items()
+        for plan in representative_plans(size, target, demand("softmax", target.wave, size))
+    ]

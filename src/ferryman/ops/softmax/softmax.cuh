@@ -48,9 +48,8 @@ FERRYMAN_DEVICE void softmax(RowInput x, typename L::Type* y, i64 rows, i64 n, i
 
 }  // namespace ferryman
 
-#define FERRYMAN_SOFTMAX(name, T, V, LANES, ROWS, PACKS, FIT)                                                    \
-    FERRYMAN_KERNEL(LANES * ROWS,                                                                                \
-                    (ferryman::resident_blocks<ferryman::T, V>(LANES * ROWS, PACKS)))                            \
+#define FERRYMAN_SOFTMAX(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS)                                            \
+    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
     void name(const ferryman::T* x, ferryman::i64 x_stride, ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, \
               ferryman::i64 slots, ferryman::i64 blocks) {                                                       \
         using namespace ferryman;                                                                                \

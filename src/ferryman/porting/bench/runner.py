@@ -31,6 +31,7 @@ from ferryman.porting.timing import standard_case
 TRIALS = 3
 ROTATED_CACHES = 4
 MOST_SETS = 1024  # of tiny inputs: beyond, a graph of as many launches takes longer to capture than to replay
+HOPELESS = 2.0  # times the best: no choice, and its trials would take most of a tuner's time
 _MOST_OF_FREE = 0.3
 _HOST_CACHE = 32 << 20  # where the profile states none
 _HOST_SETS = 4
@@ -298,6 +299,19 @@ def prepare(
     except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
         _still_there(device)
         contender.skipped = f"{type(error).__name__}: {_line(error)}"
+
+
+def promising(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> list[Contender]:
+    """Those that a first timing puts within HOPELESS times the best. The others keep that timing as their one trial."""
+    first = {}
+    for contender in contenders:
+        starting(contender.name)
+        first[contender.name] = _cold(contender)
+    least = min(first.values(), default=0.0)
+    for contender in contenders:
+        if first[contender.name] > HOPELESS * least:
+            contender.trials.append(first[contender.name])
+    return [c for c in contenders if not c.trials]
 
 
 def trials(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> float | None:

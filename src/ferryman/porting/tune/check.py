@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile_document
+from ferryman.dispatch import cost, lockfile, lockfile_document, near
+from ferryman.ops.primitive import Primitive
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,30 @@ def check(path: Path, profile: Profile) -> Held:
     ]
     count = sum(map(len, document.choices.values()))
     return Held(count, lockfile_document.differing(document, profile), stale)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """How many of an op's calls lie in a measured region, how many are predicted from regions near, and the rest."""
+
+    op: str
+    measured: int = 0
+    predicted: int = 0
+    neither: int = 0
+
+
+def covered(path: Path, profile: Profile, calls: Iterable[tuple[Primitive, Sequence[Any]]]) -> list[Covered]:
+    """What the lockfile's entries that hold say of calls (their tensors may be on "meta"), op by op."""
+    document = lockfile_document.load(path)
+    usable = not lockfile_document.differing(document, profile)
+    held = {
+        op: {key: entry for key, entry in entries.items() if lockfile_document.stale(op, entry) is None}
+        for op, entries in document.choices.items() if usable
+    }  # fmt: skip
+    found: dict[str, list[int]] = {}
+    for op, args in calls:
+        entries, region = held.get(op.name, {}), lockfile.region(op, args)
+        near_by = None if region in entries else near.predict(region, cost.work_of(op, args), profile, entries)
+        counts = found.setdefault(op.name, [0, 0, 0])
+        counts[0 if region in entries else 2 if near_by is None else 1] += 1
+    return [Covered(op, *counts) for op, counts in found.items()]

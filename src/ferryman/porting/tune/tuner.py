@@ -32,7 +32,6 @@ from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import placed
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]
-MOST_CANDIDATES = 8
 SILENCE_SECONDS = 180.0  # attention's backward compiles for a minute on a busy host
 START_SECONDS = 120.0  # for a process to import torch and a toolchain
 LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
@@ -78,8 +77,9 @@ def tune(
             raise UnknownName("implementation", name, known)
     held = {} if again else _held(path)
     cells, outcomes = [], []
+    preferred: dict[str, list[str]] = {}
     for op in chosen:
-        names = _candidates(op, profile, implementations)
+        names = preferred[op.name] = _candidates(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
             entry = held.get((op.name, f"{case.name} {dtype_name(dtype)}"))
             if entry is not None:
@@ -93,7 +93,7 @@ def tune(
     while waiting:
         advance(total - len(waiting), total, f"{waiting[0].op.name} {waiting[0].case}")
         done = _session(job, waiting, silence, command or COMMAND, lambda found: outcomes.append(
-            _written(path, profile, found)))  # fmt: skip
+            _written(path, profile, found, preferred[found["op"]])))  # fmt: skip
         waiting = waiting[done:]
     advance(total, total, "")
     return outcomes
@@ -119,7 +119,7 @@ def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -
         and (line.name in wanted if wanted else line.backend != "definition")
     ]  # fmt: skip
     preferred = [name for name in profile.preference(op.name) if name in menu]
-    return [*preferred, *(name for name in menu if name not in preferred)][:MOST_CANDIDATES]
+    return [*preferred, *(name for name in menu if name not in preferred)]
 
 
 def _session(
@@ -189,14 +189,15 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
     lines.put(None)
 
 
-def _written(path: Path, profile: Profile, found: dict[str, Any]) -> Outcome:
-    """Choose among the candidates of a cell, and write the choice."""
+def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequence[str]) -> Outcome:
+    """Choose among the candidates of a cell, ``names`` in order of preference, and write the choice."""
     op, case = found["op"], found["case"]
     if "lost" in found:
         return Outcome(op, case, f"not measured: {found['lost']}")
     if found["untrusted"]:
         return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
-    times = {name: statistics.median(values) for name, values in found["trials"].items()}
+    measured = {name: statistics.median(values) for name, values in found["trials"].items()}
+    times = {name: measured[name] for name in sorted(measured, key=names.index)}  # by preference, which settles a tie
     if not times:
         return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
     winner = _best(times, found["noise"] or 0.0)
@@ -204,7 +205,8 @@ def _written(path: Path, profile: Profile, found: dict[str, Any]) -> Outcome:
     candidates += [Candidate(implementation=n, error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(
         implementation=winner, seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
-        case=f"{case} {found['dtype']}", time=lockfile_document.now(), candidates=candidates,
+        bytes=found["bytes"], flops=found["flops"], case=f"{case} {found['dtype']}", time=lockfile_document.now(),
+        candidates=candidates,
     )  # fmt: skip
     lockfile_document.record(path, profile, {op: {found["key"]: entry}})
     return Outcome(op, case, "written", entry)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferryman.dispatch import lockfile, registry, select
+from ferryman.dispatch import cost, lockfile, registry, select
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, peers, runner
 from ferryman.porting.bench.condition import distrust, watch
@@ -22,20 +22,27 @@ from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
 
+MOST_CANDIDATES = 8
 Start = Callable[[str], None]
 
 
 def measure(
     plan: runner.Plan, op: Primitive, case: Case, names: list[str], errors: dict[str, str], starting: Start
 ) -> dict[str, Any]:  # fmt: skip
-    """The trials of every candidate on one cell, in turns. ``errors``: candidates that are known to fail, and how."""
+    """The trials of the most promising candidates on one cell, in turns.
+
+    names: in order of preference; what the cost model predicts faster goes before, and of more than MOST_CANDIDATES the
+    last are left out. errors: candidates that are known to fail, and how.
+    """
     sets, _ = runner.rotated(plan, op, case)
+    work = cost.work_of(op, sets[0])
+    names = cost.ranked(names, cost.predictions(op, work, plan.profile))[:MOST_CANDIDATES]
     seen, candidates = watch(plan.device), []
     with torch.no_grad():
         exact = as_tuple(op.namespace["_resolve"](*runner.spared(op, sets[0])))
     again = runner.restoring(op, sets)
     found = {c.name: c for c in runner.implementations(plan, op, sets[0])}
-    for contender in (found[name] for name in names if name in found):  # in the order of preference
+    for contender in (found[name] for name in names if name in found):
         candidates.append(contender)
         contender.skipped = errors.get(contender.name, contender.skipped)
         if contender.skipped is None:
@@ -51,13 +58,14 @@ def measure(
                 contender.timer.close()
                 contender.timer = None
     racing = [c for c in candidates if c.timer is not None]
-    noise = runner.trials(racing, starting)
+    assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
+    noise = runner.trials(runner.promising(racing, starting), starting)
     for contender in racing:
         if contender.timer is not None:
             contender.timer.close()
     return {
         "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
-        "noise": noise, "trials": {c.name: c.trials for c in racing},
+        "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
         "errors": {c.name: str(c.skipped) for c in candidates if c.skipped is not None},
         "untrusted": distrust(seen.condition()),
     }  # fmt: skip

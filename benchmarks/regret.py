@@ -1,0 +1,391 @@
+"""Regret of dispatch: how much slower its choice is than the best implementation that is available.
+
+    ferryman tune --grid full --lockfile h200.lock.json
+    python benchmarks/regret.py --lockfile h200.lock.json --cells 300 --json regret.json
+
+A process of its own, which timed nothing before, has the lockfile in force, asks dispatch what it would run, and times
+every implementation that can serve the cell, in turns, on rotated inputs (as `ferryman bench` does); the choice twice.
+Half of the cells at least are shapes that were never tuned. A cell counts if it has two implementations to choose from
+and the two times of the choice differ by at most 3%; the others are counted beside. What is twice as slow as the best
+in its first timing is timed no further. Cells are taken from all ops in turns, so that a run that the time limit ends
+is as broad.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import ferryman
+from ferryman import settings
+from ferryman.cli import calls
+from ferryman.dispatch import lockfile, lockfile_document, registry, select
+from ferryman.dispatch.state import State
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.porting import results
+from ferryman.porting.bench import clock, grid, runner
+from ferryman.porting.bench.condition import distrust, watch
+from ferryman.porting.cases import forward_of
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.process import device_lost, placed, quiet
+
+NOISE_LIMIT = 0.03
+GRACE_SECONDS = 30.0  # for the cell that is at work when time is up, before its process is killed
+LIMITS = {"tuned": (0.01, 0.03), "untuned": (0.04, 0.12)}  # median and p95 that issue 5 asks for on an H200
+PLAIN = State({}, False)
+# None of these is a width of the tuner's grid. Few, as a kernel is compiled for each.
+WIDTHS = (768, 2560, 3584, 5120, 6144, 11_008, 14_336, 28_672)
+WEIGHTS = (
+    (6144, 4096), (5120, 5120), (17_408, 5120), (5120, 17_408), (10_240, 8192), (8192, 28_672), (2048, 2048),
+    (3072, 3072), (16_384, 3072), (11_008, 4096), (4096, 11_008), (1024, 4096),
+)  # fmt: skip
+VOCABULARIES = (32_768, 49_152, 100_352, 151_936, 256_000)
+MOST_BYTES = 512 << 20  # of one tensor
+MOST_SCORES = 1 << 31  # of attention: query-key pairs, all heads
+# Lighter than the bench's 1024, 9 and 4 ms, for 300 cells in eight minutes.
+MOST_SETS, SAMPLES, SAMPLE_SECONDS = 512, 5, 3e-3
+
+
+@dataclass(frozen=True)
+class Cell:
+    op: Primitive
+    case: Case
+
+
+def cells(ops: Sequence[Primitive], count: int, size: grid.Grid, device: torch.device, seed: int) -> list[Cell]:
+    """Half at most of the tuner's grid, the rest drawn; op by op in turns. Equal for equal arguments."""
+    draw = random.Random(seed)
+    queues: dict[str, Iterator[Case]] = {}
+    for op in ops:
+        known = grid.cases(op, size, device)
+        shuffled = draw.sample(known, len(known))
+        queues[f"tuned {op.name}"] = iter(shuffled)
+        shape_seed = draw.randrange(1 << 30)
+        queues[f"untuned {op.name}"] = drawn((forward_of(op) or op).name, device, random.Random(shape_seed), known)
+    found: list[Cell] = []
+    left = {"tuned": count // 2, "untuned": count - count // 2}
+    while queues and len(found) < count:
+        for op in ops:
+            for half in ("untuned", "tuned"):
+                queue = queues.get(f"{half} {op.name}")
+                case = next(queue, None) if queue is not None and left[half] else None
+                if case is None:
+                    queues.pop(f"{half} {op.name}", None)
+                    continue
+                left[half] -= 1
+                found.append(Cell(op, case))
+        if not any(name.startswith("tuned") for name in queues):  # the grid is at its end
+            left["untuned"] += left["tuned"]
+            left["tuned"] = 0
+    return found[:count]
+
+
+def drawn(op: str, device: torch.device, draw: random.Random, tuned: Sequence[Case]) -> Iterator[Case]:
+    """Random shapes of real models that the grid does not have; small ones on a CPU. None for another package's op."""
+    seen, small = {case.name for case in tuned}, device.type == "cpu"
+    for _ in range(10_000):
+        made = _shape(op, draw, 64 if small else 1)
+        if made is None:
+            return
+        if made.name not in seen:
+            seen.add(made.name)
+            yield made
+
+
+def _shape(op: str, draw: random.Random, less: int) -> Case | None:
+    """One shape; ``less`` divides widths, and bytes by its square."""
+    most = MOST_BYTES // less**2
+
+    def around(low: float, high: float) -> int:
+        return max(1, round(2 ** draw.uniform(math.log2(low), math.log2(max(low, high)))))
+
+    if op == "linear":
+        (n, k), rows = draw.choice(WEIGHTS), around(1, max(2, 8192 // less))
+        n, k = n // less, k // less
+        return Case(f"{rows}x{n}x{k}", {"x": TensorSpec((rows, k)), "weight": TensorSpec((n, k)), "bias": None})
+    if op in ("attention", "attention_with_lse", "rope"):
+        head_dim, kv = draw.choice((64, 128)), draw.choice((1, 2, 4, 8))
+        heads, batch = kv * draw.choice((1, 2, 4, 8)), around(1, 32)
+        length = around(64 // min(less, 4), 16_384 // less)
+        queries = 1 if op != "rope" and draw.random() < 0.25 else length
+        while batch > 1 and (batch * heads * queries * length > MOST_SCORES // less**2
+                             or batch * heads * length * head_dim * 2 > most):  # fmt: skip
+            batch //= 2
+        q = TensorSpec((batch, heads, queries, head_dim), layout="heads")
+        k_spec = TensorSpec((batch, kv, length, head_dim), layout="heads")
+        if op == "rope":
+            angle = TensorSpec((1, length, head_dim), fill="unit")
+            arguments: dict[str, Any] = {"q": q, "k": k_spec, "cos": angle, "sin": angle, "interleaved": False}
+            return Case(f"B{batch} H{heads}/{kv} S{length} D{head_dim}", arguments)
+        name = f"B{batch} H{heads}/{kv} Q{queries} K{length} D{head_dim} causal"
+        return Case(name, {"q": q, "k": k_spec, "v": k_spec, "causal": True, "scale": None, "window": None,
+                           "softcap": 0.0, "mask": None})  # fmt: skip
+    if op == "cross_entropy":
+        width = draw.choice(VOCABULARIES) // less
+        rows = around(16, max(16, most / width))
+        labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
+        return Case(f"{rows}x{width}", {"logits": TensorSpec((rows, width)), "target": labels, "ignore_index": -100,
+                                        "label_smoothing": 0.0})  # fmt: skip
+    width = draw.choice(WIDTHS) // min(less, 16)
+    rows = around(1, max(2, most / (2 * width)))
+    x, line = TensorSpec((rows, width)), TensorSpec((width,), fill="weight")
+    norm = {"x": x, "weight": line, "eps": 1e-6, "cast_before_weight": False}
+    known: dict[str, dict[str, Any]] = {
+        "rms_norm": norm, "add_rms_norm": {**norm, "residual": x}, "softmax": {"x": x},
+        "layer_norm": {"x": x, "weight": line, "bias": TensorSpec((width,)), "eps": 1e-5},
+        "silu_mul": {"gate": x, "up": x}, "gelu_mul": {"gate": x, "up": x, "approximate": "tanh"},
+    }  # fmt: skip
+    return Case(f"{rows}x{width}", known[op]) if op in known else None
+
+
+def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
+    """What dispatch chooses for a cell, and what every implementation takes."""
+    op, profile, name = cell.op, plan.profile, f"{cell.case.name} {dtype_name(plan.dtype)}"
+    sets, _ = runner.rotated(plan, op, cell.case)
+    decision = select.select(op, sets[0], profile, PLAIN)
+    chosen = decision.implementation.name
+    entries = lockfile.entries(op.name, profile)
+    told: dict[str, Any] = {
+        "op": op.name, "case": cell.case.name, "region": lockfile.region(op, sets[0]), "choice": chosen,
+        "half": "tuned" if any(entry.case == name for entry in entries.values()) else "untuned",
+        "source": decision.source,
+    }  # fmt: skip
+    seen = watch(plan.device)
+    found = sorted(
+        runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
+    )  # the noise is the first's
+    for contender in found:
+        runner.prepare(contender, sets, plan.device, seen.sample)
+    racing = [c for c in found if c.timer is not None]
+    told["skipped"] = {c.name: str(c.skipped) for c in found if c.timer is None}
+    if chosen not in {c.name for c in racing}:
+        return told | {"failed": f"the choice could not be timed: {told['skipped'].get(chosen, 'not on the menu')}"}
+    kept = runner.promising(racing)
+    if chosen not in {c.name for c in kept}:  # its noise is wanted all the same
+        kept = [next(c for c in racing if c.name == chosen), *kept]
+        kept[0].trials.clear()
+    noise = runner.trials(kept)
+    for contender in racing:
+        if contender.timer is not None:
+            contender.timer.close()
+    every = {c.name: statistics.median(c.trials) for c in racing}
+    seconds = {c.name: every[c.name] for c in kept}
+    order = [*profile.preference(op.name), *select.LAST_RESORTS]
+    preferred = next((n for n in order if n in every), chosen)
+    return told | {
+        "seconds": seconds, "hopeless": {n: s for n, s in every.items() if n not in seconds}, "noise": noise,
+        "regret": every[chosen] / min(every.values()) - 1, "preferred": preferred,
+        "regret_of_preference": every[preferred] / min(every.values()) - 1,
+        "predicted_seconds": decision.seconds.get(chosen), "untrusted": distrust(seen.condition()),
+    }  # fmt: skip
+
+
+def work(given: argparse.Namespace, start: int) -> None:
+    """The judging process: one JSON line before each cell and one after; what kernels print goes to stderr."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    plan, todo = _plan(given)
+    runner.MOST_SETS, clock.SAMPLES, clock.SAMPLE_SECONDS = MOST_SETS, SAMPLES, SAMPLE_SECONDS
+    with quiet():
+        for index in range(start, len(todo)):
+            print(json.dumps({"start": index}), file=out, flush=True)
+            cell = todo[index]
+            try:
+                told = judge(plan, cell)
+            except (RuntimeError, ferryman.errors.FerrymanError) as error:  # out of memory, or refused: a counted cell
+                if device_lost(plan.device) is not None:
+                    raise  # nothing more can be judged here: another process goes on after this cell
+                why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+                told = {"op": cell.op.name, "case": cell.case.name, "failed": why}
+            if plan.device.type == "cuda":
+                torch.cuda.empty_cache()
+            print(json.dumps({"cell": told}), file=out, flush=True)
+
+
+def _plan(given: argparse.Namespace) -> tuple[runner.Plan, list[Cell]]:
+    place = placed(given.device)
+    names = given.op or list(registry.primitives())
+    ops = [registry.primitive(name) for name in names]
+    two = ("torch", "definition") if place.type == "cpu" else ()
+    plan = runner.Plan(place, select.profile_for(place), calls.dtype_of(given.dtype), (), two, (), given.seed)
+    return plan, cells(ops, given.cells, grid.grid_of(given.grid), place, given.seed)
+
+
+def supervise(given: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Workers, one after another where one dies, until all is judged or time is up: (cells, how many were left)."""
+    _, todo = _plan(given)
+    environment = {**os.environ, "FERRYMAN_LOCKFILE": str(given.lockfile.resolve())}
+    environment.pop("FERRYMAN_BACKEND", None)
+    end = time.monotonic() + given.seconds
+    found: list[dict[str, Any]] = []
+    while len(found) < len(todo) and time.monotonic() < end:
+        command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(len(found))]
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment)
+            assert process.stdout is not None
+            late = threading.Timer(max(0.0, end - time.monotonic()) + GRACE_SECONDS, process.kill)
+            late.start()
+            at = None
+            for line in process.stdout:
+                message = json.loads(line)
+                at = message.get("start", at)
+                if "cell" in message:
+                    found.append(message["cell"])
+                    at = None
+                    if time.monotonic() >= end:
+                        process.kill()
+                        break
+            code = process.wait()
+            late.cancel()
+            complaints.seek(0)
+            tail = complaints.read()[-300:].strip().replace("\n", " | ")
+        if len(found) < len(todo) and time.monotonic() < end:
+            if at is None:
+                raise SystemExit(f"the judging process ended with code {code} outside any cell: {tail}")
+            lost = todo[at]
+            why = f"its process ended with code {code}: {tail}"
+            found.append({"op": lost.op.name, "case": lost.case.name, "failed": why})
+    return found, len(todo) - len(found)
+
+
+Why = Literal["counts", "failed", "no choice", "noisy", "untrusted"]
+
+
+def standing(cell: dict[str, Any]) -> Why:
+    """Whether a cell counts, or why it does not."""
+    if "failed" in cell:
+        return "failed"
+    if len(cell["seconds"]) + len(cell["hopeless"]) < 2:
+        return "no choice"
+    if cell["untrusted"]:
+        return "untrusted"
+    return "noisy" if cell["noise"] > NOISE_LIMIT else "counts"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that at least ``share`` of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def summary(found: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, Any]]:
+    """Median and p95 of the regret for groups of cells, what preference alone would have cost, what was left out."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for cell in found:
+        groups.setdefault(of(cell), []).append(cell)
+    made = {}
+    for name, members in sorted(groups.items()):
+        by: dict[str, int] = {}
+        for cell in members:
+            by[standing(cell)] = by.get(standing(cell), 0) + 1
+        counted = [cell for cell in members if standing(cell) == "counts"]
+        row: dict[str, Any] = {"cells": len(members), **by}
+        for key in ("regret", "regret_of_preference", "noise") if counted else ():
+            values = [cell[key] for cell in counted]
+            row[key] = {"median": statistics.median(values), "p95": percentile(values, 0.95), "most": max(values)}
+        made[name] = row
+    return made
+
+
+def _half(cell: dict[str, Any]) -> str:
+    return str(cell.get("half", "failed"))
+
+
+def _source(cell: dict[str, Any]) -> str:
+    source = str(cell.get("source", "failed"))
+    return "predicted from regions near" if source.startswith("predicted from") else source
+
+
+def markdown(found: Sequence[dict[str, Any]], left: int, title: str) -> str:
+    lines = [title, ""]
+    for head, of in (("shapes", _half), ("order from", _source), ("op", lambda cell: str(cell["op"]))):
+        lines += [
+            f"| {head} | cells | count | noisy | no choice | failed or untrusted | regret: median | p95 | most "
+            "| preference alone: median | p95 | noise: median | p95 |", "|---" * 13 + "|",
+        ]  # fmt: skip
+        for name, row in summary(found, of).items():
+            numbers = [row["cells"], *(row.get(k, 0) for k in ("counts", "noisy", "no choice")),
+                       row.get("failed", 0) + row.get("untrusted", 0)]  # fmt: skip
+            shares = [
+                f"{row[k][s]:.1%}" if k in row else "" for k, s in
+                (("regret", "median"), ("regret", "p95"), ("regret", "most"), ("regret_of_preference", "median"),
+                 ("regret_of_preference", "p95"), ("noise", "median"), ("noise", "p95"))
+            ]  # fmt: skip
+            lines.append(f"| {name} | {' | '.join(map(str, numbers))} | {' | '.join(shares)} |")
+        lines.append("")
+    for half, (median, p95) in LIMITS.items():
+        regret = summary(found, _half).get(half, {}).get("regret")
+        told = "nothing to judge" if regret is None else f"{regret['median']:.1%} and {regret['p95']:.1%}"
+        lines.append(f"{half}: median and p95 {told}; asked on an H200: at most {median:.0%} and {p95:.0%}")
+    if left:
+        lines.append(f"{left} cells were left when time was up")
+    worst = sorted((c for c in found if standing(c) == "counts"), key=lambda c: -c["regret"])[:10]
+    lines += ["", "| worst cells | case | choice | best | regret | order from |", "|---|---|---|---|---|---|"]
+    for cell in worst:
+        best = min(cell["seconds"], key=lambda name: cell["seconds"][name])
+        told = f"{cell['choice']} | {best} | {cell['regret']:.1%} | {cell['source']}"
+        lines.append(f"| {cell['op']} | {cell['case']} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--lockfile", type=Path, default=settings.get("lockfile"))
+    parser.add_argument("--cells", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=440.0, help="of judging, then what is done is reported")
+    parser.add_argument("--op", action="append", help="only this op; repeatable")
+    parser.add_argument("--grid", default="full", help="the grid that was tuned")
+    parser.add_argument("--device")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker is not None:
+        work(given, given.worker)
+        return
+    if given.lockfile is None:
+        parser.error("--lockfile is missing: write one with ferryman tune")
+    place = placed(given.device)
+    profile = select.profile_for(place)
+    document = lockfile_document.load(given.lockfile)
+    other = lockfile_document.differing(document, profile)
+    if other:
+        raise SystemExit(f"{given.lockfile} does not hold here: {'; '.join(other)}")
+    start = time.monotonic()
+    found, left = supervise(given)
+    seconds = time.monotonic() - start
+    environment = results.environment(place, profile, given.seed, given.grid, seconds)
+    title = (
+        f"{environment.device_name} ({profile.name}), torch {torch.__version__}, {given.dtype}: {len(found)} cells in "
+        f"{seconds:.0f} s, {sum(map(len, document.choices.values()))} tuned regions"
+    )
+    text = markdown(found, left, title)
+    print(text)
+    if given.markdown is not None:
+        given.markdown.write_text(text, encoding="utf-8")
+    if given.json is not None:
+        made = {"kind": "ferryman-regret", "version": 1, "environment": environment.model_dump(mode="json"),
+                "dtype": given.dtype, "noise_limit": NOISE_LIMIT, "left": left, "halves": summary(found, _half),
+                "sources": summary(found, _source), "ops": summary(found, lambda c: str(c["op"])),
+                "cells": found}  # fmt: skip
+        given.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

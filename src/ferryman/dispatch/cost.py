@@ -1,0 +1,190 @@
+"""What a call would take, predicted from the op's own work and from few numbers fitted to measured times.
+
+    seconds = fixed + max(bytes / (bandwidth * memory), flops / (peak * compute))
+
+Bytes and flops are the op's declared least (`Cost`), bandwidth and peak the profile's. What an implementation adds,
+``fixed`` seconds and the shares ``memory`` and ``compute`` that it reaches, stands for each device, op and
+implementation in ``device_profiles/data/PROFILE.costs.json``, which `benchmarks/fit_costs.py` fits; the file says from
+what. A call whose sizes lie outside those that were measured has no prediction.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+from ferryman.device_profiles import Profile
+from ferryman.errors import ProfileError
+from ferryman.ops.primitive import Primitive
+
+VERSION = 1
+BEYOND = 1.0  # powers of two by which a size may leave the range that was measured
+LAUNCH_SECONDS = 2e-6  # of an empty kernel in a graph, for what has no fit; H200: 1.9 to 2.2
+Sizes = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least that a call must do; ``sizes``: log2 of each tensor's (rows, last dimension), and "work": of both."""
+
+    flops: float
+    bytes: float
+    dtype: torch.dtype
+    sizes: Sizes
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """One implementation of one op on one device.
+
+    fixed: seconds. memory, compute: shares of the profile's peaks, in (0, 1]. error: relative, of predictions for cells
+    that were left out of the fit. cells: how many were measured. sizes: the measured range, by tensor: log2 of rows and
+    of the last dimension, lowest and highest (of "work": of flops and of bytes).
+    """
+
+    fixed: float
+    memory: float
+    compute: float
+    error: float
+    cells: int
+    sizes: Mapping[str, tuple[float, float, float, float]]
+
+    def seconds(self, work: Work, profile: Profile) -> float | None:
+        """None where the profile lacks a rate that the call's work needs."""
+        found = parts(work, profile)
+        return None if found is None else self.fixed + max(found[0] / self.memory, found[1] / self.compute)
+
+    def covers(self, work: Work) -> bool:
+        """Whether a call lies within what was measured, or at most a factor of two beside it."""
+        for name, (rows, width) in work.sizes.items():
+            least_rows, most_rows, least_width, most_width = self.sizes.get(name, (-math.inf, math.inf) * 2)
+            if not (least_rows - BEYOND <= rows <= most_rows + BEYOND):
+                return False
+            if not (least_width - BEYOND <= width <= most_width + BEYOND):
+                return False
+        return True
+
+
+def size_of(shape: Sequence[int]) -> tuple[float, float]:
+    """log2 of the rows and of the last dimension; an empty tensor counts as one element."""
+    return math.log2(max(1, math.prod(shape[:-1]))), math.log2(max(1, shape[-1] if shape else 1))
+
+
+def work_of(op: Primitive, args: Sequence[Any]) -> Work:
+    """What a call must do at least. args: in schema order; tensors may be on "meta"."""
+    cost = op.cost(*args)
+    named = {n: a for n, a in zip(op.names, args, strict=True) if isinstance(a, torch.Tensor)}
+    floating = [a for a in named.values() if a.is_floating_point()]
+    dtype = max(floating, key=torch.Tensor.numel).dtype if floating else torch.float32
+    sizes = {"work": (math.log2(max(1.0, cost.flops)), math.log2(max(1.0, cost.bytes)))}
+    return Work(float(cost.flops), float(cost.bytes), dtype, sizes | {n: size_of(a.shape) for n, a in named.items()})
+
+
+def parts(work: Work, profile: Profile) -> tuple[float, float] | None:
+    """Seconds of moving the bytes and of the operations at the profile's peaks; None where it lacks one."""
+    from ferryman.device_profiles.schema import dtype_key
+
+    peak = profile.peaks.get(dtype_key(work.dtype))
+    if (profile.bandwidth is None and work.bytes) or (peak is None and work.flops):
+        return None
+    memory = work.bytes / profile.bandwidth if profile.bandwidth is not None else 0.0
+    return memory, work.flops / peak.rate if peak is not None else 0.0
+
+
+def scale(work: Work, profile: Profile) -> float:
+    """Seconds that grow as any implementation's do, to carry a measured time to other sizes; else as the bytes."""
+    found = parts(work, profile)
+    return max(1.0, work.bytes) * 1e-10 if found is None else LAUNCH_SECONDS + max(found)
+
+
+def knows(op: str, profile: Profile) -> bool:
+    """Whether anything of an op was measured on a device."""
+    return any(key.partition(" ")[0] == op for key in _table(profile.name))
+
+
+def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
+    """Implementation -> (seconds, relative error), as far as measured times reach; bf16 and f16 are one."""
+    found = {}
+    for name, known in _table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {}).items():
+        seconds = known.seconds(work, profile) if known.covers(work) else None
+        if seconds is not None:
+            found[name] = (seconds, known.error)
+    return found
+
+
+def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Names in order of preference, but what is predicted faster than both fits' errors together goes before.
+
+    What has no prediction keeps its place, and nothing overtakes it: nothing is known that speaks against it.
+    """
+    rest, order = list(names), []
+    while rest:
+        first = rest[0]
+        ahead = first
+        if first in predicted:
+            seconds, error = predicted[first]
+            faster = [
+                n for n in rest
+                if n in predicted and predicted[n][0] * (1 + math.hypot(error, predicted[n][1])) < seconds
+            ]  # fmt: skip
+            ahead = min(faster, key=lambda n: predicted[n][0], default=first)
+        rest.remove(ahead)
+        order.append(ahead)
+    return order
+
+
+def load(text: str, where: str, profile: str) -> dict[str, dict[str, Coefficients]]:
+    """Coefficients by "op bits" and implementation, from the file's text. Raises ProfileError: what is wrong, where."""
+    try:
+        raw = json.loads(text)
+        found = raw.get("kind"), raw.get("version"), raw.get("profile")
+        if found != ("ferryman-costs", VERSION, profile):
+            raise ProfileError(f"{where} is {found}; required: ('ferryman-costs', {VERSION}, {profile!r})")
+        return {
+            op: {name: _coefficients(given, f"{where}: {op} {name}") for name, given in lines.items()}
+            for op, lines in raw["ops"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ProfileError(f"{where} is damaged: {error!r}. Fit it again with benchmarks/fit_costs.py") from error
+
+
+def _coefficients(given: Mapping[str, Any], where: str) -> Coefficients:
+    made = Coefficients(
+        given["fixed"], given["memory"], given["compute"], given["error"], given["cells"],
+        {name: (low[0], high[0], low[1], high[1]) for name, (low, high) in given["sizes"].items()},
+    )  # fmt: skip
+    limits = {"fixed": math.inf, "memory": 1.0, "compute": 1.0, "error": math.inf, "cells": math.inf}
+    for name, most in limits.items():
+        value = getattr(made, name)
+        if isinstance(value, bool) or not (0 < value <= most and value < math.inf):
+            raise ProfileError(f"{where}: {name} is {value}; required: more than 0, finite, at most {most:g}")
+    for name, box in made.sizes.items():
+        if not all(map(math.isfinite, box)) or box[0] > box[1] or box[2] > box[3]:
+            raise ProfileError(f"{where}: sizes of {name} are {box}; required: finite, the lowest first")
+    return made
+
+
+@lru_cache(maxsize=None)
+def _table(profile: str) -> Mapping[str, Mapping[str, Coefficients]]:
+    """A device's coefficients; a damaged file is reported once and ignored, as preferences do without it."""
+    file = resources.files("ferryman.device_profiles") / "data" / f"{profile}.costs.json"
+    if not file.is_file():
+        return {}
+    try:
+        return load(file.read_text(encoding="utf-8"), str(file), profile)
+    except (OSError, UnicodeDecodeError, ProfileError) as error:
+        warnings.warn(f"predicted costs ignored for {profile}: {error}", stacklevel=2)
+        return {}
+
+
+def forget() -> None:
+    """Read the coefficients again at the next prediction."""
+    _table.cache_clear()

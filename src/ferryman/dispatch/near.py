@@ -1,0 +1,110 @@
+"""A region that nobody measured, beside some that were: what each candidate would take there.
+
+Regions are compared if they agree in all but sizes. How far apart two are is the most that any tensor's rows, its last
+dimension, the call's bytes or its operations differ, in powers of two. A candidate's time is the neighbours' level,
+carried to this size by the least time of the work (`cost.scale`), times how much slower than the neighbours' best it
+was there: both averaged in the logarithm, weighted by the inverse square of the distance. So the nearest region alone
+does not decide: between one where A wins a little and one where B wins a lot, B may be chosen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import cost
+
+if TYPE_CHECKING:
+    from ferryman.dispatch.lockfile_document import Entry
+
+REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
+CLOSEST = 0.5  # regions nearer than this weigh the same: sizes within one are not told apart
+ALIKE = 0.01  # times nearer than this are one, as for the tuner; preference decides
+_SIZE = r"(?:2\^)?\d{1,18}"
+_TENSOR = re.compile(rf"(\w+)=(\w+)\[((?:{_SIZE}(?:,{_SIZE})*)?)\]")  # what is not written so is another kind of region
+_CACHED = 16_384
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds by implementation, from ``regions`` measured regions, the nearest ``distance`` powers of two away."""
+
+    seconds: Mapping[str, float]
+    regions: int
+    distance: float
+
+    def __str__(self) -> str:
+        others = "region" if self.regions == 1 else "regions"
+        return f"predicted from {self.regions} measured {others}, the nearest a factor of {2**self.distance:.2g} away"
+
+    def carried(self, ratio: float) -> Prediction:
+        """The same at another size of the region, whose work is ``ratio`` times as much."""
+        return Prediction({n: s * ratio for n, s in self.seconds.items()}, self.regions, self.distance)
+
+    def ranked(self, names: Sequence[str]) -> list[str]:
+        """The fastest, or the first in order of preference that is as fast; then the others by time, then the rest."""
+        known = [n for n in names if n in self.seconds]
+        if not known:
+            return list(names)
+        least = min(self.seconds[n] for n in known)
+        first = next(n for n in known if self.seconds[n] <= least * (1 + ALIKE))
+        order = [first, *sorted((n for n in known if n != first), key=lambda n: self.seconds[n])]
+        return [*order, *(n for n in names if n not in self.seconds)]
+
+
+@lru_cache(maxsize=_CACHED)
+def _read(region: str) -> tuple[str, Mapping[str, tuple[float, float]]]:
+    """What a region has besides sizes, and log2 of each tensor's (rows, last dimension)."""
+    sizes = {}
+    for name, _, dims in _TENSOR.findall(region):
+        logs = [_log(d) for d in dims.split(",") if d]
+        sizes[name] = (sum(logs[:-1]), logs[-1] if logs else 0.0)
+    return _TENSOR.sub(r"\1=\2[]", region), sizes
+
+
+def _log(dimension: str) -> float:
+    """log2 of a size; "2^5" stands for any up to 32 and above 16."""
+    return float(dimension[2:]) if dimension.startswith("2^") else math.log2(max(1, int(dimension)))
+
+
+def distance(region: str, work: cost.Work, other: str, entry: Entry) -> float | None:
+    """Powers of two between a call and a measured region; None where they are not alike, or it says too little."""
+    (kind, here), (other_kind, there) = _read(region), _read(other)
+    if kind != other_kind or entry.bytes is None or entry.flops is None:
+        return None
+    apart = [_apart(work.bytes, entry.bytes), _apart(work.flops, entry.flops)]
+    for name, (rows, width) in here.items():
+        apart += [abs(rows - there[name][0]), abs(width - there[name][1])]
+    return max(apart)
+
+
+def _apart(a: float, b: float) -> float:
+    return abs(math.log2(max(a, 1.0) / max(b, 1.0)))
+
+
+def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str, Entry]) -> Prediction | None:
+    """What the measured regions of an op say of a call in another; None where none is near."""
+    level, weights, nearest, used = 0.0, 0.0, math.inf, 0
+    behind: dict[str, tuple[float, float]] = {}  # candidate -> weighted log of its time over the best, weight
+    for other, entry in entries.items():
+        apart = distance(region, work, other, entry)
+        times = {c.implementation: c.seconds for c in entry.candidates if c.seconds is not None}
+        if apart is None or apart > REACH or not times:
+            continue
+        assert entry.bytes is not None and entry.flops is not None
+        there = cost.Work(entry.flops, entry.bytes, work.dtype, {})
+        weight, best = max(apart, CLOSEST) ** -2, min(times.values())
+        level += weight * math.log(best / cost.scale(there, profile))
+        weights, nearest, used = weights + weight, min(nearest, apart), used + 1
+        for name, seconds in times.items():
+            total, heavy = behind.get(name, (0.0, 0.0))
+            behind[name] = total + weight * math.log(seconds / best), heavy + weight
+    if not used:
+        return None
+    here = cost.scale(work, profile) * math.exp(level / weights)
+    return Prediction({n: here * math.exp(total / heavy) for n, (total, heavy) in behind.items()}, used, nearest)

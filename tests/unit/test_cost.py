@@ -1,0 +1,355 @@
+"""Predicted times: the cost model's formula, its file, what overtakes what; and regions beside measured ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ferryman
+from ferryman import ops
+from ferryman.device_profiles import detect
+from ferryman.device_profiles import profile as profile_of
+from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry, select, state
+from ferryman.errors import LockfileError, ProfileError
+
+H200, CPU = profile_of("h200"), detect("cpu")
+LINEAR, SILU = ops.linear.primitive, ops.silu_mul.primitive
+PLAIN = state.State({}, False)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def box(*shape: int) -> list[list[float]]:
+    return [list(cost.size_of(shape))] * 2
+
+
+def planted(**seconds: tuple[float, float, float]) -> str:
+    """A file for linear on the H200, bf16: name -> (fixed, memory, compute), measured at 1024 x 1024 x 1024."""
+    work = cost.work_of(LINEAR, (meta(1024, 1024), meta(1024, 1024), None))
+    sizes = {"work": [list(work.sizes["work"])] * 2, "x": box(1024, 1024), "weight": box(1024, 1024)}
+    lines = {
+        name: {"fixed": f, "memory": m, "compute": c, "error": 0.03, "cells": 9, "sizes": sizes}
+        for name, (f, m, c) in seconds.items()
+    }  # fmt: skip
+    return json.dumps(
+        {"kind": "ferryman-costs", "version": 1, "profile": "h200", "stamp": {}, "ops": {"linear 16": lines}}
+    )
+
+
+@pytest.fixture
+def use_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def put(**seconds: tuple[float, float, float]) -> None:
+        table = cost.load(planted(**seconds), "planted", "h200")
+        monkeypatch.setattr(cost, "_table", lambda name: table if name == "h200" else {})
+
+    yield put
+
+
+def chosen(*args: Any, profile: Any = H200) -> select.Decision:
+    return select.select(LINEAR, args, profile, PLAIN, absent=True)
+
+
+def test_the_prediction_is_the_formula(use_table: Any) -> None:
+    use_table(torch=(3e-6, 0.5, 0.25))
+    args = (meta(2048, 1024), meta(1024, 1024), None)
+    work = cost.work_of(LINEAR, args)
+    moved, operations = 2.0 * (2048 * 1024 + 1024 * 1024 + 2048 * 1024), 2.0 * 2048 * 1024 * 1024
+    assert (work.bytes, work.flops, work.dtype) == (moved, operations, torch.bfloat16)
+    expected = 3e-6 + max(moved / (4.8e12 * 0.5), operations / (989e12 * 0.25))
+    seconds, error = cost.predictions(LINEAR, work, H200)["torch"]
+    assert seconds == pytest.approx(expected) and error == 0.03
+    # the two sides of the maximum
+    assert operations / (989e12 * 0.25) > moved / (4.8e12 * 0.5)
+    thin = cost.work_of(LINEAR, (meta(1, 1024), meta(1024, 1024), None))
+    known = cost.Coefficients(1e-6, 0.5, 0.25, 0.03, 1, {})
+    assert known.seconds(thin, H200) == pytest.approx(1e-6 + thin.bytes / (4.8e12 * 0.5))
+
+
+def test_beyond_what_was_measured_nothing_is_predicted(use_table: Any) -> None:
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(1e-6, 0.9, 0.9))
+    inside = cost.work_of(LINEAR, (meta(2048, 1024), meta(1024, 1024), None))
+    assert set(cost.predictions(LINEAR, inside, H200)) == {"torch", "cuda"}
+    for x, weight in (((4096, 1024), (1024, 1024)), ((1024, 1024), (300, 1024)), ((1024, 4096), (1024, 4096))):
+        assert cost.predictions(LINEAR, cost.work_of(LINEAR, (meta(*x), meta(*weight), None)), H200) == {}
+    wide = (meta(1024, 1024, dtype=torch.float32), meta(1024, 1024, dtype=torch.float32), None)
+    assert cost.predictions(LINEAR, cost.work_of(LINEAR, wide), H200) == {}  # float32 was not measured
+    half = cost.work_of(LINEAR, (meta(8, 128, 1024, dtype=torch.float16), meta(1024, 1024), None))
+    assert set(cost.predictions(LINEAR, half, H200)) == {"torch", "cuda"}  # rows are counted, not dimensions
+
+
+def test_what_is_clearly_faster_goes_first_and_says_so(use_table: Any) -> None:
+    args = (meta(1024, 1024), meta(1024, 1024), None)
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8), triton=(3e-6, 0.1, 0.1))
+    decision = chosen(*args)
+    assert decision.implementation.name == "cuda" and decision.source == "predicted by the cost model"
+    assert decision.fallback is None and decision.seconds["cuda"] < decision.seconds["torch"]
+    told = ferryman.explain("linear", *args, device="h200")
+    assert told.chosen == "cuda" and "chosen, predicted by the cost model: about" in str(told)
+    assert told.to_dict()["source"] == decision.source
+    # faster, but by less than the fits' errors together: preference decides
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2.98e-6, 0.502, 0.502))
+    assert (chosen(*args).implementation.name, chosen(*args).source) == ("torch", "profile")
+    # nothing is known of the preferred one, or of this device
+    use_table(cuda=(1e-9, 1.0, 1.0), triton=(1e-9, 1.0, 1.0))
+    assert (chosen(*args).implementation.name, chosen(*args).source) == ("torch", "profile")
+    use_table(torch=(3e-6, 0.1, 0.1), triton=(1e-9, 1.0, 1.0))
+    for other in ("h100-sxm", "generic-hopper", "mi300x"):
+        decision = chosen(*args, profile=profile_of(other))
+        assert decision.source == "profile" and decision.seconds == {}
+
+
+def test_what_was_predicted_fastest_and_refuses_is_no_fallback_where_the_profile_does_not_prefer_it(
+    use_table: Any,
+) -> None:
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8))
+    args = (meta(1024, 1024), meta(1020, 1024), None)  # the Hopper kernel wants a multiple of 8
+    decision = select.select(LINEAR, args, H200, state.State({}, True), absent=True)  # strict: would raise
+    assert decision.implementation.name == "torch" and decision.fallback is None
+
+
+def test_a_request_is_above_any_prediction(use_table: Any) -> None:
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8))
+    args = (meta(1024, 1024), meta(1024, 1024), None)
+    asked = state.State({None: ("torch",)}, False)
+    decision = select.select(LINEAR, args, H200, asked, absent=True)
+    assert decision.implementation.name == "torch" and decision.source == "request"
+
+
+def test_ranking_keeps_preference_but_for_clear_winners() -> None:
+    times = {"a": (10.0, 0.03), "b": (9.8, 0.03), "c": (5.0, 0.03)}
+    assert cost.ranked(["a", "b", "c"], times) == ["c", "a", "b"]
+    assert cost.ranked(["x", "a", "b", "c"], times) == ["x", "c", "a", "b"]  # nothing overtakes what nobody measured
+    assert cost.ranked(["b", "a"], {}) == ["b", "a"]
+    assert cost.ranked(["a", "c"], times | {"c": (5.0, 1.5)}) == ["a", "c"]  # a fit that misses by so much says little
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"fixed": -1e-6}, "fixed is -1e-06; required: more than 0"), ({"fixed": math.nan}, "fixed is nan"),
+        ({"memory": 1.2}, "memory is 1.2; required: more than 0, finite, at most 1"),
+        ({"error": math.inf}, "error is inf"),
+        ({"compute": "fast"}, "damaged: TypeError"), ({"cells": 0}, "cells is 0"), ({"sizes": [1]}, "damaged"),
+        ({"sizes": {"x": [[2.0, 1.0], [1.0, 1.0]]}}, "the lowest first"),
+    ],
+)  # fmt: skip
+def test_a_hand_edited_file_is_refused(change: dict[str, Any], told: str) -> None:
+    raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
+    raw["ops"]["linear 16"]["torch"] |= change
+    with pytest.raises(ProfileError, match="planted.*" + told.replace(".", r"\.")):
+        cost.load(json.dumps(raw), "planted", "h200")
+
+
+def test_a_file_of_another_kind_or_device_is_refused() -> None:
+    raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
+    for changed in (raw | {"profile": "h100-sxm"}, raw | {"version": 2}, raw | {"kind": "ferryman-lockfile"}):
+        with pytest.raises(ProfileError, match="required: \\('ferryman-costs', 1, 'h200'\\)"):
+            cost.load(json.dumps(changed), "planted", "h200")
+    for text in ("", "[]", "{", '{"ops": '):
+        with pytest.raises(ProfileError, match="is damaged"):
+            cost.load(text, "planted", "h200")
+
+
+def test_a_damaged_file_costs_the_predictions_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "h200.costs.json").write_text("{")
+    monkeypatch.setattr(cost.resources, "files", lambda package: tmp_path)
+    cost.forget()
+    args = (meta(1024, 1024), meta(1024, 1024), None)
+    with pytest.warns(UserWarning, match="predicted costs ignored for h200.*damaged"):
+        assert chosen(*args).source == "profile"
+    cost.forget()
+
+
+def test_what_is_shipped_is_whole_and_only_of_what_exists() -> None:
+    folder = Path(str(cost.resources.files("ferryman.device_profiles"))) / "data"
+    found = sorted(folder.glob("*.costs.json"))
+    assert [f.name for f in found] == ["h200.costs.json"]
+    for file in found:
+        name = file.name.removesuffix(".costs.json")
+        table, raw = cost.load(file.read_text(), file.name, name), json.loads(file.read_text())
+        assert profile_of(name).name == name and raw["stamp"]["fitted"] and len(raw["stamp"]["from"]) >= 1
+        for group, lines in table.items():
+            op, bits = group.split()
+            assert bits in ("16", "32") and set(lines) <= {line.name for line in registry.implementations(op)}
+
+
+# --- regions beside those that were measured ------------------------------------------------------------------------
+
+
+def entry(rows: int, width: int = 4096, **seconds: float) -> tuple[str, lockfile_document.Entry]:
+    args = (meta(rows, width), meta(rows, width))
+    work = cost.work_of(SILU, args)
+    best = min(seconds, key=lambda name: seconds[name])
+    made = lockfile_document.Entry(
+        implementation=best, seconds=seconds[best], kernels=lockfile_document.digest("silu_mul"), bytes=work.bytes,
+        flops=work.flops, candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
+    )  # fmt: skip
+    return lockfile.region(SILU, args), made
+
+
+def predicted(rows: int, entries: dict[str, lockfile_document.Entry], *lead: int, profile: Any = H200) -> Any:
+    args = (meta(*lead, rows, 4096),) * 2
+    return near.predict(lockfile.region(SILU, args), cost.work_of(SILU, args), profile, entries)
+
+
+def test_between_neighbours_times_are_those_of_the_closed_form() -> None:
+    """Neighbours one and two powers of two away weigh 1 and 1/4; logs of the ratios and of the level are averaged."""
+    near_key, near_entry = entry(2048, a=1.0, b=1.05)
+    far_key, far_entry = entry(256, a=4.0, b=1.0)
+    found = predicted(1024, {near_key: near_entry, far_key: far_entry})
+    scales = {r: cost.scale(cost.work_of(SILU, (meta(r, 4096),) * 2), H200) for r in (256, 1024, 2048)}
+    level = math.exp((math.log(1.0 / scales[2048]) + 0.25 * math.log(1.0 / scales[256])) / 1.25) * scales[1024]
+    assert found.seconds["a"] == pytest.approx(level * math.exp(0.25 * math.log(4.0) / 1.25))
+    assert found.seconds["b"] == pytest.approx(level * math.exp(math.log(1.05) / 1.25))
+    assert (found.regions, found.distance) == (2, 1.0)
+    # the nearest region's winner is a: taking its choice as it stands would have been another one
+    assert near_entry.implementation == "a" and found.ranked(["a", "b", "x"]) == ["b", "a", "x"]
+    assert str(found) == "predicted from 2 measured regions, the nearest a factor of 2 away"
+
+
+def test_one_neighbour_gives_its_own_order_at_this_size() -> None:
+    key, one = entry(4096, a=2e-3, b=1e-3)
+    found = predicted(8192, {key: one})
+    larger, there = (cost.scale(cost.work_of(SILU, (meta(r, 4096),) * 2), H200) for r in (8192, 4096))
+    assert found.seconds == pytest.approx({"a": 2e-3 * larger / there, "b": 1e-3 * larger / there})
+    assert found.ranked(["a", "b"]) == ["b", "a"]
+    nearly = near.Prediction({"a": 1.005, "b": 1.0}, 1, 1.0)
+    assert nearly.ranked(["a", "b"]) == ["a", "b"]  # one time, as for the tuner: preference decides
+
+
+def test_a_candidate_that_some_neighbours_lack_is_compared_with_the_best_of_those_that_have_it() -> None:
+    (first, one), (second, other) = entry(512, a=1e-6, b=2e-6), entry(2048, a=1e-6)
+    found = predicted(1024, {first: one, second: other})
+    assert found.seconds["b"] == pytest.approx(2 * found.seconds["a"])
+
+
+def test_far_regions_other_dtypes_and_entries_without_work_say_nothing() -> None:
+    key, one = entry(1024, a=1e-6, b=2e-6)
+    assert predicted(8192, {key: one}) is not None and predicted(16_384, {key: one}) is None
+    assert predicted(256, {key.replace("bfloat16", "float16"): one}) is None
+    assert predicted(512, {key: one.model_copy(update={"bytes": None})}) is None
+    assert predicted(512, {key: one.model_copy(update={"candidates": []})}) is None
+    assert predicted(512, {}) is None
+
+
+def test_leading_dimensions_count_as_rows() -> None:
+    key, one = entry(4096, a=1e-6, b=2e-6)
+    assert predicted(2048, {key: one}, 2).distance == 0.0
+    assert predicted(2048, {key: one}, 4).distance == 1.0
+
+
+def test_on_a_device_without_rates_times_grow_with_the_bytes() -> None:
+    key, one = entry(1024, a=1e-6, b=2e-6)
+    assert predicted(2048, {key: one}, profile=CPU).seconds == pytest.approx({"a": 2e-6, "b": 4e-6})
+
+
+def rms(rows: int, **seconds: float) -> tuple[str, lockfile_document.Entry]:
+    op, args = ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False)
+    work = cost.work_of(op, args)
+    best = min(seconds, key=lambda name: seconds[name])
+    return lockfile.region(op, args), lockfile_document.Entry(
+        implementation=best, seconds=seconds[best], kernels=lockfile_document.digest("rms_norm"), bytes=work.bytes,
+        flops=work.flops, candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A lockfile in force on this CPU: rms_norm of width 64 with 256 and 2048 rows."""
+    path = tmp_path / "lock.json"
+    measured = dict([rms(256, torch=1.0e-6, definition=1.05e-6), rms(2048, torch=8e-6, definition=2e-6)])
+    lockfile_document.record(path, CPU, {"rms_norm": measured})
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    ferryman.reload()
+    yield path
+    monkeypatch.undo()
+    ferryman.reload()
+
+
+def test_dispatch_predicts_a_near_miss_and_marks_it_everywhere(locked: Path) -> None:
+    with ferryman.trace() as seen:
+        for rows in (256, 512, 2048, 100_000):
+            ops.rms_norm(torch.empty(rows, 64))
+    told = "predicted from 2 measured regions, the nearest a factor of 2 away"
+    assert seen.sources == {
+        ("rms_norm", "torch", "lockfile"): 1,  # 256
+        ("rms_norm", "definition", told): 1,  # 512: the nearest alone says torch
+        ("rms_norm", "definition", "lockfile"): 1,  # 2048
+        ("rms_norm", "torch", "profile"): 1,  # too far
+    }
+    assert not seen.fallbacks
+    explained = ferryman.explain("rms_norm", torch.empty(512, 64))
+    assert explained.chosen == "definition" and explained.source == told and told in str(explained)
+    by = {row.implementation: row.seconds for row in explained.rows}
+    assert by["definition"] is not None and by["torch"] is not None and by["definition"] < by["torch"]
+    measured = ferryman.explain("rms_norm", torch.empty(256, 64))
+    assert "torch        chosen, measured in this region: 1 us" in str(measured) and "about" not in str(measured)
+
+
+def test_a_prediction_is_made_once_for_a_plan(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    predict = near.predict
+    monkeypatch.setattr(near, "predict", lambda *args: made.append(args[0]) or predict(*args))
+    for rows in (512, 512, 512, 400, 300):
+        ops.rms_norm(torch.empty(rows, 64))
+    assert len(made) == 1  # they share a region
+    here, there = (ferryman.explain("rms_norm", torch.empty(rows, 64)) for rows in (512, 384))
+    for one, other in zip(here.rows, there.rows, strict=True):
+        if one.seconds is not None:  # by the bytes, on a device without rates
+            assert other.seconds == pytest.approx(one.seconds * 384 / 512)
+    assert len(made) == 1
+    ops.rms_norm(torch.empty(1024, 64))
+    assert len(made) == 2
+    ferryman.reload()
+    ops.rms_norm(torch.empty(1024, 64))
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("value", [-1e-6, 0.0, math.nan, math.inf, "fast"])
+def test_times_that_are_none_are_refused(locked: Path, value: Any) -> None:
+    raw = json.loads(locked.read_text())
+    one = next(iter(raw["choices"]["rms_norm"].values()))
+    one["candidates"][0]["seconds"] = value
+    locked.write_text(json.dumps(raw))
+    with pytest.raises(LockfileError, match="damaged: choices.rms_norm.*seconds"):
+        lockfile_document.load(locked)
+    ferryman.reload()
+    with pytest.warns(UserWarning, match="lockfile ignored"), ferryman.trace() as seen:
+        ops.rms_norm(torch.empty(512, 64))
+    assert seen.sources == {("rms_norm", "torch", "profile"): 1}
+
+
+def test_work_that_is_none_is_refused(locked: Path) -> None:
+    for name, value in (("bytes", -1.0), ("flops", math.nan)):
+        raw = json.loads(locked.read_text())
+        next(iter(raw["choices"]["rms_norm"].values()))[name] = value
+        changed = locked.with_suffix(".changed")
+        changed.write_text(json.dumps(raw))
+        with pytest.raises(LockfileError, match=name):
+            lockfile_document.load(changed)
+
+
+def test_a_strange_region_is_read_and_never_obeyed() -> None:
+    """A hand-edited key has whatever sizes it likes: it is of another kind, or far away."""
+    key, one = entry(1024, a=1e-6)
+    for strange in ("", "gate", "gate=bfloat16[2^10,4096]c", key.replace("4096", "99999999999"), key.replace(",", ";")):
+        assert predicted(1024, {strange: one}) is None, strange
+
+
+def test_errors_of_a_fit_are_relative_and_of_frozen_records() -> None:
+    known = cost.Coefficients(1e-6, 0.5, 0.5, 0.03, 3, {})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        known.fixed = 2.0  # type: ignore[misc]
+    nothing = dataclasses.replace(H200, bandwidth=None)
+    work = cost.work_of(LINEAR, (meta(8, 8), meta(8, 8), None))
+    assert known.seconds(work, nothing) is None and cost.scale(work, nothing) == pytest.approx(work.bytes * 1e-10)

@@ -1,0 +1,145 @@
+"""The regret benchmark: its cells, what counts, its numbers in closed form, and one run in processes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ferryman import ops
+from ferryman.device_profiles import detect
+from ferryman.dispatch import lockfile_document, registry
+from ferryman.porting.bench import grid
+from ferryman.porting.cases import materialise
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "regret.py"
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def regret() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("regret_benchmark", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclass looks itself up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[str, Any]:
+    cell = {
+        "op": "softmax", "case": "c", "half": half, "source": "lockfile", "choice": "a", "regret": regret,
+        "noise": noise,
+        "seconds": {"a": 1 + regret, "b": 1.0}, "hopeless": {}, "regret_of_preference": 0.5, "untrusted": [],
+    }  # fmt: skip
+    return cell | more
+
+
+def test_on_a_device_at_least_half_of_300_cells_were_never_tuned_and_all_ops_are_there(regret: ModuleType) -> None:
+    every = list(registry.primitives().values())
+    cells = regret.cells(every, 300, "full", CUDA, 0)
+    assert len(cells) == 300 and {c.op.name for c in cells} == {op.name for op in every}
+    tuned = [c for c in cells if c.case.name in {known.name for known in grid.cases(c.op, "full", CUDA)}]
+    assert len(tuned) == 150
+    assert len({(c.op.name, c.case.name) for c in cells}) == 300
+    assert cells == regret.cells(every, 300, "full", CUDA, 0) != regret.cells(every, 300, "full", CUDA, 1)
+    for cell in (c for c in cells if c not in tuned):
+        for spec in cell.case.args.values():
+            size = 2 * torch.Size(spec.shape).numel() if hasattr(spec, "shape") else 0
+            assert size <= 1100 << 20, (cell.op.name, cell.case.name)
+
+
+def test_a_short_grid_is_filled_up_with_shapes_that_were_never_tuned(regret: ModuleType) -> None:
+    cells = regret.cells([ops.softmax.primitive, ops.linear.primitive], 40, "small", CUDA, 0)
+    assert len(cells) == 40
+    names = {case.name for op in (ops.softmax, ops.linear) for case in grid.cases(op.primitive, "small", CUDA)}
+    assert sum(c.case.name in names for c in cells) == len(names) == 4
+
+
+def test_every_drawn_shape_is_a_call_that_its_op_takes(regret: ModuleType) -> None:
+    import random
+
+    for op in registry.primitives().values():
+        if op.backward is None:
+            continue
+        shapes = regret.drawn(op.name, CPU, random.Random(3), [])
+        for _ in range(3):
+            case = next(shapes)
+            args = materialise(case, op, torch.float32, 0, CPU)
+            op.check(*args)
+            assert op.cost(*args).bytes < 1 << 22, (op.name, case.name)
+
+
+def test_what_counts(regret: ModuleType) -> None:
+    assert regret.standing(judged("tuned", 0.0)) == "counts"
+    assert regret.standing(judged("tuned", 0.0, noise=0.031)) == "noisy"
+    assert regret.standing(judged("tuned", 0.0, untrusted=["clocks"])) == "untrusted"
+    assert regret.standing(judged("tuned", 0.0, seconds={"a": 1.0})) == "no choice"
+    assert regret.standing(judged("tuned", 0.0, seconds={"a": 1.0}, hopeless={"b": 9.0})) == "counts"
+    assert regret.standing({"op": "x", "case": "c", "failed": "out of memory"}) == "failed"
+
+
+def test_medians_and_percentiles_of_what_counts(regret: ModuleType) -> None:
+    cells = [judged("tuned", i / 100) for i in range(21)]
+    cells += [judged("untuned", 0.02), judged("untuned", 9.0, noise=0.5), {"op": "x", "case": "c", "failed": "no room"}]
+    found = regret.summary(cells, regret._half)
+    assert found["tuned"]["regret"] == {"median": 0.1, "p95": 0.19, "most": 0.2}
+    assert found["tuned"]["noise"]["median"] == 0.01 and found["tuned"]["regret_of_preference"]["p95"] == 0.5
+    assert found["untuned"]["counts"] == 1 and found["untuned"]["noisy"] == 1
+    assert found["untuned"]["regret"]["most"] == 0.02  # the noisy one is left out
+    assert found["failed"] == {"cells": 1, "failed": 1}
+    assert regret.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and regret.percentile([1.0], 0.5) == 1.0
+    text = regret.markdown(cells, 7, "A device")
+    assert "tuned: median and p95 10.0% and 19.0%; asked on an H200: at most 1% and 3%" in text
+    assert "7 cells were left when time was up" in text and "| softmax | c | a | b | 20.0% | lockfile |" in text
+
+
+def test_a_run_judges_in_another_process(tmp_path: Path) -> None:
+    lock, out = tmp_path / "lock.json", tmp_path / "regret.json"
+    lockfile_document.record(lock, detect("cpu"), {})
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    arguments = (
+        "--lockfile",
+        lock,
+        "--device",
+        "cpu",
+        "--dtype",
+        "f32",
+        "--op",
+        "softmax",
+        "--cells",
+        "1",
+        "--json",
+        out,
+    )
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path}, check=True,
+    )  # fmt: skip
+    found = json.loads(out.read_text())
+    (cell,) = found["cells"]
+    assert cell["half"] == "untuned" and cell["choice"] == "torch" and cell["source"] == "profile"
+    assert set(cell["seconds"]) | set(cell["hopeless"]) == {"torch", "definition"}
+    assert cell["regret"] == pytest.approx(cell["seconds"]["torch"] / min(cell["seconds"].values()) - 1)
+    assert cell["noise"] >= 0 and found["left"] == 0 and "| untuned | 1 |" in done.stdout
+
+
+def test_a_lockfile_that_does_not_hold_here_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.json"
+    lockfile_document.record(lock, detect("cpu"), {})
+    lock.write_text(lock.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--lockfile", str(lock), "--device", "cpu"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "does not hold here: profile is 'h200', here 'cpu'" in done.stderr
