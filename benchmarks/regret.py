@@ -118,24 +118,24 @@ def _shape(op: str, draw: random.Random, less: int) -> Case | None:
         (n, k), rows = draw.choice(WEIGHTS), around(1, max(2, 8192 // less))
         n, k = n // less, k // less
         return Case(f"{rows}x{n}x{k}", {"x": TensorSpec((rows, k)), "weight": TensorSpec((n, k)), "bias": None})
-    if op in ("attention", "attention_with_lse", "rope"):
+    if op in ("attention", "attention_with_lse", "rope", "rope_"):
         head_dim, kv = draw.choice((64, 128)), draw.choice((1, 2, 4, 8))
         heads, batch = kv * draw.choice((1, 2, 4, 8)), around(1, 32)
         length = around(64 // min(less, 4), 16_384 // less)
-        queries = 1 if op != "rope" and draw.random() < 0.25 else length
+        queries = 1 if not op.startswith("rope") and draw.random() < 0.25 else length
         while batch > 1 and (batch * heads * queries * length > MOST_SCORES // less**2
                              or batch * heads * length * head_dim * 2 > most):  # fmt: skip
             batch //= 2
         q = TensorSpec((batch, heads, queries, head_dim), layout="heads")
         k_spec = TensorSpec((batch, kv, length, head_dim), layout="heads")
-        if op == "rope":
+        if op.startswith("rope"):
             angle = TensorSpec((1, length, head_dim), fill="unit")
             arguments: dict[str, Any] = {"q": q, "k": k_spec, "cos": angle, "sin": angle, "interleaved": False}
             return Case(f"B{batch} H{heads}/{kv} S{length} D{head_dim}", arguments)
         name = f"B{batch} H{heads}/{kv} Q{queries} K{length} D{head_dim} causal"
         return Case(name, {"q": q, "k": k_spec, "v": k_spec, "causal": True, "scale": None, "window": None,
                            "softcap": 0.0, "mask": None})  # fmt: skip
-    if op == "cross_entropy":
+    if op in ("cross_entropy", "cross_entropy_inplace_grad"):
         width = draw.choice(VOCABULARIES) // less
         rows = around(16, max(16, most / width))
         labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
@@ -165,12 +165,12 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "half": "tuned" if any(entry.case == name for entry in entries.values()) else "untuned",
         "source": decision.source,
     }  # fmt: skip
-    seen = watch(plan.device)
+    seen, again = watch(plan.device), runner.restoring(op, sets)
     found = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
     )  # the noise is the first's
     for contender in found:
-        runner.prepare(contender, sets, plan.device, seen.sample)
+        runner.prepare(contender, sets, plan.device, seen.sample, again)
     racing = [c for c in found if c.timer is not None]
     told["skipped"] = {c.name: str(c.skipped) for c in found if c.timer is None}
     if chosen not in {c.name for c in racing}:

@@ -1,9 +1,12 @@
-"""Liger kernels. Its rope writes over q and k, and its cross entropy's gradient over the logits: not the same ops."""
+"""Liger kernels. Its rope writes over q and k, and its cross entropy's gradient over the logits: the mutating ops'
+peers, not those of `rope` and `cross_entropy` with a backward.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from ferryman_peers import _common
 
 NAME = "liger"
@@ -94,7 +97,35 @@ def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: 
     return lambda: (Function.apply(logits, target, None, ignore_index, 0.0, label_smoothing, "mean", None, False)[0],)
 
 
+def cross_entropy_inplace_grad(logits: Any, target: Any, ignore_index: int, label_smoothing: float) -> _common.Call:
+    from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction as Function
+
+    # it computes the gradient, over the logits, where they require one
+    rows, target = _common.flat(logits.detach()).requires_grad_(), target.reshape(-1)
+
+    def call() -> tuple[Any, ...]:
+        with torch.enable_grad():
+            made = Function.apply(rows, target, None, ignore_index, 0.0, label_smoothing, "mean", None, False)
+        return made[0].detach(), None, logits
+
+    return call
+
+
+def rope_(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> _common.Call:
+    from liger_kernel.ops.rope import LigerRopeFunction as Function
+
+    _common.plain(interleaved=interleaved)
+    if cos.shape[-1] != q.shape[-1]:
+        raise _common.NotServed("no partial rotation")
+    half = cos.shape[-1] // 2
+    if not all(torch.equal(angle[..., :half], angle[..., half:]) for angle in (cos, sin)):
+        raise _common.NotServed("it reads half of the angles, and takes the other half to be equal")
+    if not all(x.transpose(1, 2).is_contiguous() for x in (q, k)):
+        raise _common.NotServed("it copies what is not (batch, seq, heads, head_dim) in memory, and rotates the copy")
+    return lambda: Function.apply(q, k, cos, sin)
+
+
 OPS = {f.__name__: f for f in (
     rms_norm, rms_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm, layer_norm_backward, silu_mul,
-    gelu_mul, softmax, softmax_backward, cross_entropy,
+    gelu_mul, softmax, softmax_backward, cross_entropy, cross_entropy_inplace_grad, rope_,
 )}  # fmt: skip

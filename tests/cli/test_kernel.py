@@ -170,11 +170,13 @@ def test_refusals_are_counted_and_never_green(folder: Path) -> None:
 
 def test_several_outputs_are_a_tuple(folder: Path) -> None:
     assert set(verdicts(judged(folder, "rope", "rope"))) == {"PASS"}
+    assert set(verdicts(judged(folder, "rotated_in_place", "rope_"))) == {"PASS"}
+    assert "FAIL" in verdicts(judged(folder, "rotated_elsewhere", "rope_"))
     document = judged(folder, "rope_q_only", "rope")
     assert {c.reason for c in document} == {"G0: returned a Tensor; required: a tuple of 2 tensors (q, k)"}
 
 
-@pytest.mark.parametrize("op", ["attention", "cross_entropy_backward", "rms_norm"])
+@pytest.mark.parametrize("op", ["attention", "cross_entropy_backward", "rms_norm", "rope_"])
 def test_an_op_of_ours_is_a_kernel_too(op: str) -> None:
     """A public op called as a user calls it: keyword-only arguments, its switch for every output, backwards."""
     document = kernel.run(f"ferryman.ops:{op}", op, device="cpu", dtypes=["f32"],

@@ -145,6 +145,17 @@ def demanding(x, weight, eps, cast_before_weight, block):
     return x
 
 
+def rotated_in_place(q, k, cos, sin, *, interleaved):
+    """As libraries write it: nothing is returned."""
+    for x, turned in zip((q, k), rope(q, k, cos, sin, interleaved=interleaved), strict=True):
+        x.copy_(turned)
+
+
+def rotated_elsewhere(q, k, cos, sin, *, interleaved):
+    """It forgets to write back, and says nothing."""
+    rope(q, k, cos, sin, interleaved=interleaved)
+
+
 def rope(q, k, cos, sin, *, interleaved):
     def turn(x):
         width = cos.shape[-1]

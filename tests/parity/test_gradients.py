@@ -122,6 +122,10 @@ TINY: dict[str, list[dict[str, Any]]] = {
         {"logits": TensorSpec((6, 4)), "target": TensorSpec((6,), dtype="int64", low=-1, high=4), "ignore_index": -1,
          "label_smoothing": s} for s in (0.0, 0.2)
     ],
+    "cross_entropy_inplace_grad": [
+        {"logits": TensorSpec((6, 4)), "target": TensorSpec((6,), dtype="int64", low=-1, high=4), "ignore_index": -1,
+         "label_smoothing": s} for s in (0.0, 0.2)
+    ],
     "rope": [
         {"q": TensorSpec((1, 2, 3, 6)), "k": TensorSpec((1, 1, 3, 6)), "cos": TensorSpec((1, 3, 4), fill="unit"),
          "sin": TensorSpec((1, 3, 4), fill="unit"), "interleaved": i} for i in (False, True)

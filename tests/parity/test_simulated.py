@@ -63,6 +63,36 @@ def test_every_op_on_the_simulated_device(device: str) -> None:
     assert found["triton", "SIMULATED"] > 60 * len(ops) * 0.9 and found["hip", "SIMULATED"] > 350
 
 
+def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
+    """In two passes, by programs that take several rows each; the cases' own rows fit in registers."""
+    import dataclasses
+
+    import torch
+
+    from ferryman.backends.simulator.device import Simulator
+    from ferryman.dispatch.select import target_of
+    from ferryman.ops.softmax import loss_kernels
+    from ferryman.ops.softmax.definition import cross_entropy_with_gradient as op
+
+    known = profile("mi300x")
+    few = dataclasses.replace(target_of(known), max_threads=256, units=2, l2_bytes=1 << 20)
+    logits, labels = torch.randn(9, 4099).bfloat16(), torch.randint(0, 4099, (9,))
+    labels[4] = -100
+    programs, block, _ = loss_kernels._long_plan(few, 9, 4099, 2, False)
+    assert programs == 4 and block == 8192
+    for smoothing in (0.0, 0.1):
+        exact = op.primitive.body(logits.double(), labels, -100, smoothing)  # type: ignore[attr-defined]
+        given = logits.clone()
+        with Simulator(few, profile=known) as simulator:
+            launch = simulator.wrap(loss_kernels.cross_entropy_inplace_grad, over=(0,))
+            found = launch(given, labels, -100, smoothing, few)
+            assert simulator.take() == []
+        assert found[2] is given
+        torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-5, atol=0)
+        torch.testing.assert_close(found[1].double(), exact[1], rtol=1e-5, atol=0)
+        torch.testing.assert_close(given.double(), exact[2], rtol=2.0**-8, atol=1e-9)
+
+
 # Small shapes take small tiles: fewer units make the launcher take the large ones, with ragged edges.
 MATMULS = [
     (520, 300, 200, 1),

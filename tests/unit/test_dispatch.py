@@ -201,6 +201,19 @@ def test_a_warmed_call_notices_changes_in_place() -> None:
         ops.rms_norm(x, w)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_warmed_call_notices_whether_gradients_are_enabled(first: bool) -> None:
+    """The guard compares requires_grad alone: warmed without gradients, the launcher itself would have served here."""
+    plan.drop_plans()
+    w = torch.nn.Parameter(W.clone())
+    for enabled in (first, not first, first):
+        for _ in range(3):
+            with torch.set_grad_enabled(enabled):
+                y = ops.rms_norm(X, w)
+            assert y.requires_grad == enabled
+            assert not enabled or "_Bridge" in type(y.grad_fn).__name__  # ours, and not one of the kernel's own parts
+
+
 def test_a_warmed_call_notices_modes() -> None:
     x, w = torch.randn(4, 16, dtype=torch.bfloat16), torch.randn(16, 16, dtype=torch.bfloat16)
     for _ in range(3):

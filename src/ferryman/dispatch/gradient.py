@@ -153,6 +153,94 @@ class _Bridge(torch.autograd.Function):
         return (None, *recipe.spread(results, needs, ctx.present))
 
 
+class _Overwriting(torch.autograd.Function):
+    """`_Bridge` of a mutating op. What it returns for an argument that is written over is an alias of the result:
+    `_Put` makes the argument itself the result, so that views, other results and autograd's own checks are as with
+    ``argument.copy_(result)``, where one function that marks its inputs dirty may not return two, nor take views."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, made: list[Any], *args: Any) -> Any:
+        op = plan.recipe.op
+        result = plan.launch(*args, plan.target)
+        outputs = list(result if isinstance(result, tuple) else (result,))
+        ctx.watched = []
+        for _, i in op.overwritten:
+            if any(s.kind == "out" and s.index == i for s in plan.recipe.sources):
+                ctx.watched.append(outputs[i].detach())
+            outputs[i] = outputs[i].data  # with a version of its own: `_Put` raises the argument's
+        ctx.set_materialize_grads(False)
+        if op.nondifferentiable:
+            ctx.mark_non_differentiable(*plan.recipe.nondifferentiable(tuple(outputs)))
+        plan.recipe.save(ctx, args, tuple(outputs))
+        ctx.plan, ctx.done = plan, False
+        made.append(ctx)
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        recipe = ctx.plan.recipe
+        op, backward = recipe.op, recipe.backward
+        if any(kept._version != version for kept, version in zip(ctx.watched, ctx.versions, strict=True)):
+            raise FerrymanError(
+                f"{op.name}: {', '.join(op.mutates)} held the gradient and was written to before the backward. "
+                "Leave it alone until then, or use an op that keeps its own"
+            )
+        if backward.mutates and ctx.done:
+            raise FerrymanError(
+                f"{op.name}: a second backward, and the first has handed over the gradient's memory. "
+                "Run the forward again, or use an op that keeps its inputs"
+            )
+        ctx.done = True
+        needs = ctx.needs_input_grad[2:]
+        args = recipe.backward_args(ctx, grads, needs)
+        with state.entered(ctx.plan.asked):
+            results = backward.namespace["_resolve"](*args)
+        return (None, None, *recipe.spread(results, needs, ctx.present))
+
+
+class _Put(torch.autograd.Function):
+    """``into.copy_(value)`` for autograd, where the value is in the memory of ``into`` already."""
+
+    @staticmethod
+    def forward(ctx: Any, into: Tensor, value: Tensor) -> Tensor:
+        ctx.mark_dirty(into)
+        ctx.set_materialize_grads(False)
+        ctx.view = into._is_view()
+        return into
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        # a view's gradient is a part of its base's, and where it is None PyTorch drops the base's other parts with it
+        lost = grad.new_zeros(()).expand(grad.shape) if ctx.view and grad is not None else None
+        return lost, grad
+
+
+def overwriting(*args: Any) -> Any:
+    """Run a mutating op's plan under autograd: (arguments in schema order, plan)."""
+    plan: Plan = args[-1]
+    op = plan.recipe.op
+    made: list[Any] = []
+    for place, _ in op.overwritten:
+        value = args[place]
+        if value.requires_grad and value.is_leaf:
+            raise ArgumentError(
+                op.name, f"{op.names[place]}.is_leaf", "True, and it requires grad",
+                "a tensor that is computed from the leaf, or torch.no_grad()",
+            )  # fmt: skip
+    outputs = list(_Overwriting.apply(plan, made, *args[:-1]))  # type: ignore[no-untyped-call]
+    for place, output in op.overwritten:
+        outputs[output] = _Put.apply(args[place], outputs[output])  # type: ignore[no-untyped-call]
+    (ctx,) = made
+    ctx.versions = [kept._version for kept in ctx.watched]
+    return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+
+def runner_under_autograd(op: Primitive) -> Callable[..., Any]:
+    """What runs a plan whose result is to be differentiated."""
+    return overwriting if op.mutates else differentiable
+
+
 def differentiable(*args: Any) -> Any:
     """Run a plan under autograd: (arguments in schema order, plan)."""
     return _Bridge.apply(args[-1], *args[:-1])  # type: ignore[no-untyped-call]

@@ -5,7 +5,8 @@ tuple display. The full key (`cold`) holds every fact that a clause can read: ea
 contiguity or strides, each scalar, whether a gradient is needed, the request, and the extra facts (alignment, tf32,
 determinism) of those clauses that read them. Reading so many attributes from Python takes 1.2 us for three tensors, so
 in front of it stands a brief key whose entry is confirmed by Dynamo's own C++ tensor guard (0.2 us), which compares
-the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too.
+the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too; whether
+gradients are enabled is not, and stands in the brief key.
 
 A plan that is used again and again on an accelerator replaces the launcher by its replay (`backends.replay`), where the
 menu line says that it can.
@@ -26,8 +27,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ferryman.backends import replay
-from ferryman.dispatch import registry, select, state
-from ferryman.dispatch.gradient import Plan, Recipe, differentiable
+from ferryman.dispatch import registry, select, state, traced
+from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.primitive import Primitive
 
@@ -57,7 +58,7 @@ def resolve({params}):
         return cold({args})
     if not same:
         return cold({args})
-    try:
+{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover(error, {args})
@@ -71,7 +72,7 @@ def cold({params}):
     except KEY_ERRORS:
         return slow({args})
     warm(({brief}), (run, extra), {guarded})
-    try:
+{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover(error, {args})
@@ -82,7 +83,7 @@ def undifferentiated({params}):
         run, extra = plans[{key}]
     except KEY_ERRORS:
         return slow_plain({args})
-    try:
+{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover_plain(error, {args})
@@ -115,6 +116,8 @@ class Op:
         self.recipe = Recipe.of(op)
         self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
+        if op.mutates:
+            library = traced.whole(op, library)
         namespace = op.namespace
         namespace |= {
             "is_dynamo_compiling": torch.compiler.is_dynamo_compiling,
@@ -124,10 +127,11 @@ class Op:
             "grad_enabled": torch.is_grad_enabled,
             "float32_precision": torch.get_float32_matmul_precision,
             "deterministic": torch._C._get_deterministic_algorithms,
+            "bump": torch.autograd.graph.increment_version,
             "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
             "hot": self.hot, "warm": self.warm, "MISS": _MISS,
             **{f"no_{name}": torch.empty(0) for name in op.tensors},
-            "compiled": _compiled(op, library), "CompileError": CompileError,
+            "compiled": traced.compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),
             "slow_plain": lambda *args: self.slow(args, differentiate=False),
@@ -141,7 +145,7 @@ class Op:
         entry.__code__ = self.resolve.__code__
         namespace["_resolve"] = self.resolve
         if "_resolve_first" in namespace:
-            namespace["_resolve_first"] = _first(op, self.resolve)
+            namespace["_resolve_first"] = traced.first(op, self.resolve)
         self._key: Callable[..., Any] = _key_function(op, namespace)
         self._library = library
 
@@ -165,6 +169,8 @@ class Op:
         if differentiate and any(type(t) not in PLAIN for t in tensors.values()):
             return self._library(*args)
         op.check(*args)
+        if op.mutates:
+            torch.autograd.graph.increment_version([tensors[name] for name in op.mutates])
         asked = state.effective()
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
@@ -179,7 +185,7 @@ class Op:
             self.plans.clear()
         extra: Any = target
         if grads:
-            launch, extra = differentiable, self.recipe.plan(launch, target, asked)
+            launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, asked)
         if asked.tracer is None:
             key, entry = self._key(*args, bool(grads)), (launch, extra)
             if decision.implementation.replayable and device.type == REPLAYED:
@@ -305,7 +311,9 @@ def _source(op: Primitive) -> str:
     lines = [*lines, f"needs = {needed}"]
     scalars = [name for name in op.names if not op.types[name].startswith("Tensor")]
     extra = _extra_facts(op)
-    brief, guarded = ["current()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra], []
+    # the guard compares requires_grad, and not whether gradients are enabled
+    brief = ["current()", "grad_enabled()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra]
+    guarded = []
     for i, name in enumerate(op.tensors):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
         other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
@@ -313,7 +321,10 @@ def _source(op: Primitive) -> str:
             other += [f"{name} is {earlier}" for earlier in op.tensors[:i] if op.types[earlier] == "Tensor"]
         brief += other
         guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
+    # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
+    bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
     return _TEMPLATE.format(
+        bump=bump,
         params=names, args=names, key=", ".join(key), brief=", ".join(brief), guarded=", ".join(guarded),
         lines="\n".join(f"        {line}" for line in lines),
         lines_plain="\n".join(f"        {line}" for line in plain),
@@ -328,62 +339,6 @@ def _key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any
     exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
     made: Callable[..., Any] = namespace["key_of"]
     return made
-
-
-def _compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
-    if op.lower is None:
-        return library
-    lower, check = op.lower, op.check
-
-    def compiled(*args: Any) -> Any:
-        if state.requests or torch.is_autocast_enabled(args[0].device.type):
-            return library(*args)
-        check(*args)
-        return lower(*args)
-
-    return compiled
-
-
-def _first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
-    """The first output alone. torch.compile traces the vendor's own call for it, where that would be chosen."""
-    is_compiling, deterministic = torch.compiler.is_dynamo_compiling, torch.are_deterministic_algorithms_enabled
-    loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
-    forms = {name: form for name, form in loaded.items() if form is not None}
-    names = tuple(forms)
-
-    def form_of(device: str) -> int:
-        """Index in ``names`` of what stands first for a device whatever the call, or -1.
-
-        An exported program may run on another vendor's device, so it keeps the op. Dynamo itself traces is_exporting()
-        as always true in torch 2.11; what it returns is read here, outside the trace.
-        """
-        if torch.compiler.is_exporting():
-            return -1
-        line = select.foremost(op, select.profile_for(torch.device(device)))
-        return -1 if line is None or line.name not in forms else names.index(line.name)
-
-    def features_of(device: str) -> str:
-        return " ".join(sorted(select.target_of(select.profile_for(torch.device(device))).features))
-
-    # Traced as constants, as torch.compiler.assume_constant_result would have it; that imports torch._dynamo here.
-    form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-    def first(*args: Any) -> Any:
-        if not is_compiling():
-            return resolve(*args)[0]
-        device = args[0].device
-        plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
-        if plain:
-            at = form_of(str(device))
-            if at >= 0:
-                op.check(*args)
-                output = forms[names[at]](*args, features_of(str(device)))
-                if output is not None:
-                    return output
-        return resolve(*args)[0]
-
-    return first
 
 
 _ops: dict[str, Op] = {}

@@ -114,14 +114,19 @@ def launcher(line: Implementation) -> Callable[..., Any]:
     """The function that computes an implementation: (arguments in schema order, target)."""
     found = _loaded(line)
     simulator = redirect.current()
-    return found if simulator is None or line.backend == "definition" else simulator.wrap(found)
+    if simulator is None or line.backend == "definition":
+        return found
+    return simulator.wrap(found, frozenset(place for place, _ in primitives()[line.op].overwritten))
 
 
 @lru_cache(maxsize=None)
 def _loaded(line: Implementation) -> Callable[..., Any]:
     if line.backend != "definition":
         return line.load()
-    body, meta = primitives()[line.op].body, primitives()[line.op].meta
+    op = primitives()[line.op]
+    body, meta = op.body, op.meta
+    if op.mutates:
+        return lambda *args: _written(op, args[:-1], body(*args[:-1]), meta(*args[:-1]))
 
     def definition(*args: Any) -> Any:
         """The body's result in the declared strides: elementwise PyTorch keeps those of a permuted input."""
@@ -131,6 +136,17 @@ def _loaded(line: Implementation) -> Callable[..., Any]:
         return tuple(_laid(made, want) for made, want in zip(result, wanted, strict=True))
 
     return definition
+
+
+def _written(op: Primitive, args: tuple[Any, ...], result: Any, wanted: Any) -> Any:
+    """The body's result, as a mutating op leaves it."""
+    single = isinstance(result, Tensor)
+    made, want = ((result,), (wanted,)) if single else (result, wanted)
+    into = {o: args[a] for a, o in op.overwritten}
+    outputs = tuple(
+        into[i].copy_(m) if i in into else _laid(m, w) for i, (m, w) in enumerate(zip(made, want, strict=True))
+    )
+    return outputs[0] if single else outputs
 
 
 def _laid(made: Tensor, want: Tensor) -> Tensor:

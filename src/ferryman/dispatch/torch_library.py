@@ -33,17 +33,24 @@ def define(op: Primitive) -> Callable[..., Any]:
 def register(op: Primitive, kernel: Callable[..., Any], overload: Callable[..., Any], recipe: Recipe) -> None:
     """Give the schema its kernel and everything that PyTorch's transforms ask of it."""
     name = f"ferryman::{op.name}"
+    if op.mutates:
+        kernel = _without_arguments(op, kernel)
     _library.impl(op.name, kernel, "CompositeExplicitAutograd")
 
     def fake(*args: Any) -> Any:
         op.check(*args)
-        return op.meta(*args)
+        return op.fresh(op.meta(*args))
 
     torch.library.register_fake(name, fake, lib=_library)
     _library.impl(op.name, _autograd(overload, recipe, kernel), "Autograd", with_keyset=True)
     for device, key in _AUTOCAST.items():
         _library.impl(op.name, _autocast(op, overload, device, key), key)
     flops.register(op, overload)
+
+
+def _without_arguments(op: Primitive, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel returns the arguments that it wrote over, and a schema must not."""
+    return lambda *args: op.fresh(kernel(*args))
 
 
 class _Registered(torch.autograd.function._SingleLevelFunction):
@@ -72,7 +79,10 @@ class _Registered(torch.autograd.function._SingleLevelFunction):
         needs = ctx.needs_input_grad[2:]
         args = recipe.backward_args(ctx, grads, needs)
         with state.entered(ctx.asked):
-            results = getattr(torch.ops.ferryman, recipe.backward.name).default(*args)
+            if recipe.backward.mutates:  # its meaning, which a transform can trace and fuse; nothing is written over
+                results = recipe.backward.body(*args)
+            else:
+                results = getattr(torch.ops.ferryman, recipe.backward.name).default(*args)
         return (None, None, *recipe.spread(results, needs, ctx.present))
 
 
@@ -104,6 +114,9 @@ def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Call
             raise FerrymanError(
                 f"{overload}: no forward-mode derivative; use reverse mode, or the definition's own body"
             )
+        if differentiated and recipe.op.mutates:
+            recipe.check_inputs(args)
+            return _overwritten(recipe, below, args)
         if differentiated:
             recipe.check_inputs(args)
             with enable_single_level_autograd_function():
@@ -111,6 +124,26 @@ def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Call
         return below(*args)
 
     return run
+
+
+def _overwritten(recipe: Recipe, below: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A mutating op under autograd and any transform: its results on copies, which PyTorch's own copy_ writes back.
+
+    What tracing makes of it is a copy of what dies at once, which Inductor leaves out.
+    """
+    op = recipe.op
+
+    def on_copies(*inner: Any) -> tuple[Any, ...]:
+        given = list(inner)
+        for place, _ in op.overwritten:
+            given[place] = inner[place].clone()
+        return op.whole(given, below(*given))
+
+    with enable_single_level_autograd_function():
+        outputs = _Registered.apply(recipe, on_copies, *args)  # type: ignore[attr-defined]
+    for place, output in op.overwritten:
+        args[place].copy_(outputs[output])
+    return op.fresh(outputs)
 
 
 def _autocast(op: Primitive, overload: Callable[..., Any], device: str, key: str) -> Callable[..., Any]:

@@ -11,12 +11,20 @@ from ferryman.ops.norm.definition import (
     rms_norm,
     rms_norm_backward,
 )
-from ferryman.ops.rope.definition import rope, rope_backward
-from ferryman.ops.softmax.definition import cross_entropy, cross_entropy_backward, softmax, softmax_backward
+from ferryman.ops.rope.definition import rope, rope_, rope_backward
+from ferryman.ops.softmax.definition import (
+    cross_entropy,
+    cross_entropy_backward,
+    cross_entropy_inplace_grad,
+    cross_entropy_inplace_grad_backward,
+    softmax,
+    softmax_backward,
+)
 
 __all__ = [
     "add_rms_norm", "add_rms_norm_backward", "attention", "attention_backward", "cross_entropy",
-    "cross_entropy_backward", "gelu_mul", "gelu_mul_backward", "layer_norm", "layer_norm_backward", "linear",
-    "linear_backward", "rms_norm", "rms_norm_backward", "rope", "rope_backward", "silu_mul", "silu_mul_backward",
-    "softmax", "softmax_backward",
+    "cross_entropy_backward", "cross_entropy_inplace_grad", "cross_entropy_inplace_grad_backward", "gelu_mul",
+    "gelu_mul_backward", "layer_norm", "layer_norm_backward", "linear", "linear_backward", "rms_norm",
+    "rms_norm_backward", "rope", "rope_", "rope_backward", "silu_mul", "silu_mul_backward", "softmax",
+    "softmax_backward",
 ]  # fmt: skip

@@ -60,6 +60,17 @@ def shaped(op: str, name: str, x: Tensor | None, *shape: int) -> None:
         raise ArgumentError(op, f"{name}.shape", tuple(x.shape), str(shape))
 
 
+def writable(op: str, **tensors: Tensor) -> None:
+    """Elements that share memory cannot hold a result each. Strides that only might let them are refused too."""
+    for name, x in tensors.items():
+        span = 0
+        for step, n in sorted(zip(x.stride(), x.shape, strict=True)):
+            if n > 1 and step <= span and x.numel():
+                required = "elements that share no memory: it is written over"
+                raise ArgumentError(op, f"{name}.stride()", tuple(x.stride()), required)
+            span += (n - 1) * step
+
+
 def non_negative(op: str, **values: float) -> None:
     for name, value in values.items():
         if not 0 <= value < math.inf:  # math.isfinite breaks torch.compile's graph when the value is symbolic

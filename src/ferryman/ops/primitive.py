@@ -13,6 +13,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -106,6 +107,7 @@ class Primitive:
     batch: Mapping[str, int] | str
     reduction: Callable[..., int] | None
     unseen: Callable[..., Any] | None
+    mutates: Mapping[str, str]
     namespace: dict[str, Any] = field(repr=False, compare=False)
     doc: str = field(default="", repr=False)
 
@@ -120,9 +122,33 @@ class Primitive:
     @property
     def schema(self) -> str:
         """The torch.library schema, without a namespace. It has no defaults: kernels would not be handed them."""
-        args = [f"{self.types[p.name]} {p.name}" for p in self.parameters]
-        returns = "Tensor" if len(self.outputs) == 1 else f"({', '.join(['Tensor'] * len(self.outputs))})"
+        kinds = dict(self.types)
+        for letter, name in zip("abcdefgh", self.mutates, strict=False):
+            kinds[name] = kinds[name].replace("Tensor", f"Tensor({letter}!)")
+        args = [f"{kinds[p.name]} {p.name}" for p in self.parameters]
+        fresh = len(self.outputs) - len(self.mutates)
+        returns = "Tensor" if fresh == 1 else f"({', '.join(['Tensor'] * fresh)})"
         return f"{self.name}({', '.join(args)}) -> {returns}"
+
+    @property
+    def overwritten(self) -> tuple[tuple[int, int], ...]:
+        """(index of an argument, index of the output that is written over it)."""
+        return tuple((self.names.index(a), self.outputs.index(o)) for a, o in self.mutates.items())
+
+    def fresh(self, outputs: Any) -> Any:
+        """Of all outputs, what the schema returns: those that are written over no argument; None without any."""
+        if not self.mutates:
+            return outputs
+        own = {o for _, o in self.overwritten}
+        whole = outputs if isinstance(outputs, tuple) else (outputs,)
+        found = tuple(value for i, value in enumerate(whole) if i not in own)
+        return found if len(found) > 1 else found[0] if found else None
+
+    def whole(self, args: Sequence[Any], returned: Any) -> tuple[Any, ...]:
+        """All outputs of a mutating op, from its arguments and what the schema returned."""
+        fresh = iter(returned if isinstance(returned, tuple) else (returned,))
+        into = {o: args[a] for a, o in self.overwritten}
+        return tuple(into[i] if i in into else next(fresh) for i in range(len(self.outputs)))
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """All arguments in schema order, defaults filled in; TypeError as Python words it."""
@@ -168,6 +194,7 @@ def primitive(
     batch: Mapping[str, int] | str = "the op declares no batch axis",
     reduction: Callable[..., int] | None = None,
     unseen: Callable[..., Any] | None = None,
+    mutates: Mapping[str, str] = MappingProxyType({}),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Turn a definition into an op.
@@ -182,7 +209,9 @@ def primitive(
     batch: inputs and outputs along whose leading axis samples are independent, each with the dimensions of one sample
     (an input that has no more, or a leading axis of 1, is shared); or why there are none. reduction: how many terms are
     summed for one element of a result. unseen: replaces in place what some results may not depend on, and returns a
-    mask of those for each output; None where everything matters.
+    mask of those for each output; None where everything matters. mutates: arguments that are written over -> the
+    output that is written there. The definition computes values and writes over nothing; a kernel returns the argument
+    itself in the output's place, and the schema, which may not return an argument, leaves that output out.
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
@@ -205,7 +234,7 @@ def primitive(
             grads=tuple((g,) if isinstance(g, str) else g for g in grads),
             lower=body if lower == "definition" else lower,
             autocast=autocast, nondifferentiable=nondifferentiable, rounded=rounded, batch=batch,
-            reduction=reduction, unseen=unseen, namespace=namespace,
+            reduction=reduction, unseen=unseen, mutates=mutates, namespace=namespace,
             doc=inspect.getdoc(body) or "",
         )  # fmt: skip
         return typing.cast("Callable[P, R]", entry)

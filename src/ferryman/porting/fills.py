@@ -167,6 +167,12 @@ def _masked(d: Draw) -> Tensor:
     return d.normal().masked_fill(hidden, -math.inf)
 
 
+def _angles(d: Draw) -> Tensor:
+    x = 2 * d.uniform() - 1
+    half = x.shape[-1] // 2
+    return torch.cat((x[..., :half], x[..., :half], x[..., 2 * half :]), -1)
+
+
 def _mask(d: Draw) -> Tensor:
     return (d.uniform() < 0.5) & (d.rows() % 3 != 1)
 
@@ -202,6 +208,7 @@ FILLS: Mapping[str, Fill] = {
             independent=False,
         ),
         Fill("unit", "in [-1, 1], as cosines are", lambda d: 2 * d.uniform() - 1),
+        Fill("angles", "in [-1, 1], both halves of a row alike: cosines as models make them", _angles),
         Fill("mask", "random bool, every third row empty", _mask),
         Fill("bias", "normal with -inf, whole rows included", _bias),
         Fill("digits", "-2, -1, 1 or 2", probes.digits, independent=False),

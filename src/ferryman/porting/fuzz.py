@@ -37,7 +37,8 @@ class Tensor:
     """One tensor: its dimensions by symbol, what may fill it, whether it may be absent or of another dtype.
 
     Symbols stand for one size throughout a case; ``...`` for some leading dimensions; a name in ``SIZES`` says which
-    sizes are tried. Tensors of one ``group`` have one fill. ``high`` bounds integers: a symbol.
+    sizes are tried. Tensors of one ``group`` have one fill. ``high`` bounds integers: a symbol. ``over``: the op writes
+    over it, so that its elements share no memory.
     """
 
     dims: str
@@ -46,6 +47,7 @@ class Tensor:
     mixed: bool = False
     group: str = ""
     high: str = ""
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,15 @@ OPS: Mapping[str, Mapping[str, Any]] = {
         "q": Tensor("B H S D", _VALUES, group="q"), "k": Tensor("B G S D", _VALUES, group="q"),
         "cos": Tensor("b S R", ("unit",), mixed=True, group="cos"),
         "sin": Tensor("b S R", ("unit",), mixed=True, group="cos"), "interleaved": (False, True),
+    },
+    "rope_": {
+        "q": Tensor("B H S D", _VALUES, group="q", over=True), "k": Tensor("B G S D", _VALUES, group="q", over=True),
+        "cos": Tensor("b S R", ("unit",), mixed=True, group="cos"),
+        "sin": Tensor("b S R", ("unit",), mixed=True, group="cos"), "interleaved": (False, True),
+    },
+    "cross_entropy_inplace_grad": {
+        "logits": Tensor("... V", _LOGITS, over=True), "target": Tensor("...", ("integer",), high="V"),
+        "ignore_index": (-100, -1), "label_smoothing": (0.0, 0.1, 1.0),
     },
     "linear": {
         "x": Tensor("... K", _PRODUCT, group="x"), "weight": Tensor("F K", _PRODUCT, group="x"),
@@ -214,7 +225,7 @@ class _Symbols:
         if symbol == "H":
             return self["G"] * int(choose(s.per_group))
         if symbol == "D":
-            return int(choose([d for d in s.head_dim if self._op != "rope" or d > 1]))
+            return int(choose([d for d in s.head_dim if not self._op.startswith("rope") or d > 1]))
         if symbol == "R":
             even = [r for r in (self["D"] // 2 * 2, 2, self["D"] // 4 * 2) if r]
             return int(choose(even))
@@ -232,16 +243,18 @@ def _spec(form: Tensor, symbols: _Symbols, fill: str, dtype: str, choose: Choose
         shape += symbols.leading() if symbol == "..." else (symbols[symbol],)
     if fill == "mask":
         dtype = "bool"
-    return TensorSpec(shape, dtype, fill, _layout(shape, choose, symbols.sizes))
+    return TensorSpec(shape, dtype, fill, _layout(shape, choose, symbols.sizes, not form.over))
 
 
 def _integers(spec: TensorSpec, low: int, high: int) -> TensorSpec:
     return TensorSpec(spec.shape, "int64", None, spec.layout, low, high)
 
 
-def _layout(shape: tuple[int, ...], choose: Choose, sizes: Sizes) -> str:
-    """Contiguous as often as not; else any order of the dimensions, padding, repetition, overlap and misalignment."""
-    kind = choose(("contiguous", "permuted", "padded", "expanded", "overlapping", "offset"))
+def _layout(shape: tuple[int, ...], choose: Choose, sizes: Sizes, sharing: bool = True) -> str:
+    """Contiguous as often as not; else any order of the dimensions, padding, misalignment and, where elements may share
+    memory, repetition and overlap."""
+    kinds = ("contiguous", "permuted", "padded", "offset")
+    kind = choose(("contiguous", "permuted", "padded", "expanded", "overlapping", "offset") if sharing else kinds)
     if kind == "contiguous":
         return "contiguous"
     order = list(range(len(shape)))

@@ -213,7 +213,19 @@ class Adapter:
         except Exception as error:
             self.raised = f"raised {type(error).__name__}: {_line(error)}"
             raise
-        return self._structured(result, next(a.device for a in values if isinstance(a, Tensor)))
+        return self._structured(self._whole(values, result), next(a.device for a in values if isinstance(a, Tensor)))
+
+    def _whole(self, values: list[Any], result: Any) -> Any:
+        """A function that writes over its arguments may leave them out of what it returns, as the op's schema does."""
+        op = self._op
+        own = len(op.outputs) - len(op.mutates)
+        fitting = result is None if own == 0 else isinstance(result, tuple if own > 1 else Tensor)
+        if not op.mutates or not fitting or (isinstance(result, tuple) and len(result) != own):
+            return result
+        if len(op.outputs) == 1 and result is not None:
+            return result
+        outputs = op.whole(values, result)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _structured(self, result: Any, device: torch.device) -> Any:
         """The result if it has the op's form; what the tensors themselves are, the engine judges."""

@@ -20,7 +20,7 @@ from ferryman.dispatch.select import View, refusals, target_of
 from ferryman.errors import CompileError, UnimplementedInstruction
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import batch, gates, hygiene, simulated_route, vjp
+from ferryman.porting import batch, gates, hygiene, mutation, simulated_route, vjp
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.gates import judge
@@ -69,7 +69,7 @@ def check_cell(
             return cell(verdict=_refusal(implementation, view, profile), refusals=refused, reason="; ".join(refused))
     target = target_of(simulate or profile)
     try:
-        launcher = kernel or registry.launcher(implementation)
+        launcher = mutation.on_copies(primitive, kernel or registry.launcher(implementation))
         runs = hygiene.run(primitive, launcher, prepared.args, target, device, times)
     except CompileError as error:
         return cell(verdict="QUARANTINED", reason=_line(error))
@@ -83,7 +83,7 @@ def check_cell(
         return cell(verdict="FAIL", reason=f"raised {type(error).__name__}: {_line(error)}")
     if keep is not None:
         keep(runs.outputs)
-    runs.faults += simulated_route.faults()
+    runs.faults += mutation.faults(launcher) + simulated_route.faults()
     tf32 = bool(view.flags["tf32"]) and device.type == "cuda"
     on_simulator = simulated_route.active()
     simulated = on_simulator or (bool(view.flags["interpreted"]) and implementation.backend == "triton")

@@ -45,13 +45,16 @@ def measure(
         return None
     kernel, target = kernel or registry.launcher(implementation), target_of(profile)
     with torch.no_grad(), torch.cuda.device(device):
-        seconds = _events(lambda: kernel(*args, target), device)
+        over = [args[place] for place, _ in primitive.overwritten]
+        seconds = _events(lambda: kernel(*args, target), device, over)
     return against_roofline(
         primitive, implementation.name, dtype, device, case.name, seconds, "device events", profile, args
     )
 
 
-def _events(call: Any, device: torch.device) -> float:
+def _events(call: Any, device: torch.device, over: Sequence[torch.Tensor] = ()) -> float:
+    """``over``: what the call writes over, and gets back before each repeat."""
+    pristine = [x.clone() for x in over]
     for _ in range(_WARM):
         call()
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
@@ -59,6 +62,8 @@ def _events(call: Any, device: torch.device) -> float:
     spent = 0.0
     while len(pairs) < _MOST and spent < _BUDGET_MS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for x, was in zip(over, pristine, strict=True):
+            x.copy_(was)
         flush.zero_()  # takes 60 us and more: the host runs ahead, and launch time does not enter
         start.record()
         call()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.dispatch import registry, state
-from ferryman.dispatch.gradient import Recipe, differentiable
+from ferryman.dispatch.gradient import Recipe, runner_under_autograd
 from ferryman.errors import Unsupported
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
@@ -130,21 +130,39 @@ def _run(
     )
     leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
     found: dict[str, dict[str, Tensor]] = {}
-    with state.trace() as seen, torch.enable_grad():
+
+    def forward() -> tuple[Tensor, ...]:
+        given = _overwritable(op, args)
         with state.requested({n: (i,) for n, i in asked.items()}):
             if kernel is None:
-                outputs = as_tuple(op.namespace[op.name](*args))
-            else:
-                plan = Recipe.of(op).plan(kernel, target, state.effective())
-                outputs = as_tuple(differentiable(*args, plan))
+                return as_tuple(op.namespace[op.name](*given))
+            plan = Recipe.of(op).plan(kernel, target, state.effective())
+            return as_tuple(runner_under_autograd(op)(*given, plan))
+
+    with state.trace() as seen, torch.enable_grad():
+        outputs = forward()
+        shown = tuple(o.detach().clone() if op.mutates else o.detach() for o in outputs)
         for which in passes:
+            if which != passes[0] and op.mutates:
+                outputs = forward()
             exact = _exact(prepared, which)
             given = {i: c.to(outputs[i].device) for i, c in exact.cotangents.items()}
             grads = torch.autograd.grad(
                 [outputs[i] for i in given], list(leaves.values()), list(given.values()), retain_graph=True
             )
             found[which] = dict(zip(leaves, grads, strict=True))
-    return _Ran(tuple(o.detach() for o in outputs), found, passes, dict(seen.calls), asked)
+    return _Ran(shown, found, passes, dict(seen.calls), asked)
+
+
+def _overwritable(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with copies of those that the op writes over: a leaf that requires grad must not be."""
+    given = list(args)
+    for place, _ in op.overwritten:
+        value = given[place]
+        given[place] = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        ).copy_(value)  # fmt: skip
+    return tuple(given)
 
 
 def _exact(prepared: Prepared, which: str) -> Exact:
@@ -256,7 +274,7 @@ def _who_ran(op: Primitive, backward: Primitive, ran: _Ran, used: list[tuple[str
     """What ran, if it is not what was asked for."""
     wanted = ran.asked.get(op.name)
     forward = {name: count for (which, name), count in ran.calls.items() if which == op.name}
-    if wanted is not None and forward != {wanted: 1}:
+    if wanted is not None and forward != {wanted: len(ran.passes) if op.mutates else 1}:
         return f"{op.name} was asked of {wanted}, but {forward or 'nothing'} ran"
     asked = ran.asked.get(backward.name)
     if len(used) != 1 or used[0][1] != len(ran.passes) or (asked is not None and used[0][0] != asked):

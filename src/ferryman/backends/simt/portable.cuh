@@ -23,7 +23,7 @@ typedef float f32;
 struct none {};  // an absent weight or bias
 
 // How global memory is read: ONCE by this block and AGAIN are read-only for the whole launch (ONCE may bypass the
-// first cache); WRITTEN is memory that the reading thread wrote itself.
+// first cache); WRITTEN is memory that the reading thread writes, before or after.
 enum Access : int { ONCE, AGAIN, WRITTEN };
 
 constexpr int WAVE = FERRYMAN_WAVE;

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -68,13 +68,14 @@ class Simulator:
         self.reports.clear()
         return found
 
-    def wrap(self, launcher: Callable[..., Any]) -> Callable[..., Any]:
-        """``launcher`` as a function of the same arguments that runs here; its tensors are inputs, read-only."""
+    def wrap(self, launcher: Callable[..., Any], over: Collection[int] = ()) -> Callable[..., Any]:
+        """``launcher`` as a function of the same arguments that runs here; its tensors are inputs, read-only but for
+        those at ``over``."""
 
         @functools.wraps(launcher)
         def run(*args: Any) -> Any:
             before = self._inputs, self._mode
-            self._inputs = [_extent(a, f"argument {i}", False) for i, a in enumerate(args) if _counts(a)]
+            self._inputs = [_extent(a, f"argument {i}", i in over) for i, a in enumerate(args) if _counts(a)]
             self._mode = _Allocations()
             try:
                 with self, self._mode:
@@ -121,10 +122,10 @@ class Simulator:
         self._run(program, (grid, 1, 1), block, bytes(packed), self._regions(pointed), shared)
 
     def _regions(self, found: Iterable[Region]) -> list[Region]:
-        """Disjoint regions: those that overlap become one, read-only where an input is among them."""
+        """Disjoint regions: those that overlap become one, read-only where a read-only input is among them."""
         merged: list[Region] = []
         for region in sorted(found):
-            only = any(i.start < region.end and region.start < i.end for i in self._inputs)
+            only = any(i.start < region.end and region.start < i.end for i in self._inputs if not i.writable)
             region = region._replace(writable=region.writable and not only)
             if merged and region.start < merged[-1].end:
                 last = merged.pop()

@@ -101,8 +101,8 @@ def _empty(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _cost(q: Tensor, k: Tensor, cos: Tensor) -> Cost:
-    moved = 2 * (q.numel() + k.numel()) * q.element_size() + 2 * cos.numel() * cos.element_size()
+def _cost(q: Tensor, k: Tensor, cos: Tensor, touched: float = 1.0) -> Cost:
+    moved = 2 * touched * (q.numel() + k.numel()) * q.element_size() + 2 * cos.numel() * cos.element_size()
     return Cost(3.0 * (q.numel() + k.numel()), float(moved))
 
 
@@ -183,3 +183,40 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = 
 def rope_backward(grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Gradients of `rope` for q and k: the transposed rotation."""
     return _turn(grad_q, cos, sin, interleaved, True), _turn(grad_k, cos, sin, interleaved, True)
+
+
+def _check_writable(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+    _check("rope_", cos, sin, q=q, k=k)
+    checks.writable("rope_", q=q, k=k)
+
+
+@primitive(
+    outputs=("q", "k"),
+    check=_check_writable,
+    meta=lambda q, k, cos, sin, interleaved: (
+        q.new_empty_strided(q.shape, q.stride()), k.new_empty_strided(k.shape, k.stride())
+    ),
+    cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos, cos.shape[-1] / q.shape[-1] if q.shape[-1] else 1.0),
+    cases=_cases, bound=_bound, name="rope_",
+    backward="rope_backward", grads=("q", "k"), lower=_lowered,
+    batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2,
+    mutates={"q": "q", "k": "k"},
+)  # fmt: skip
+def rope_over(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """What `rope_` leaves in q and k."""
+    return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
+
+
+@public(rope_over)
+def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+    """`rope`, written over q and k: half of the memory, and what lies beyond rotary_dim is not moved. Returns (q, k).
+
+    Arguments as `rope`'s; q and k keep their strides, and share no element, neither with each other nor within
+    themselves. Under autograd it is ``q.copy_(rope(q, ...))`` without the copy: views and earlier uses of q are dealt
+    with by PyTorch's own rules for in-place operations, a leaf that requires grad is refused, the backward is the
+    transposed rotation of the gradients, and nothing but cos and sin is kept for it.
+    Raises ArgumentError.
+    """
+    if q is k:
+        raise ArgumentError("rope_", "k", "q itself", "another tensor: it would be rotated twice")
+    return rope_over(q, k, cos, sin, interleaved)

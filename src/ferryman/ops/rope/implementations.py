@@ -9,8 +9,8 @@ _HERE = "ferryman.ops.rope"
 _PLAIN = (unit_stride("q"), unit_stride("k"))
 
 IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "rope rope_backward", batch_invariant=True),
-    *menu(_HERE, "triton", "rope rope_backward", batch_invariant=True, replayable=True),
-    *menu(_HERE, "cuda", "rope", module="simt_kernels", when=_PLAIN, replayable=True),
-    *menu(_HERE, "hip", "rope", module="simt_kernels", when=_PLAIN, replayable=True),
+    *menu(_HERE, "torch", "rope rope_ rope_backward", batch_invariant=True),
+    *menu(_HERE, "triton", "rope rope_ rope_backward", batch_invariant=True, replayable=True),
+    *menu(_HERE, "cuda", "rope rope_", module="simt_kernels", when=_PLAIN, replayable=True),
+    *menu(_HERE, "hip", "rope rope_", module="simt_kernels", when=_PLAIN, replayable=True),
 )

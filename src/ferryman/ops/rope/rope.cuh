@@ -7,7 +7,7 @@
 
 namespace ferryman {
 
-struct RopeTensor {  // strides in elements; the last dimension has stride 1. out is contiguous (B, H, S, D)
+struct RopeTensor {  // strides in elements; the last dimension has stride 1. out is contiguous (B, H, S, D), or data
     const void* data;
     void* out;
     i64 batch, head, token;
@@ -25,15 +25,18 @@ template <typename C, int V> FERRYMAN_DEVICE void load_table(float (&out)[V], co
     unpack(pack, out);
 }
 
-template <typename T, typename C, int V, bool INTERLEAVED>
+// OVER: the result goes where the input was. A thread loads both packs of a unit before it stores either, and no other
+// thread has any of their elements; the rest, beyond `rotary`, stays.
+template <typename T, typename C, int V, bool INTERLEAVED, bool OVER>
 FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
                           i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, i64 blocks) {
     constexpr bool TWO = !INTERLEAVED || V == 1;  // a unit is two packs, `distance` apart
     constexpr int TOGETHER = 2;                   // heads: four loads of 16 bytes in flight
+    constexpr Access READ = OVER ? WRITTEN : ONCE;
     const int half = (int)(rotary / 2), distance = INTERLEAVED ? 1 : half;
     const int step = INTERLEAVED && V == 1 ? 2 : V;
     const int rotated_units = (INTERLEAVED ? (int)rotary : half) / step;
-    const int all_units = rotated_units + (int)((dim - rotary + V - 1) / V);
+    const int all_units = rotated_units + (OVER ? 0 : (int)((dim - rotary + V - 1) / V));
     const int q_heads = (int)q.heads, all_heads = (int)(q.heads + k.heads);
     const i64 out_head = tokens * dim;
     const int thread = platform::thread_index();
@@ -60,8 +63,8 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
             }
             const T* q_in = (const T*)q.data + b * q.batch + s * q.token + first;
             const T* k_in = (const T*)k.data + b * k.batch + s * k.token + first;
-            T* q_out = (T*)q.out + (b * q.heads * tokens + s) * dim + first;
-            T* k_out = (T*)k.out + (b * k.heads * tokens + s) * dim + first;
+            T* q_out = OVER ? (T*)q_in : (T*)q.out + (b * q.heads * tokens + s) * dim + first;
+            T* k_out = OVER ? (T*)k_in : (T*)k.out + (b * k.heads * tokens + s) * dim + first;
             for (int h = head_slot; h < all_heads; h += heads_at_once * TOGETHER) {
                 Pack<T, V> low[TOGETHER], high[TOGETHER];
 #pragma unroll
@@ -69,14 +72,15 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
                     const int head = h + j * heads_at_once;
                     if (head >= all_heads) continue;
                     const T* in = head < q_heads ? q_in + head * q.head : k_in + (head - q_heads) * k.head;
-                    load<ONCE>(low[j], in);
-                    if (TWO && rotated) load<ONCE>(high[j], in + distance);
+                    load<READ>(low[j], in);
+                    if (TWO && rotated) load<READ>(high[j], in + distance);
                 }
 #pragma unroll
                 for (int j = 0; j < TOGETHER; ++j) {
                     const int head = h + j * heads_at_once;
                     if (head >= all_heads) continue;
-                    T* out = head < q_heads ? q_out + head * out_head : k_out + (head - q_heads) * out_head;
+                    const i64 q_step = OVER ? q.head : out_head, k_step = OVER ? k.head : out_head;
+                    T* out = head < q_heads ? q_out + head * q_step : k_out + (head - q_heads) * k_step;
                     if (rotated) {
                         float a[V], c[V];
                         unpack(low[j], a);
@@ -109,7 +113,7 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
 
 }  // namespace ferryman
 
-#define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, THREADS)                                                       \
+#define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, THREADS, OVER)                                                 \
     FERRYMAN_KERNEL(THREADS, 640 / THREADS) /* 96 registers: at 80 the tables of two packs spill */              \
     void name(const ferryman::T* q, const ferryman::T* k, const ferryman::C* cos, const ferryman::C* sin,        \
               ferryman::T* q_out, ferryman::T* k_out, ferryman::i64 q_batch, ferryman::i64 q_head,               \
@@ -119,7 +123,7 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
               ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary, ferryman::i64 units,                \
               ferryman::i64 heads_at_once, ferryman::i64 tokens_at_once, ferryman::i64 blocks) {                 \
         using namespace ferryman;                                                                                \
-        rope<ferryman::T, ferryman::C, V, INTERLEAVED>(                                                          \
+        rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER>(                                                    \
             RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                             \
             RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads}, RopeTable{cos, cos_batch, cos_token},       \
             RopeTable{sin, sin_batch, sin_token}, batches, tokens, dim, rotary, (int)units, (int)heads_at_once,  \

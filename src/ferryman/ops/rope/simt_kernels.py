@@ -19,8 +19,9 @@ _THREADS = 128
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(kind: str, table: str, width: int, interleaved: bool) -> Unit:
-    return unit(family_source(_FILE, False), "FERRYMAN_ROPE", "rope", kind, table, width, interleaved, _THREADS)
+def _unit(kind: str, table: str, width: int, interleaved: bool, over: bool) -> Unit:
+    name = "rope_over" if over else "rope"
+    return unit(family_source(_FILE, False), "FERRYMAN_ROPE", name, kind, table, width, interleaved, _THREADS, over)
 
 
 class _Layout(NamedTuple):
@@ -45,20 +46,21 @@ def _layout(q: torch.Size, k: torch.Size, cos: torch.Size, strides: tuple[tuple[
 
 
 @functools.lru_cache(maxsize=1024)
-def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool,
+def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, over: bool,
             sizes: tuple[int, ...]) -> tuple[Unit, int, tuple[int, int, int, int]]:  # fmt: skip
     """(unit, blocks, (units of a head at once, heads at once, tokens at once, blocks))."""
     q_heads, k_heads, batch, tokens, dim, rotary = sizes
     turned = rotary if interleaved else rotary // 2
     # both halves of a head must start on a vector, and the untouched rest too
-    vector = vector and vectorised(kind.itemsize, dim | turned, 0)
+    vector = vector and vectorised(kind.itemsize, turned if over else dim | turned, 0)
     width = VECTOR_BYTES // kind.itemsize if vector else 1
     step = 2 if interleaved and width == 1 else width
-    lanes = min(turned // step + -(-(dim - rotary) // width), _THREADS)
+    rest = 0 if over else -(-(dim - rotary) // width)
+    lanes = min(max(turned // step + rest, 1), _THREADS)
     heads_at_once = min(q_heads + k_heads, _THREADS // lanes)
     tokens_at_once = max(1, _THREADS // (lanes * heads_at_once))
     blocks = grid_of(-(-batch * tokens // tokens_at_once), _THREADS)
-    chosen = _unit(type_name(kind), type_name(table), width, interleaved)
+    chosen = _unit(type_name(kind), type_name(table), width, interleaved, over)
     return chosen, blocks, (lanes, heads_at_once, tokens_at_once, blocks)
 
 
@@ -69,13 +71,24 @@ def _unit_stride(x: Tensor) -> Tensor:
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    return _launch(_unit_stride(q), _unit_stride(k), cos, sin, interleaved, q_out, k_out, target)
+
+
+def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
+    return _launch(q, k, cos, sin, interleaved, q, k, target)
+
+
+def _launch(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, q_out: Tensor, k_out: Tensor, target: Target
+) -> tuple[Tensor, Tensor]:
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
-    q, k, cos, sin = _unit_stride(q), _unit_stride(k), _unit_stride(cos), _unit_stride(sin)
+    over = q_out is q
+    cos, sin = _unit_stride(cos), _unit_stride(sin)
     lengths, arguments = _layout(q.shape, k.shape, cos.shape, (q.stride(), k.stride(), cos.stride(), sin.stride()))
     a, b, c, d, e, f = q.data_ptr(), k.data_ptr(), cos.data_ptr(), sin.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
     vector = vectorised(q.element_size(), lengths, a | b | c | d | e | f)
-    chosen, blocks, walk = _choose(q.dtype, cos.dtype, interleaved, vector, arguments[-6:])
+    chosen, blocks, walk = _choose(q.dtype, cos.dtype, interleaved, vector, over, arguments[-6:])
     runtime(target).launch(chosen, q.device, blocks, _THREADS, 0, (a, b, c, d, e, f, *arguments, *walk))
     return q_out, k_out
 
@@ -84,7 +97,9 @@ def units(target: Target) -> list[Unit]:
     """Every kernel of this family; the target's limits do not matter here."""
     widths = {"f32": (1, 4), "f16": (1, 8), "bf16": (1, 8)}
     return [
-        _unit(kind, table, width, interleaved)
-        for (kind, pair), table, interleaved in itertools.product(widths.items(), widths, (False, True))
+        _unit(kind, table, width, interleaved, over)
+        for (kind, pair), table, interleaved, over in itertools.product(
+            widths.items(), widths, (False, True), (False, True)
+        )
         for width in pair
     ]

@@ -8,8 +8,11 @@ from torch import Tensor
 from ferryman.backends.base import Target
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _turn(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float, over: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """``over``: where the result goes, which may be x itself."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if over is None else over
     width = cos.shape[-1]
     c, s = cos.float().unsqueeze(1), sin.float().unsqueeze(1)
     if interleaved:
@@ -19,14 +22,19 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float) -
     a, b = x[..., first].float(), x[..., second].float()
     # Forward pairs x2 with sin1 and x1 with sin2; the transpose pairs them crosswise.
     s_first, s_second = (s[..., first], s[..., second]) if sign > 0 else (s[..., second], s[..., first])
-    out[..., first] = (a * c[..., first] - sign * (b * s_first)).to(x.dtype)
-    out[..., second] = (b * c[..., second] + sign * (a * s_second)).to(x.dtype)
-    out[..., width:] = x[..., width:]
+    turned = a * c[..., first] - sign * (b * s_first), b * c[..., second] + sign * (a * s_second)
+    out[..., first], out[..., second] = turned  # both are there before either is written: in float32 a and b are views
+    if over is not x:
+        out[..., width:] = x[..., width:]
     return out
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
     return _turn(q, cos, sin, interleaved, 1.0), _turn(k, cos, sin, interleaved, 1.0)
+
+
+def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
+    return _turn(q, cos, sin, interleaved, 1.0, q), _turn(k, cos, sin, interleaved, 1.0, k)
 
 
 def rope_backward(

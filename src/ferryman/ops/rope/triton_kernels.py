@@ -22,7 +22,7 @@ from ferryman.backends.triton_rows import lanes
 def _rotate(
     x_ptr, out_ptr, lines, x_stride, out_stride, first_cos, second_cos, first_sin, second_sin, rotary, dim,
     INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr, LINES: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     """Pairs (a, b) of ``lines`` lines become (a cos_a - b sin_a, b cos_b + a sin_b); backward is its transpose."""
     line = tl.arange(0, LINES)[:, None]
@@ -49,6 +49,8 @@ def _rotate(
         second = b * second_cos + a * second_sin
     first = narrow(first, dtype)
     second = narrow(second, dtype)
+    if OVER:  # out is x: whichever threads load and store an element, all loads of the tile come first
+        tl.debug_barrier()
     if INTERLEAVED:
         both = tl.reshape(tl.join(first, second), [LINES, 2 * HALF])
         tl.store(out_ptr + (line * out_stride + col), both, mask=mask)
@@ -82,10 +84,11 @@ def _rope(
     q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, q_batch, q_head, q_token, k_batch, k_head, k_token,
     cos_batch, cos_token, sin_batch, sin_token, out_head, q_heads, k_heads, tokens, rotary, dim,
     INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr, BY_TOKEN: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     """A program rotates TOKENS tokens of HEADS heads of q or of k. BY_TOKEN, its lines are the tokens of one head at a
-    time, so that a head's segment of the result is written in one piece; else they are the heads of one token."""
+    time, so that a head's segment of the result is written in one piece; else they are the heads of one token. OVER,
+    the result goes where the input was; no two programs share an element."""
     q_blocks = tl.cdiv(q_heads, HEADS)
     blocks = q_blocks + tl.cdiv(k_heads, HEADS)
     block = tl.program_id(0) % blocks
@@ -100,29 +103,37 @@ def _rope(
     if block < q_blocks:
         head = block * HEADS
         q_ptr += batch * q_batch + token * q_token + head.to(tl.int64) * q_head
-        q_out_ptr += (batch * q_heads + head) * out_head + token * dim
+        q_out_token, q_out_head = dim, out_head
+        if OVER:
+            q_out_ptr, q_out_token, q_out_head = q_ptr, q_token, q_head
+        else:
+            q_out_ptr += (batch * q_heads + head) * out_head + token * dim
         if BY_TOKEN:
             for _ in range(tl.minimum(q_heads - head, HEADS)):
-                _rotate(q_ptr, q_out_ptr, tokens - token, q_token, dim, first_cos, second_cos, first_sin, second_sin,
-                        rotary, dim, INTERLEAVED, BACKWARD, TOKENS, HALF, REST, WIDE)  # fmt: skip
+                _rotate(q_ptr, q_out_ptr, tokens - token, q_token, q_out_token, first_cos, second_cos, first_sin,
+                        second_sin, rotary, dim, INTERLEAVED, BACKWARD, TOKENS, HALF, REST, WIDE, OVER)  # fmt: skip
                 q_ptr += q_head
-                q_out_ptr += out_head
+                q_out_ptr += q_out_head
         else:
-            _rotate(q_ptr, q_out_ptr, q_heads - head, q_head, out_head, first_cos, second_cos, first_sin, second_sin,
-                    rotary, dim, INTERLEAVED, BACKWARD, HEADS, HALF, REST, WIDE)  # fmt: skip
+            _rotate(q_ptr, q_out_ptr, q_heads - head, q_head, q_out_head, first_cos, second_cos, first_sin, second_sin,
+                    rotary, dim, INTERLEAVED, BACKWARD, HEADS, HALF, REST, WIDE, OVER)  # fmt: skip
     else:
         head = (block - q_blocks) * HEADS
         k_ptr += batch * k_batch + token * k_token + head.to(tl.int64) * k_head
-        k_out_ptr += (batch * k_heads + head) * out_head + token * dim
+        k_out_token, k_out_head = dim, out_head
+        if OVER:
+            k_out_ptr, k_out_token, k_out_head = k_ptr, k_token, k_head
+        else:
+            k_out_ptr += (batch * k_heads + head) * out_head + token * dim
         if BY_TOKEN:
             for _ in range(tl.minimum(k_heads - head, HEADS)):
-                _rotate(k_ptr, k_out_ptr, tokens - token, k_token, dim, first_cos, second_cos, first_sin, second_sin,
-                        rotary, dim, INTERLEAVED, BACKWARD, TOKENS, HALF, REST, WIDE)  # fmt: skip
+                _rotate(k_ptr, k_out_ptr, tokens - token, k_token, k_out_token, first_cos, second_cos, first_sin,
+                        second_sin, rotary, dim, INTERLEAVED, BACKWARD, TOKENS, HALF, REST, WIDE, OVER)  # fmt: skip
                 k_ptr += k_head
-                k_out_ptr += out_head
+                k_out_ptr += k_out_head
         else:
-            _rotate(k_ptr, k_out_ptr, k_heads - head, k_head, out_head, first_cos, second_cos, first_sin, second_sin,
-                    rotary, dim, INTERLEAVED, BACKWARD, HEADS, HALF, REST, WIDE)  # fmt: skip
+            _rotate(k_ptr, k_out_ptr, k_heads - head, k_head, k_out_head, first_cos, second_cos, first_sin, second_sin,
+                    rotary, dim, INTERLEAVED, BACKWARD, HEADS, HALF, REST, WIDE, OVER)  # fmt: skip
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -130,17 +141,19 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _launch(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, backward: bool, target: Target
-) -> tuple[Tensor, Tensor]:
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, backward: bool, target: Target,
+    over: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``over``: the result is written over q and k, whose last dimension is dense."""
+    q_out = q if over else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = k if over else torch.empty(k.shape, dtype=k.dtype, device=k.device)
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
     q, k, cos, sin = _dense(q), _dense(k), _dense(cos), _dense(sin)
     batch, q_heads, tokens, dim = q.shape
     k_heads, rotary = k.shape[1], cos.shape[-1]
     half = triton.next_power_of_2(max(rotary // 2, 1))
-    rest = triton.next_power_of_2(dim - rotary) if dim > rotary else 0
+    rest = triton.next_power_of_2(dim - rotary) if dim > rotary and not over else 0
     # 16 elements a thread, two 16-byte loads of a 16-bit input: 16 lines of 128 on 4 warps of 32 lanes
     lines = max(1, 64 * lanes(target) // (2 * half))
     by_token = tokens >= 8
@@ -158,6 +171,7 @@ def _launch(
         q, k, cos, sin, q_out, k_out, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
         0 if shared else cos.stride(0), cos.stride(1), 0 if shared else sin.stride(0), sin.stride(1), out_head,
         q_heads, k_heads, tokens, rotary, dim, interleaved, backward, by_token, token_lines, heads, half, rest, wide,
+        over,
     )  # fmt: skip
     blocks = triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads)
     grid = (batch * triton.cdiv(tokens, token_lines) * blocks,)
@@ -167,6 +181,15 @@ def _launch(
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
     return _launch(q, k, cos, sin, interleaved, False, target)
+
+
+def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
+    dense = _dense(q), _dense(k)
+    _launch(*dense, cos, sin, interleaved, False, target, over=True)
+    for given, turned in zip((q, k), dense, strict=True):
+        if turned is not given:
+            given.copy_(turned)
+    return q, k
 
 
 def rope_backward(
@@ -186,6 +209,7 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         for angles in dict.fromkeys((torch.float32, kind)):
             cos = torch.empty(1, tokens, rotary, dtype=angles, device="meta")
             rope(q, k, cos, cos, interleaved, target)
+            rope_(q, k, cos, cos, interleaved, target)
             rope_backward(q.contiguous(), k.contiguous(), cos, cos, interleaved, target)
 
     shapes = [(2, 4096, 32, 8, 128, 128), (32, 1, 32, 8, 128, 128), (1, 2048, 16, 16, 64, 64)]

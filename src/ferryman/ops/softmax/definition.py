@@ -211,6 +211,10 @@ def cross_entropy_with_lse(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """`cross_entropy`, with each row's natural log-sum-exp (float32, target's shape) beside the loss."""
+    return _mean_loss(logits, target, ignore_index, label_smoothing)
+
+
+def _mean_loss(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
     x, lse, picked, counted = _loss_parts(logits, target, ignore_index)
     row = lse - picked
     if label_smoothing:
@@ -249,6 +253,12 @@ def cross_entropy_backward(
     grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
     """Gradient of `cross_entropy` for its logits: ``grad / count * (softmax - smoothed one-hot)``, 0 where ignored."""
+    return _loss_gradient(grad, logits, target, lse, ignore_index, label_smoothing)
+
+
+def _loss_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float
+) -> Tensor:
     x, _, _, counted = _loss_parts(logits, target, ignore_index)
     classes = x.shape[-1]
     p = torch.exp(x - lse.unsqueeze(-1).to(x.dtype))
@@ -257,3 +267,97 @@ def cross_entropy_backward(
     d = torch.where(((target < 0) | (target >= classes)).unsqueeze(-1), math.nan, d)
     scale = grad.to(x.dtype) / counted.sum()
     return torch.where(counted.unsqueeze(-1), d * scale, 0.0).to(logits.dtype)
+
+
+# ------------------------------------------------------------------------------- its gradient, over the logits
+
+
+def _over_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
+    """The loss's own terms; in the gradient's, the log-sum-exp is no longer given but has the forward's error."""
+    logits, target, ignore_index, smoothing = args
+    loss, lse = _loss_bound(args, outputs)
+    one = torch.ones((), dtype=logits.dtype, device=logits.device)
+    (found,) = _loss_gradient_bound((one, logits, target, outputs[1], ignore_index, smoothing), outputs[2:])
+    if logits.numel() == 0:
+        return loss, lse, found
+    counted = (target != ignore_index).unsqueeze(-1)
+    p = torch.exp(logits - outputs[1].unsqueeze(-1))
+    moved = torch.where(counted & (p > 0), p * lse["accumulate"].unsqueeze(-1) / counted.sum(), 0.0)
+    return loss, lse, {**found, "accumulate": found["accumulate"] + moved}
+
+
+def _check_over(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> None:
+    _check_loss("cross_entropy_inplace_grad", logits, target, label_smoothing)
+    checks.writable("cross_entropy_inplace_grad", logits=logits)
+
+
+@primitive(
+    name="cross_entropy_inplace_grad",
+    outputs=("loss", "lse", "logits"),
+    check=_check_over,
+    meta=lambda logits, target, ignore_index, label_smoothing: (
+        logits.new_empty((), dtype=_float32(logits)),
+        logits.new_empty(target.shape, dtype=_float32(logits)),
+        logits.new_empty_strided(logits.shape, logits.stride()),
+    ),
+    cost=lambda logits, target, ignore_index, label_smoothing: Cost(
+        9.0 * logits.numel(), float(2 * logits.numel() * logits.element_size() + 12 * target.numel())
+    ),
+    cases=_loss_cases, bound=_over_bound,
+    backward="cross_entropy_inplace_grad_backward", grads=("logits",), nondifferentiable=("lse", "logits"),
+    batch="the loss and every gradient are divided by the number of rows that count",
+    reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
+    mutates={"logits": "logits"},
+)  # fmt: skip
+def cross_entropy_with_gradient(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `cross_entropy_inplace_grad` computes: the loss, each row's log-sum-exp, and what becomes of the logits."""
+    loss, lse = _mean_loss(logits, target, ignore_index, label_smoothing)
+    one = torch.ones((), dtype=lse.dtype, device=lse.device)
+    return loss, lse, _loss_gradient(one, logits, target, lse, ignore_index, label_smoothing).detach()
+
+
+@public(cross_entropy_with_gradient)
+def cross_entropy_inplace_grad(
+    logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """`cross_entropy` that computes its gradient at once and writes it over the logits: no second matrix of their size.
+
+    Arguments and result as `cross_entropy`'s; the elements of logits share no memory. Afterwards **logits hold
+    d loss / d logits** in their own dtype: whoever reads them again reads the gradient, as a constant that nothing
+    flows back through, and PyTorch refuses the backward of an earlier op that had kept them. A leaf that requires grad
+    is refused. ``loss.backward()`` multiplies them by the loss's gradient, in place and without a synchronisation, and
+    hands that very memory to autograd: it can be done once, and logits must not be written to before it. Autocast
+    leaves the logits as they are: a copy in another dtype would get the gradient.
+    Raises ArgumentError; the backward FerrymanError.
+    """
+    loss, _, _ = cross_entropy_with_gradient(logits, target, ignore_index, label_smoothing)
+    return loss
+
+
+def _check_scaled(grad: Tensor, out_logits: Tensor) -> None:
+    op = "cross_entropy_inplace_grad_backward"
+    checks.one_device(op, grad=grad, out_logits=out_logits)
+    checks.floating(op, grad=grad, out_logits=out_logits)
+    checks.shaped(op, "grad", grad)
+    checks.writable(op, out_logits=out_logits)
+
+
+@primitive(
+    outputs=("grad_logits",),
+    check=_check_scaled,
+    meta=lambda grad, out_logits: out_logits.new_empty_strided(out_logits.shape, out_logits.stride()),
+    cost=lambda grad, out_logits: Cost(
+        float(out_logits.numel()), 2.0 * out_logits.numel() * out_logits.element_size()
+    ),
+    bound=lambda args, outputs: ({"accumulate": outputs[0].abs(), "absolute": torch.full_like(outputs[0], FLUSH)},),
+    lower="definition", reduction=lambda grad, out_logits: 1, batch={"out_logits": 1, "grad_logits": 1},
+    mutates={"out_logits": "grad_logits"},
+)  # fmt: skip
+def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor) -> Tensor:
+    """Gradient of `cross_entropy_inplace_grad` for its logits: what it left there times the loss's gradient, in place.
+
+    A gradient of 1 moves nothing.
+    """
+    return (wide(out_logits) * grad.to(wide(out_logits).dtype)).to(out_logits.dtype)

@@ -34,6 +34,19 @@ def cross_entropy(
     return row.masked_fill(~counted, 0.0).sum() / counted.sum(), lse
 
 
+def cross_entropy_inplace_grad(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss, lse = cross_entropy(logits, labels, ignore_index, label_smoothing, target)
+    one = torch.ones((), dtype=torch.float32, device=logits.device)
+    gradient = cross_entropy_backward(one, logits, labels, lse, ignore_index, label_smoothing, target)
+    return loss, lse, logits.copy_(gradient)
+
+
+def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
+    return out_logits.copy_(out_logits.float() * grad)
+
+
 def cross_entropy_backward(
     grad: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float, target: Target
 ) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def groups_of(known: Profile, backends: Iterable[str], families: Iterable[str]) 
     """Every group of a profile that has a kernel file."""
     for backend in backends:
         for family in families:
-            if _module(backend, family) is None:
+            if not _modules(backend, family):
                 continue
             for dtype in DTYPES if backend == "triton" else (ANY_DTYPE,):
                 yield Group(known.name, backend, family, dtype)
@@ -53,11 +54,9 @@ def groups_of(known: Profile, backends: Iterable[str], families: Iterable[str]) 
 
 def sources_of(group: Group, known: Profile) -> list[Source]:
     """What there is to compile in a group, each thing once. Imports the family's kernels, and with them Triton."""
-    where = _module(group.backend, group.family)
-    assert where is not None
-    module = importlib.import_module(where)
+    modules = [importlib.import_module(where) for where in _modules(group.backend, group.family)]
     found: dict[str, Source] = {}
-    for target in launch_targets(known):
+    for target, module in itertools.product(launch_targets(known), modules):
         if group.backend == "triton":
             for one in module.specialisations(target, group.dtype):
                 found.setdefault(repr(one), Source(one.name, one))
@@ -67,11 +66,9 @@ def sources_of(group: Group, known: Profile) -> list[Source]:
     return list(found.values())
 
 
-def _module(backend: str, family: str) -> str | None:
-    """The family's kernel file for a backend, as its menu names it."""
+def _modules(backend: str, family: str) -> list[str]:
+    """The family's kernel files for a backend, as its menu names them."""
     start = f"ferryman.ops.{family}."
-    for op in registry.primitives():
-        for line in registry.implementations(op):
-            if line.backend == backend and line.where.startswith(start):
-                return line.where.partition(":")[0]
-    return None
+    lines = (line for op in registry.primitives() for line in registry.implementations(op))
+    named = [x.where.partition(":")[0] for x in lines if x.backend == backend and x.where.startswith(start)]
+    return list(dict.fromkeys(named))

@@ -4,6 +4,9 @@ A short call is timed in replays of a CUDA graph of all calls, one for each set 
 would time the gaps between launches too, below 20 us for most and up to 200 us where a library's host work is long.
 Results are kept until the capture ends, so that each call writes to memory of its own. Longer calls are timed by events
 around rounds of eager calls.
+
+A call that writes over its inputs finds others the next time: they are restored before every sample, which is then one
+round, and there is no time on the same inputs again and again.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ class Timer:
     method: Method = "host clock"
     note: str | None = None
 
-    def __init__(self, calls: Sequence[Call], device: torch.device) -> None:
-        self.calls, self.device = list(calls), device
+    def __init__(self, calls: Sequence[Call], device: torch.device, restore: Call | None = None) -> None:
+        self.calls, self.device, self.restore = list(calls), device, restore
         for call in self.calls[:3] or self.calls:
             call()
 
@@ -40,9 +43,9 @@ class Timer:
         """Seconds of a call, each on another set of inputs than the last."""
         return self._rounds(self.calls)
 
-    def warm(self) -> float:
-        """Seconds of a call on the same inputs again and again."""
-        return self._rounds([self.calls[0]] * len(self.calls))
+    def warm(self) -> float | None:
+        """Seconds of a call on the same inputs again and again; None where the first call changes them."""
+        return None if self.restore is not None else self._rounds([self.calls[0]] * len(self.calls))
 
     def _rounds(self, calls: Sequence[Call]) -> float:
         first = self._round(calls)
@@ -50,6 +53,8 @@ class Timer:
         return statistics.median([first, *(self._round(calls) for _ in range(more))])
 
     def _round(self, calls: Sequence[Call]) -> float:
+        if self.restore is not None:
+            self.restore()
         start = time.perf_counter()
         for call in calls:
             call()
@@ -62,8 +67,10 @@ class Timer:
 class DeviceTimer(Timer):
     """By graph replay where a call may be shorter than what a host can launch, else by device events."""
 
-    def __init__(self, calls: Sequence[Call], device: torch.device, watching: Call = lambda: None) -> None:
-        super().__init__(calls, device)
+    def __init__(
+        self, calls: Sequence[Call], device: torch.device, watching: Call = lambda: None, restore: Call | None = None
+    ) -> None:  # fmt: skip
+        super().__init__(calls, device, restore)
         self.watching = watching
         self.graphs: list[tuple[torch.cuda.CUDAGraph, int]] = []  # cold, warm; how many calls each holds
         self.method = "device events"
@@ -73,7 +80,7 @@ class DeviceTimer(Timer):
             if self.graphs:
                 rough = self._events(self.graphs[0][0].replay, self.graphs[0][1], 1)
         per_round = max(rough * len(self.calls), 1e-7)
-        self.rounds = max(1, min(1000, round(SAMPLE_SECONDS / per_round)))
+        self.rounds = 1 if restore is not None else max(1, min(1000, round(SAMPLE_SECONDS / per_round)))
 
     @staticmethod
     def _each(calls: Sequence[Call]) -> None:
@@ -127,21 +134,27 @@ class DeviceTimer(Timer):
                 for _ in range(self.rounds):
                     work()
                 self.watching()  # while the device has that work to do
+            if self.restore is not None:
+                self.restore()
             found.append(self._events(work, number, self.rounds))
         return statistics.median(found)
 
     def cold(self) -> float:
         return self._median(0, self.calls)
 
-    def warm(self) -> float:
-        return self._median(1, [self.calls[0]] * len(self.calls))
+    def warm(self) -> float | None:
+        return None if self.restore is not None else self._median(1, [self.calls[0]] * len(self.calls))
 
     def close(self) -> None:
         self.graphs.clear()
 
 
-def timer(calls: Sequence[Call], device: torch.device, watching: Call = lambda: None) -> Timer:
-    return DeviceTimer(calls, device, watching) if device.type == "cuda" else Timer(calls, device)
+def timer(
+    calls: Sequence[Call], device: torch.device, watching: Call = lambda: None, restore: Call | None = None
+) -> Timer:  # fmt: skip
+    if device.type == "cuda":
+        return DeviceTimer(calls, device, watching, restore)
+    return Timer(calls, device, restore)
 
 
 def host(call: Call, device: torch.device) -> float:

@@ -59,7 +59,7 @@ def _made(op: str, grid: Grid) -> Iterator[Case]:
                 "gelu_mul": {"gate": x, "up": x, "approximate": "tanh"},
             }  # fmt: skip
             yield Case(f"{rows}x{width}", arguments[op])
-    elif op == "cross_entropy":
+    elif op in ("cross_entropy", "cross_entropy_inplace_grad"):
         shapes = (
             [(4096, 128_256)] if grid == "small" else [(512, 32_000), (4096, 50_257), (4096, 128_256), (8192, 152_064)]
         )
@@ -67,12 +67,12 @@ def _made(op: str, grid: Grid) -> Iterator[Case]:
             labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
             yield Case(f"{rows}x{width}", {"logits": TensorSpec((rows, width)), "target": labels,
                                            "ignore_index": -100, "label_smoothing": 0.0})  # fmt: skip
-    elif op == "rope":
+    elif op in ("rope", "rope_"):
         shapes4 = [(4, 4096, 32, 8, 128)] if grid == "small" else [
             (32, 1, 32, 8, 128), (1, 512, 32, 8, 128), (4, 4096, 32, 8, 128), (4, 4096, 16, 16, 64),
         ]  # fmt: skip
         for b, s, h, kv, d in shapes4:
-            angle = TensorSpec((1, s, d), fill="unit")
+            angle = TensorSpec((1, s, d), fill="angles" if op == "rope_" else "unit")  # Liger's reads one half only
             q, k = TensorSpec((b, h, s, d), layout="heads"), TensorSpec((b, kv, s, d), layout="heads")
             yield Case(f"B{b} H{h}/{kv} S{s} D{d}", {"q": q, "k": k, "cos": angle, "sin": angle, "interleaved": False})
     elif op == "linear":

@@ -122,9 +122,9 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     first, cache = sets[0], _cache(plan.profile)
     cost = op.cost(*first)
     contenders = [*implementations(plan, op, first), *_peers(plan, op, first), _copy(cost.bytes, device)]
-    seen = watch(device)
+    seen, again = watch(device), restoring(op, sets)
     for contender in contenders:
-        prepare(contender, sets, device, seen.sample)
+        prepare(contender, sets, device, seen.sample, again)
     noise = trials([c for c in contenders if c.timer is not None])
     for contender in contenders:
         _finish(contender, first, device)
@@ -162,6 +162,20 @@ def _own(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def restoring(op: Primitive, sets: Sequence[tuple[Any, ...]]) -> Callable[[], None] | None:
+    """What gives a mutating op its inputs back, all sets alike; None for an op that leaves them as they are."""
+    pristine = {place: _own(sets[0][place]) for place, _ in op.overwritten}
+    if not pristine:
+        return None
+
+    def restore() -> None:
+        for one in sets:
+            for place, value in pristine.items():
+                one[place].copy_(value)
+
+    return restore
 
 
 def _sets(device: torch.device, size: int, cache: int) -> int:
@@ -226,8 +240,8 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
             told = _judged(op, small, prepare)
             if told is not None:
                 return f"not equal to the op on {case.name}: {told}"
-        ours = as_tuple(op.namespace["_resolve"](*args))
-        told = peers.wrong(op, args, prepare(*args)(), ours, peers.AGREEING)
+        ours = as_tuple(op.namespace["_resolve"](*spared(op, args)))
+        told = peers.wrong(op, args, prepare(*spared(op, args))(), ours, peers.AGREEING)
         return None if told is None else f"does not agree with ours on these inputs: {told}"
     except peers.NotServed as error:
         return f"not served: {error}"
@@ -238,9 +252,15 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
 
 def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
     try:
-        return peers.wrong(op, args, prepare(*args)())
+        return peers.wrong(op, args, prepare(*spared(op, args))())
     except peers.NotServed:  # not this case; the timed one may be served, and is compared with ours
         return None
+
+
+def spared(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with copies of those that are written over."""
+    over = {place for place, _ in op.overwritten}
+    return tuple(_own(a) if i in over else a for i, a in enumerate(args))
 
 
 def _still_there(device: torch.device) -> None:
@@ -264,13 +284,17 @@ def _copy(bytes_moved: float, device: torch.device) -> Contender:
     return Contender(COPY, "reference", call_of)
 
 
-def prepare(contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, sample: Any) -> None:
+def prepare(
+    contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, sample: Any,
+    restore: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
     """Compile, warm up and capture; what fails is skipped, with its reason."""
     if contender.skipped is not None:
         return
     try:
         with torch.no_grad():
-            contender.timer = clock.timer([contender.call_of(args) for args in sets], device, sample)
+            calls = [contender.call_of(args) for args in sets]
+            contender.timer = clock.timer(calls, device, sample, None if contender.name == COPY else restore)
             contender.method, contender.note = contender.timer.method, contender.timer.note
     except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
         _still_there(device)

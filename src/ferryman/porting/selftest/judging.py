@@ -15,7 +15,7 @@ from torch import Tensor
 from ferryman.device_profiles import Profile
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting import hygiene
+from ferryman.porting import hygiene, mutation
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.parity import Prepared, check_cell
 from ferryman.porting.results import Cell
@@ -110,7 +110,8 @@ def look(kernel: Callable[..., Any], line: Implementation, prepared: Prepared, s
 def call(kernel: Callable[..., Any], prepared: Prepared, setting: Setting, target: Any) -> tuple[Any, ...] | None:
     """The kernel's outputs alone; None where it raises."""
     try:
-        runs = hygiene.run(prepared.primitive, kernel, prepared.args, target, setting.device, 1)
+        whole = mutation.on_copies(prepared.primitive, kernel)
+        runs = hygiene.run(prepared.primitive, whole, prepared.args, target, setting.device, 1)
     except Exception:  # noqa: BLE001 - a mutant may raise anything; the caller counts it as different
         return None
     finally:

@@ -72,10 +72,13 @@ def torch_kernel(op: str) -> Kernel:
 
 def finish(op: str, outputs: Outputs, args: tuple[Any, ...]) -> Any:
     """Rounded once to the dtype, and laid out in the strides, that the op declares."""
-    places = as_tuple(registry.primitive(op).meta(*args))
+    known = registry.primitive(op)
+    places = list(as_tuple(known.meta(*args)))
+    for argument, output in known.overwritten:
+        places[output] = args[argument]
     for place, value in zip(places, outputs, strict=True):
         place.copy_(value)
-    return places[0] if len(places) == 1 else places
+    return places[0] if len(places) == 1 else tuple(places)
 
 
 def widened(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -39,17 +39,21 @@ def measure(
     names = cost.ranked(names, cost.predictions(op, work, plan.profile))[:MOST_CANDIDATES]
     seen, candidates = watch(plan.device), []
     with torch.no_grad():
-        exact = as_tuple(op.namespace["_resolve"](*sets[0]))
+        exact = as_tuple(op.namespace["_resolve"](*runner.spared(op, sets[0])))
+    again = runner.restoring(op, sets)
     found = {c.name: c for c in runner.implementations(plan, op, sets[0])}
     for contender in (found[name] for name in names if name in found):
         candidates.append(contender)
         contender.skipped = errors.get(contender.name, contender.skipped)
         if contender.skipped is None:
             starting(contender.name)
-            runner.prepare(contender, sets, plan.device, seen.sample)
+            runner.prepare(contender, sets, plan.device, seen.sample, again)
         if contender.timer is not None:
             with torch.no_grad():
-                contender.skipped = peers.wrong(op, sets[0], contender.call_of(sets[0])(), exact, peers.AGREEING)
+                if again is not None:
+                    again()
+                result = contender.call_of(runner.spared(op, sets[0]))()
+                contender.skipped = peers.wrong(op, sets[0], result, exact, peers.AGREEING)
             if contender.skipped is not None:
                 contender.timer.close()
                 contender.timer = None

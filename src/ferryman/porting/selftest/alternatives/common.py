@@ -76,8 +76,9 @@ def _in_float64(op: str, *args: Any) -> Any:
 
 def _own_memory(op: str, *args: Any) -> Any:
     """The right kernel on copies of its inputs, contiguous ones: another layout, another path inside the library."""
-    copies = (a.clone(memory_format=torch.contiguous_format) if isinstance(a, Tensor) else a for a in args)
-    return torch_kernel(op)(*copies)
+    copies = [a.clone(memory_format=torch.contiguous_format) if isinstance(a, Tensor) else a for a in args]
+    result = torch_kernel(op)(*copies)
+    return finish(op, as_tuple(result), args[:-1]) if registry.primitive(op).mutates else result
 
 
 for _op in registry.primitives():

@@ -216,4 +216,5 @@ for _how, _note in (
     _rope.__name__ = _back.__name__ = f"turned_{_how}"
     _rope.__doc__ = _back.__doc__ = _note
     RIGHT.of("rope")(_rope)
+    RIGHT.of("rope_")(_rope)
     RIGHT.of("rope_backward")(_back)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,43 @@ def loss_gradient_row_by_row(grad: Tensor, x: Tensor, labels: Tensor, lse: Tenso
     at = labels.clamp(0, n - 1).unsqueeze(-1)
     d = d.scatter(-1, at, (p.gather(-1, at) - (1 - smooth) - smooth / n) * scale)
     return d.masked_fill(~counted.unsqueeze(-1), 0.0)
+
+
+# ---------------------------------------------------------------------------------- the gradient over the logits
+
+
+def _over(forward: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """A right forward and a right backward, one after the other, make a right `cross_entropy_inplace_grad`."""
+
+    def both(x: Tensor, labels: Tensor, ignore: int, smoothing: float) -> Any:
+        loss, lse = forward(x, labels, ignore, smoothing)
+        return loss, lse, gradient(torch.ones(()).to(x.device), x, labels, lse, ignore, smoothing)
+
+    both.__name__, both.__doc__ = f"{forward.__name__}_and_{gradient.__name__}", forward.__doc__
+    return both
+
+
+for _pair in (
+    (loss_online, loss_gradient_of_one_hot), (loss_by_trees, loss_gradient_by_exp2),
+    (loss_of_the_library, loss_gradient_of_a_wide_softmax), (loss_by_logaddexp, loss_gradient_row_by_row),
+):  # fmt: skip
+    RIGHT.of("cross_entropy_inplace_grad")(_over(*_pair))
+
+
+@RIGHT.of("cross_entropy_inplace_grad_backward")
+def scaled_in_float64(grad: Tensor, held: Tensor) -> Any:
+    """the product in float64"""
+    return held.double() * grad.double()
+
+
+@RIGHT.of("cross_entropy_inplace_grad_backward")
+def scaled_by_rows(grad: Tensor, held: Tensor) -> Any:
+    """one row after another"""
+    return torch.stack([row.float() * grad for row in held]) if len(held) else held.clone()
+
+
+@RIGHT.of("cross_entropy_inplace_grad_backward")
+def scaled_in_two_steps(grad: Tensor, held: Tensor) -> Any:
+    """times the gradient's power of two, then times what is left of it: the first step is exact in float32"""
+    fraction, exponent = torch.frexp(grad.double())
+    return torch.ldexp(held.double(), exponent) * fraction

@@ -9,8 +9,8 @@ from collections import Counter
 from ferryman.porting.selftest.planting import Mutant
 
 _FILES = (
-    "sums", "rounding", "formula", "edges", "special", "memory", "structure", "attention", "gradients", "triton_norms",
-    "triton_pointwise", "triton_softmax", "triton_linear", "triton_attention", "simt",
+    "sums", "rounding", "formula", "edges", "special", "memory", "structure", "inplace", "attention", "gradients",
+    "triton_norms", "triton_pointwise", "triton_softmax", "triton_linear", "triton_attention", "simt",
 )  # fmt: skip
 
 

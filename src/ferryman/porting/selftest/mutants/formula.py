@@ -62,7 +62,7 @@ def gate_and_up_swapped(a: dict[str, Any]) -> None:
     a["gate"], a["up"] = a["up"], a["gate"]
 
 
-@BUGS.given("arguments swapped", "rope", "rope_backward")
+@BUGS.given("arguments swapped", "rope", "rope_", "rope_backward")
 def cosine_and_sine_swapped(a: dict[str, Any]) -> None:
     """cos and sin change places"""
     a["cos"], a["sin"] = a["sin"], a["cos"]
@@ -108,13 +108,13 @@ def weight_ignored(a: dict[str, Any]) -> None:
         a["weight"] = None
 
 
-@BUGS.given("argument ignored", "rope", "rope_backward")
+@BUGS.given("argument ignored", "rope", "rope_", "rope_backward")
 def interleaving_ignored(a: dict[str, Any]) -> None:
     """Halves are paired, whatever is asked for"""
     a["interleaved"] = False
 
 
-@BUGS.given("argument ignored", "cross_entropy")
+@BUGS.given("argument ignored", "cross_entropy", "cross_entropy_inplace_grad")
 def smoothing_ignored(a: dict[str, Any]) -> None:
     """No label smoothing"""
     a["label_smoothing"] = 0.0
@@ -180,7 +180,7 @@ def not_transposed(a: dict[str, Any]) -> None:
     a["sin"] = swapped
 
 
-@BUGS.given("sign", "rope")
+@BUGS.given("sign", "rope", "rope_")
 def rotated_backwards(a: dict[str, Any]) -> None:
     """The angle's sign is wrong"""
     a["sin"] = -a["sin"]

@@ -1,0 +1,97 @@
+"""What torch.compile traces in an op's place: its definition, a vendor's own call, or the library's op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ferryman.dispatch import registry, select, state
+from ferryman.ops.primitive import Primitive
+
+
+def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
+    if op.lower is None:
+        return library
+    lower, check = op.lower, op.check
+    if op.mutates:
+        return _compiled_over(op, library)
+
+    def run(*args: Any) -> Any:
+        if state.requests or torch.is_autocast_enabled(args[0].device.type):
+            return library(*args)
+        check(*args)
+        return lower(*args)
+
+    return run
+
+
+def whole(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]:
+    """The library's op with every output in its place, as the op itself returns them."""
+
+    def library(*args: Any) -> Any:
+        outputs = op.whole(args, overload(*args))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    return library
+
+
+def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled` of a mutating op: the definition's results, copied over its arguments: Inductor does it in place."""
+    lower, check, overwritten, single = op.lower, op.check, op.overwritten, len(op.outputs) == 1
+    assert lower is not None
+
+    def run(*args: Any) -> Any:
+        if state.requests or torch.is_autocast_enabled(args[0].device.type):
+            return library(*args)
+        check(*args)
+        made = lower(*args)
+        outputs = [made] if single else list(made)
+        for place, output in overwritten:
+            outputs[output] = args[place].copy_(outputs[output])
+        return outputs[0] if single else tuple(outputs)
+
+    return run
+
+
+def first(op: Primitive, resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """The first output alone. torch.compile traces the vendor's own call for it, where that would be chosen."""
+    is_compiling, deterministic = torch.compiler.is_dynamo_compiling, torch.are_deterministic_algorithms_enabled
+    loaded = {line.name: line.load_traced() for line in registry.implementations(op.name)}
+    forms = {name: form for name, form in loaded.items() if form is not None}
+    names = tuple(forms)
+
+    def form_of(device: str) -> int:
+        """Index in ``names`` of what stands first for a device whatever the call, or -1.
+
+        An exported program may run on another vendor's device, so it keeps the op. Dynamo itself traces is_exporting()
+        as always true in torch 2.11; what it returns is read here, outside the trace.
+        """
+        if torch.compiler.is_exporting():
+            return -1
+        line = select.foremost(op, select.profile_for(torch.device(device)))
+        return -1 if line is None or line.name not in forms else names.index(line.name)
+
+    def features_of(device: str) -> str:
+        return " ".join(sorted(select.target_of(select.profile_for(torch.device(device))).features))
+
+    # Traced as constants, as torch.compiler.assume_constant_result would have it; that imports torch._dynamo here.
+    form_of._dynamo_marked_constant = features_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def run(*args: Any) -> Any:
+        if not is_compiling():
+            return resolve(*args)[0]
+        device = args[0].device
+        plain = not (state.requests or deterministic() or torch.is_autocast_enabled(device.type))
+        if plain:
+            at = form_of(str(device))
+            if at >= 0:
+                op.check(*args)
+                output = forms[names[at]](*args, features_of(str(device)))
+                if output is not None:
+                    return output
+        return resolve(*args)[0]
+
+    return run

@@ -1,0 +1,264 @@
+"""Ops that write over arguments: what they declare, what autograd and torch.compile make of it, what they refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.ops.primitive import Primitive
+from ferryman.porting import cases_of, check_cell, prepare
+from ferryman.porting.bench import runner
+from ferryman.porting.cases import arguments
+
+CPU = torch.device("cpu")
+MUTATING = [op for op in registry.primitives().values() if op.mutates]
+COS, SIN = torch.rand(1, 7, 64), torch.rand(1, 7, 64)
+
+
+def fused(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A projection's result and its queries and keys, views of one buffer."""
+    whole = (weight * 2).view(2, 7, 6, 64).transpose(1, 2)
+    return whole, whole[:, :4], whole[:, 4:]
+
+
+def copied(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """`rope_` as PyTorch's own in-place operation has it."""
+    turned = ops.rope(q, k, COS, SIN)
+    return q.copy_(turned[0]), k.copy_(turned[1])
+
+
+def test_only_those_ops_declare_it_and_their_schemas_say_so() -> None:
+    assert [op.name for op in MUTATING] == [
+        "cross_entropy_inplace_grad", "cross_entropy_inplace_grad_backward", "rope_"
+    ]  # fmt: skip
+    for op in registry.primitives().values():
+        schema = getattr(torch.ops.ferryman, op.name).default._schema
+        written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        assert written == set(op.mutates), op.name
+        assert len(schema.returns) == len(op.outputs) - len(op.mutates)
+        assert all(r.alias_info is None for r in schema.returns)
+
+
+@pytest.mark.parametrize("name", ["rope", "cross_entropy", "rope_backward", "cross_entropy_backward"])
+def test_the_plain_ops_never_write_to_an_argument(name: str) -> None:
+    op = registry.primitive(name)
+    for line in registry.implementations(name):
+        if line.name not in ("torch", "definition"):
+            continue
+        for case in cases_of(op):
+            given = arguments(case, op, torch.float32, 0, CPU)
+            versions = [v._version for v in given.values if isinstance(v, Tensor)]
+            with ferryman.use(line.name):
+                op.namespace["_resolve"](*given.values)
+            assert not given.untouched(), f"{line.name} {case.name}"
+            assert [v._version for v in given.values if isinstance(v, Tensor)] == versions
+
+
+def test_rope_writes_over_its_arguments_and_returns_them() -> None:
+    q, k = torch.randn(2, 4, 7, 64), torch.randn(2, 2, 7, 64)
+    expected = ops.rope(q, k, COS, SIN)
+    before = q._version, k._version
+    found = ops.rope_(q, k, COS, SIN)
+    assert found[0] is q and found[1] is k and (q._version, k._version) > before
+    assert torch.equal(q, expected[0]) and torch.equal(k, expected[1])
+    part = torch.randn(2, 4, 7, 96)
+    beyond = part[..., 64:].clone()
+    ops.rope_(part, part[:, :0], COS, SIN)
+    assert torch.equal(part[..., 64:], beyond)
+
+
+@pytest.mark.parametrize("asked", ["q", "k", "whole"])
+def test_rope_of_views_of_one_buffer_has_the_gradient_of_copy(asked: str) -> None:
+    weight = torch.randn(2, 7, 6 * 64, requires_grad=True)
+    found = []
+    for rotate in (copied, lambda q, k: ops.rope_(q, k, COS, SIN)):
+        whole, q, k = fused(weight)
+        rotate(q, k)
+        loss = {"q": q, "k": k, "whole": whole}[asked].pow(3).sum()
+        found.append((loss.detach(), *torch.autograd.grad(loss, weight)))
+    for by_copy, ours in zip(*found, strict=True):
+        assert torch.equal(by_copy, ours) and bool(ours.any())
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_the_loss_and_its_gradient_are_those_of_cross_entropy(scale: float) -> None:
+    hidden, head = torch.randn(6, 32, requires_grad=True), torch.randn(32, 100, requires_grad=True)
+    labels = torch.tensor([[3, 99, -100], [0, 5, 7]])
+    found = []
+    for loss_of in (ops.cross_entropy, ops.cross_entropy_inplace_grad):
+        logits = (hidden @ head).view(2, 3, 100)  # a view, which an autograd function with two results may not modify
+        loss = loss_of(logits, labels, label_smoothing=0.1)
+        found.append((loss.detach(), *torch.autograd.grad(loss * scale, (hidden, head))))
+    for plain, over in zip(*found, strict=True):
+        assert torch.allclose(plain, over, rtol=1e-5, atol=1e-7) and bool(over.any())
+
+
+def test_logits_hold_the_gradient_afterwards_as_a_constant() -> None:
+    hidden, labels = torch.randn(6, 32, requires_grad=True), torch.randint(0, 32, (6,))
+    logits = hidden * 1.5
+    leaf = logits.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad(ops.cross_entropy(leaf, labels), leaf)
+    loss = ops.cross_entropy_inplace_grad(logits, labels)
+    assert torch.allclose(logits, expected, atol=1e-7)
+    (second,) = torch.autograd.grad((logits * 3).sum(), hidden, retain_graph=True, allow_unused=True)
+    assert second is None or not bool(second.any())
+    (first,) = torch.autograd.grad(loss, hidden)
+    assert torch.allclose(first, expected * 1.5, atol=1e-7)
+
+
+def test_what_autograd_kept_of_the_old_values_is_refused() -> None:
+    hidden, labels = torch.randn(6, 32, requires_grad=True), torch.randint(0, 32, (6,))
+    for overwrite in (
+        lambda x: ops.cross_entropy_inplace_grad(x, labels),
+        lambda x: ops.rope_(x.view(1, 1, 6, 32), torch.empty(1, 0, 6, 32), torch.rand(1, 6, 8), torch.rand(1, 6, 8)),
+    ):
+        values = hidden.exp()  # exp keeps its result
+        overwrite(values)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            values.sum().backward()
+        constant = torch.rand(6, 32)
+        product = (hidden * constant).sum()
+        overwrite(constant)  # needs no gradient itself, but the product kept it
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
+def test_misuse_is_refused_before_anything_is_written() -> None:
+    labels = torch.randint(0, 32, (6,))
+    leaf = torch.randn(6, 32, requires_grad=True)
+    before = leaf.detach().clone()
+    with pytest.raises(ArgumentError, match="computed from the leaf"):
+        ops.cross_entropy_inplace_grad(leaf, labels)
+    assert torch.equal(leaf, before)
+    with torch.no_grad():
+        ops.cross_entropy_inplace_grad(leaf, labels)  # as any in-place operation
+    assert not torch.equal(leaf, before)
+    with pytest.raises(ArgumentError, match="share no memory"):
+        ops.cross_entropy_inplace_grad(torch.randn(32).expand(6, 32), labels)
+    q = torch.randn(1, 2, 7, 64)
+    with pytest.raises(ArgumentError, match="rotated twice"):
+        ops.rope_(q, q, COS, SIN)
+    with pytest.raises(ArgumentError, match="share no memory"):
+        ops.rope_(q.expand(3, 2, 7, 64), torch.randn(3, 1, 7, 64), COS, SIN)
+
+
+def test_a_gradient_is_handed_over_once_and_must_be_left_alone_until_then() -> None:
+    hidden, labels = torch.randn(6, 32, requires_grad=True), torch.randint(0, 32, (6,))
+    loss = ops.cross_entropy_inplace_grad(hidden * 2, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(FerrymanError, match="second backward"):
+        loss.backward()
+    logits = hidden * 2
+    loss = ops.cross_entropy_inplace_grad(logits, labels)
+    logits.detach().zero_()
+    with pytest.raises(FerrymanError, match="written to before the backward"):
+        loss.backward()
+
+
+def test_autocast_leaves_the_logits_and_inference_mode_has_no_graph() -> None:
+    logits, labels = torch.randn(6, 32, dtype=torch.bfloat16), torch.randint(0, 32, (6,))
+    other = logits.clone()
+    expected = ops.cross_entropy_inplace_grad(other, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        given = logits.clone()
+        assert torch.equal(ops.cross_entropy_inplace_grad(given, labels), expected)
+        assert torch.equal(given, other)
+
+
+def rotated(weight: Tensor) -> tuple[Tensor, Tensor]:
+    whole, q, k = fused(weight)
+    ops.rope_(q, k, COS, SIN)
+    return q.square().sum() + k.pow(3).sum(), whole * 1
+
+
+def trained(hidden: Tensor, head: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = hidden @ head
+    return ops.cross_entropy_inplace_grad(logits, labels, label_smoothing=0.1), logits * 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("requested", [(), ("torch",)], ids=["plain", "requested"])
+def test_compiled_as_eager_with_and_without_gradients(backend: str, requested: tuple[str, ...]) -> None:
+    torch._dynamo.reset()
+    labels = torch.tensor([3, 99, -100, 0, 5, 7])
+    for function, leaves, others in (
+        (rotated, [torch.randn(2, 7, 6 * 64)], ()), (trained, [torch.randn(6, 32), torch.randn(32, 100)], (labels,)),
+    ):  # fmt: skip
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        results = []
+        with ferryman.use(*requested) if requested else torch.enable_grad():
+            for call in (function, compiled):
+                plain = call(*leaves, *others)
+                inputs = [x.clone().requires_grad_() for x in leaves]
+                outputs = call(*inputs, *others)
+                gradients = torch.autograd.grad(outputs[0] * 1.5, inputs)
+                results.append([t.detach() for t in (*plain, *outputs, *gradients)])
+        for eager, made in zip(*results, strict=True):
+            assert torch.allclose(eager, made, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mutated_input_of_a_compiled_function_is_mutated() -> None:
+    torch._dynamo.reset()
+    logits, labels = torch.randn(6, 100), torch.randint(0, 100, (6,))
+    other = logits.clone()
+    compiled = torch.compile(ops.cross_entropy_inplace_grad, fullgraph=True)
+    assert torch.equal(compiled(logits, labels), ops.cross_entropy_inplace_grad(other, labels))
+    assert torch.equal(logits, other)
+
+
+def test_inductor_keeps_one_matrix_of_logits_in_training() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    labels = torch.randint(0, 1000, (64,))
+    inputs = [torch.randn(64, 32, requires_grad=True), torch.randn(32, 1000, requires_grad=True)]
+    compiled = torch.compile(lambda h, w: ops.cross_entropy_inplace_grad(h @ w, labels), fullgraph=True)
+    _, codes = run_and_get_code(lambda: compiled(*inputs).backward())
+    matrices = re.findall(r"empty_strided_cpu\(\(64, 1000\)", "".join(codes))
+    assert len(codes) == 2 and len(matrices) == 1
+
+
+def test_the_check_sees_a_kernel_that_returns_another_tensor_or_writes_beside() -> None:
+    op = registry.primitive("rope_")
+    line = registry.implementation("rope_", "torch")
+    case = next(c for c in cases_of(op) if c.name == "d64")
+
+    def elsewhere(*args: Any) -> Any:
+        return op.body(*args[:-1])
+
+    def beside(q: Tensor, *rest: Any) -> Any:
+        result = line.load()(q, *rest)
+        q.as_strided((1,), (1,), q.storage_offset() + q.numel()).fill_(7.0)
+        return result
+
+    for kernel, told in ((elsewhere, "is not q, which it is to be written over"), (beside, "wrote outside q")):
+        prepared = prepare(op, case, torch.float32, CPU)
+        cell = check_cell(op, line, case, torch.float32, prepared=prepared, kernel=kernel)
+        assert cell.verdict == "FAIL" and told in str(cell.gates["G5"].reason)
+        assert not prepared.args.untouched()
+
+
+@pytest.mark.parametrize("op", MUTATING, ids=lambda op: op.name)
+def test_a_benchmark_gives_the_inputs_back(op: Primitive) -> None:
+    case = next(c for c in cases_of(op) if "nonfinite" not in c.name)
+    sets = [arguments(case, op, torch.float32, 0, CPU).values for _ in range(3)]
+    pristine = [x.clone() if isinstance(x, Tensor) else x for x in sets[0]]
+    restore = runner.restoring(op, sets)
+    assert restore is not None and runner.restoring(registry.primitive("rope"), sets) is None
+    op.namespace["_resolve"](*sets[1])
+    places = [place for place, _ in op.overwritten]
+    assert not all(torch.equal(sets[1][p], pristine[p]) for p in places)
+    restore()
+    assert all(torch.equal(one[p], pristine[p]) for one in sets for p in places)
+    spared = runner.spared(op, sets[0])
+    assert all(
+        (spared[i] is sets[0][i]) == (i not in places) for i in range(len(spared)) if isinstance(spared[i], Tensor)
+    )
