@@ -38,6 +38,7 @@ from ferryman.errors import BackendUnavailable, CompileError
 
 ARCH_SPECIFIC = 90  # from this compute capability on Triton emits PTX that runs on no later one
 _ASSEMBLER_SECONDS = 600
+_LOG_LINES = 20  # it complains of every line that holds the same fault
 _TARGET = re.compile(r"^\.target\s+(sm_\d+)([af]?)", re.MULTILINE)
 
 
@@ -99,8 +100,8 @@ def _assembled(kernel: str, ptx: str, arch: str, fused: bool) -> bytes:
         command = [assembler.path, *([] if fused else ["--fmad=false"]), f"--gpu-name={arch}", source, "-o", image]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASSEMBLER_SECONDS, check=False)
         if done.returncode:
-            log = f"ptxas, exit code {done.returncode}: {(done.stderr or done.stdout).strip()}"
-            raise CompileError("triton", kernel, arch, log)
+            said = (done.stderr or done.stdout).splitlines()[:_LOG_LINES]
+            raise CompileError("triton", kernel, arch, f"ptxas, exit code {done.returncode}: " + "\n".join(said))
         return image.read_bytes()
 
 
