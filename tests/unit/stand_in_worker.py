@@ -26,13 +26,18 @@ from triton.runtime import driver
 
 from ferryman.backends import code_objects, redirect, replay, simt, triton_stand_in
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation
+from ferryman.backends.triton import Specialisation, recorded
 from ferryman.backends.triton_stand_in import StandIn, assemble
+from ferryman.cli import calls
 from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
 from ferryman.dispatch.select import target_of
 from ferryman.errors import FerrymanError
 from ferryman.ops.matmul import triton_kernels as matmul
 from ferryman.ops.norm import triton_kernels as norm
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.runner import tier_cases
+from tests.stand_in_cases import TILES
 
 # Matrix products of Hopper (HGMMA, QGMMA), its tensor copies (UTMA..), its barriers in memory (SYNCS): none on Ampere.
 NEWER = re.compile(r"\b([HQI]GMMA|UTMA\w*|UBLKCP|SYNCS)\b")
@@ -68,6 +73,40 @@ def sweep(name: str, arch: str, dtype: str, every: str, *families: str) -> dict[
         kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
         found[family] = [row(one, target, arch) for one in kernels.specialisations(target, dtype)[:: int(every)]]
     return found
+
+
+def tile(source: Specialisation) -> str:
+    sizes = {k: v for k, v in source.constexprs.items() if k.startswith(("BLOCK", "HEAD")) and isinstance(v, int)}
+    return f"{source.name} {sizes} {source.num_warps} warps, {source.num_stages} stages"
+
+
+def reach(dtype: str) -> dict[str, list[str]]:
+    """Of what is compiled ahead of time: launches are recorded on meta tensors, nothing is compiled."""
+    target, kind = target_of(profile("a100")), getattr(torch, dtype)
+    left: set[str] = set()
+    for family in registry.FAMILIES:
+        kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
+        left |= {tile(one) for one in kernels.specialisations(target, dtype)}
+
+    def tiles(op: Primitive, case: Case) -> set[str]:
+        found = set()
+        for name in (op.name, str(op.backward)):
+            args = calls.of_case(registry.primitive(name), case, kind)
+            launcher = registry.implementation(name, "triton").load()
+            found |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}
+        return found
+
+    ops = [op for op in map(registry.primitive, registry.primitives()) if op.backward is not None]
+    for op in ops:
+        for case in tier_cases(op, "standard"):
+            left -= tiles(op, case)
+    idle = []
+    for op in ops:
+        for case in TILES.get(op.name, ()):
+            found = tiles(op, case)
+            idle += [] if found & left else [f"{op.name} {case.name}"]
+            left -= found
+    return {"left": sorted(left), "idle": idle}
 
 
 class Driver:
@@ -172,5 +211,5 @@ def refusals() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    asked = {"sweep": sweep, "launches": launches, "refusals": refusals}[sys.argv[1]]
+    asked = {"sweep": sweep, "reach": reach, "launches": launches, "refusals": refusals}[sys.argv[1]]
     sys.stdout.write(json.dumps(asked(*sys.argv[2:])))

@@ -70,6 +70,14 @@ def test_every_configuration(name: str, dtype: str, family: str) -> None:
     judge(worker("sweep", name, "sm_90", dtype, "1", family, timeout=1700), profile(name), dtype)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_cases_reach_every_tile_of_an_a100(dtype: str) -> None:
+    """Of those that `ferryman compile` builds; tf32's are for another setting (tests/gpu/test_ampere_gpu.py)."""
+    found = worker("reach", dtype)
+    assert [name for name in found["left"] if not (dtype == "float32" and name.startswith("_matmul"))] == []
+    assert dtype == "float32" or found["idle"] == [], "cases that reach nothing new"
+
+
 def test_what_reaches_the_driver() -> None:
     found = worker("launches")
     # one image for each configuration, the older device's shared memory, the machine code of the one that is here
