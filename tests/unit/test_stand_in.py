@@ -6,6 +6,7 @@ Compilation runs in worker processes (stand_in_worker.py): a process that interp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -26,6 +27,8 @@ from ferryman.errors import ArgumentError
 from ferryman.ops.primitive import STORAGE_DTYPES
 from ferryman.porting import parity, stand_in
 from ferryman.porting.cases import cases_of
+from ferryman.porting.results import Cell
+from ferryman.porting.worker import Job, Workers
 from tests.cli.run import ferryman
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,3 +218,66 @@ def test_what_ran_elsewhere_is_simulated_and_names_its_route(softmax: Callable[[
 def test_bad_use_is_one_message_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
     done = ferryman("check", *arguments)
     assert done.code == 2 and message in done.err and "Traceback" not in done.err
+
+
+class Shares:
+    """In the place of the processes that share an accelerator's cells."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self.jobs = jobs
+        SHARED.extend(jobs)
+
+    def __enter__(self) -> Shares:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def remaining(self) -> Iterator[Cell]:
+        ran = {"op": "softmax", "implementation": "triton", "device": "cuda:0", "dtype": "bfloat16"}
+        yield Cell(**ran, case="one_row", verdict="SIMULATED", reason="sm_80 PTX ..")
+        yield Cell(**ran, case="prime", verdict="NOT_RUN", reason="out of memory: CUDA")
+
+
+SHARED: list[Job] = []
+
+
+def test_the_document_is_never_one_of_the_older_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[Any] = []
+
+    def alone(cells: list[Cell], local: Any, *where: Any) -> list[Cell]:
+        again.append((local, where))
+        return [c if c.verdict == "SIMULATED" else c.model_copy(update={"verdict": "SIMULATED"}) for c in cells]
+
+    SHARED.clear()
+    monkeypatch.setattr(stand_in, "detect", lambda device: profile("h200"))
+    monkeypatch.setattr(stand_in, "placed", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(stand_in, "Workers", Shares)
+    monkeypatch.setattr(stand_in, "on", lambda known, place: contextlib.nullcontext())
+    monkeypatch.setattr(stand_in, "alone", alone)
+    seen: list[tuple[int, int, str]] = []
+    document = stand_in.run(
+        profile("a100"), ["softmax", "softmax"], None, None, ["bf16"], "small", 3, lambda *p: seen.append(p), 2
+    )
+    facts = document.environment
+    assert (facts.device, facts.profile, facts.arch, facts.vendor) == ("stand-in", "a100-sxm-80", "sm_80", "nvidia")
+    assert facts.device_name == "NVIDIA A100 SXM 80 GB, its sm_80 PTX on NVIDIA H200"
+    assert [(c.device, c.verdict) for c in document.cells] == [("stand-in", "SIMULATED")] * 2
+    assert [job.share for job in SHARED] == [(0, 2), (1, 2)]
+    for job in SHARED:
+        assert (job.lines, job.dtypes, job.tier, job.seed, job.device, job.stands_in_for) == (
+            {"softmax": ["triton"]}, ["bfloat16"], "small", 3, "cuda:0", "a100-sxm-80",
+        )  # fmt: skip
+    ((local, where),) = again  # what found no memory beside the others runs once more, under the route
+    assert [(op.name, [x.name for x in lines]) for op, lines in local] == [("softmax", ["triton"])]
+    assert where == ("small", 3, torch.device("cuda", 0), profile("a100"))
+    assert [done for done, _, _ in seen] == [1, 2]
+
+
+def test_a_worker_takes_the_route_or_says_why_it_cannot() -> None:
+    job = Job({"softmax": ["triton"]}, ["bfloat16"], "small", 0, "cpu", stands_in_for="a100-sxm-80")
+    with Workers([job]) as workers:
+        cells = list(workers.remaining())
+    assert [c.verdict for c in cells] == ["FAIL"]
+    assert "--as is a100-sxm-80 (sm_80), and the device here is the host CPU" in str(cells[0].reason)
