@@ -89,7 +89,7 @@ def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str) -> None
 
 
 def test_products_in_tf32_and_ieee(here: StandIn) -> None:
-    """In tf32 Triton truncates the operands, on every device: each error is within its bound, their mean is not zero."""
+    """Triton truncates the operands of tf32 on every device: each error is within its bound, their mean is not zero."""
     before = torch.get_float32_matmul_precision()
     cases = [c for c in cases_of(registry.primitive("linear"), "standard") if not c.exact]
     try:
