@@ -63,7 +63,7 @@ def test_ptx_of_an_a100_becomes_machine_code_of_an_h200_with_amperes_instruction
 
 
 def test_a_devices_own_arch_keeps_its_own_instructions() -> None:
-    """An H100's configurations on an H200, in PTX for sm_90a alone; and the search for newer instructions finds some."""
+    """An H100's on an H200, in PTX for sm_90a alone; and the search for newer instructions finds some."""
     rows = worker("sweep", "h100", "sm_90", "bfloat16", "9", "matmul")["matmul"]
     assert [r for r in rows if r["error"]] == [] and {(r["target"], r["image"]) for r in rows} == {("sm_90", "sm_90")}
     assert any("HGMMA" in r["newer"] for r in rows)
