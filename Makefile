@@ -18,7 +18,7 @@ else
   REUSE :=
 endif
 
-.PHONY: help setup check simulate test test-slow test-gpu lint format docs clean
+.PHONY: help setup check simulate stand-in test test-slow test-gpu lint format docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -31,6 +31,9 @@ setup: ## .venv with torch and the tested set
 check: setup ## ferryman check, and a model, on the device here
 	$(RUN)/ferryman check --out $(OUT) $(ARGS)
 	$(RUN)/ferryman check --model qwen3 $$($(RUN)/python -c "import torch; print('' if torch.cuda.is_available() else '--tiny')") --out $(OUT)
+
+stand-in: setup ## an A100's Triton kernels on the newer NVIDIA device here, through their PTX; FOR=orin-agx: another's
+	$(RUN)/ferryman check --as $(or $(FOR),a100) --out $(OUT) $(ARGS)
 
 simulate: setup ## AMD code executed on this CPU: ARGS="--device mi355x --backend triton"
 	$(LIMITS) $(RUN)/ferryman check --backend simulated --out $(OUT) $(ARGS)

@@ -4,8 +4,8 @@
     python ci/matrix.py summary results/*.json      a Markdown table; exit code 1 if a row failed
 
 A row is judged by the result documents of exactly its kind: hardware by runs on that device, compile by compilations
-for it, simulate by executions of its code on a CPU, cpu by runs on the CPU. A row without a document is NOT_RUN, and
-nothing makes it pass.
+for it, simulate by executions of its code on a CPU, stand-in by executions of its PTX on a newer device, cpu by runs on
+the CPU. A row without a document is NOT_RUN, and nothing makes it pass.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import yaml
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError
-from ferryman.porting import simulated_route
+from ferryman.porting import simulated_route, stand_in
 from ferryman.porting.results import Results, Verdict, load, row_verdict
 
 FILE = Path(__file__).with_name("matrix.yaml")
-HOW = ("hardware", "compile", "simulate", "cpu")
+HOW = ("hardware", "compile", "simulate", "stand-in", "cpu")
 NOWHERE = "none"  # the device of a document that only compiled (ci/compile.py)
-KINDS = {NOWHERE: "compile", simulated_route.NAME: "simulate"}
+KINDS = {NOWHERE: "compile", simulated_route.NAME: "simulate", stand_in.NAME: "stand-in"}
+_ONLY = {"compile": "compiled", "simulate": "simulated", "stand-in": "executed by a stand-in"}
 _KEYS = {"vendor", "profile", "backend", "how", "runner"}
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
 _MOST_BYTES = 1 << 20
@@ -121,8 +122,12 @@ def _row(raw: Any) -> Row:
         simulated_route.require(known)
         if row.backend not in simulated_route.SERVES:
             raise MatrixError(f"the simulator executes {' and '.join(simulated_route.SERVES)}, not {row.backend}")
-    if row.how == "hardware" and "self-hosted" not in row.runner:
-        raise MatrixError("hardware needs a runner with the label self-hosted")
+    if row.how == "stand-in":
+        stand_in.require(known, None)
+        if row.backend not in stand_in.SERVES:
+            raise MatrixError(f"a stand-in executes {' and '.join(stand_in.SERVES)}, not {row.backend}")
+    if row.how in ("hardware", "stand-in") and "self-hosted" not in row.runner:
+        raise MatrixError(f"{row.how} needs a runner with the label self-hosted")
     return row
 
 
@@ -135,8 +140,7 @@ def judge(row: Row, documents: Sequence[Results]) -> tuple[Verdict, dict[str, in
         if (facts.vendor, facts.profile, kind) == (row.vendor, row.profile, row.how):
             counts.update(cell.verdict for cell in document.cells if cell.implementation == row.backend)
     if row.how in KINDS.values() and counts["PASS"]:
-        only = {"compile": "compiled", "simulate": "simulated"}[row.how]
-        raise MatrixError(f"{' '.join(row.key)}: a document calls a kernel that was only {only} PASS")
+        raise MatrixError(f"{' '.join(row.key)}: a document calls a kernel that was only {_ONLY[row.how]} PASS")
     return row_verdict(dict(counts)), {str(verdict): n for verdict, n in sorted(counts.items())}
 
 

@@ -65,10 +65,13 @@ def test_our_own_matrix_is_valid_and_covers_both_vendors() -> None:
         ({"backend": "cuda"}, "backend cuda does not serve amd"),
         ({"backend": "hipp"}, "unknown backend 'hipp'; nearest: hip"),
         ({"backend": "torch"}, "nothing to compile"),
-        ({"how": "maybe"}, "how is 'maybe'; required: hardware, compile, simulate, cpu"),
+        ({"how": "maybe"}, "how is 'maybe'; required: hardware, compile, simulate, stand-in, cpu"),
         ({"how": "cpu"}, "how is 'cpu' for vendor amd"),
         ({"how": "hardware"}, "a runner with the label self-hosted"),
         ({"how": "simulate", "backend": "torch"}, "the simulator executes triton and hip, not torch"),
+        ({"how": "stand-in"}, "mi300x, of vendor amd; required: an NVIDIA device of the catalogue"),
+        ({"how": "stand-in", "vendor": "nvidia", "profile": "l4", "backend": "cuda"}, "executes triton, not cuda"),
+        ({"how": "stand-in", "vendor": "nvidia", "profile": "l4", "backend": "triton"}, "with the label self-hosted"),
         ({"how": "simulate", "profile": "rx7900xtx"}, "required: a device of gfx942 or gfx950"),
         ({"runner": "self-hosted"}, "None is not a name"),
         ({"runner": ["$(reboot)"]}, "is not a name"),
@@ -140,6 +143,12 @@ def test_what_did_not_run_never_passed() -> None:
     assert matrix.judge(_row("simulate", "triton", "mi355x"), [simulated]) == ("NOT_RUN", {})
     with pytest.raises(matrix.MatrixError, match="only simulated PASS"):
         matrix.judge(_row("simulate", "triton", "mi300x"), [_document("simulated", "mi300x", ("triton", "PASS"))])
+    stood_in = _document("stand-in", "a100-sxm-80", ("triton", "SIMULATED"))
+    assert matrix.judge(_row("stand-in", "triton", "a100-sxm-80"), [stood_in]) == ("SIMULATED", {"SIMULATED": 1})
+    for how in ("hardware", "compile"):
+        assert matrix.judge(_row(how, "triton", "a100-sxm-80"), [stood_in]) == ("NOT_RUN", {})
+    with pytest.raises(matrix.MatrixError, match="only executed by a stand-in PASS"):
+        matrix.judge(_row("stand-in"), [_document("stand-in", "h200", ("triton", "PASS"))])
     with pytest.raises(matrix.MatrixError, match="only compiled PASS"):
         matrix.judge(_row("compile"), [_document("none", "h200", ("triton", "PASS"))])
 
@@ -216,6 +225,17 @@ def test_amd_code_is_simulated_by_a_job_of_its_own() -> None:
     assert re.search(r"\nsimulate: .*\n\t.*ferryman check --backend simulated ", (ROOT / "Makefile").read_text("utf-8"))
     assert any(step.get("with", {}).get("path") == "out/check-simulated.json" for step in steps)
     assert "simulate" in jobs["summary"]["needs"] and "simulate" in jobs["rows"]["outputs"]
+
+
+def test_an_older_device_is_stood_in_for_by_a_job_of_its_own() -> None:
+    rows = [row for row in matrix.read() if row.how == "stand-in"]
+    assert [(row.profile, row.backend) for row in rows] == [("a100-sxm-80", "triton")]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    (run,) = [step["run"] for step in jobs["stand-in"]["steps"] if "run" in step]
+    assert run.startswith("make stand-in ")
+    assert run.endswith('FOR=${{ matrix.profile }} ARGS="--backend ${{ matrix.backend }}"')
+    assert re.search(r"\nstand-in: .*\n\t.*ferryman check --as ", (ROOT / "Makefile").read_text("utf-8"))
+    assert "stand-in" in jobs["summary"]["needs"] and "stand-in" in jobs["rows"]["outputs"]
 
 
 def test_workflows_are_thin() -> None:

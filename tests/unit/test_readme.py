@@ -33,7 +33,7 @@ def test_there_are_blocks_to_run() -> None:
 
 def test_commands_have_these_verbs_and_options() -> None:
     known = {c.name: c.callback.__code__.co_varnames for c in main.app.registered_commands if c.callback}
-    names = {"json": "as_json", "use": "request", "all": "every"}
+    names = {"json": "as_json", "use": "request", "all": "every", "as": "stands_in_for"}
     found = re.findall(r"^ {4}ferryman (.+)$", TEXT, re.MULTILINE)
     assert len(found) >= 5
     for command in found:

@@ -58,10 +58,14 @@ def test_every_binding_of_nvrtc_gives_a_whole_cubin(binding: type[cuda.Nvrtc]) -
         nvrtc = binding()
     except cuda._NOT_LOADABLE as error:
         pytest.skip(str(error))
-    source = 'extern "C" __global__ void f(float* x) { x[threadIdx.x] *= 2; }'
-    image, _ = nvrtc.compile(source, "f.cu", ["--gpu-architecture=sm_90a"])
-    assert image is not None
-    code_objects.check(image, "sm_90a")
+    for scale in range(2, 6):  # names of other lengths: the file's length is any number of bytes
+        name = "f" * scale
+        source = f'extern "C" __global__ void {name}(float* x) {{ x[threadIdx.x] *= {scale}; }}'
+        image, _ = nvrtc.compile(source, "f.cu", ["--gpu-architecture=sm_90a"])
+        assert image is not None
+        code_objects.check(image, "sm_90a")
+        with pytest.raises(ValueError, match="truncated"):
+            code_objects.check(image[:-1], "sm_90a")
     image, log = nvrtc.compile("nonsense", "f.cu", ["--gpu-architecture=sm_90a"])
     assert image is None and "nonsense" in log
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ferryman.backends import code_objects
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, defines_for
 from ferryman.backends.simt.launcher import LoadedUnits
@@ -46,6 +47,16 @@ class Nvrtc(Protocol):
         ...
 
 
+def _whole(cubin: bytes) -> bytes:
+    """CuPy 14 takes the last byte for a terminating NUL and drops it. It is the highest of the last program header's
+    alignment, so 0."""
+    try:
+        code_objects.code_bytes(cubin)
+    except ValueError:
+        return cubin + b"\0"
+    return cubin
+
+
 class _CupyNvrtc:
     def __init__(self) -> None:
         self._nvrtc: Any = importlib.import_module("cupy.cuda").nvrtc
@@ -62,9 +73,7 @@ class _CupyNvrtc:
                 self._nvrtc.compileProgram(program, tuple(options))
             except self._nvrtc.NVRTCError as error:
                 return None, f"{error}\n{self._nvrtc.getProgramLog(program)}"
-            # CuPy 14 takes the last byte for a terminating NUL and drops it; a cubin is a whole number of 8 bytes
-            cut = bytes(self._nvrtc.getCUBIN(program))
-            return cut.ljust(-(-len(cut) // 8) * 8, b"\0"), str(self._nvrtc.getProgramLog(program))
+            return _whole(bytes(self._nvrtc.getCUBIN(program))), str(self._nvrtc.getProgramLog(program))
         finally:
             self._nvrtc.destroyProgram(program)
 

@@ -145,6 +145,11 @@ class TritonBackend:
         return triton_artefacts.key(*_source(source, arch))
 
 
+def jit_source(source: Specialisation, arch: str) -> Any:
+    """Triton's own source object of a specialisation, which its launcher is made from."""
+    return _source(source, arch)[0]
+
+
 def _source(source: Specialisation, arch: str, options: Mapping[str, Any] | None = None) -> tuple[Any, dict, Any]:
     """(Triton's ASTSource, the compiler's options, the GPUTarget). Raises ArgumentError for an unknown option."""
     gpu = gpu_target(arch)
@@ -245,9 +250,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     if _recording.found is not None:
         _recording.found.append(specialise(kernel, args, meta))
         return
-    simulator = redirect.current()
-    if simulator is not None:
-        simulator.launch_triton(kernel, grid, args, meta)
+    route = redirect.current()
+    if route is not None:
+        route.launch_triton(kernel, grid, args, meta)
         return
     if "_ferryman_guard" not in kernel.__dict__:
         _install_guard(kernel)

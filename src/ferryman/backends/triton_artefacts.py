@@ -70,8 +70,6 @@ def load(kernel: Any, signature: Any, constexprs: Any, options: Any, attrs: Any,
 
 def compiled(found: artefacts.Store, entry: artefacts.Entry, source: Any) -> Any:
     """A `CompiledKernel` as Triton builds it from its cache's files; None, with one warning, where one is damaged."""
-    from triton.compiler import CompiledKernel
-
     image = found.image(entry)
     if image is None:
         return None
@@ -84,15 +82,23 @@ def compiled(found: artefacts.Store, entry: artefacts.Entry, source: Any) -> Any
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.warn(entry, error)
         return None
+    return built(source, entry.kernel, {entry.kind: image}, metadata, entry.key)
+
+
+def built(source: Any, name: str, code: Mapping[str, bytes], metadata: Mapping[str, Any], key: str) -> Any:
+    """A `CompiledKernel` of Triton's. ``code``: its files by suffix, the image ("cubin", "hsaco") among them;
+    ``metadata`` as `metadata_of` gives it; ``key`` names it, 64 hexadecimal digits."""
+    from triton.compiler import CompiledKernel
+
     # Triton reads the files while it builds the object: it gets the bytes that were checked.
-    folder = Path(_folder().name) / entry.key
+    folder = Path(_folder().name) / key
     folder.mkdir(exist_ok=True)
     group = {}
-    for suffix, data in ((entry.kind, image), ("json", json.dumps(metadata).encode())):
-        path = folder / f"{entry.kernel[:150]}.{suffix}"
+    for suffix, data in {**code, "json": json.dumps(metadata).encode()}.items():
+        path = folder / f"{name[:150]}.{suffix}"
         path.write_bytes(data)
         group[path.name] = str(path)
-    return CompiledKernel(source, group, entry.key)
+    return CompiledKernel(source, group, key)
 
 
 @lru_cache(maxsize=1)

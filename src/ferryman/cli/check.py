@@ -13,11 +13,12 @@ import typer
 
 from ferryman.cli import check_kernel, check_model, documents, output, report
 from ferryman.cli.place import place
+from ferryman.device_profiles import profile as catalogued
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import kernel as kernels
-from ferryman.porting import runner, simulated, simulated_route
+from ferryman.porting import runner, simulated, simulated_route, stand_in
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import MEANING, duration, percent
 from ferryman.porting.results import Cell, Results, Row, Timing, dumps, failed, number
@@ -38,6 +39,14 @@ def check(
         str | None,
         typer.Option(
             help="cuda:1, cpu; default: the accelerator, else the CPU. With --backend simulated: mi300x, mi355x."
+        ),
+    ] = None,
+    stands_in_for: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="An older NVIDIA device (a100, orin-agx, l4) that --device stands in for: it executes the PTX of that "
+            "one's Triton kernels. SIMULATED at best.",
         ),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="f32, f16 or bf16. Repeatable; --model takes one.")] = None,
@@ -91,11 +100,13 @@ def check(
         for option, value in facts.items():
             if value:
                 raise ArgumentError("check", option, "given", "--kernel beside it")
-    if simulates:
+    if simulates and stands_in_for is not None:
+        raise ArgumentError("check", "--as", stands_in_for, "no --backend simulated beside it")
+    for routed, route in ((simulates, "--backend simulated"), (stands_in_for is not None, "--as")):
         for option, value in {"--model": model, "--kernel": kernel, "--full": full, "--tiny": tiny}.items():
-            if value:
-                raise ArgumentError("check", option, "given", "no --backend simulated beside it")
-    elif assume:
+            if routed and value:
+                raise ArgumentError("check", option, "given", f"no {route} beside it")
+    if assume and not simulates:
         raise ArgumentError("check", "--assume", "given", "--backend simulated beside it")
     if model is not None:
         rejected = {"--op": op, "--tier": tier, "--kernel": kernel}
@@ -114,6 +125,11 @@ def check(
         assumed = simulated_route.assumptions_of(assume or ())
         with output.progress("simulating") as advance:
             document = simulated.run(resolve(device or "mi300x"), op, others, dtype, tier, seed, advance, jobs, assumed)
+    elif stands_in_for is not None:
+        with output.progress("checking") as advance:
+            document = stand_in.run(
+                catalogued(stands_in_for), op, backend, where, dtype, tier, seed, progress=advance, jobs=jobs
+            )
     else:
         with output.progress("checking") as advance:
             document = runner.run(
@@ -132,7 +148,8 @@ def check(
     else:
         _print(document)
     if folder is not None:
-        stem = ("check-simulated" if simulates else "check") if kernel is None else f"kernel-{document.summary[0].op}"
+        route = "-simulated" if simulates else "" if stands_in_for is None else f"-as-{document.environment.profile}"
+        stem = f"check{route}" if kernel is None else f"kernel-{document.summary[0].op}"
         _write(
             folder, stem, dumps(document), markdown(document), lambda: junit(document), lambda: report.page(document)
         )

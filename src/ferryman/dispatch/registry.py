@@ -99,10 +99,9 @@ def check_backend(name: str) -> None:
 
 def probe(backend: str, vendor: str) -> tuple[str, ...]:
     """Why a backend cannot run for a vendor here; empty when it can. Kept until `forget`."""
-    simulator = redirect.current()
-    if simulator is not None and simulator.serves(backend, vendor):
-        return ()
-    return _probed(backend, vendor)
+    route = redirect.current()
+    reasons = None if route is None else route.probe(backend, vendor)
+    return _probed(backend, vendor) if reasons is None else reasons
 
 
 @lru_cache(maxsize=None)
@@ -113,10 +112,10 @@ def _probed(backend: str, vendor: str) -> tuple[str, ...]:
 def launcher(line: Implementation) -> Callable[..., Any]:
     """The function that computes an implementation: (arguments in schema order, target)."""
     found = _loaded(line)
-    simulator = redirect.current()
-    if simulator is None or line.backend == "definition":
+    route = redirect.current()
+    if route is None or line.backend == "definition":
         return found
-    return simulator.wrap(found, frozenset(place for place, _ in primitives()[line.op].overwritten))
+    return route.wrap(found, frozenset(place for place, _ in primitives()[line.op].overwritten))
 
 
 @lru_cache(maxsize=None)

@@ -80,10 +80,10 @@ def target_of(profile: Profile) -> Target:
 
 
 def profile_for(device: torch.device) -> Profile:
-    """The profile of a tensor's device: detected, unless settings name one for the accelerator, or it is simulated."""
-    simulator = redirect.current()
-    if simulator is not None and simulator.profile is not None:
-        known: Profile = simulator.profile
+    """The profile of a tensor's device: detected, unless settings name one for the accelerator, or a route does."""
+    route = redirect.current()
+    if route is not None and route.profile is not None:
+        known: Profile = route.profile
         return known
     name = settings.get("profile")
     if name and device.type != "cpu":

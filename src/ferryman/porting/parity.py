@@ -20,7 +20,7 @@ from ferryman.dispatch.select import View, refusals, target_of
 from ferryman.errors import CompileError, UnimplementedInstruction
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import batch, gates, hygiene, mutation, simulated_route, vjp
+from ferryman.porting import batch, gates, hygiene, mutation, route, vjp
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.gates import judge
@@ -68,6 +68,7 @@ def check_cell(
         if refused:
             return cell(verdict=_refusal(implementation, view, profile), refusals=refused, reason="; ".join(refused))
     target = target_of(simulate or profile)
+    route.begin()
     try:
         launcher = mutation.on_copies(primitive, kernel or registry.launcher(implementation))
         runs = hygiene.run(primitive, launcher, prepared.args, target, device, times)
@@ -83,25 +84,24 @@ def check_cell(
         return cell(verdict="FAIL", reason=f"raised {type(error).__name__}: {_line(error)}")
     if keep is not None:
         keep(runs.outputs)
-    runs.faults += mutation.faults(launcher) + simulated_route.faults()
+    runs.faults += mutation.faults(launcher) + route.faults()
     tf32 = bool(view.flags["tf32"]) and device.type == "cuda"
-    on_simulator = simulated_route.active()
-    simulated = on_simulator or (bool(view.flags["interpreted"]) and implementation.backend == "triton")
-    again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, simulated or simulate is not None)
+    interpreted = bool(view.flags["interpreted"]) and implementation.backend == "triton"
+    simulated = route.active() or interpreted
+    slow = route.slow() or interpreted or simulate is not None
+    again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, slow)
     try:
         judged = judge(prepared, implementation, runs, tf32=tf32)
         again.judge(runs.outputs, judged)
     except torch.OutOfMemoryError as error:
         return cell(verdict="NOT_RUN", reason=f"the comparison ran out of memory: {_line(error)}")
-    late = simulated_route.faults()
+    late = route.faults()
     if late:  # of the gates that ran the kernel again
         judged["gates"]["G5"] = Gate(outcome="fail", reason="; ".join(late))
         judged["reason"] = judged["reason"] or gates.first_failure(judged["gates"])
-    if simulated and judged["reason"] is None and (on_simulator or simulate is not None):
-        judged["reason"] = (
-            f"its {profile.arch} code, executed by the simulator" if on_simulator or simulate is None
-            else f"interpreted, with the tiles of {simulate.name}"
-        )  # fmt: skip
+    if simulated and judged["reason"] is None:
+        tiles = None if simulate is None else f"interpreted, with the tiles of {simulate.name}"
+        judged["reason"] = route.evidence() or tiles
     return cell(**judged, verdict=_verdict(judged, simulated), seconds=None if simulated else runs.seconds)
 
 

@@ -222,7 +222,7 @@ def run(
             cells.append(cell)
             told(f"{cell.op} {cell.implementation}")
         if shared:
-            cells = _alone(cells, plan, tier, seed, place, profile)
+            cells = alone(cells, plan.local, tier, seed, place, profile)
             for op, lines in plan.local:
                 timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
     cells = ordered(cells, tier)
@@ -263,8 +263,9 @@ def _shares(
     return [Job(lines, names, tier, seed, str(device), share=(k, jobs), tf32=tf32) for k in range(jobs)]
 
 
-def _alone(
-    cells: list[Cell], plan: Plan, tier: str, seed: int, device: torch.device, profile: Profile
+def alone(
+    cells: list[Cell], local: Iterable[tuple[Primitive, Sequence[Implementation]]], tier: str, seed: int,
+    device: torch.device, profile: Profile,
 ) -> list[Cell]:  # fmt: skip
     """Cells that found no memory beside the other processes, once more without them."""
     short = {
@@ -273,7 +274,7 @@ def _alone(
         if c.verdict == "NOT_RUN" and "out of memory" in (c.reason or "")
     }
     found = [c for c in cells if (c.op, c.dtype, c.case, c.implementation) not in short]
-    for op, lines in plan.local:
+    for op, lines in local:
         for case in tier_cases(op, tier):
             for name in dict.fromkeys(d for o, d, c, _ in short if (o, c) == (op.name, case.name)):
                 mine = [line for line in lines if (op.name, name, case.name, line.name) in short]

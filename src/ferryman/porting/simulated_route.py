@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from ferryman.backends import redirect
 from ferryman.backends.simulator.device import Simulator
 from ferryman.backends.simulator.numerics import Assumptions
 from ferryman.backends.simulator.program import ARCHES
@@ -21,7 +20,6 @@ from ferryman.errors import ArgumentError
 
 NAME = "simulated"
 SERVES = ("triton", "hip")
-_MOST = 5
 
 
 def require(known: Profile, verb: str = "check") -> None:
@@ -61,23 +59,3 @@ def on(known: Profile, assumptions: Assumptions | None = None, *, count: bool = 
     simulator = Simulator(target_of(known), assumptions, count=count, profile=known)
     with simulator:
         yield simulator
-
-
-def active() -> bool:
-    return redirect.current() is not None
-
-
-def vendor() -> str | None:
-    """The simulated device's vendor, where there is one."""
-    simulator = redirect.current()
-    return None if simulator is None else str(simulator.target.vendor)
-
-
-def faults() -> list[str]:
-    """What the sanitizer found since the last call, the first few of it."""
-    simulator = redirect.current()
-    if simulator is None:
-        return []
-    found = simulator.take()
-    more = [f"and {len(found) - _MOST} more findings"] if len(found) > _MOST else []
-    return [str(f) for f in found[:_MOST]] + more

@@ -19,7 +19,7 @@ from ferryman.dispatch.gradient import Recipe, runner_under_autograd
 from ferryman.errors import Unsupported
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
-from ferryman.porting import gates, metrics, simulated_route
+from ferryman.porting import gates, metrics, route
 from ferryman.porting.cases import as_tuple, double
 from ferryman.porting.fills import Draw, fill
 from ferryman.porting.metrics import Bound, Declared
@@ -97,7 +97,7 @@ def _partner(prepared: Prepared, implementation: Implementation) -> str | None:
     """The backward of the forward's own backend, if there is one here."""
     vendors = {line.name: line for line in registry.implementations(str(prepared.primitive.backward))}
     line = vendors.get(implementation.name)
-    if line is None or registry.probe(line.backend, simulated_route.vendor() or _vendor(prepared.device)):
+    if line is None or registry.probe(line.backend, route.vendor() or _vendor(prepared.device)):
         return None
     return line.name
 

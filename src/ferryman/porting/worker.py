@@ -56,6 +56,7 @@ class Job:
     tf32: bool = False
     simulated: str | None = None  # the profile of the device that is simulated
     assume: dict[str, str] = field(default_factory=dict)  # the simulator's assumptions, by name
+    stands_in_for: str | None = None  # the profile of the older device whose kernels ``device`` executes
 
     @classmethod
     def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
@@ -140,7 +141,8 @@ class _Worker:
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        interprets = "1" if self._job.interpret else "0" if self._job.simulated else None
+        routed = self._job.simulated or self._job.stands_in_for
+        interprets = "1" if self._job.interpret else "0" if routed else None
         return env if interprets is None else {**env, "TRITON_INTERPRET": interprets}
 
     def _session(self, ops: list[str], skip: set[_Key]) -> tuple[list[str], set[_Key]]:
@@ -225,7 +227,7 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
-    from ferryman.porting import simulated_route
+    from ferryman.porting import simulated_route, stand_in
     from ferryman.porting.process import device_lost
     from ferryman.porting.runner import check_op, dtypes_of
 
@@ -249,6 +251,9 @@ def main() -> int:
         known, more = profile(job["simulated"]), {"times": _RUNS}
         assumed = simulated_route.assumptions_of(f"{name}={value}" for name, value in job["assume"].items())
         route.enter_context(simulated_route.on(known, assumed))
+    elif job["stands_in_for"] is not None:
+        known = profile(job["stands_in_for"])
+        route.enter_context(stand_in.on(known, device))
     with route:
         for op in job["ops"]:
             for cell in check_op(

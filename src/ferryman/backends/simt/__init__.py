@@ -69,9 +69,9 @@ def defines_for(unit: Unit, arch: str) -> tuple[str, ...]:
 
 def runtime(target: Target) -> Runtime:
     """The launcher for this vendor. Raises BackendUnavailable for one that has none."""
-    simulator: Runtime | None = redirect.current()
-    if simulator is not None:
-        return simulator
+    route = redirect.current()
+    if route is not None:
+        return route
     found = _RUNTIMES.get(target.vendor)
     return found if found is not None else _start_runtime(target.vendor)
 

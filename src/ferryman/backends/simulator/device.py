@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Simulator:
     keep counters. Raises SimulationError for an arch that is not implemented.
     """
 
+    on_device = False
+
     def __init__(self, target: Target, assumptions: Assumptions | None = None, *, sanitize: bool = True,
                  count: bool = False, budget: int = BUDGET, profile: Any = None) -> None:  # fmt: skip
         if target.arch not in ARCHES:
@@ -49,7 +51,7 @@ class Simulator:
         self.reports: list[tuple[str, Report]] = []
         self._inputs: list[Region] = []
         self._mode: _Allocations | None = None
-        self._before: list[Any] = []
+        self._before: list[redirect.Route | None] = []
 
     def __enter__(self) -> Simulator:
         self._before.append(redirect.to(self))
@@ -58,9 +60,15 @@ class Simulator:
     def __exit__(self, *exception: Any) -> None:
         redirect.back(self._before.pop())
 
-    def serves(self, backend: str, vendor: str) -> bool:
-        """Whether launches of this backend can come here."""
-        return vendor == self.target.vendor and backend in ("triton", "hip")
+    def probe(self, backend: str, vendor: str) -> tuple[str, ...] | None:
+        """Nothing stands against the backends whose launches can come here; the others are asked themselves."""
+        return () if vendor == self.target.vendor and backend in ("triton", "hip") else None
+
+    def begin(self) -> None:
+        self.reports.clear()
+
+    def evidence(self) -> str:
+        return f"its {self.target.arch} code, executed by the simulator"
 
     def take(self) -> list[Finding]:
         """The findings of all launches since the last call."""
@@ -87,7 +95,7 @@ class Simulator:
 
     # ------------------------------------------------------------------------------------------------ launches
 
-    def launch_triton(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    def launch_triton(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         from ferryman.backends.triton import specialise
 
         source = specialise(kernel, args, meta)

@@ -92,7 +92,7 @@ def headline(document: Results) -> str:
     if passed:
         parts.append(f"{passed:,} cells ran on this device and passed every gate that applies")
     if simulated:
-        parts.append(f"{simulated:,} cells were only simulated on the CPU and did not run on the device")
+        parts.append(f"{simulated:,} cells were only simulated and did not run on the device")
     if absent:
         parts.append(f"{absent:,} did not run")
     if not passed and not simulated and not wrong:

@@ -11,7 +11,7 @@ MEANING: dict[Verdict, str] = {
     "FAIL": "ran, and a gate does not hold",
     "MISTRUSTED": "ran, but the check itself could not judge it",
     "QUARANTINED": "its toolchain could not compile it",
-    "SIMULATED": "ran on the CPU, interpreted or as simulated instructions (its reason says which); not on the device",
+    "SIMULATED": "ran elsewhere: interpreted, in the simulator, or on a newer GPU (its reason says which)",
     "COMPILED_ONLY": "compiled for a device that is not here; did not run",
     "UNIMPLEMENTED": "refused: one of its conditions does not hold",
     "NOT_RUN": "did not run",
