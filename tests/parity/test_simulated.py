@@ -56,11 +56,11 @@ def test_cells_run_on_the_simulated_device() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["mi300x", "mi355x"])
-def test_every_op_on_the_simulated_device(device: str) -> None:
-    found = check(device)
+@pytest.mark.parametrize(("device", "dtypes"), [("mi300x", ["bf16", "f16", "f32"]), ("mi355x", ["bf16"])])
+def test_every_op_on_the_simulated_device(device: str, dtypes: list[str]) -> None:
+    found = check(device, dtypes=dtypes)
     ops = [op for op in registry.primitives() if any(x.backend == "triton" for x in registry.implementations(op))]
-    assert found["triton", "SIMULATED"] > 60 * len(ops) * 0.9 and found["hip", "SIMULATED"] > 350
+    assert found["triton", "SIMULATED"] > 18 * len(dtypes) * len(ops) and found["hip", "SIMULATED"] > 115 * len(dtypes)
 
 
 def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
@@ -132,11 +132,15 @@ VARIANTS = [{"mfma_order": "sequential"}, {"mfma_order": "pairs"}, {"mfma_subnor
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(next(iter(v.items()))))
 def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
-    ops = (
-        ["rms_norm", "softmax", "silu_mul"] if "estimates" in variant else ["linear", "attention", "attention_backward"]
-    )
-    found = check("mi300x", ops=ops, dtypes=["bf16", "f32"], assumptions=Assumptions(**variant))
-    assert found["triton", "SIMULATED"] > 60
+    """Each on the ops and dtypes whose instructions it is about."""
+    if "estimates" in variant:
+        ops, dtypes = ["rms_norm", "softmax", "silu_mul"], ["bf16", "f32"]
+    elif "xf32" in variant:
+        ops, dtypes = ["linear"], ["f32"]
+    else:
+        ops, dtypes = ["linear", "attention"], ["bf16"]
+    found = check("mi300x", ops=ops, dtypes=dtypes, assumptions=Assumptions(**variant))
+    assert found["triton", "SIMULATED"] >= 20
 
 
 def test_triton_and_the_simt_source_agree() -> None:

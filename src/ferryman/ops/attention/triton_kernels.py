@@ -805,6 +805,11 @@ _HALF: dict[str, dict[int, _Tiles]] = {
 # float32: NVIDIA multiplies exactly ("ieee") on the FMA units, from registers; AMD has fp32 matrix units.
 _FLOAT: dict[str, dict[int, _Tiles]] = {
     "nvidia": {
+        64: ((64, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
+        128: ((64, 16, 16, 2), (16, 16, 8, 1), (16, 16, 8, 1)),
+        256: ((32, 16, 8, 1), (16, 16, 16, 2), (16, 16, 8, 1)),
+    },
+    "nvidia-227k": {
         64: ((64, 32, 8, 1), (32, 32, 8, 1), (16, 64, 8, 1)),
         128: ((64, 16, 16, 2), (32, 16, 16, 3), (16, 16, 8, 1)),
         256: ((32, 16, 8, 1), (16, 16, 16, 2), (16, 16, 8, 1)),
@@ -830,13 +835,11 @@ _FLOAT: dict[str, dict[int, _Tiles]] = {
 
 
 # What these configurations spill at most (`ferryman compile` fails more): bytes a thread on NVIDIA, registers on AMD;
-# of forward, dQ, dK/dV, in 16 bits and in float32. gfx942 spills nothing, gfx950 two registers of one dQ. On NVIDIA the
-# spills stay in the first cache; tiles without any are smaller, and wait for a comparison by time.
+# of forward, dQ, dK/dV, in 16 bits and in float32. sm_80, sm_90 and gfx942 spill nothing, gfx950 two registers of a dQ.
 _SPILLS_ALLOWED: dict[str, dict[str, tuple[int, int, int]]] = {
-    "nvidia-227k": {"half": (888, 104, 664), "float": (344, 264, 88)},
-    "nvidia-tmem": {"half": (1080, 16, 32), "float": (360, 264, 112)},
-    "nvidia-160k": {"half": (56, 224, 312), "float": (32, 272, 120)},
-    "nvidia-99k": {"half": (56, 280, 80), "float": (320, 224, 16)},
+    "nvidia-tmem": {"half": (1080, 16, 32), "float": (32, 16, 40)},
+    "nvidia-99k": {"half": (0, 0, 0), "float": (24, 16, 40)},
+    "sm_87": {"half": (0, 0, 0), "float": (24, 16, 40)},
     "gfx90a": {"half": (2, 0, 0), "float": (0, 5, 5)},
     "gfx950": {"half": (0, 0, 0), "float": (0, 2, 0)},
 }
@@ -872,7 +875,7 @@ def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
     if family == "cpu":
         return Config(16, 32, 4, 1)
     if dtype == torch.float32 and target.vendor == "nvidia":
-        return Config(16, 32, 8, 1) if block_d <= 128 else Config(16, 16, 8, 3)
+        return Config(16, 32, 8, 1) if block_d <= 128 else Config(16, 16, 8, 3 if family == "nvidia-227k" else 1)
     if dtype == torch.float32:
         return Config(16, 32 if block_d <= 128 else 16, 4, 1)
     n = 64 if block_d <= 128 else 32
