@@ -7,8 +7,6 @@ thread's loads of what another may store are parted from the stores by a barrier
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -22,8 +20,6 @@ from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _onl
 
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
 CACHED = 0.75
-# Bytes of registers that a thread of `_loss_over` may spill: scalars of its loop over rows, in the first cache.
-SPILLS = {"sm_80": 16, "sm_87": 16}
 
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
@@ -165,13 +161,13 @@ def _long_plan(target: Target, rows: int, width: int, itemsize: int, smooth: boo
     unit, or one that has as much in flight (a mean beside it takes those registers); one for each row where not even
     those would."""
     together = 0 if target.vendor == "cpu" else int(CACHED * target.l2_bytes) // (target.units * width * itemsize)
-    if together == 0:
-        return rows, LONG_BLOCK, long_warps(target)
     together = min(together, 2)
-    block = LONG_BLOCK * 4 // (together * itemsize)
+    block = LONG_BLOCK * 4 // (together * itemsize) if together else LONG_BLOCK
     if smooth or lanes(target) == 64:  # 12 scalar registers spilled on gfx942
         block = min(block, LONG_BLOCK)
-    return min(rows, together * target.units), block, long_warps(target)
+    if target.arch.startswith("sm_8") and width % 16:  # ptxas took 64 registers of 128, and spilled 16 bytes
+        block = min(block, LONG_BLOCK // 2)
+    return min(rows, together * target.units) if together else rows, block, long_warps(target)
 
 
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
@@ -212,6 +208,4 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         cross_entropy_inplace_grad_backward(torch.empty((), dtype=torch.float32, device="meta"), x, target)
 
     shapes = [(8192, 1000), (8192, 8192), (512, 32000), (512, 50257), (64, 128256), (4096, 128256), (3, 1)]
-    found = recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]
-    allowed = SPILLS.get(target.arch, 0)
-    return [replace(one, spills_allowed=allowed) if one.name == "_loss_over" else one for one in found]
+    return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]
