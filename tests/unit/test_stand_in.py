@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,7 @@ class Elsewhere:
     def probe(self, backend: str, vendor: str) -> tuple[str, ...] | None:
         return ()
 
-    def wrap(self, launcher: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, launcher: Callable[..., Any], over: Collection[int] = ()) -> Callable[..., Any]:
         def run(*args: Any) -> torch.Tensor:
             if len(args) == 2:
                 return self.change(torch.softmax(args[0], -1))

@@ -56,9 +56,9 @@ def strides_of_a_contiguous_tensor(op: str, right: Kernel) -> Kernel:
         copies = [a.clone(memory_format=torch.contiguous_format) if isinstance(a, Tensor) else a for a in args]
         made = as_tuple(right(*copies))
         for given, copy in zip(args, copies, strict=True):
-            if isinstance(given, Tensor) and any(copy is m for m in made):
+            if isinstance(given, Tensor) and given.numel() and any(copy is m for m in made):
                 span = sum((n - 1) * s for n, s in zip(given.shape, given.stride(), strict=True)) + 1
-                whole = given.as_strided((span,), (1,)) if given.numel() else given
+                whole = given.as_strided((span,), (1,))
                 whole[: copy.numel()] = copy.reshape(-1)[: whole.numel()]
         swapped = {id(c): a for a, c in zip(args, copies, strict=True) if isinstance(a, Tensor)}
         found = tuple(swapped.get(id(m), m) for m in made)
