@@ -37,8 +37,7 @@ DATA = Path(__file__).parents[1] / "src" / "ferryman" / "device_profiles" / "dat
 START = np.log([cost.LAUNCH_SECONDS, 0.75, 0.65])  # fixed seconds, shares of bandwidth and of peak
 DRAWN = 0.02  # weight of the start against one cell's
 OUTLIER = 0.1  # relative error from which a cell pulls no harder
-ENOUGH = 4  # cells from which an error of cells left out can be told
-FEW_ERROR = 0.05  # with fewer: what H200's row operations at one size miss at twice or half of it
+FEW_ERROR = 0.05  # with too few cells: what H200's row operations at one size miss at twice or half of it
 EVENTS_FROM = 50e-6  # ops.json was timed by events around single launches, whose gaps count in shorter calls
 GRIDS: tuple[Literal["small", "full"], ...] = ("small", "full")
 # Measured before attention's Hopper kernel was there.
@@ -126,7 +125,7 @@ def fit(measured: Sequence[Measured], profile: Profile) -> cost.Coefficients:
         rows, widths = zip(*(m.work.sizes[name] for m in measured if name in m.work.sizes), strict=True)
         boxes[name] = (min(rows), max(rows), min(widths), max(widths))
     missed = []
-    for index, one in enumerate(measured if len(measured) >= ENOUGH else ()):
+    for index, one in enumerate(measured if len(measured) >= cost.ENOUGH else ()):
         made = coefficients([*measured[:index], *measured[index + 1 :]], profile, boxes)
         missed.append(math.log((made.seconds(one.work, profile) or math.nan) / one.seconds))
     error = math.sqrt(statistics.fmean(m * m for m in missed)) if missed else FEW_ERROR
@@ -222,7 +221,7 @@ def regret(measured: Sequence[Measured], profile: Profile) -> dict[str, dict[str
             if g == group and (other := next(iter(group_of.values()))).region != cell.region
         }  # fmt: skip
         beside = near.predict(cell.region, cell.work, profile, entries)
-        apart = {r: near.distance(cell.region, cell.work, r, e) for r, e in entries.items()}
+        apart = {r: near.distance(cell.region, r, e) for r, e in entries.items()}
         nearest = [] if beside is None else [
             entry.implementation for r, entry in entries.items() if apart[r] == beside.distance
         ]  # fmt: skip

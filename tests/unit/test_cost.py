@@ -233,6 +233,55 @@ def test_a_candidate_that_some_neighbours_lack_is_compared_with_the_best_of_thos
     assert found.seconds["b"] == pytest.approx(2 * found.seconds["a"])
 
 
+def test_every_call_of_a_region_is_served_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of them came first: here the neighbours disagree by as much on either side."""
+    path = tmp_path / "lock.json"
+    measured = dict([rms(512, torch=1.1e-6, definition=1.0e-6), rms(2048, torch=4.0e-6, definition=4.4e-6)])
+    lockfile_document.record(path, CPU, {"rms_norm": measured})
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    chosen = []
+    try:
+        for order in ((513, 800, 1024), (1024, 800, 513)):
+            ferryman.reload()
+            chosen.append({rows: ferryman.explain("rms_norm", torch.empty(rows, 64)).chosen for rows in order})
+    finally:
+        monkeypatch.undo()
+        ferryman.reload()
+    assert chosen[0] == chosen[1] and len(set(chosen[0].values())) == 1
+
+
+def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (torch.empty(64, 64, device="meta"), None, 1e-6, False)
+    op = ops.rms_norm.primitive
+    times = {"cuda": 10e-6, "torch": 20e-6, "triton": 40e-6}
+    held = lockfile_document.Entry(
+        implementation="cuda", seconds=10e-6, kernels="0" * 64, candidates=[
+            {"implementation": n, "seconds": s} for n, s in times.items()
+        ],
+    )  # fmt: skip
+    monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, args): held})
+    order = select._order(op, args, H200, lockfile.region(op, args), PLAIN)
+    assert [line.name for line in order.lines][:3] == ["cuda", "torch", "triton"] and order.source == "lockfile"
+
+
+def test_a_model_that_changes_nothing_is_not_named(use_table: Any) -> None:
+    """Faster the more it is preferred: the model agrees."""
+    use_table(**{name: (2e-6, 0.9 / (i + 1), 0.9 / (i + 1)) for i, name in enumerate(select._preferred(LINEAR, H200))})
+    found = chosen(meta(1024, 1024), meta(1024, 1024), None)
+    assert found.source == "profile"
+
+
+def test_a_fit_to_few_cells_orders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = planted(torch=(2e-6, 0.5, 0.1), triton=(2e-6, 0.9, 0.9)).replace('"cells": 9', '"cells": 1')
+    table = cost.load(text, "planted", "h200")
+    monkeypatch.setattr(cost, "_table", lambda name: table if name == "h200" else {})
+    assert chosen(meta(1024, 1024), meta(1024, 1024), None).source == "profile"
+    monkeypatch.setattr(
+        cost, "_table", lambda name: cost.load(text.replace('"cells": 1', '"cells": 4'), "planted", "h200")
+    )
+    assert chosen(meta(1024, 1024), meta(1024, 1024), None).source == "predicted by the cost model"
+
+
 def test_far_regions_other_dtypes_and_entries_without_work_say_nothing() -> None:
     key, one = entry(1024, a=1e-6, b=2e-6)
     assert predicted(8192, {key: one}) is not None and predicted(16_384, {key: one}) is None

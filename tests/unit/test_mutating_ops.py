@@ -12,7 +12,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
-from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.errors import ArgumentError, CompileError, FerrymanError, QuarantineWarning
 from ferryman.ops.primitive import Primitive
 from ferryman.porting import cases_of, check_cell, prepare
 from ferryman.porting.bench import runner
@@ -203,6 +203,65 @@ def test_compiled_as_eager_with_and_without_gradients(backend: str, requested: t
                 results.append([t.detach() for t in (*plain, *outputs, *gradients)])
         for eager, made in zip(*results, strict=True):
             assert torch.allclose(eager, made, rtol=1e-5, atol=1e-6)
+
+
+def test_another_length_is_no_recompilation_of_its_own() -> None:
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, c, s: ops.rope_(q, k, c, s), fullgraph=True, backend=backend)
+    for length in (7, 9, 12, 33):
+        q, k = torch.randn(2, 4, length, 64), torch.randn(2, 2, length, 64)
+        cos, sin = torch.rand(1, length, 64), torch.rand(1, length, 64)
+        wanted = ops.rope(q, k, cos, sin)
+        found = compiled(q, k, cos, sin)
+        assert torch.equal(found[0], wanted[0]) and torch.equal(q, wanted[0]) and torch.equal(k, wanted[1])
+    assert len(graphs) <= 2
+
+
+@pytest.mark.parametrize("name", ["rope_", "cross_entropy_inplace_grad"])
+def test_autocast_makes_no_copy(name: str) -> None:
+    op = registry.primitive(name)
+    case = next(c for c in cases_of(op) if "fill" not in c.name)
+    given = arguments(case, op, torch.bfloat16, 0, CPU).values
+    place, output = op.overwritten[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = op.namespace["_resolve"](*given)
+    result = result if isinstance(result, tuple) else (result,)
+    assert result[output] is given[place]
+
+
+def test_two_views_of_one_place_are_refused() -> None:
+    q = torch.randn(1, 2, 7, 64)
+    with pytest.raises(ArgumentError, match="rotated twice"):
+        ops.rope_(q, q.view_as(q), COS, SIN)
+
+
+def test_a_kernel_that_cannot_be_compiled_after_another_wrote_is_no_wrong_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its arguments may hold something else by then: another implementation would start from that."""
+    name = "cross_entropy_inplace_grad"
+    torch_line = registry.implementation(name, "torch")
+    assert torch_line is not None
+
+    def broken(logits: Tensor, *rest: Any) -> Any:
+        logits.zero_()
+        raise CompileError("torch", name, "here", "planted")
+
+    original = registry.launcher
+    monkeypatch.setattr(registry, "launcher", lambda line: broken if line == torch_line else original(line))
+    ferryman.reload()
+    try:
+        with pytest.warns(QuarantineWarning), pytest.raises(CompileError, match="planted"):
+            ops.cross_entropy_inplace_grad(torch.randn(3, 7), torch.tensor([1, 2, 3]))
+    finally:
+        monkeypatch.undo()
+        ferryman.reload()
 
 
 def test_a_mutated_input_of_a_compiled_function_is_mutated() -> None:

@@ -26,6 +26,7 @@ from ferryman.errors import ProfileError
 from ferryman.ops.primitive import Primitive
 
 VERSION = 1
+ENOUGH = 4  # cells from which a fit orders anything: with fewer its error cannot be told
 BEYOND = 1.0  # powers of two by which a size may leave the range that was measured
 LAUNCH_SECONDS = 2e-6  # of an empty kernel in a graph, for what has no fit; H200: 1.9 to 2.2
 Sizes = Mapping[str, tuple[float, float]]
@@ -111,19 +112,20 @@ def knows(op: str, profile: Profile) -> bool:
 
 
 def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
-    """Implementation -> (seconds, relative error), as far as measured times reach; bf16 and f16 are one."""
+    """Implementation -> (seconds, relative error), as far as measured times reach; bf16 and f16 are one. Of a fit
+    to few cells the error is infinite: its times are told, and order nothing."""
     found = {}
     for name, known in _table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {}).items():
         seconds = known.seconds(work, profile) if known.covers(work) else None
         if seconds is not None:
-            found[name] = (seconds, known.error)
+            found[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
     return found
 
 
 def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -> list[str]:
     """Names in order of preference, but what is predicted faster than both fits' errors together goes before.
 
-    What has no prediction keeps its place, and nothing overtakes it: nothing is known that speaks against it.
+    What has no prediction and comes first in its turn is not overtaken: nothing is known that speaks against it.
     """
     rest, order = list(names), []
     while rest:

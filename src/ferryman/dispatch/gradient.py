@@ -183,8 +183,9 @@ class _Overwriting(torch.autograd.Function):
         op, backward = recipe.op, recipe.backward
         if any(kept._version != version for kept, version in zip(ctx.watched, ctx.versions, strict=True)):
             raise FerrymanError(
-                f"{op.name}: {', '.join(op.mutates)} held the gradient and was written to before the backward. "
-                "Leave it alone until then, or use an op that keeps its own"
+                f"{op.name}: {', '.join(op.mutates)} held the gradient, and it or another view of its memory was "
+                "written to before the backward. Leave that memory alone until then, in parts too, or use an op that "
+                "keeps its own"
             )
         if backward.mutates and ctx.done:
             raise FerrymanError(

@@ -1,10 +1,10 @@
 """A region that nobody measured, beside some that were: what each candidate would take there.
 
-Regions are compared if they agree in all but sizes. How far apart two are is the most that any tensor's rows, its last
-dimension, the call's bytes or its operations differ, in powers of two. A candidate's time is the neighbours' level,
-carried to this size by the least time of the work (`cost.scale`), times how much slower than the neighbours' best it
-was there: both averaged in the logarithm, weighted by the inverse square of the distance. So the nearest region alone
-does not decide: between one where A wins a little and one where B wins a lot, B may be chosen.
+Regions are compared if they agree in all but sizes. How far apart two are is the most that any tensor's rows or its
+last dimension differ, in powers of two: of the regions alone, so that every call in one is served alike. A candidate's
+time is the neighbours' level, carried to this size by the least time of the work (`cost.scale`), times how much slower
+than the neighbours' best it was there: both averaged in the logarithm, weighted by the inverse square of the distance.
+So the nearest region alone does not decide: between one where A wins a little and one where B wins a lot, B may win.
 """
 
 from __future__ import annotations
@@ -72,19 +72,15 @@ def _log(dimension: str) -> float:
     return float(dimension[2:]) if dimension.startswith("2^") else math.log2(max(1, int(dimension)))
 
 
-def distance(region: str, work: cost.Work, other: str, entry: Entry) -> float | None:
-    """Powers of two between a call and a measured region; None where they are not alike, or it says too little."""
+def distance(region: str, other: str, entry: Entry) -> float | None:
+    """Powers of two between a region and a measured one; None where they are not alike, or it says too little."""
     (kind, here), (other_kind, there) = _read(region), _read(other)
     if kind != other_kind or entry.bytes is None or entry.flops is None:
         return None
-    apart = [_apart(work.bytes, entry.bytes), _apart(work.flops, entry.flops)]
+    apart = [0.0]
     for name, (rows, width) in here.items():
         apart += [abs(rows - there[name][0]), abs(width - there[name][1])]
     return max(apart)
-
-
-def _apart(a: float, b: float) -> float:
-    return abs(math.log2(max(a, 1.0) / max(b, 1.0)))
 
 
 def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str, Entry]) -> Prediction | None:
@@ -92,7 +88,7 @@ def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str
     level, weights, nearest, used = 0.0, 0.0, math.inf, 0
     behind: dict[str, tuple[float, float]] = {}  # candidate -> weighted log of its time over the best, weight
     for other, entry in entries.items():
-        apart = distance(region, work, other, entry)
+        apart = distance(region, other, entry)
         times = {c.implementation: c.seconds for c in entry.candidates if c.seconds is not None}
         if apart is None or apart > REACH or not times:
             continue

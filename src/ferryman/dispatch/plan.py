@@ -64,7 +64,7 @@ def resolve({params}):
         return recover(error, {args})
 
 def cold({params}):
-    if dispatch_modes() or functorch_level() is not None or autocast() or forward_ad._current_level >= 0:
+    if dispatch_modes() or functorch_level() is not None{autocast} or forward_ad._current_level >= 0:
         return library({args})
     try:
 {lines}
@@ -229,6 +229,8 @@ class Op:
                 QuarantineWarning, stacklevel=4,
             )  # fmt: skip
         drop_plans()
+        if op.mutates:  # a kernel before the one that was refused may have written over the arguments
+            raise error
         return self.slow(args, differentiate)
 
     def _tensors(self, args: tuple[Any, ...]) -> dict[str, Tensor]:
@@ -323,8 +325,10 @@ def _source(op: Primitive) -> str:
         guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
     # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
     bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
+    # an op that autocast leaves alone is not sent to the library for it, where a mutating one works on a copy
+    autocast = "" if op.mutates and op.autocast is None else " or autocast()"
     return _TEMPLATE.format(
-        bump=bump,
+        bump=bump, autocast=autocast,
         params=names, args=names, key=", ".join(key), brief=", ".join(brief), guarded=", ".join(guarded),
         lines="\n".join(f"        {line}" for line in lines),
         lines_plain="\n".join(f"        {line}" for line in plain),

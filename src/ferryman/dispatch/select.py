@@ -149,9 +149,9 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     held = lockfile.entries(op.name, profile)
     locked = held.get(region)
     if locked is not None:
-        names, source = [locked.implementation, *names], "lockfile"
         seconds = {c.implementation: c.seconds for c in locked.candidates if c.seconds is not None}
         seconds[locked.implementation] = locked.seconds
+        names, source = [locked.implementation, *sorted(seconds, key=seconds.__getitem__), *names], "lockfile"
     elif held or cost.knows(op.name, profile):
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, held)
@@ -160,7 +160,7 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         else:
             modelled = cost.predictions(op, work, profile)
             seconds = {name: value for name, (value, _) in modelled.items()}
-            order = cost.ranked([*names, *(n for n in modelled if n in menu)], modelled)
+            order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
             if order[: len(names)] != names:
                 names, source = order, "predicted by the cost model"
     backends = registry.backends()

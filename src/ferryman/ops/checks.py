@@ -61,7 +61,12 @@ def shaped(op: str, name: str, x: Tensor | None, *shape: int) -> None:
 
 
 def writable(op: str, **tensors: Tensor) -> None:
-    """Elements that share memory cannot hold a result each. Strides that only might let them are refused too."""
+    """Elements that share memory cannot hold a result each. Strides that only might let them are refused too.
+
+    Not while Dynamo traces, whose strides are symbols: what it traces writes by ``copy_``, which refuses these itself.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return
     for name, x in tensors.items():
         span = 0
         for step, n in sorted(zip(x.stride(), x.shape, strict=True)):

@@ -95,7 +95,7 @@ def check_cell(
         again.judge(runs.outputs, judged)
     except torch.OutOfMemoryError as error:
         return cell(verdict="NOT_RUN", reason=f"the comparison ran out of memory: {_line(error)}")
-    late = route.faults()
+    late = route.faults() + [fault for fault in mutation.faults(launcher) if fault not in runs.faults]
     if late:  # of the gates that ran the kernel again
         judged["gates"]["G5"] = Gate(outcome="fail", reason="; ".join(late))
         judged["reason"] = judged["reason"] or gates.first_failure(judged["gates"])

@@ -207,6 +207,11 @@ def rope_over(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool)
     return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
 
 
+def _same_place(q: Tensor, k: Tensor) -> bool:
+    same = q.untyped_storage()._cdata == k.untyped_storage()._cdata
+    return same and q.numel() > 0 and k.numel() > 0 and q.storage_offset() == k.storage_offset()
+
+
 @public(rope_over)
 def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """`rope`, written over q and k: half of the memory, and what lies beyond rotary_dim is not moved. Returns (q, k).
@@ -217,6 +222,6 @@ def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool =
     transposed rotation of the gradients, and nothing but cos and sin is kept for it.
     Raises ArgumentError.
     """
-    if q is k:
+    if q is k or (not torch.compiler.is_dynamo_compiling() and _same_place(q, k)):
         raise ArgumentError("rope_", "k", "q itself", "another tensor: it would be rotated twice")
     return rope_over(q, k, cos, sin, interleaved)

@@ -328,7 +328,8 @@ def cross_entropy_inplace_grad(
     d loss / d logits** in their own dtype: whoever reads them again reads the gradient, as a constant that nothing
     flows back through, and PyTorch refuses the backward of an earlier op that had kept them. A leaf that requires grad
     is refused. ``loss.backward()`` multiplies them by the loss's gradient, in place and without a synchronisation, and
-    hands that very memory to autograd: it can be done once, and logits must not be written to before it. Autocast
+    hands that very memory to autograd: it can be done once, and logits must not be written to before it, nor
+    another view of their memory: parts of one tensor, one after the other, are refused. Autocast
     leaves the logits as they are: a copy in another dtype would get the gradient.
     Raises ArgumentError; the backward FerrymanError.
     """
