@@ -178,11 +178,10 @@ template <typename L, typename Op> struct RowDriver {
                 if (AHEAD && more) fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row + step, true, p);
             }
             if constexpr (!AHEAD) {
-                if (L::ROWS == 1 ? !more : base + step >= rows) break;
-                const i64 next = L::ROWS == 1 || more ? row + step : base + step;  // any row there is
+                if (!more) break;  // of a row's lanes, together: rows that share a block share no barrier
 #pragma unroll
                 for (int p = 0; p < L::PACKS; ++p)
-                    fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], next, true, p);
+                    fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row + step, true, p);
             }
         }
     }
