@@ -76,7 +76,10 @@ FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+v"(word)); }
 // HIP's documented errors: expf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return __ocml_exp_f32(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) { return __ocml_native_exp2_f32(v); }  // may flush subnormal results
-FERRYMAN_DEVICE float reciprocal(float v) { return __builtin_amdgcn_rcpf(v); }   // of normal values
+FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values; one Newton step, as v_rcp_f32 alone may be 1 ulp off
+    float estimate = __builtin_amdgcn_rcpf(v);
+    return __builtin_fmaf(__builtin_fmaf(-v, estimate, 1.0f), estimate, estimate);
+}
 FERRYMAN_DEVICE float erfc(float v) { return __ocml_erfc_f32(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return __ocml_sqrt_f32(v); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return __builtin_fmaxf(a, b); }
