@@ -36,7 +36,8 @@ class Demand(NamedTuple):
 def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand:
     """``kind``: "scaled" (rms_norm), "added" (add_rms_norm), "centred" (layer_norm) or "softmax"; ``wide``: weights of
     more bytes than the row's elements. These are the largest with which no kernel spills registers (gfx90a, gfx942,
-    gfx950, sm_80, sm_90): 16 bits are widened to compute with, and ptxas keeps softmax's exponentials from pass to pass."""
+    gfx950, sm_80, sm_90): 16 bits are widened to compute with, and ptxas keeps softmax's exponentials from pass
+    to pass."""
     tensors = 2 if kind == "added" else 1
     if wave == 64:
         return Demand(tensors, {"centred": 32, "added": 56}.get(kind, _MAX_WORDS))
