@@ -1,8 +1,8 @@
 // Row operations: one row at a time is read once from memory, kept packed on the chip, reduced, and written.
 //
 // LANES threads share a row (part of a wave, or whole waves), ROWS rows share a block. Each thread holds PACKS
-// packs of V elements in registers. While a row is written, the next row of this block is loaded into the registers
-// that become free, so that loads stay in flight across the reduction. FIT says how n relates to that capacity:
+// packs of V elements in registers. Where blocks take several rows (`AHEAD`), the next row is loaded while this one is
+// written, into the registers that become free: loads stay in flight. FIT says how n relates to that capacity:
 //   EXACT   n == LANES * PACKS * V: no bounds checks
 //   RAGGED  n < capacity
 //   LONG    n > capacity: the next `slots` packs of each thread live in dynamic shared memory, private to the

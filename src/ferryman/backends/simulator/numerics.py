@@ -131,25 +131,20 @@ def _exact_fma(a: float, b: float, c: float) -> float:
 
 def directed32(x: Array, mode: int) -> Array:
     """float64 to float32 in a rounding mode; ``x`` exact, or rounded to odd."""
-    near = np.asarray(x, np.float64).astype(np.float32)
-    if mode == NEAREST:
-        return near
-    wide = near.astype(np.float64)
-    down, up = np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))
-    if mode == UP:
-        return np.where(wide < x, up, near)
-    if mode == DOWN:
-        return np.where(wide > x, down, near)
-    return np.where((wide > x) & (x > 0), down, np.where((wide < x) & (x < 0), up, near))
+    return _directed(np.asarray(x, np.float64), mode, np.float32)
 
 
 def directed16(x: Array, mode: int) -> Array:
     """float32 or float64 to float16 in a rounding mode."""
-    near = np.asarray(x).astype(np.float16)
+    return _directed(np.asarray(x), mode, np.float16)
+
+
+def _directed(x: Array, mode: int, kind: type[np.floating[Any]]) -> Array:
+    near = x.astype(kind)
     if mode == NEAREST:
         return near
     wide = near.astype(np.float64)
-    down, up = np.nextafter(near, np.float16(-np.inf)), np.nextafter(near, np.float16(np.inf))
+    down, up = np.nextafter(near, kind(-np.inf)), np.nextafter(near, kind(np.inf))
     if mode == UP:
         return np.where(wide < x, up, near)
     if mode == DOWN:
