@@ -171,7 +171,8 @@ def _dkv_blocks(
     k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, q_full, q_empty, do_full, do_empty,
     ds_full, ds_empty,
     WORKER: gl.constexpr, WORKERS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr, CAUSAL: gl.constexpr, DQ: gl.constexpr, LATE: gl.constexpr, EDGE: gl.constexpr,
+    DS_STAGES: gl.constexpr, CAUSAL: gl.constexpr, DQ: gl.constexpr, LATE: gl.constexpr, DK_FIRST: gl.constexpr,
+    EDGE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -217,10 +218,12 @@ def _dkv_blocks(
         ds16 = ds.to(dtype)
         if DQ == 1:
             buffer = (step % DS_STAGES) * WORKERS
+            dsa = gl.convert_layout(ds16, a_layout)
+            if DK_FIRST:
+                dk = warpgroup_mma(dsa, q_tile, dk, is_async=True)
             ds_ring.index(buffer + WORKER).store(ds16)
             fence_async_shared()
             _named_barrier("sync", 8)
-            dsa = gl.convert_layout(ds16, a_layout)
             if BLOCK_M == 64:
                 width: gl.constexpr = HEAD_DIM // WORKERS
                 dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
@@ -238,20 +241,27 @@ def _dkv_blocks(
                         ds_ring.index(buffer + other).slice(64 * WORKER, 64, 1).permute((1, 0)),
                         k_tiles.index(other), dq, use_acc=other > 0, is_async=True,
                     )  # fmt: skip
-            dk = warpgroup_mma(dsa, q_tile, dk, is_async=True)
-            dv = warpgroup_mma_wait(1 + WORKERS, [dv])
-            mbarrier.arrive(do_empty.index(slot))
-            dq = warpgroup_mma_wait(1, [dq])
             block = low + turn - tail
             if EDGE:
                 block = _block_of(turn, low, turns, tail)
             row = sums_row + block * BLOCK_M
+            if not DK_FIRST:
+                dk = warpgroup_mma(dsa, q_tile, dk, is_async=True)
+                dv = warpgroup_mma_wait(1 + WORKERS, [dv])
+                mbarrier.arrive(do_empty.index(slot))
+                dq = warpgroup_mma_wait(1, [dq])
+            else:
+                dv, dk = warpgroup_mma_wait(WORKERS, [dv, dk])
+                mbarrier.arrive(do_empty.index(slot))
+                mbarrier.arrive(q_empty.index(slot))
+                dq = warpgroup_mma_wait(0, [dq])
             if BLOCK_M == 64:
                 _add_dq(dq, sums, row, WORKER, WORKERS)
             else:
                 _add_dq(dq, sums, row + 64 * WORKER, 0, 1)
-            dk = warpgroup_mma_wait(0, [dk])
-            mbarrier.arrive(q_empty.index(slot))
+            if not DK_FIRST:
+                dk = warpgroup_mma_wait(0, [dk])
+                mbarrier.arrive(q_empty.index(slot))
         else:
             if DQ == 2:
                 place = step % DS_STAGES
@@ -283,6 +293,7 @@ def _store_rows(x, to, base, first, num_rows, HEAD_DIM: gl.constexpr):
 def _dkv_consume(
     arguments, WORKER: gl.constexpr, WORKERS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr, DS_STAGES: gl.constexpr, CAUSAL: gl.constexpr, DQ: gl.constexpr, LATE: gl.constexpr,
+    DK_FIRST: gl.constexpr,
 ):  # fmt: skip
     (
         grad_k, grad_v, sums, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring,
@@ -311,13 +322,13 @@ def _dkv_consume(
                     dk, dv, step, 0, edges, low, turns, tail, mine, num_queries, num_keys, score_scale, sums, sums_row,
                     k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, q_full, q_empty, do_full,
                     do_empty, ds_full, ds_empty,
-                    WORKER, WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, True,
+                    WORKER, WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST, True,
                 )  # fmt: skip
                 dk, dv, step = _dkv_blocks(
                     dk, dv, step, edges, turns, low, turns, tail, mine, num_queries, num_keys, score_scale, sums,
                     sums_row, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, q_full, q_empty,
                     do_full, do_empty, ds_full, ds_empty,
-                    WORKER, WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, False,
+                    WORKER, WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST, False,
                 )  # fmt: skip
             mbarrier.arrive(kv_empty)
             base = head.to(gl.int64) * num_keys
@@ -447,7 +458,7 @@ def attention_backward_dkv_hopper(
     num_heads, kv_heads, group, heads_together, num_queries, num_keys, batch, padded, score_scale, grad_scale,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, WORKERS: gl.constexpr, STAGES: gl.constexpr,
     DS_STAGES: gl.constexpr, CAUSAL: gl.constexpr, DQ: gl.constexpr, REGISTERS: gl.constexpr,
-    DQ_REGISTERS: gl.constexpr, PARTS: gl.constexpr, LATE: gl.constexpr,
+    DQ_REGISTERS: gl.constexpr, PARTS: gl.constexpr, LATE: gl.constexpr, DK_FIRST: gl.constexpr,
 ):  # fmt: skip
     """DQ: 0 dK and dV alone, 1 dQ too, 2 dQ by a warpgroup of its own."""
     dtype: gl.constexpr = q.dtype.element_ty
@@ -512,8 +523,8 @@ def attention_backward_dkv_hopper(
     if DQ == 2 and WORKERS == 2:
         gl.warp_specialize(
             [
-                (_dkv_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
-                (_dkv_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
+                (_dkv_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
+                (_dkv_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
                 (_dq_sum, (summer, WORKERS, HEAD_DIM, BLOCK_M, DS_STAGES, CAUSAL, PARTS)),
                 (_dkv_produce, (producer, WORKERS, HEAD_DIM, BLOCK_M, STAGES, CAUSAL)),
             ],
@@ -522,9 +533,9 @@ def attention_backward_dkv_hopper(
     elif WORKERS == 3:
         gl.warp_specialize(
             [
-                (_dkv_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
-                (_dkv_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
-                (_dkv_consume, (consumer, gl.constexpr(2), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
+                (_dkv_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
+                (_dkv_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
+                (_dkv_consume, (consumer, gl.constexpr(2), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
                 (_dkv_produce, (producer, WORKERS, HEAD_DIM, BLOCK_M, STAGES, CAUSAL)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, 24],
@@ -532,8 +543,8 @@ def attention_backward_dkv_hopper(
     else:
         gl.warp_specialize(
             [
-                (_dkv_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
-                (_dkv_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE)),
+                (_dkv_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
+                (_dkv_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_M, STAGES, DS_STAGES, CAUSAL, DQ, LATE, DK_FIRST)),
                 (_dkv_produce, (producer, WORKERS, HEAD_DIM, BLOCK_M, STAGES, CAUSAL)),
             ],
             [4, 1], [REGISTERS, 24],
@@ -611,9 +622,56 @@ def _dq_blocks(
 
 
 @gluon.jit
+def _dq_ahead(
+    dq, scores, dp, step, first, last, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, row_lse,
+    row_delta, position, num_keys, score_scale,
+    HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
+    AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Blocks ``first`` down to ``last``, whose products with Q and dO are done a block ahead."""
+    dtype: gl.constexpr = k_ring.dtype
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
+    for block in range(first, last - 1, -1):
+        if AHEAD:
+            slot = (step + 1) % STAGES
+            phase = ((step + 1) // STAGES) & 1
+            mbarrier.wait(k_full.index(slot), phase)
+            next_scores = warpgroup_mma(
+                q_tile, k_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True
+            )
+            mbarrier.wait(v_full.index(slot), phase)
+            next_dp = warpgroup_mma(do_tile, v_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True)
+        scores = scores * score_scale
+        if EDGE:
+            keys = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
+            inside = (keys < num_keys)[None, :]
+            seen = inside
+            if CAUSAL:
+                seen = seen & (keys[None, :] <= position[:, None])
+            scores = gl.where(seen, scores, float("-inf"))
+        p = gl.exp2(scores - row_lse[:, None])
+        ds = p * (dp - row_delta[:, None])
+        if EDGE:
+            ds = gl.where(inside, ds, 0.0)
+        dq = warpgroup_mma(
+            gl.convert_layout(ds.to(dtype), a_layout), k_ring.index(step % STAGES), dq, is_async=True
+        )
+        if AHEAD:
+            scores, dp = warpgroup_mma_wait(1, [next_scores, next_dp])
+            mbarrier.arrive(v_empty.index(slot))
+        dq = warpgroup_mma_wait(0, [dq])
+        mbarrier.arrive(k_empty.index(step % STAGES))
+        step += 1
+    return dq, scores, dp, step
+
+
+@gluon.jit
 def _dq_consume(
     arguments, WORKER: gl.constexpr, WORKERS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, PIPE: gl.constexpr,
 ):  # fmt: skip
     (
         grad_q, rows_lse, rows_delta, q_tiles, do_tiles, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full,
@@ -642,14 +700,46 @@ def _dq_consume(
             mbarrier.wait(q_full, round & 1)
             q_tile = q_tiles.index(WORKER)
             do_tile = do_tiles.index(WORKER)
-            dq, step = _dq_blocks(
-                dq, step, blocks - 1, full, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, True,
-            )  # fmt: skip
-            dq, step = _dq_blocks(
-                dq, step, full - 1, 0, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-                row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, False,
-            )  # fmt: skip
+            if PIPE:
+                if blocks > 0:
+                    slot = step % STAGES
+                    phase = (step // STAGES) & 1
+                    none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
+                    mbarrier.wait(k_full.index(slot), phase)
+                    scores = warpgroup_mma(
+                        q_tile, k_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True
+                    )
+                    mbarrier.wait(v_full.index(slot), phase)
+                    dp = warpgroup_mma(
+                        do_tile, v_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True
+                    )
+                    scores, dp = warpgroup_mma_wait(0, [scores, dp])
+                    mbarrier.arrive(v_empty.index(slot))
+                    middle = gl.maximum(full, 1)
+                    dq, scores, dp, step = _dq_ahead(
+                        dq, scores, dp, step, blocks - 1, middle, q_tile, do_tile, k_ring, v_ring, k_full, k_empty,
+                        v_full, v_empty, row_lse, row_delta, position, num_keys, score_scale,
+                        HEAD_DIM, BLOCK_N, STAGES, CAUSAL, True, True,
+                    )  # fmt: skip
+                    dq, scores, dp, step = _dq_ahead(
+                        dq, scores, dp, step, gl.minimum(middle, blocks) - 1, 1, q_tile, do_tile, k_ring, v_ring,
+                        k_full, k_empty, v_full, v_empty, row_lse, row_delta, position, num_keys, score_scale,
+                        HEAD_DIM, BLOCK_N, STAGES, CAUSAL, False, True,
+                    )  # fmt: skip
+                    dq, scores, dp, step = _dq_ahead(
+                        dq, scores, dp, step, 0, 0, q_tile, do_tile, k_ring, v_ring, k_full, k_empty,
+                        v_full, v_empty, row_lse, row_delta, position, num_keys, score_scale,
+                        HEAD_DIM, BLOCK_N, STAGES, CAUSAL, True, False,
+                    )  # fmt: skip
+            else:
+                dq, step = _dq_blocks(
+                    dq, step, blocks - 1, full, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+                    row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, True,
+                )  # fmt: skip
+                dq, step = _dq_blocks(
+                    dq, step, full - 1, 0, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+                    row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, False,
+                )  # fmt: skip
             mbarrier.arrive(q_empty)
             _store_rows((dq * grad_scale).to(dtype), grad_q, head.to(gl.int64) * num_queries, row, num_queries, HEAD_DIM)
 
@@ -714,7 +804,7 @@ def attention_backward_dq_hopper(
     stride_gb, stride_gh, stride_gm,
     num_heads, kv_heads, group, heads_together, num_queries, num_keys, batch, padded, score_scale, grad_scale,
     HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, WORKERS: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, REGISTERS: gl.constexpr, PIPE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q.dtype.element_ty
     num_tiles = gl.cdiv(num_queries, 64 * WORKERS)
@@ -758,9 +848,9 @@ def attention_backward_dq_hopper(
     if WORKERS == 3:
         gl.warp_specialize(
             [
-                (_dq_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
-                (_dq_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
-                (_dq_consume, (consumer, gl.constexpr(2), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
+                (_dq_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, PIPE)),
+                (_dq_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, PIPE)),
+                (_dq_consume, (consumer, gl.constexpr(2), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, PIPE)),
                 (_dq_produce, (producer, WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, 24],
@@ -768,8 +858,8 @@ def attention_backward_dq_hopper(
     else:
         gl.warp_specialize(
             [
-                (_dq_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
-                (_dq_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
+                (_dq_consume, (consumer, gl.constexpr(0), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, PIPE)),
+                (_dq_consume, (consumer, gl.constexpr(1), WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL, PIPE)),
                 (_dq_produce, (producer, WORKERS, HEAD_DIM, BLOCK_N, STAGES, CAUSAL)),
             ],
             [4, 1], [REGISTERS, 24],
@@ -784,7 +874,7 @@ attention_backward_dq_hopper.uses_scratch = True  # TMA descriptors
 
 def backward(
     grad_out, grad_lse, q, k, v, out, lse, causal, scale, together, target,
-    fused=None, dkv=None, dq=None,
+    fused=None, dkv=None, dq=None, persistent=True,
 ):
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -804,7 +894,7 @@ def backward(
     sums = torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device) if fused else rows
     tiles = -(-keys // (64 * form["WORKERS"])) * batch * kv_heads
     launch(
-        attention_backward_dkv_hopper, (min(tiles, target.units),),
+        attention_backward_dkv_hopper, (min(tiles, target.units) if persistent else tiles,),
         q, k, v, grad_out, rows[0], rows[1], grad_k, grad_v, sums, *strides,
         heads, kv_heads, group, together, queries, keys, batch, padded, scale * _LOG2E, scale,
         device=device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4, **form,
@@ -818,7 +908,7 @@ def backward(
     else:
         tiles = -(-queries // (64 * dq["WORKERS"])) * batch * heads
         launch(
-            attention_backward_dq_hopper, (min(tiles, target.units),),
+            attention_backward_dq_hopper, (min(tiles, target.units) if persistent else tiles,),
             q, k, v, grad_out, rows[0], rows[1], grad_q, *strides,
             heads, kv_heads, group, together * group, queries, keys, batch, padded, scale * _LOG2E, scale,
             device=device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4, **dq,
