@@ -4,7 +4,7 @@ Forward: one program per block of query rows, an online softmax over the blocks 
 (decoding) pack the heads of a group into one tile and may split the keys over programs, merged in float32 by a second
 kernel.
 Backward: two kernels and no atomics, so results are bitwise reproducible: queries stay put for dQ (which also computes
-delta), keys stay put for dK and dV.
+delta), keys stay put for dK and dV. Hopper has kernels of its own for both passes (hopper_*_kernels.py).
 
 Rounding points: P is rounded to the input dtype before P@V and P^T@dO ("p"), dS before dS@K and dS^T@Q ("ds").
 An invisible key has weight exactly 0; a NaN or Inf in *V* at an invisible key still reaches the rows of its tile, as
@@ -947,6 +947,14 @@ def _hopper_kernels(target: Target) -> Any:
     return hopper_kernels
 
 
+def _hopper_backward(target: Target) -> Any:
+    if _hopper_kernels(target) is None:
+        return None
+    from ferryman.ops.attention import hopper_backward_kernels
+
+    return hopper_backward_kernels
+
+
 def _too_wide(*spans: int) -> bool:
     return max(spans) >= 2**31
 
@@ -1040,8 +1048,14 @@ def attention_backward(
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    delta = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
     scale = dim**-0.5 if scale is None else scale
+    plain = mask is None and softcap == 0.0 and window is None and not interpreting()
+    if plain and (hopper := _hopper_backward(target)) and hopper.serves(grad_out, q, k, v, scale):
+        hopper.backward(
+            grad_out, grad_lse, q, k, v, out, lse, grad_q, grad_k, grad_v, causal, scale, target
+        )  # fmt: skip
+        return grad_q, grad_k, grad_v
+    delta = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
     score_scale, score_cap = _score_factors(scale, softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     group = heads // kv_heads
