@@ -85,7 +85,7 @@ def serves(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Te
 def backward(
     grad_out: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     out: torch.Tensor, lse: torch.Tensor, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor,
-    causal: bool, scale: float, target: Target, together: tuple[int, int] | None = None,
+    causal: bool, scale: float, deterministic: bool, target: Target, together: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """The gradients, contiguous, are written; the rest as in ``triton_kernels.attention_backward``."""
     batch, heads, queries, dim = q.shape
@@ -101,7 +101,7 @@ def backward(
         heads, queries, padded,
         device=device, HEAD_DIM=dim, HAS_GRAD_LSE=grad_lse is not None, num_warps=4,
     )  # fmt: skip
-    fused = dim == 128 and not torch.are_deterministic_algorithms_enabled()
+    fused = dim == 128 and not deterministic
     sums = torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device) if fused else rows_lse
     strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(grad_out))
     score_scale = scale * _LOG2E

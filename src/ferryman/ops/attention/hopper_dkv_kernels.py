@@ -156,16 +156,17 @@ def _consume_blocks(
         dp = warpgroup_mma(v_tiles.index(WORKER), do_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(1, [scores])
         row_lse = lse_ring.index(slot).load(row_layout)
-        scores = scores * score_scale
+        p = gl.exp2(scores * score_scale - row_lse[None, :])
         if EDGE:
-            rows = block * BLOCK_M + gl.arange(0, BLOCK_M, row_layout)
+            # the bounds of a key's queries within the block, once: each element is then compared with them
+            start = block * BLOCK_M
+            rows = gl.arange(0, BLOCK_M, row_layout)
             keys = first_key + gl.arange(0, 64, key_layout)
-            inside = (rows < num_queries)[None, :] & (keys < num_keys)[:, None]
+            inside = rows[None, :] < gl.where(keys < num_keys, num_queries - start, 0)[:, None]
             seen = inside
             if CAUSAL:
-                seen = seen & (keys[:, None] <= (rows + (num_keys - num_queries))[None, :])
-            scores = gl.where(seen, scores, float("-inf"))
-        p = gl.exp2(scores - row_lse[None, :])
+                seen = seen & (rows[None, :] >= (keys - (num_keys - num_queries + start))[:, None])
+            p = gl.where(seen, p, 0.0)
         dp = warpgroup_mma_wait(0, [dp])
         row_delta = delta_ring.index(slot).load(row_layout)
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), a_layout), do_tile, dv, is_async=True)

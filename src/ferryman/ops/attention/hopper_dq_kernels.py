@@ -59,15 +59,14 @@ def _consume_blocks(
         mbarrier.wait(v_full.index(slot), phase)
         dp = warpgroup_mma(do_tile, v_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(1, [scores])
-        scores = scores * score_scale
+        p = gl.exp2(scores * score_scale - row_lse[:, None])
         if EDGE:
-            keys = block * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
-            inside = (keys < num_keys)[None, :]
+            keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))[None, :]
+            inside = keys < num_keys - block * BLOCK_N
             seen = inside
             if CAUSAL:
-                seen = seen & (keys[None, :] <= position[:, None])
-            scores = gl.where(seen, scores, float("-inf"))
-        p = gl.exp2(scores - row_lse[:, None])
+                seen = keys < gl.minimum(position + 1, num_keys)[:, None] - block * BLOCK_N
+            p = gl.where(seen, p, 0.0)
         dp = warpgroup_mma_wait(0, [dp])
         mbarrier.arrive(v_empty.index(slot))
         ds = p * (dp - row_delta[:, None])
