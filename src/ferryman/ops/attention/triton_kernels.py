@@ -996,6 +996,8 @@ def attention(
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
+        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes:
+            together = batch * heads  # tiles are dealt in advance: those of all heads end evenly, a group's do not
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
     splits = _num_splits(target, programs, keys) if pack else 1
