@@ -443,7 +443,7 @@ def _ptxas_says(ptx: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stderr
 
 
-_FACTS = ("HEAD_DIM", "CAUSAL", "HAS_WINDOW", "HAS_CAP", "MASK", "PACK")
+_FACTS = ("HEAD_DIM", "CAUSAL", "HAS_WINDOW", "HAS_CAP", "MASK", "PACK", "FUSED")
 
 
 def _compile(arch: str, dtype: str, dims: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -513,6 +513,9 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
         hopper = ("forward_hopper", "backward_rows", "backward_dkv_hopper", "backward_dq_hopper")
         wanted_rows |= {(f"attention_{kernel}", dim) for kernel in hopper for dim in dims if dim in (64, 128)}
         wanted_rows |= {("attention_backward_cast", dim) for dim in dims if dim == 128}
+        forms = {(r["HEAD_DIM"], r["FUSED"]) for r in rows if r["kernel"] == "attention_backward_dkv_hopper"}
+        # at D128 the fused one, and the one that is deterministic
+        assert forms == {(dim, fused) for dim, fused in ((64, False), (128, True), (128, False)) if dim in dims}
     assert {(row["kernel"], row["HEAD_DIM"]) for row in rows} == wanted_rows
     for row in rows:
         assert row["shared"] <= TARGETS[arch].shared_memory and row["traps"] == 0, row
