@@ -45,6 +45,7 @@ static_assert(WAVE == 32 || WAVE == 64, "a wave has 32 or 64 lanes");
 
 extern "C" {
 __attribute__((device, const)) float __ocml_exp_f32(float);
+__attribute__((device, const)) float __ocml_log_f32(float);
 __attribute__((device, const)) float __ocml_native_exp2_f32(float);
 __attribute__((device, const)) float __ocml_erfc_f32(float);
 __attribute__((device, const)) float __ocml_sqrt_f32(float);
@@ -73,8 +74,9 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+v"(word)); }
 
-// HIP's documented errors: expf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
+// HIP's documented errors: expf and logf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return __ocml_exp_f32(v); }
+FERRYMAN_DEVICE float log(float v) { return __ocml_log_f32(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) { return __ocml_native_exp2_f32(v); }  // may flush subnormal results
 FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values; one Newton step, as v_rcp_f32 alone may be 1 ulp off
     float estimate = __builtin_amdgcn_rcpf(v);
@@ -152,10 +154,11 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+r"(word)); }
 
-// CUDA C++ programming guide, without fast math: expf 2 ulp, erfcf 4, sqrtf and division correctly rounded. rsqrtf
+// CUDA C++ programming guide, without fast math: expf 2 ulp, logf 1, erfcf 4, sqrtf and division correctly rounded. rsqrtf
 // (2 ulp) is not used: 1/sqrtf costs a row some 30 instructions and is exact on powers of four. PTX: ex2.approx has
 // a relative error below 2^-22, rcp.approx 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return ::expf(v); }
+FERRYMAN_DEVICE float log(float v) { return ::logf(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) {  // flushes subnormal results
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
