@@ -1,6 +1,6 @@
 """What the CUDA and HIP backends share: one C++ source per family, how a call becomes a launch, and the wave width.
 
-`portable.cuh` is the dialect, `rows.cuh` the loop over rows; a family adds its own `.cuh`. A kernel is one line that
+`portable.cuh` is the dialect, `rows.cuh` the loop over rows, `cluster.cuh` NVIDIA's clusters; a family adds its own `.cuh`. A kernel is one line that
 instantiates a macro of the family's file, so a compiled unit holds exactly the kernel that a launch needs.
 """
 
@@ -30,7 +30,8 @@ class Unit(NamedTuple):
     """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
 
     ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
-    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a").
+    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: the blocks of its
+    clusters (`cluster.cuh`), of which a grid is a multiple.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Unit(NamedTuple):
     defines: tuple[str, ...] = ()
     spills_allowed: int = 0
     suffix: str = ""
+    cluster: int = 1
 
 
 class Runtime(Protocol):
@@ -95,9 +97,10 @@ def _start_runtime(vendor: str) -> Runtime:
 
 
 @functools.lru_cache(maxsize=None)
-def family_source(path: Path, rows: bool) -> str:
-    """The text before the instantiations: the dialect, the row loop where used, the family's file."""
-    files = [HERE / "portable.cuh", *([HERE / "rows.cuh"] if rows else []), path]
+def family_source(path: Path, rows: bool, clusters: bool = False) -> str:
+    """The text before the instantiations: the dialect, the row loop and clusters where used, the family's file."""
+    used = [name for name, wanted in (("rows.cuh", rows), ("cluster.cuh", clusters)) if wanted]
+    files = [HERE / "portable.cuh", *[HERE / name for name in used], path]
     return "".join(f'#line 1 "{f.name}"\n{f.read_text(encoding="utf-8")}' for f in files)
 
 

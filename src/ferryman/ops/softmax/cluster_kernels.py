@@ -1,0 +1,114 @@
+"""Cross entropy in CUDA C++ (`loss.cuh`): a row to a cluster of blocks, read once and, for the gradient, written once."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, runtime, type_name, unit
+
+_FILE = Path(__file__).with_name("loss.cuh")
+_WAVE = 32
+_LINE_BYTES = 128
+_COUNTING_THREADS = 1024
+
+
+class Form(NamedTuple):
+    """``packs`` of 16 bytes that a thread keeps; ``cluster``: blocks that share a row; the most ``threads`` of a block,
+    and ``blocks`` of so many that an SM should hold (the launch bound: 64 registers a thread at 2 of 512)."""
+
+    packs: int
+    cluster: int
+    threads: int
+    blocks: int
+
+    def waves(self, n: int, itemsize: int, shifted: bool) -> int:
+        """Waves of a block for rows of n elements; more than ``threads`` allow where they do not fit."""
+        packs = n * itemsize // VECTOR_BYTES + (_LINE_BYTES // VECTOR_BYTES if shifted else 0)
+        return max(1, -(-packs // (self.packs * _WAVE * self.cluster)))
+
+    def fits(self, n: int, itemsize: int, shifted: bool) -> bool:
+        return self.waves(n, itemsize, shifted) * _WAVE <= self.threads
+
+
+_FORMS = (Form(8, 2, 512, 2), Form(8, 4, 512, 2), Form(8, 8, 512, 2), Form(8, 8, 1024, 1))
+
+
+def choose(n: int, itemsize: int, shifted: bool) -> Form:
+    return next(form for form in _FORMS if form.fits(n, itemsize, shifted))
+
+
+@functools.lru_cache(maxsize=None)
+def _unit(form: Form, kind: str, gradient: bool) -> Unit:
+    found = unit(family_source(_FILE, False, True), "FERRYMAN_LOSS", "loss", kind, *form, gradient)
+    return found._replace(cluster=form.cluster)
+
+
+@functools.lru_cache(maxsize=None)
+def _counting() -> Unit:
+    return unit(family_source(_FILE, False, True), "FERRYMAN_COUNT_ROWS", "loss_count_rows")
+
+
+def losses(
+    form: Form | None, x: Tensor, labels: Tensor, ignore_index: int, smoothing: float, gradient: bool, target: Target
+) -> tuple[Tensor, Tensor]:
+    """(loss, log-sum-exp of each row) by one form, or the one that suits; ``gradient`` goes over x, rows of one stride
+    apart. Not empty. The kernel that writes is the last launch: a refused one has overwritten nothing."""
+    device, n, itemsize = x.device, x.shape[-1], x.element_size()
+    labels = labels.contiguous()
+    lse = torch.empty(labels.shape, dtype=torch.float32, device=device)
+    loss = torch.empty((), dtype=torch.float32, device=device)
+    each = torch.empty(labels.shape, dtype=torch.float32, device=device)
+    facts = torch.empty(2, dtype=torch.int32, device=device)
+    x, rows, stride = as_rows(x)
+    # rows that begin in the middle of a line are laid out from the line's beginning, so that waves do not share lines
+    shifted = (stride * itemsize % _LINE_BYTES if rows > 1 else 0) != 0 or x.data_ptr() % VECTOR_BYTES != 0
+    form = form or choose(n, itemsize, shifted)
+    waves = form.waves(n, itemsize, shifted)
+    run = runtime(target).launch
+    run(_counting(), device, 1, _COUNTING_THREADS, 0, (labels.data_ptr(), facts.data_ptr(), rows, ignore_index))
+    run(
+        _unit(form, type_name(x.dtype), gradient), device, rows * form.cluster, waves * _WAVE, 0,
+        (x.data_ptr(), stride, labels.data_ptr(), facts.data_ptr(), each.data_ptr(), lse.data_ptr(), loss.data_ptr(),
+         rows, n, ignore_index, _LINE_BYTES - 1 if shifted else VECTOR_BYTES - 1, waves, float(smoothing)),
+    )  # fmt: skip
+    return loss, lse
+
+
+def cross_entropy_inplace_grad(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> tuple[Tensor, Tensor, Tensor]:
+    if logits.numel() == 0:
+        return _of_nothing(logits, labels) + (logits,)
+    work, _, _ = as_rows(logits)
+    loss, lse = losses(None, work, labels, ignore_index, label_smoothing, True, target)
+    if work is not logits:
+        logits.copy_(work)
+    return loss, lse, logits
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    if logits.numel() == 0:
+        return _of_nothing(logits, labels)
+    return losses(None, logits, labels, ignore_index, label_smoothing, False, target)
+
+
+def _of_nothing(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    loss = torch.empty((), dtype=torch.float32, device=logits.device)
+    lse = torch.empty(labels.shape, dtype=torch.float32, device=logits.device)
+    return loss.fill_(float("nan")), lse.fill_(float("-inf"))
+
+
+def units(target: Target) -> list[Unit]:
+    """Every kernel of this family; none but for Hopper, whose clusters they are."""
+    if target.arch != "sm_90":
+        return []
+    kinds = ("f32", "f16", "bf16")
+    return [_counting(), *[_unit(form, kind, gradient) for form in _FORMS for kind in kinds for gradient in (True, False)]]
