@@ -24,7 +24,7 @@ template <typename T> struct Span {
         lone = n - packs * V;
     }
     FERRYMAN_DEVICE bool inside(int pack) const { return (u32)(pack - first) < (u32)packs; }
-    FERRYMAN_DEVICE T* at(int pack) const { return base + (i64)pack * V; }
+    FERRYMAN_DEVICE T* at(int pack) const { return base + (i64)pack * V; }  // whole or not
     FERRYMAN_DEVICE int lone_column(int i) const { return i < head ? i : i + packs * V; }
     // The pack of a column, or -1 if it is a lone one.
     FERRYMAN_DEVICE int pack_of(i64 column) const {
@@ -95,8 +95,8 @@ struct LossRow {
 // NaN where the label is out of range.
 struct LossScale {
     float lse, factor, even, hot;
-    FERRYMAN_DEVICE LossScale(const LossRow& in, float lse_, float count, float smoothing, int n) : lse(lse_) {
-        factor = in.valid ? 1.0f / count : not_a_number();
+    FERRYMAN_DEVICE LossScale(const LossRow& in, float lse_, float scale, float smoothing, int n) : lse(lse_) {
+        factor = in.valid ? scale : not_a_number();
         even = smoothing / (float)n * factor;
         hot = (1.0f - smoothing) * factor;
     }
@@ -287,7 +287,7 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
     }
     if constexpr (EMIT) {
         if (in.counted) {
-            const LossScale scale(in, lse, count, smoothing, n);
+            const LossScale scale(in, lse, 1.0f / count, smoothing, n);
             disguise(held, nothing, lse);
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
@@ -316,6 +316,66 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
     if (last[0]) mean_loss(losses, loss, rows, count, part, waves * WAVE);
 }
 
+// The gradient in memory of its own: `chunks` blocks to a row. SAME: its rows lie on the logits' addresses modulo 16.
+template <typename T, int PACKS, int THREADS, bool SAME>
+FERRYMAN_DEVICE void loss_backward(const float* grad, const T* x, i64 stride, const i64* target, const float* lse_of,
+                                   const u32* facts, T* out, int n, i64 ignored, u64 line, i64 chunks, float smoothing) {
+    constexpr int V = Span<T>::V, WORDS = Pack<T, V>::WORDS, STEP = THREADS * V;
+    i64 row, chunk;
+    divide(platform::block_index(), chunks, row, chunk);
+    const int thread = platform::thread_index(), mine = (int)chunk * (PACKS * THREADS) + thread;
+    const Span<const T> span(x + row * stride, n, line);
+    const T* const place = span.at(mine);
+    T* const result = out + row * n;
+    const LossRow in(target[row], ignored, n);
+    Pack<T, V> held[PACKS];
+    Pack<T, 1> one;
+    const int last = ((int)(chunks - 1 - chunk) + 1) * THREADS - 1 - thread;  // counted from the row's last thread
+    const int lone_column = span.lone_column(last);
+    const bool has_lone = last < span.lone;
+    if (in.counted) {  // a row that does not count is not read: its gradient is 0 whatever it holds
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) {
+            if (span.inside(mine + p * THREADS)) load<ONCE>(held[p], place + p * STEP);
+        }
+        const LossScale scale(in, lse_of[row], *grad / platform::float_of(facts[0]), smoothing, n);
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) to_gradient(held[p], scale, false);
+        if (has_lone) {
+            load<ONCE>(one, span.row + lone_column);
+            to_gradient(one, scale, in.valid && in.label == lone_column);
+        }
+    } else {
+#pragma unroll
+        for (int p = 0; p < PACKS; ++p) zero(held[p]);
+        zero(one);
+    }
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+        if (!span.inside(mine + p * THREADS)) continue;
+        T* to = result + (place + p * STEP - span.row);
+        if constexpr (SAME) {
+            store(to, held[p]);
+        } else {
+            constexpr int PER_WORD = V / WORDS;
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+                Pack<T, 1> element;
+                element.word[0] = held[p].word[i / PER_WORD] >> (PER_WORD == 2 ? i % PER_WORD * 16 : 0);
+                store(to + i, element);
+            }
+        }
+    }
+    if (has_lone) store(result + lone_column, one);
+    const int hot_pack = in.counted && in.valid ? span.pack_of(in.label) : -1;
+    if (hot_pack >= mine && hot_pack < mine + PACKS * THREADS && (hot_pack - mine) % THREADS == 0) {
+        const LossScale scale(in, lse_of[row], *grad / platform::float_of(facts[0]), smoothing, n);
+        load<ONCE>(one, span.row + in.label);
+        to_gradient(one, scale, true);
+        store(result + in.label, one);  // over what this thread has just written
+    }
+}
+
 }  // namespace ferryman
 
 #define FERRYMAN_COUNT_ROWS(name)                                                                                    \
@@ -332,4 +392,14 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
         using namespace ferryman;                                                                                    \
         loss_of_rows<ferryman::T, PACKS, CLUSTER, THREADS / WAVE, EMIT>(                                             \
             x, stride, target, facts, losses, lse, loss, rows, (int)n, ignored, line, (int)waves, smoothing);        \
+    }
+
+#define FERRYMAN_LOSS_BACKWARD(name, T, PACKS, THREADS, SAME)                                                         \
+    FERRYMAN_KERNEL(THREADS, 1024 / THREADS)                                                                         \
+    void name(const float* grad, const ferryman::T* x, ferryman::i64 stride, const ferryman::i64* target,            \
+              const float* lse, const ferryman::u32* facts, ferryman::T* out, ferryman::i64 n, ferryman::i64 ignored, \
+              ferryman::u64 line, ferryman::i64 chunks, float smoothing) {                                           \
+        using namespace ferryman;                                                                                    \
+        loss_backward<ferryman::T, PACKS, THREADS, SAME>(grad, x, stride, target, lse, facts, out, (int)n, ignored,  \
+                                                         line, chunks, smoothing);                                   \
     }

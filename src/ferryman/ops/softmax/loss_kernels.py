@@ -20,6 +20,8 @@ from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _onl
 
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
 CACHED = 0.75
+# Bytes that a program scales at a time, its warps (8 words of 16 bytes a thread on NVIDIA), and programs on a unit.
+FLAT_BYTES, FLAT_WARPS, FLAT_PROGRAMS = 16384, 4, 8
 
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
@@ -111,6 +113,23 @@ def _loss_over_short(
     tl.store(place, narrow(d, x_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=["rest"])
+def _scale_flat(x_ptr, grad_ptr, count, rest, BLOCK: tl.constexpr):
+    """`_scale_over` for elements without gaps: ``count``, a multiple of 16, and ``rest`` after them. So rows of an odd
+    number of elements are read in 16-byte words too, and programs that find a gradient of 1 are few."""
+    grad = widen(tl.load(grad_ptr))
+    if grad != 1.0:
+        col = tl.arange(0, BLOCK)
+        for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0).to(tl.int64) * BLOCK):
+            mask = col < count - start
+            x = widen(tl.load(x_ptr + start + col, mask=mask, other=0.0))
+            tl.store(x_ptr + start + col, narrow(x * grad, x_ptr.dtype.element_ty), mask=mask)
+        if tl.program_id(0) == 0:
+            last = tl.arange(0, 16)
+            x = widen(tl.load(x_ptr + count + last, mask=last < rest, other=0.0))
+            tl.store(x_ptr + count + last, narrow(x * grad, x_ptr.dtype.element_ty), mask=last < rest)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _scale_over(x_ptr, grad_ptr, x_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """x times grad, in place. The usual gradient of a loss is 1, and then nothing is read."""
@@ -172,6 +191,12 @@ def _long_plan(target: Target, rows: int, width: int, itemsize: int, smooth: boo
 
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
     if out_logits.numel() == 0:
+        return out_logits
+    if out_logits.is_contiguous():
+        block, count = FLAT_BYTES // out_logits.element_size(), out_logits.numel()
+        grid = (min(triton.cdiv(count, block), FLAT_PROGRAMS * max(1, target.units)),)
+        args = (out_logits, grad, count // 16 * 16, count % 16, block)
+        launch(_scale_flat, grid, *args, device=out_logits.device, num_warps=FLAT_WARPS)
         return out_logits
     width = out_logits.shape[-1]
     work, rows, stride = collapse_rows(out_logits)

@@ -16,6 +16,22 @@ _FILE = Path(__file__).with_name("loss.cuh")
 _WAVE = 32
 _LINE_BYTES = 128
 _COUNTING_THREADS = 1024
+_BACKWARD_PACKS, _BACKWARD_THREADS = 4, 256
+
+
+def _packs(n: int, itemsize: int, shifted: bool) -> int:
+    """The most packs of 16 bytes that a row of n elements covers, counted from where its layout begins."""
+    return n * itemsize // VECTOR_BYTES + (_LINE_BYTES // VECTOR_BYTES if shifted else 0)
+
+
+def _shifted(x: Tensor, rows: int, stride: int) -> bool:
+    """Whether rows begin in the middle of a line of 128 bytes. They are then laid out from the line's beginning, so that
+    waves do not share lines. Replays keep the answer: they serve addresses that are multiples of 16 alone."""
+    return (rows > 1 and stride * x.element_size() % _LINE_BYTES != 0) or x.data_ptr() % VECTOR_BYTES != 0
+
+
+def _line(shifted: bool) -> int:
+    return _LINE_BYTES - 1 if shifted else VECTOR_BYTES - 1
 
 
 class Form(NamedTuple):
@@ -29,8 +45,7 @@ class Form(NamedTuple):
 
     def waves(self, n: int, itemsize: int, shifted: bool) -> int:
         """Waves of a block for rows of n elements; more than ``threads`` allow where they do not fit."""
-        packs = n * itemsize // VECTOR_BYTES + (_LINE_BYTES // VECTOR_BYTES if shifted else 0)
-        return max(1, -(-packs // (self.packs * _WAVE * self.cluster)))
+        return max(1, -(-_packs(n, itemsize, shifted) // (self.packs * _WAVE * self.cluster)))
 
     def fits(self, n: int, itemsize: int, shifted: bool) -> bool:
         return self.waves(n, itemsize, shifted) * _WAVE <= self.threads
@@ -50,6 +65,12 @@ def _unit(form: Form, kind: str, gradient: bool) -> Unit:
 
 
 @functools.lru_cache(maxsize=None)
+def _backward_unit(kind: str, same: bool) -> Unit:
+    family = family_source(_FILE, False, True)
+    return unit(family, "FERRYMAN_LOSS_BACKWARD", "loss_backward", kind, _BACKWARD_PACKS, _BACKWARD_THREADS, same)
+
+
+@functools.lru_cache(maxsize=None)
 def _counting() -> Unit:
     return unit(family_source(_FILE, False, True), "FERRYMAN_COUNT_ROWS", "loss_count_rows")
 
@@ -66,8 +87,7 @@ def losses(
     each = torch.empty(labels.shape, dtype=torch.float32, device=device)
     facts = torch.empty(2, dtype=torch.int32, device=device)
     x, rows, stride = as_rows(x)
-    # rows that begin in the middle of a line are laid out from the line's beginning, so that waves do not share lines
-    shifted = (stride * itemsize % _LINE_BYTES if rows > 1 else 0) != 0 or x.data_ptr() % VECTOR_BYTES != 0
+    shifted = _shifted(x, rows, stride)
     form = form or choose(n, itemsize, shifted)
     waves = form.waves(n, itemsize, shifted)
     run = runtime(target).launch
@@ -75,7 +95,7 @@ def losses(
     run(
         _unit(form, type_name(x.dtype), gradient), device, rows * form.cluster, waves * _WAVE, 0,
         (x.data_ptr(), stride, labels.data_ptr(), facts.data_ptr(), each.data_ptr(), lse.data_ptr(), loss.data_ptr(),
-         rows, n, ignore_index, _LINE_BYTES - 1 if shifted else VECTOR_BYTES - 1, waves, float(smoothing)),
+         rows, n, ignore_index, _line(shifted), waves, float(smoothing)),
     )  # fmt: skip
     return loss, lse
 
@@ -100,6 +120,29 @@ def cross_entropy(
     return losses(None, logits, labels, ignore_index, label_smoothing, False, target)
 
 
+def cross_entropy_backward(
+    grad: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float, target: Target
+) -> Tensor:
+    device, n, itemsize = logits.device, logits.shape[-1], logits.element_size()
+    out = torch.empty(logits.shape, dtype=logits.dtype, device=device)
+    if logits.numel() == 0:
+        return out
+    labels, lse = labels.contiguous(), lse.contiguous()
+    logits, rows, stride = as_rows(logits)
+    same = (logits.data_ptr() - out.data_ptr() | (stride - n) * itemsize * (rows > 1)) % VECTOR_BYTES == 0
+    shifted = _shifted(logits, rows, stride)
+    chunks = -(-_packs(n, itemsize, shifted) // (_BACKWARD_PACKS * _BACKWARD_THREADS))
+    facts = torch.empty(2, dtype=torch.int32, device=device)
+    run = runtime(target).launch
+    run(_counting(), device, 1, _COUNTING_THREADS, 0, (labels.data_ptr(), facts.data_ptr(), rows, ignore_index))
+    run(
+        _backward_unit(type_name(logits.dtype), same), device, rows * chunks, _BACKWARD_THREADS, 0,
+        (grad.data_ptr(), logits.data_ptr(), stride, labels.data_ptr(), lse.data_ptr(), facts.data_ptr(), out.data_ptr(),
+         n, ignore_index, _line(shifted), chunks, float(label_smoothing)),
+    )  # fmt: skip
+    return out
+
+
 def _of_nothing(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     loss = torch.empty((), dtype=torch.float32, device=logits.device)
     lse = torch.empty(labels.shape, dtype=torch.float32, device=logits.device)
@@ -111,4 +154,5 @@ def units(target: Target) -> list[Unit]:
     if target.arch != "sm_90":
         return []
     kinds = ("f32", "f16", "bf16")
-    return [_counting(), *[_unit(form, kind, gradient) for form in _FORMS for kind in kinds for gradient in (True, False)]]
+    forwards = [_unit(form, kind, gradient) for form in _FORMS for kind in kinds for gradient in (True, False)]
+    return [_counting(), *forwards, *[_backward_unit(kind, same) for kind in kinds for same in (True, False)]]
