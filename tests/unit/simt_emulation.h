@@ -138,6 +138,7 @@ inline void run_block(int order) {
     for (Gate& g : state.block_gate) g = Gate();
     state.cluster_gate = Gate();
     for (Gate& g : state.wave_gate) g = Gate();
+    for (auto& known : state.poisoned) memset(known.first, 0xff, known.second);  // others may write before its block begins
     state.poisoned.clear();
     const size_t stack = state.stacks.size() / state.fibers / 16 * 16;
     for (int t = 0; t < state.fibers; ++t) {
@@ -300,6 +301,10 @@ inline void cluster_store(float* here, int rank, float value, unsigned long long
 inline void cluster_store(float* here, int rank, const float (&four)[4], unsigned long long* gate) {
     if ((unsigned long long)here % 16 != 0) emulation::fail("misaligned store", here, 16, rank);
     for (int i = 0; i < 4; ++i) cluster_store(here + i, rank, four[i], gate);
+}
+inline void prefetch(const void* p, int bytes) {
+    if (bytes <= 0 || bytes % 16 != 0) return emulation::fail("prefetch of no whole words", p, bytes, 0);
+    for (int i = 0; i < bytes; i += 16) emulation::allowed((const char*)p + i, 16, false);
 }
 inline u32 take_number(u32* counter) {
     if (!emulation::allowed(counter, 4, true)) return 0;

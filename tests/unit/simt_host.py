@@ -124,9 +124,10 @@ class EmulatedRuntime:
             self._functions[name] = function
         return self._functions[name]
 
-    def call(self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target) -> Any:
-        """One call of a launcher, with every buffer registered."""
-        self._inputs, self._made = [t for t in inputs if isinstance(t, Tensor)], []
+    def call(self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target, over: tuple[int, ...] = ()) -> Any:
+        """One call of a launcher, with every buffer registered. ``over``: which inputs it may write."""
+        self._inputs = [t for i, t in enumerate(inputs) if isinstance(t, Tensor) and i not in over]
+        self._made = [inputs[i] for i in over]
         watch: AbstractContextManager[Any] = _Watch(self._made)
         with watch:
             return kernel(*inputs, where)

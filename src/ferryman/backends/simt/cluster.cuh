@@ -74,6 +74,11 @@ FERRYMAN_DEVICE void cluster_store(float* here, int rank, const float (&four)[4]
         : "memory");
 }
 
+// Asks for memory to be brought into L2: whole packs of 16 bytes.
+FERRYMAN_DEVICE void prefetch(const void* p, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes) : "memory");
+}
+
 // Adds 1 and returns what was there. Whoever gets the last number sees what the others wrote before theirs.
 FERRYMAN_DEVICE u32 take_number(u32* counter) {
     u32 number;

@@ -16,7 +16,7 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "triton", _ALL, replayable=True),
     *menu(_HERE, "triton", _OVER, module="loss_kernels", replayable=True),
     *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
-    *menu(_HERE, "cuda", "cross_entropy cross_entropy_inplace_grad", module="simt_loss_kernels", when=_CLUSTERS,
-          replayable=True),
+    *menu(_HERE, "cuda", "cross_entropy cross_entropy_backward cross_entropy_inplace_grad", module="simt_loss_kernels",
+          when=_CLUSTERS, replayable=True),
     *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
 )

@@ -14,8 +14,10 @@ template <typename T> struct Span {
     int head;     // elements before them
     int lone;     // elements before and after them
 
-    FERRYMAN_DEVICE Span(T* begin, int n, u64 line) : row(begin) {
-        const u64 address = (u64)begin, down = address & ~line;
+    // `origin`: of all rows, a multiple of 16; lines are counted from it, so that a layout does not depend on where the
+    // tensor lies.
+    FERRYMAN_DEVICE Span(T* begin, int n, u64 origin, u64 line) : row(begin) {
+        const u64 address = (u64)begin, down = origin + ((address - origin) & ~line);
         head = (int)((0 - address) & 15) / (int)sizeof(T);
         if (head > n) head = n;
         base = (T*)down;
@@ -32,6 +34,8 @@ template <typename T> struct Span {
         return after >= 0 && after < packs * V ? first + after / V : -1;
     }
 };
+
+FERRYMAN_DEVICE u64 origin_of(const void* x) { return (u64)x & ~(u64)15; }
 
 template <typename T> struct is_bf16 { static constexpr bool value = false; };
 template <> struct is_bf16<bf16> { static constexpr bool value = true; };
@@ -158,10 +162,11 @@ FERRYMAN_DEVICE void mean_loss(const float* losses, float* loss, i64 rows, float
     *loss = sum / count;
 }
 
-// Blocks of `waves` waves, of which CLUSTER share a row. EMIT: the gradient goes over the row.
+// Blocks of `waves` waves, of which CLUSTER share a row. EMIT: the gradient goes over the row. `ahead`: how many rows on
+// the one lies that is worked on next; 0: none.
 template <typename T, int PACKS, int CLUSTER, int MOST_WAVES, bool EMIT>
 FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* facts, float* losses, float* lse_of,
-                                  float* loss, i64 rows, int n, i64 ignored, u64 line, int waves, float smoothing) {
+                                  float* loss, i64 rows, int n, i64 ignored, u64 line, int waves, i64 ahead, float smoothing) {
     constexpr int V = Span<T>::V, WORDS = Pack<T, V>::WORDS, STEP = WAVE * V;
     constexpr Access ACCESS = EMIT ? WRITTEN : ONCE;
     FERRYMAN_SHARED(platform::words4, shared, (MOST_WAVES * CLUSTER));  // a wave's maximum, sum of exponentials, sum
@@ -178,7 +183,7 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
     }
     const int rank = CLUSTER > 1 ? platform::cluster_rank() : 0, wave = rank * waves + thread / WAVE;
     const i64 row = platform::block_index() / CLUSTER;
-    const Span<T> span(x + row * stride, n, line);
+    const Span<T> span(x + row * stride, n, origin_of(x), line);
 
     const i64 label = target[row];
     const float count = platform::float_of(facts[0]);
@@ -196,6 +201,13 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) held[p].word[i] = minus_infinities<T>();
         }
+    }
+    if (ahead != 0 && thread == (waves - 1) * WAVE && row + ahead < rows) {  // of the row whose turn it is when this one's is over
+        const Span<T> next(x + (row + ahead) * stride, n, origin_of(x), line);
+        const int share = waves * PACKS * WAVE, end = next.first + next.packs;
+        const int from = rank * share > next.first ? rank * share : next.first;
+        const int to = (rank + 1) * share < end ? (rank + 1) * share : end;
+        if (from < to) platform::prefetch(next.at(from), (to - from) * 16);
     }
     // the lone elements and the row's loss go to the last wave, which has the fewest packs
     const int from_end = parts * WAVE - 1 - (wave * WAVE + lane);
@@ -324,7 +336,7 @@ FERRYMAN_DEVICE void loss_backward(const float* grad, const T* x, i64 stride, co
     i64 row, chunk;
     divide(platform::block_index(), chunks, row, chunk);
     const int thread = platform::thread_index(), mine = (int)chunk * (PACKS * THREADS) + thread;
-    const Span<const T> span(x + row * stride, n, line);
+    const Span<const T> span(x + row * stride, n, origin_of(x), line);
     const T* const place = span.at(mine);
     T* const result = out + row * n;
     const LossRow in(target[row], ignored, n);
@@ -388,10 +400,10 @@ FERRYMAN_DEVICE void loss_backward(const float* grad, const T* x, i64 stride, co
     FERRYMAN_CLUSTER_KERNEL(THREADS, BLOCKS, CLUSTER)                                                                \
     void name(ferryman::T* x, ferryman::i64 stride, const ferryman::i64* target, ferryman::u32* facts, float* losses, \
               float* lse, float* loss, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 ignored, ferryman::u64 line, \
-              ferryman::i64 waves, float smoothing) {                                                                \
+              ferryman::i64 waves, ferryman::i64 ahead, float smoothing) {                                           \
         using namespace ferryman;                                                                                    \
         loss_of_rows<ferryman::T, PACKS, CLUSTER, THREADS / WAVE, EMIT>(                                             \
-            x, stride, target, facts, losses, lse, loss, rows, (int)n, ignored, line, (int)waves, smoothing);        \
+            x, stride, target, facts, losses, lse, loss, rows, (int)n, ignored, line, (int)waves, ahead, smoothing);        \
     }
 
 #define FERRYMAN_LOSS_BACKWARD(name, T, PACKS, THREADS, SAME)                                                         \

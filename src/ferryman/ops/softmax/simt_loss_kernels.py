@@ -54,6 +54,15 @@ class Form(NamedTuple):
 _FORMS = (Form(8, 2, 512, 2), Form(8, 4, 512, 2), Form(8, 8, 512, 2), Form(8, 8, 1024, 1))
 
 
+def AHEAD(form: Form, waves: int, units: int) -> int:
+    return units * max(1, form.threads * form.blocks // (waves * _WAVE)) // form.cluster
+
+
+def forms() -> list[Form]:
+    """Every form that `choose` can return."""
+    return list(_FORMS)
+
+
 def choose(n: int, itemsize: int, shifted: bool) -> Form:
     return next(form for form in _FORMS if form.fits(n, itemsize, shifted))
 
@@ -90,12 +99,13 @@ def losses(
     shifted = _shifted(x, rows, stride)
     form = form or choose(n, itemsize, shifted)
     waves = form.waves(n, itemsize, shifted)
+    ahead = AHEAD(form, waves, target.units)
     run = runtime(target).launch
     run(_counting(), device, 1, _COUNTING_THREADS, 0, (labels.data_ptr(), facts.data_ptr(), rows, ignore_index))
     run(
         _unit(form, type_name(x.dtype), gradient), device, rows * form.cluster, waves * _WAVE, 0,
         (x.data_ptr(), stride, labels.data_ptr(), facts.data_ptr(), each.data_ptr(), lse.data_ptr(), loss.data_ptr(),
-         rows, n, ignore_index, _line(shifted), waves, float(smoothing)),
+         rows, n, ignore_index, _line(shifted), waves, ahead, float(smoothing)),
     )  # fmt: skip
     return loss, lse
 
