@@ -3,7 +3,6 @@ form, alignment and order of threads against float64."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ from ferryman.backends import cuda, simt
 from ferryman.backends.simt import offline
 from ferryman.dispatch import registry
 from ferryman.errors import BackendUnavailable
-from ferryman.ops.softmax import definition
 from ferryman.ops.softmax import simt_loss_kernels as kernels
 from ferryman.ops.softmax.simt_loss_kernels import Form
 from ferryman.porting import cases_of, check_cell, prepare
+from tests.loss_examples import EXAMPLES, IGNORED, Example, close, verify
 from tests.unit import simt_host as host
 
 WIDEST = 2**18 - 64  # of the menu's condition
-IGNORED = -100
 emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
 
 
@@ -43,52 +41,6 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
     del simt._RUNTIMES["emulated32"]
 
 
-class Example:
-    """Logits of one layout, labels and what they give in float64."""
-
-    def __init__(self, rows: int, n: int, dtype: torch.dtype, offset: int = 0, pad: int = 0, smoothing: float = 0.0,
-                 hostile: bool = False) -> None:  # fmt: skip
-        drawn = torch.Generator().manual_seed(rows * n + offset + pad)
-        self.memory = (torch.randn(rows * (n + pad) + offset, generator=drawn) * 3).to(dtype)
-        self.rows, self.n, self.offset, self.pad, self.smoothing = rows, n, offset, pad, smoothing
-        x = self.view(self.memory)
-        self.labels = torch.randint(0, n, (rows,), generator=drawn)
-        self.labels[-1] = n - 1
-        if rows > 2:
-            self.labels[1] = IGNORED
-        if hostile:
-            x[0, n // 2] = x[1, 0] = math.nan
-            x[2], x[3, n - 1], x[5, : n - 1] = -math.inf, math.inf, -math.inf
-            self.labels[4], self.labels[5], self.labels[6] = n, n - 1, -7
-        wide = x.double()
-        self.loss, self.lse = definition._mean_loss(wide, self.labels, IGNORED, smoothing)
-        self.scale = torch.tensor(0.7)
-        self.gradients = [
-            definition._loss_gradient(s, wide, self.labels, self.lse, IGNORED, smoothing)
-            for s in (torch.ones((), dtype=torch.float64), self.scale.double())
-        ]
-
-    def view(self, memory: Tensor) -> Tensor:
-        return memory[self.offset :].view(self.rows, self.n + self.pad)[:, : self.n]
-
-    def outside(self, memory: Tensor) -> Tensor:
-        kept = torch.ones_like(memory, dtype=torch.bool)
-        self.view(kept).fill_(False)
-        return memory[kept].view(torch.uint8)
-
-
-def _close(got: Tensor, expected: Tensor, slack: float) -> bool:
-    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}[got.dtype]
-    least = 2.0**-24 if got.dtype == torch.float16 else 0.0
-    near = (got.double() - expected).abs() <= unit * expected.abs() + least + slack
-    return bool((near | (got.isnan() & expected.isnan())).all())
-
-
-def _verify(e: Example, loss: Tensor, lse: Tensor) -> None:
-    assert torch.allclose(loss.double(), e.loss, rtol=1e-6, atol=1e-6, equal_nan=True)
-    assert torch.allclose(lse.double(), e.lse, rtol=1e-6, atol=1e-5, equal_nan=True)
-
-
 def _run(runtime: host.EmulatedRuntime, e: Example, form: Form | None) -> tuple[Tensor, ...]:
     """(loss, lse, memory) after the form's gradient went over the logits, checked; and the other two kernels."""
     where, memory = host.target(32), e.memory.clone()
@@ -100,25 +52,13 @@ def _run(runtime: host.EmulatedRuntime, e: Example, form: Form | None) -> tuple[
         return kernels.losses(form, x, labels, IGNORED, e.smoothing, False, target)
 
     loss, lse = runtime.call(over, (e.view(memory), e.labels), where, over=(0,))
-    _verify(e, loss, lse)
-    assert _close(e.view(memory), e.gradients[0], 2e-8)
+    verify(e, loss, lse)
+    assert close(e.view(memory), e.gradients[0], 2e-8)
     assert torch.equal(e.outside(memory), e.outside(e.memory)), "wrote beside its rows"
-    _verify(e, *runtime.call(forward, (e.view(e.memory), e.labels), where))
+    verify(e, *runtime.call(forward, (e.view(e.memory), e.labels), where))
     given = (e.scale, e.view(e.memory), e.labels, e.lse.float(), IGNORED, e.smoothing)
-    assert _close(runtime.call(kernels.cross_entropy_backward, given, where), e.gradients[1], 2e-7)
+    assert close(runtime.call(kernels.cross_entropy_backward, given, where), e.gradients[1], 2e-7)
     return loss, lse, memory
-
-
-EXAMPLES = {
-    "odd": lambda d: Example(4, 257, d),
-    "line": lambda d: Example(4, 4096, d),
-    "offset": lambda d: Example(3, 4099, d, offset=3),
-    "padded": lambda d: Example(3, 1000, d, pad=1, smoothing=0.1),
-    "hostile": lambda d: Example(7, 5003, d, pad=5, smoothing=0.1, hostile=True),
-    "few": lambda d: Example(2, 5, d, offset=1),
-    "single": lambda d: Example(9, 1, d),
-    "hostile_few": lambda d: Example(7, 40, d, offset=1, hostile=True),
-}
 
 
 @emulated
