@@ -16,8 +16,8 @@ IGNORED = -100
 class Example:
     """``rows`` of ``n`` logits, ``pad`` elements apart, ``offset`` elements after the beginning of ``memory``.
 
-    ``hostile``: NaN, infinities and labels out of range (7 rows at least). ``gradients``: for a gradient of the loss of 1
-    and of ``scale``.
+    ``hostile``: NaN, infinities and labels out of range (7 rows at least). ``gradients``: for a gradient of the loss
+    of 1 and of ``scale``.
     """
 
     def __init__(self, rows: int, n: int, dtype: torch.dtype, offset: int = 0, pad: int = 0, smoothing: float = 0.0,
@@ -73,5 +73,3 @@ EXAMPLES: dict[str, Callable[..., Example]] = {
     "single": lambda d, where="cpu": Example(9, 1, d, device=where),
     "hostile_few": lambda d, where="cpu": Example(7, 40, d, offset=1, hostile=True, device=where),
 }
-
-

@@ -1,5 +1,5 @@
-"""On a device with thread block clusters: cross entropy in CUDA C++ against float64, in every form; the same bits in every
-run; a refused launch that has overwritten nothing."""
+"""On a device with thread block clusters: cross entropy in CUDA C++ against float64, in every form; the same bits in
+every run; a refused launch that has overwritten nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def test_addresses_that_are_not_those_of_the_first_calls() -> None:
     with ferryman.use("cuda"), torch.no_grad():
         for call in range(80):
             offset = (0, 8, 64, 1, 3)[call % 5] if call > 66 else 0
-            given = memory[offset : offset + 40 * n].clone() if offset == 0 else memory.clone()[offset : offset + 40 * n]
+            given = (
+                memory[offset : offset + 40 * n].clone() if offset == 0 else memory.clone()[offset : offset + 40 * n]
+            )
             expected = torch.nn.functional.cross_entropy(given.view(40, n).float(), labels)
             loss = ops.cross_entropy_inplace_grad(given.view(40, n), labels)
             assert torch.allclose(loss, expected, rtol=1e-5), (call, offset)

@@ -109,7 +109,14 @@ class EmulatedRuntime:
             *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
         )
         error = self._function(unit.name)(
-            ctypes.c_longlong(grid), block, ctypes.c_longlong(shared), slots, table, len(regions), self.order, unit.cluster
+            ctypes.c_longlong(grid),
+            block,
+            ctypes.c_longlong(shared),
+            slots,
+            table,
+            len(regions),
+            self.order,
+            unit.cluster,
         )
         if error is not None:
             raise AssertionError(f"{unit.name}: {error.decode()}")
@@ -124,7 +131,9 @@ class EmulatedRuntime:
             self._functions[name] = function
         return self._functions[name]
 
-    def call(self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target, over: tuple[int, ...] = ()) -> Any:
+    def call(
+        self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target, over: tuple[int, ...] = ()
+    ) -> Any:
         """One call of a launcher, with every buffer registered. ``over``: which inputs it may write."""
         self._inputs = [t for i, t in enumerate(inputs) if isinstance(t, Tensor) and i not in over]
         self._made = [inputs[i] for i in over]

@@ -1,7 +1,8 @@
 """What the CUDA and HIP backends share: one C++ source per family, how a call becomes a launch, and the wave width.
 
-`portable.cuh` is the dialect, `rows.cuh` the loop over rows, `cluster.cuh` NVIDIA's clusters; a family adds its own `.cuh`. A kernel is one line that
-instantiates a macro of the family's file, so a compiled unit holds exactly the kernel that a launch needs.
+`portable.cuh` is the dialect, `rows.cuh` the loop over rows, `cluster.cuh` NVIDIA's clusters; a family adds its own
+`.cuh`. A kernel is one line that instantiates a macro of the family's file, so a compiled unit holds exactly the kernel
+that a launch needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Cross entropy, a row to a cluster of blocks: every thread keeps its part of the row packed in registers, the cluster
 // exchanges one maximum and sum per wave, and the gradient is written over the row from the registers. One read and
-// one write of memory, for rows that begin anywhere.
+// one write of memory, for rows that begin anywhere. And the backward into memory of its own.
 
 namespace ferryman {
 
@@ -163,13 +163,14 @@ FERRYMAN_DEVICE void mean_loss(const float* losses, float* loss, i64 rows, float
 }
 
 // Blocks of `waves` waves, of which CLUSTER share a row. EMIT: the gradient goes over the row. `ahead`: how many rows on
-// the one lies that is worked on next; 0: none.
+// the one lies that L2 is to fetch; 0: none.
 template <typename T, int PACKS, int CLUSTER, int MOST_WAVES, bool EMIT>
 FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* facts, float* losses, float* lse_of,
-                                  float* loss, i64 rows, int n, i64 ignored, u64 line, int waves, i64 ahead, float smoothing) {
+                                  float* loss, i64 rows, int n, i64 ignored, u64 line, int waves, i64 ahead,
+                                  float smoothing) {
     constexpr int V = Span<T>::V, WORDS = Pack<T, V>::WORDS, STEP = WAVE * V;
     constexpr Access ACCESS = EMIT ? WRITTEN : ONCE;
-    FERRYMAN_SHARED(platform::words4, shared, (MOST_WAVES * CLUSTER));  // a wave's maximum, sum of exponentials, sum
+    FERRYMAN_SHARED(platform::words4, shared, (MOST_WAVES * CLUSTER));  // a wave's maximum, sum of exponentials, sum, logit
     FERRYMAN_SHARED(u64, gate, 1);
     FERRYMAN_SHARED(u32, last, 1);
     float* const part = (float*)shared;
@@ -202,7 +203,7 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
             for (int i = 0; i < WORDS; ++i) held[p].word[i] = minus_infinities<T>();
         }
     }
-    if (ahead != 0 && thread == (waves - 1) * WAVE && row + ahead < rows) {  // of the row whose turn it is when this one's is over
+    if (ahead != 0 && thread == (waves - 1) * WAVE && row + ahead < rows) {
         const Span<T> next(x + (row + ahead) * stride, n, origin_of(x), line);
         const int share = waves * PACKS * WAVE, end = next.first + next.packs;
         const int from = rank * share > next.first ? rank * share : next.first;
@@ -259,7 +260,12 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
         plain = wave_reduce<Sum, WAVE>(plain);
     }
 
-    const float mine4[4] = {maximum, sum, plain, 0.0f};
+    // What the reporting thread has picked is sent along, so that it has been read before another thread writes there.
+    float picked_value[1];
+    unpack(picked, picked_value);
+    float sent = reports ? picked_value[0] : 0.0f;
+    if (wave == parts - 1) sent = wave_reduce<Sum, WAVE>(sent);
+    const float mine4[4] = {maximum, sum, plain, sent};
     if constexpr (CLUSTER > 1) {
         platform::cluster_wait();
         if (lane < CLUSTER) platform::cluster_store(part + 4 * wave, lane, mine4, gate);
@@ -284,9 +290,7 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
     const float lse = shift + platform::log(wave_reduce<Sum, WAVE>(sum));
 
     if (reports) {
-        float value[1];
-        unpack(picked, value);
-        float one = lse - (in.valid ? value[0] : not_a_number());
+        float one = lse - (in.valid ? sent : not_a_number());
         if (smoothing != 0.0f) {
             float total = 0.0f;
 #pragma unroll 1

@@ -20,7 +20,8 @@ from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _onl
 
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
 CACHED = 0.75
-# Bytes that a program scales at a time, its warps (8 words of 16 bytes a thread on NVIDIA), and programs on a unit.
+# Bytes that a program scales at a time, its warps (8 words of 16 bytes a thread on NVIDIA), and programs on a unit. On
+# an H200 as many programs as there are pieces take 4% less time, but 42 us instead of 4 to find a gradient of 1.
 FLAT_BYTES, FLAT_WARPS, FLAT_PROGRAMS = 16384, 4, 8
 
 
@@ -195,8 +196,18 @@ def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target
     if out_logits.is_contiguous():
         block, count = FLAT_BYTES // out_logits.element_size(), out_logits.numel()
         grid = (min(triton.cdiv(count, block), FLAT_PROGRAMS * max(1, target.units)),)
-        args = (out_logits, grad, count // 16 * 16, count % 16, block)
-        launch(_scale_flat, grid, *args, device=out_logits.device, num_warps=FLAT_WARPS)
+        whole = count // 16 * 16
+        launch(
+            _scale_flat,
+            grid,
+            out_logits,
+            grad,
+            whole,
+            count - whole,
+            block,
+            device=out_logits.device,
+            num_warps=FLAT_WARPS,
+        )
         return out_logits
     width = out_logits.shape[-1]
     work, rows, stride = collapse_rows(out_logits)
@@ -230,7 +241,9 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         labels = torch.empty(rows, dtype=torch.int64, device="meta")
         for smoothing in (0.0, 0.1):
             cross_entropy_inplace_grad(x, labels, -100, smoothing, target)
-        cross_entropy_inplace_grad_backward(torch.empty((), dtype=torch.float32, device="meta"), x, target)
+        grad = torch.empty((), dtype=torch.float32, device="meta")
+        for scaled in (x, torch.empty(rows, width + 64, dtype=kind, device="meta")[:, :width]):
+            cross_entropy_inplace_grad_backward(grad, scaled, target)
 
     shapes = [(8192, 1000), (8192, 8192), (512, 32000), (512, 50257), (64, 128256), (4096, 128256), (3, 1)]
     return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]
