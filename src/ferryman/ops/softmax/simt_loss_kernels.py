@@ -60,8 +60,9 @@ class Form(NamedTuple):
 
 
 # Measured on one H200 (benchmarks/results/h200/cross_entropy.md): 128 bytes a thread in 64 registers, so that 1024
-# threads keep 128 KiB of rows on an SM. Clusters of 1, 2, 4 and 8 blocks are within 2% of each other where several blocks share
-# an SM; where one has it alone it is 8% to 46% behind, with 64 bytes a thread 4% to 42%, with 256 bytes 1% to 4%.
+# threads keep 128 KiB of rows on an SM. Clusters of 1, 2, 4 and 8 blocks are within 2% of each other where several
+# blocks share an SM; where one has it alone it is 8% to 46% behind, with 64 bytes a thread 4% to 42%, with 256 bytes 1%
+# to 4%.
 _FORMS = (Form(8, 2, 512, 2), Form(8, 8, 512, 2), Form(8, 8, 1024, 1))
 
 
