@@ -34,8 +34,8 @@ _HEADER = Path(__file__).with_name("simt_emulation.h")
 _FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "-DFERRYMAN_EMULATED")
 
 
-def target(wave: int, shared_memory: int = 65_536, units: int = 1) -> Target:
-    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0)
+def target(wave: int, shared_memory: int = 65_536, units: int = 1, features: frozenset[str] = frozenset()) -> Target:
+    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0, features)
 
 
 def all_units(arch: str) -> list[simt.Unit]:
@@ -109,7 +109,8 @@ class EmulatedRuntime:
             *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
         )
         error = self._function(unit.name)(
-            ctypes.c_longlong(grid), block, ctypes.c_longlong(shared), slots, table, len(regions), self.order
+            ctypes.c_longlong(grid), block, ctypes.c_longlong(shared), slots, table, len(regions), self.order,
+            unit.cluster,
         )
         if error is not None:
             raise AssertionError(f"{unit.name}: {error.decode()}")

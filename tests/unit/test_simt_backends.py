@@ -87,7 +87,7 @@ def test_every_plan_is_one_that_the_kernel_can_run(
     need = rows.demand(kind, wave, itemsize, wide=wide)
     tensors = need.tensors
     plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need)
-    width, lanes, per_block, packs, fit, bound = plan.arguments
+    width, lanes, per_block, packs, fit, bound, cluster = plan.arguments
     assert bound >= 1 and bound * plan.threads <= 1024
     assert plan.threads == lanes * per_block <= 512 and plan.threads % 32 == 0
     assert lanes % wave == 0 if lanes > wave else wave % lanes == 0

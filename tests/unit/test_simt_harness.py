@@ -34,9 +34,9 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         norm.rms_norm, (_x(3, 4104), None, 1e-6, False),
     ),
     "half_a_wave": ("int mask = WIDTH / 2", "int mask = WIDTH / 4", norm.rms_norm, (_x(9, 1024), None, 1e-6, False)),
-    "tail_dropped": ("column < (int)n;", "column + L::V < (int)n;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False)),
+    "tail_dropped": ("column < end;", "column + L::V < end;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False)),
     "read_past_the_end": (
-        "return L::FIT != RAGGED || column < (int)n;", "return true;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False),
+        "return L::FIT != RAGGED || column < end;", "return true;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False),
     ),
     "slots_past_shared": (
         "shared[k * L::THREADS", "shared[(k + 1) * L::THREADS", norm.rms_norm, (_x(3, 80_000), None, 1e-6, False),

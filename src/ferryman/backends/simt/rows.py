@@ -53,19 +53,29 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand
 
 
 class RowPlan(NamedTuple):
-    """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, and the blocks of the launch bound. ``slots``: packs
-    that a thread keeps in shared memory."""
+    """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, the blocks of the launch bound, CLUSTER. ``slots``:
+    packs that a thread keeps in shared memory, or stages of a ring."""
 
-    arguments: tuple[int, int, int, int, str, int]
+    arguments: tuple[int, int, int, int, str, int, int]
     threads: int
     rows_per_block: int
     slots: int
     shared: int
-    resident: int  # most blocks to launch; 0: one for every group of rows
+    resident: int  # most groups of rows to launch blocks for; 0: all
+
+    @property
+    def cluster(self) -> int:
+        return self.arguments[-1]
+
+    @property
+    def on_hopper(self) -> bool:
+        """Whether the kernel uses clusters or bulk copies."""
+        return self.cluster > 1 or self.arguments[4] == "RING"
 
     def blocks(self, rows: int) -> int:
         groups = -(-rows // self.rows_per_block)
-        return grid_of(min(groups, self.resident) if self.resident else groups, self.threads)
+        groups = min(groups, self.resident) if self.resident else groups
+        return grid_of(groups, self.threads * self.cluster) * self.cluster
 
 
 def _up(value: int, factor: int) -> int:
@@ -128,7 +138,7 @@ def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_
     if kept > _PERSISTENT_ABOVE_WORDS or fit == "LONG":
         fitting = min(bound, shared_memory // (shared + _RESERVED_SHARED)) if shared else bound
         resident = units * max(1, fitting)
-    return RowPlan((width, lanes, rows_per_block, packs, fit, bound), threads, rows_per_block, slots, shared, resident)
+    return RowPlan((width, lanes, rows_per_block, packs, fit, bound, 1), threads, rows_per_block, slots, shared, resident)
 
 
 def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand) -> RowPlan:
@@ -147,7 +157,7 @@ _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 
 def representative_plans(itemsize: int, target: Target, need: Demand, *, few: bool = False) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
-    found: dict[tuple[int, int, int, int, str, int], RowPlan] = {}
+    found: dict[tuple[int, int, int, int, str, int, int], RowPlan] = {}
     for n, vector in _FEW_WIDTHS if few else _WIDTHS:
         plan = plan_for(n, itemsize, vector, target, need)
         found.setdefault(plan.arguments, plan)

@@ -21,7 +21,8 @@ _SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
 @functools.lru_cache(maxsize=None)
 def _unit(op: str, types: tuple[str, ...], cast: bool | None, plan: RowPlan) -> Unit:
     middle = types if cast is None else (*types, cast)
-    return unit(family_source(_FILE, True), f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)
+    source = family_source(_FILE, True, plan.on_hopper)
+    return unit(source, f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)._replace(cluster=plan.cluster)
 
 
 _KINDS = {"rms_norm": "scaled", "add_rms_norm": "added", "layer_norm": "centred"}
@@ -88,7 +89,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float,
     blocks = plan.blocks(rows)
     runtime(target).launch(
         chosen, x.device, blocks, plan.threads, plan.shared,
-        (source, stride, other, residual_stride, scale, result, total, rows, n, blocks, float(eps)),
+        (source, stride, other, residual_stride, scale, result, total, rows, n, plan.slots, blocks, float(eps)),
     )  # fmt: skip
     return y, sums
 

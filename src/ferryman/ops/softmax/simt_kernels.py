@@ -17,7 +17,8 @@ _FILE = Path(__file__).with_name("softmax.cuh")
 
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan) -> Unit:
-    return unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
+    source = family_source(_FILE, True, plan.on_hopper)
+    return unit(source, "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)._replace(cluster=plan.cluster)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -129,8 +129,8 @@ edit(
     "rms_norm softmax",
     "last_column_outside",
     ROWS,
-    "return L::FIT != RAGGED || column < (int)n;",
-    "return L::FIT != RAGGED || column < (int)n - 1;",
+    "return L::FIT != RAGGED || column < end;",
+    "return L::FIT != RAGGED || column < end - 1;",
     first="prime",
 )
 edit(

@@ -1,0 +1,142 @@
+// Rows on sm_90 and newer: those that the blocks of a cluster share, and those that come through a ring of shared
+// memory. After `cluster.cuh` and `rows.cuh`.
+//
+// RING: a block stays for many rows. The copy engine brings its columns of the next `slots` rows to shared memory, so
+// that loads are in flight whatever the threads do: in the form that loads to registers, none is from the last load of
+// a row to the end of its reduction, unless other blocks of the SM fill the gap.
+
+namespace ferryman {
+
+#if !defined(FERRYMAN_EMULATED)
+namespace platform {
+typedef u64 Arrival;  // an mbarrier: a phase ends when its one arrival and all expected bytes are there
+
+FERRYMAN_DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+FERRYMAN_DEVICE void arrival_begin(Arrival* arrival) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
+}
+// After all `arrival_begin`, before the first copy.
+FERRYMAN_DEVICE void arrival_publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+FERRYMAN_DEVICE void arrival_expect(Arrival* arrival, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
+                 : "memory");
+}
+// `bytes` and both addresses are multiples of 16.
+FERRYMAN_DEVICE void copy_to_shared(void* to, const void* from, u32 bytes, Arrival* arrival) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(arrival))
+                 : "memory");
+}
+FERRYMAN_DEVICE void arrival_wait(Arrival* arrival, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(shared_address(arrival)), "r"(parity)
+        : "memory");
+}
+}  // namespace platform
+#endif
+
+template <typename L, int CLUSTER> struct Share {
+    typedef ClusterReduction<L::LANES / WAVE, CLUSTER> Reduction;
+    static FERRYMAN_DEVICE int rank() { return platform::cluster_rank(); }
+    static FERRYMAN_DEVICE void begin() { platform::cluster_arrive(); }
+    static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }
+};
+
+constexpr int MOST_STAGES = 16;
+
+template <typename L, typename Op> struct RingDriver {
+    typedef typename L::Type T;
+    typedef Pack<T, L::V> P;
+    typedef typename Share<L>::Reduction Reduction;
+    static_assert(L::V > 1 && L::ROWS == 1 && L::LANES > WAVE, "the copy engine takes 16 bytes, a barrier frees a stage");
+
+    Op& op;
+    RowInput x, residual;
+    i64 rows, n;
+    int slots;  // stages
+    P* shared;  // slots * INPUTS * packs
+    int lane;
+    int first, end;
+    platform::Arrival* arrivals;
+    int packs;  // of this block in a row
+
+    FERRYMAN_DEVICE int column_of(int p) const { return first + (p * L::LANES + lane) * L::V; }
+    FERRYMAN_DEVICE P* stage_of(int stage) const { return shared + stage * Op::INPUTS * packs; }
+
+    // One thread.
+    FERRYMAN_DEVICE void request(int stage, i64 row) const {
+        if (end <= first) return;
+        u32 bytes = (u32)(end - first) * (u32)sizeof(T);
+        platform::arrival_expect(arrivals + stage, bytes * Op::INPUTS);
+        P* to = stage_of(stage);
+        platform::copy_to_shared(to, (const T*)x.data + row * x.stride + first, bytes, arrivals + stage);
+        if constexpr (Op::INPUTS == 2)
+            platform::copy_to_shared(to + packs, (const T*)residual.data + row * residual.stride + first, bytes,
+                                     arrivals + stage);
+    }
+
+    template <int PASS> FERRYMAN_DEVICE void reduce(P (&held)[L::PACKS], int stage, i64 next, Reduction& reduction) {
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            if (column_of(p) >= end) continue;
+            float values[L::V];
+            unpack(held[p], values);
+            op.template add<PASS>(values);
+        }
+        op.template finish<PASS>(reduction);
+        // its barrier: every thread has its part of the stage in registers
+        if (PASS == 0 && lane == 0 && next < rows) request(stage, next);
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) forget(held[p]);
+        if constexpr (PASS + 1 < Op::PASSES) reduce<PASS + 1>(held, stage, next, reduction);
+    }
+
+    FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
+        FERRYMAN_SHARED(platform::Arrival, places, MOST_STAGES);
+        arrivals = places;
+        packs = columns_of_block<L>(n) / L::V;
+        Reduction reduction{scratch, 0};
+        const i64 step = blocks / L::CLUSTER;
+        i64 row = platform::block_index() / L::CLUSTER;
+        if (lane == 0) {
+            for (int s = 0; s < slots; ++s) platform::arrival_begin(arrivals + s);
+            platform::arrival_publish();
+            for (int s = 0; s < slots && row + s * step < rows; ++s) request(s, row + s * step);
+        }
+        platform::barrier();
+        Share<L>::begin();
+        op.prepare(n, first, end, lane);
+        Share<L>::meet();
+        int stage = 0;
+        u32 parity = 0;
+        for (; row < rows; row += step) {
+            P held[L::PACKS];
+            op.begin(row, n);
+            if (end > first) platform::arrival_wait(arrivals + stage, parity);
+            const P* from = stage_of(stage) + lane;
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p)
+                if (column_of(p) < end) held[p] = from[p * L::LANES];
+            if constexpr (Op::INPUTS == 2) {
+#pragma unroll
+                for (int p = 0; p < L::PACKS; ++p)
+                    if (column_of(p) < end) op.merge(held[p], from[packs + p * L::LANES], column_of(p));
+            }
+            reduce<0>(held, stage, row + slots * step, reduction);
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p)
+                if (column_of(p) < end) op.emit(held[p], column_of(p), p);
+            if (++stage == slots) stage = 0, parity ^= 1;
+        }
+    }
+};
+
+template <typename L, typename Op> struct DriverOf<L, Op, RING> { typedef RingDriver<L, Op> Type; };
+
+}  // namespace ferryman
