@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import NamedTuple
 
 from ferryman.backends.base import Target
@@ -52,6 +53,10 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand
     return Demand(tensors, (24 if kind == "added" else 16) if half else 32, fitting=fitting)
 
 
+# Packs of 16 words a row from which it takes the ring.
+_RING_FROM = 96
+
+
 class RowPlan(NamedTuple):
     """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, the blocks of the launch bound, CLUSTER. ``slots``:
     packs that a thread keeps in shared memory, or stages of a ring."""
@@ -86,18 +91,97 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
-@functools.lru_cache(maxsize=4096)
-def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand) -> RowPlan:
-    """The layout of rows of ``n`` elements.
+_MOST_THREADS = 1024
+# Threads that a row may have, from `threads_a_row`: 0 where rows are many.
+_FEW_ROWS = (1024, 512, 256, 128, 64)
+# Shared memory of an SM with clusters, what the driver takes of it for each block, and the ring's barriers and partials.
+_SHARED_PER_UNIT, _RING_RESERVED, _MOST_STAGES = 233_472, 3072, 16
 
-    Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
+
+def threads_a_row(rows: int, units: int) -> int:
+    """Threads that every one of ``rows`` can have with all of them resident at once, 1024 an SM or CU: one of
+    `_FEW_ROWS`, or 0 where that is less than two waves."""
+    share = units * _MOST_THREADS // rows
+    return _MOST_THREADS if share >= _MOST_THREADS else 1 << (share.bit_length() - 1) if share >= _FEW_ROWS[-1] else 0
+
+
+class _Row(NamedTuple):
+    """What all forms of a plan start from. ``packs``: of a row. ``few``: packs that keep a thread within 64 registers."""
+
+    n: int
+    itemsize: int
+    vector: bool
+    need: Demand
+
+    @property
+    def width(self) -> int:
+        return VECTOR_BYTES // self.itemsize if self.vector else 1
+
+    @property
+    def words(self) -> int:
+        return max(1, self.width * self.itemsize // 4)
+
+    @property
+    def packs(self) -> int:
+        return -(-self.n // self.width)
+
+    @property
+    def few(self) -> int:
+        return (16 if self.vector else self.need.lone) // self.words // self.need.tensors
+
+
+@functools.lru_cache(maxsize=4096)
+def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand,
+             spread: int = 0, clusters: bool = False) -> RowPlan:  # fmt: skip
+    """The layout of rows of ``n`` elements. ``spread``: `threads_a_row` of their number. ``clusters``: whether the device
+    has thread block clusters and bulk copies."""
+    row = _Row(n, itemsize, vector, need)
+    plan = _few_rows(row, wave, spread) if spread else None
+    if plan is None and clusters:
+        plan = _ring(row, units)
+    return plan or _many_rows(row, wave, units, shared_memory)
+
+
+def _few_rows(row: _Row, wave: int, spread: int) -> RowPlan | None:
+    """One row a block, and as few packs a thread as its share of threads allows: such a call is bound by the latency of
+    one row, not by the loads in flight. None where a row is too short or too long for that."""
+    for packs in (1, 2, 4):
+        lanes = _up(-(-row.packs // packs), wave)
+        if packs <= row.few and wave < lanes <= spread:
+            fit = "EXACT" if lanes * packs * row.width == row.n else "RAGGED"
+            bound = max(1, row.need.fitting[0] // lanes)
+            return RowPlan((row.width, lanes, 1, packs, fit, bound, 1), lanes, 1, 0, 0, 0)
+    return None
+
+
+def _ring(row: _Row, units: int) -> RowPlan | None:
+    """Rows that blocks, or clusters of blocks, take one after another from shared memory. None where they do not fit."""
+    packs = 16 // row.words
+    if not row.vector or row.packs < _RING_FROM * packs:
+        return None
+    for cluster in (1, 2, 4, 8):
+        columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
+        lanes = _up(-(-columns // packs), 32)
+        if lanes <= (1024 if cluster == 8 else 512):
+            break
+    else:
+        return None
+    bound = _MOST_THREADS // lanes
+    stage = columns * row.words * 4 * row.need.tensors
+    slots = min(_MOST_STAGES, (_SHARED_PER_UNIT // bound - _RING_RESERVED) // stage)
+    if slots < 2:
+        return None
+    return RowPlan((row.width, lanes, 1, packs, "RING", bound, cluster), lanes, 1, slots, slots * stage,
+                   units * bound // cluster)  # fmt: skip
+
+
+def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:
+    """Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
     waves as that takes, up to 512 threads; then more packs a thread; then shared memory; what is left goes through L2.
     """
+    n, itemsize, vector, need = row
     tensors = need.tensors
-    width = VECTOR_BYTES // itemsize if vector else 1
-    words = max(1, width * itemsize // 4)
-    packs_in_row = -(-n // width)
-    few = (16 if vector else need.lone) // words // tensors  # packs that keep a thread within 64 registers
+    width, words, packs_in_row, few = row.width, row.words, row.packs, row.few
     most = (_MAX_WORDS // words // tensors) if vector else few
 
     if packs_in_row <= few * wave:
@@ -141,8 +225,9 @@ def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_
     return RowPlan((width, lanes, rows_per_block, packs, fit, bound, 1), threads, rows_per_block, slots, shared, resident)
 
 
-def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand) -> RowPlan:
-    return row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, need)
+def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand, spread: int = 0) -> RowPlan:
+    return row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, need, spread,
+                    "clusters" in target.features)  # fmt: skip
 
 
 # Widths of real models and around them, whether they can be read in 16-byte words, and the ragged ones.
@@ -158,7 +243,7 @@ _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 def representative_plans(itemsize: int, target: Target, need: Demand, *, few: bool = False) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
     found: dict[tuple[int, int, int, int, str, int, int], RowPlan] = {}
-    for n, vector in _FEW_WIDTHS if few else _WIDTHS:
-        plan = plan_for(n, itemsize, vector, target, need)
+    for (n, vector), spread in itertools.product(_FEW_WIDTHS if few else _WIDTHS, (0,) if few else (0, *_FEW_ROWS)):
+        plan = plan_for(n, itemsize, vector, target, need, spread)
         found.setdefault(plan.arguments, plan)
     return list(found.values())
