@@ -15,6 +15,7 @@ from typing import Any
 
 from ferryman.errors import SettingError, UnknownName
 
+NO_LOCKFILE = Path("none")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -57,7 +58,8 @@ class Setting:
 TABLE = (
     Setting("backend", _names, (), "Backends that may serve a call, in order. An allow-list: beyond it, calls raise."),
     Setting("strict", _switch, False, "Raise instead of falling back to a less preferred implementation."),
-    Setting("lockfile", _path, None, "JSON file of measured choices, as `ferryman tune` writes it."),
+    Setting("lockfile", _path, None, "JSON file of measured choices, as `ferryman tune` writes it; `none` for no such "
+            "choices. Default: the one that comes with the package for this device."),
     Setting("profile", _word, None, "Name of the device profile to use for the accelerator, instead of detecting it."),
     Setting("test_device", _word, None, "Where the pytest plugin tests; default: the accelerator, else the CPU."),
     Setting("artefacts", _path, None, "Folder that `ferryman compile` wrote: kernels that match are not compiled."),

@@ -89,7 +89,7 @@ def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str) -> None
 
 
 def test_products_in_tf32_and_ieee(here: StandIn) -> None:
-    """Triton truncates the operands of tf32 on every device: each error is within its bound, their mean is not zero."""
+    """Triton cuts the operands of tf32 on every device, and declares the bias that this makes."""
     before = torch.get_float32_matmul_precision()
     cases = [c for c in cases_of(registry.primitive("linear"), "standard") if not c.exact]
     try:
@@ -97,9 +97,7 @@ def test_products_in_tf32_and_ieee(here: StandIn) -> None:
             torch.set_float32_matmul_precision(precision)
             for case in (*cases[:3], *TILES["linear"]):
                 found = cell("linear", case, torch.float32)
-                judged = {name: found.gates[name].outcome for name in ("G0", "G2", "G5")}
-                assert set(judged.values()) == {"pass"}, (precision, case.name, found.reason)
-                assert precision == "high" or found.verdict == "SIMULATED", (case.name, found.reason)
+                assert found.verdict == "SIMULATED", (precision, case.name, found.reason)
         asked = {kernel.asm["ptx"].count("mma.sync") > 0 for _, kernel in here._kernels.values()}
         assert asked == {False, True}, "IEEE products on the FMA units, tf32's on the matrix unit"
     finally:

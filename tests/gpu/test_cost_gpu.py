@@ -47,7 +47,8 @@ def test_what_is_shipped_for_this_device_predicts_what_it_takes() -> None:
 @pytest.fixture(scope="module")
 def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("lock") / "lock.json"
-    assert all(o.entry is not None for o in tuning.tune(path, ["softmax", "silu_mul"], grid_name="full", device="cuda"))
+    found = tuning.tune(path, ["softmax", "silu_mul"], grid_name="full", device="cuda")
+    assert not [(o.op, o.case, o.result) for o in found if o.entry is None]
     return path
 
 

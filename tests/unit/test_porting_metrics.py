@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
+from ferryman.dispatch import registry
 from ferryman.porting import metrics
 from ferryman.porting.metrics import Bound, Declared
 
@@ -32,6 +34,24 @@ def test_each_declaration_widens_by_its_own_term_only() -> None:
     assert total(rounds_p, "p_flush") == metrics.SUBNORMAL[BF16]
     assert total(Declared("split-k"), "split-k") == 2.0**-8 and total(Declared("split-k"), "tf32") == 0.0
     assert total(Declared("tf32-rne"), "tf32") == 2.0**-11 == total(Declared(tf32=True), "tf32")
+    assert total(Declared("tf32-rz"), "tf32") == total(Declared("tf32-rz"), "tf32-rz") == 2.0**-11
+    assert total(Declared("tf32-rne"), "tf32-rz") == total(Declared(tf32=True), "tf32-rz") == 0.0
+
+
+@pytest.mark.parametrize("depth", [1, 32, 4096])
+def test_cut_operands_lie_within_their_own_class_alone(depth: int) -> None:
+    """Products of one sign: what cutting takes adds up, so that the bound for rounding is broken as the sum grows."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.rand(64, depth, generator=generator) + 0.5 for _ in range(2))
+    cut = [(t.view(torch.int32) & ~0x1FFF).view(F32).double() for t in (x, w)]
+    exact, got = x.double() @ w.double().T, cut[0] @ cut[1].T
+    terms = registry.primitive("linear").bound((x.double(), w.double(), None), (exact,))
+    furthest = {}
+    for name in ("tf32-rne", "tf32-rz"):
+        (bound,) = metrics.bounds(terms, [exact], [F32], Declared(name), F32, saved_exact=False, shown=False)
+        furthest[name] = float(((got - exact).abs() / bound.total).max())
+    assert furthest["tf32-rz"] <= 1.0
+    assert (furthest["tf32-rne"] > 1.0) == (depth > 1)
 
 
 def test_the_rounding_of_saved_tensors_is_no_error_where_the_oracle_reads_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import ferryman
 from ferryman import ops
+from ferryman.cli import doctor
 from ferryman.device_profiles import detect
 from ferryman.dispatch import cost, lockfile, lockfile_document, registry
 from ferryman.errors import LockfileError, UnknownName
@@ -105,6 +107,44 @@ def test_dispatch_follows_what_was_tuned(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen.calls == {("silu_mul", "definition"): 1}
     monkeypatch.undo()
     ferryman.reload()
+
+
+def test_the_packages_lockfile_is_in_force_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, x = tmp_path / "cpu.lock.json", torch.randn(8, 16)
+    entry = lockfile_document.Entry(
+        implementation="definition", seconds=1e-6, kernels=lockfile_document.digest("silu_mul")
+    )
+    lockfile_document.record(path, CPU, {"silu_mul": {lockfile.region(SILU, (x, x)): entry}})
+    monkeypatch.setattr(lockfile, "shipped", lambda profile: path)
+    monkeypatch.delenv("FERRYMAN_LOCKFILE", raising=False)
+
+    def served() -> str:
+        ferryman.reload()
+        with warnings.catch_warnings(), ferryman.trace() as seen:
+            warnings.simplefilter("error")
+            ops.silu_mul(x, x)
+        return next(iter(seen.calls))[1]
+
+    assert served() == "definition" and doctor._choices(CPU)["hold"] == "1 of 1"
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
+    assert served() == "torch" and doctor._choices(CPU)["file"] is None
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")
+    path.write_text(path.read_text().replace('"torch": "', '"torch": "1.'))  # not of this release: no word at each call
+    assert served() == "torch"
+    told = doctor._choices(CPU)
+    assert told["hold"] == "0 of 1" and told["ignored"] and "torch is" in told["ignored"]
+    monkeypatch.undo()
+    ferryman.reload()
+
+
+def test_lockfiles_of_the_package_are_whole() -> None:
+    folder = Path(ferryman.__file__).parent / "device_profiles" / "data"
+    for path in folder.glob("*.lock.json"):
+        document = lockfile_document.load(path)
+        assert document.choices and f"{document.stamp['profile']}.lock.json" == path.name
+        assert all(document.stamp[fact] for fact in ("arch", "units", "torch", "triton", "cuda", "driver"))
+        entries = [(op, e) for op, held in document.choices.items() for e in held.values()]
+        assert not [op for op, e in entries if "changed" not in (lockfile_document.stale(op, e) or "changed")]
 
 
 def test_untrusted_times_are_not_written(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from ferryman import settings
 from ferryman.backends.simt.launcher import cache_directory
 from ferryman.cli import output
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import registry
+from ferryman.dispatch import lockfile, registry
+from ferryman.errors import LockfileError
+from ferryman.porting.tune.check import check
 
 PACKAGES = (
     "ferryman", "torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy", "transformers", "cupy-cuda13x",
@@ -49,6 +51,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everythin
         rows += [(b["backend"], b["vendor"], b["verdict"], first), *(("", "", "", reason) for reason in others)]
     output.table(("backend", "devices", "usable", "because"), rows)
     output.say()
+    output.table(
+        ("measured choices", "of", "hold here", "ignored because"), [tuple(c.values()) for c in found["choices"]]
+    )
+    output.say()
     caches = [(c["cache"], c["path"], str(c["files"]), output.size(c["bytes"]), c["problem"]) for c in found["caches"]]
     output.table(("cache", "path", "files", "size", "problem"), caches)
     output.say()
@@ -71,6 +77,7 @@ def examine() -> dict[str, Any]:
             for p in here
         ],
         "backends": _backends(here),
+        "choices": [_choices(p) for p in here],
         "caches": [_cache(name, path) for name, path in _caches().items()],
         "settings": _settings(),
         "advice": _advice(versions, here),
@@ -121,6 +128,22 @@ def _backends(here: list[Profile]) -> list[dict[str, Any]]:
             verdict = "no" if reasons else "yes"
             found.append({"backend": name, "vendor": vendor, "verdict": verdict, "reasons": reasons})
     return found
+
+
+def _choices(profile: Profile) -> dict[str, str | None]:
+    """How much of a device's lockfile holds here, and why the rest does not."""
+    setting = settings.get("lockfile")
+    path = lockfile.shipped(profile) if setting is None else setting
+    if path is None or path == settings.NO_LOCKFILE:
+        return {"file": None, "device": profile.name, "hold": "none", "ignored": None}
+    try:
+        held = check(path, profile)
+    except LockfileError as error:
+        return {"file": str(path), "device": profile.name, "hold": "none", "ignored": str(error)}
+    why = held.differing or sorted({f"{op}: {reason}" for op, _, reason in held.stale})
+    holding = 0 if held.differing else held.entries - len(held.stale)
+    return {"file": str(path), "device": profile.name, "hold": f"{holding} of {held.entries}",
+            "ignored": "; ".join(why) or None}  # fmt: skip
 
 
 def _caches() -> dict[str, Path]:

@@ -50,7 +50,10 @@ def tune(
     """
     where = place(device, "tune")
     profile = select.profile_for(placed(where))
-    path = lock or settings.get("lockfile") or FOLDER / f"{profile.name}.lock.json"
+    named = settings.get("lockfile")
+    path = lock or (None if named == settings.NO_LOCKFILE else named)
+    if path is None:  # what comes with the package is read, never written
+        path = (lockfile.shipped(profile) if check else None) or FOLDER / f"{profile.name}.lock.json"
     if check:
         for option, value in {"--op": op, "--implementation": implementation, "--again": again}.items():
             if value:

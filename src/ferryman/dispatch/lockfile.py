@@ -1,8 +1,9 @@
 """Measured choices in a JSON file: (device, op, shape region) -> implementation and configuration.
 
-What does not hold on this device is reported once and ignored, never obeyed (`lockfile_document` says when), and a name
-can only pick a line of an op's own menu. This half is what dispatch needs at every import; it loads the other half, and
-pydantic, only where a lockfile is set.
+The setting names the file; without it, the one that comes with the package for this device is in force, and "none" is
+none. What does not hold here is ignored, never obeyed (`lockfile_document` says when), and a name can only pick a line
+of an op's own menu. Of the user's file that is said once; of ours `ferryman doctor` tells. This half is what dispatch
+needs at every import; it loads the other half, and pydantic, only where there is a file.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,11 +48,14 @@ def region(op: Primitive, args: Sequence[Any]) -> str:
     return " ".join(parts)
 
 
-@lru_cache(maxsize=1)
-def _loaded() -> Lockfile | None:
-    path = settings.get("lockfile")
-    if path is None:
-        return None
+def shipped(profile: Profile) -> Path | None:
+    """The lockfile of a device that comes with the package; None where none was measured."""
+    path = Path(str(resources.files("ferryman.device_profiles") / "data" / f"{profile.name}.lock.json"))
+    return path if path.is_file() else None
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: Path) -> Lockfile | None:
     from ferryman.dispatch.lockfile_document import load
 
     try:
@@ -61,15 +67,18 @@ def _loaded() -> Lockfile | None:
 
 @lru_cache(maxsize=64)
 def _in_force(profile: Profile) -> Mapping[str, Mapping[str, Entry]]:
-    """The entries that hold on a device; what does not is said once."""
-    document = _loaded()
+    """The entries that hold on a device; what of the user's file does not is said once."""
+    setting = settings.get("lockfile")
+    path = shipped(profile) if setting is None else setting
+    document = None if path is None or path == settings.NO_LOCKFILE else _loaded(path)
     if document is None:
         return {}
     from ferryman.dispatch.lockfile_document import differing, stale
 
     other = differing(document, profile)
     if other:
-        warnings.warn(f"lockfile ignored for {profile.name}: {'; '.join(other)}", stacklevel=2)
+        if setting is not None:
+            warnings.warn(f"lockfile ignored for {profile.name}: {'; '.join(other)}", stacklevel=2)
         return {}
     held: dict[str, dict[str, Entry]] = {}
     dropped: dict[str, int] = {}
@@ -80,7 +89,7 @@ def _in_force(profile: Profile) -> Mapping[str, Mapping[str, Entry]]:
                 held.setdefault(op, {})[key] = entry
             else:
                 dropped[f"{op}: {why}"] = dropped.get(f"{op}: {why}", 0) + 1
-    if dropped:
+    if dropped and setting is not None:
         told = "; ".join(f"{why} ({count} entries)" for why, count in dropped.items())
         warnings.warn(f"entries of the lockfile ignored: {told}. Run ferryman tune", stacklevel=2)
     return held

@@ -7,6 +7,7 @@ Writers merge what they measured into the file under a lock and rename it into p
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import hashlib
 import importlib.util
@@ -96,12 +97,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _driver() -> str | None:
-    """The CUDA or HIP version that the driver offers: "13.0"."""
-    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
-    if ask is None or not torch.cuda.is_available():
+    """The CUDA version that NVIDIA's driver offers: "13.0". AMD's comes with ROCm, whose release stands under hip."""
+    if torch.version.hip or not torch.cuda.is_available():
         return None
-    number = int(ask())
-    return f"{number // 1000}.{number % 1000 // 10}"
+    number = ctypes.c_int()
+    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+        return None
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 @lru_cache(maxsize=None)

@@ -21,6 +21,7 @@ class Implementation:
     arguments and the device's features as one string. batch_invariant: a sample gives the same bits alone and in any
     batch (gate G6). replayable: what it launches follows from the call's facts alone (metadata, scalars, the target,
     alignment, and what ``reads`` names: tf32, deterministic), so dispatch may repeat the launches without the launcher.
+    tf32: how float32 operands lose their last 13 bits where torch allows it: rounded ("tf32-rne") or cut ("tf32-rz").
     """
 
     op: str
@@ -34,6 +35,7 @@ class Implementation:
     batch_invariant: bool = False
     replayable: bool = False
     reads: tuple[str, ...] = ()
+    tf32: str = "tf32-rne"
 
     @property
     def name(self) -> str:
@@ -57,14 +59,14 @@ def _function(where: str) -> Callable[..., Any]:
 def menu(package: str, backend: str, ops: str, *, module: str | None = None, when: tuple[Clause, ...] = (),
          accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool = True,
          traced: str | None = None, batch_invariant: bool = False, replayable: bool = False,
-         reads: tuple[str, ...] = ()) -> tuple[Implementation, ...]:  # fmt: skip
+         reads: tuple[str, ...] = (), tf32: str = "tf32-rne") -> tuple[Implementation, ...]:  # fmt: skip
     """Menu lines for several ops of one family: ``ops`` are space-separated names, each a function of the module."""
     where = f"{package}.{module or backend + '_kernels'}"
     form = None if traced is None else f"{where}:{traced}"
     return tuple(
         Implementation(
             op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic, form, batch_invariant,
-            replayable, reads,
+            replayable, reads, tf32,
         )
         for op in ops.split()
     )  # fmt: skip

@@ -22,9 +22,10 @@ _FEW = "too few finite elements for a confidence interval (256)"
 
 
 def declared_of(prepared: Prepared, implementation: Implementation, tf32: bool) -> Declared:
-    return Declared(
-        implementation.accumulation, frozenset(implementation.roundings), tf32 and prepared.dtype == torch.float32
-    )
+    reduced = tf32 and prepared.dtype == torch.float32
+    plain = implementation.accumulation == "fp32"
+    accumulation = implementation.tf32 if reduced and plain else implementation.accumulation
+    return Declared(accumulation, frozenset(implementation.roundings), reduced)
 
 
 @dataclass

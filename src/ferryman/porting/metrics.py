@@ -47,8 +47,10 @@ class Declared:
             factors |= {name: u, f"{name}_flush": smallest}
         if self.accumulation == "split-k":
             factors["split-k"] = u
-        if self.tf32 or self.accumulation in ("tf32-rne", "tf32"):
+        if self.tf32 or self.accumulation in ("tf32-rne", "tf32-rz", "tf32"):
             factors["tf32"] = _TF32
+        if self.accumulation == "tf32-rz":
+            factors["tf32-rz"] = _TF32
         return factors
 
 
@@ -83,7 +85,11 @@ def bounds(
                 continue
             part = term * factors[name]
             total = total + part
-            if name == "absolute" or name.endswith("_flush") or (name == "accumulate" and "bias" not in given):
+            if (
+                name in ("absolute", "tf32-rz")
+                or name.endswith("_flush")
+                or (name == "accumulate" and "bias" not in given)
+            ):
                 systematic = systematic + part
             elif name == "tf32":
                 systematic = systematic + part / SIGMAS
@@ -91,7 +97,7 @@ def bounds(
                 variance = variance + (part / SIGMAS).square()
             elif name in declared.roundings and not shown:
                 variance = variance + part.square() / 3  # a rounding error is uniform in [-part, part]
-            elif name in ("split-k", "tf32"):
+            elif name in ("split-k", "tf32", "tf32-rz"):
                 variance = variance + part.square()
             elif name == "absolute":
                 variance = variance + part.square() / 3

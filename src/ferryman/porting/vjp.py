@@ -225,8 +225,7 @@ def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32:
         return Gate(outcome="fail", reason=fault)
     line = registry.implementation(backward.name, used[0][0])
     note = f"backward: {line.name}"
-    storage = prepared.dtype == torch.float32
-    declared = Declared(line.accumulation, frozenset(line.roundings), tf32 and storage)
+    declared = gates.declared_of(prepared, line, tf32)
     owner = {name: i for i, shared in enumerate(op.grads) for name in shared}
     largest = 0.0
     forward = gates.declared_of(prepared, implementation, tf32)

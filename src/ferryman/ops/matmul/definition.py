@@ -32,9 +32,10 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _product_error(a: Tensor, b: Tensor) -> dict[str, Tensor]:
-    """6 sqrt(K) |a| @ |b| from probabilistic analysis (Higham & Mary 2019); tf32 rounds both
-    operands; split-k rounds each partial sum to the storage dtype. Nothing in it is an approximated function, so that
-    its systematic part ("bias") is at most one standard deviation."""
+    """6 sqrt(K) |a| @ |b| from probabilistic analysis (Higham & Mary 2019); tf32 rounds both operands, or cuts them
+    ("tf32-rz": each is off by up to 2^-10 towards zero, 2^-11 on average); split-k rounds each partial sum to the
+    storage dtype. Nothing in it is an approximated function, so that its systematic part ("bias") is at most one
+    standard deviation."""
     depth = max(a.shape[-1], 1)
     magnitude = a.abs() @ b.abs()
     return {
@@ -43,6 +44,7 @@ def _product_error(a: Tensor, b: Tensor) -> dict[str, Tensor]:
         "absolute": a.new_full((), depth * 2.0**-149),  # products underflow gradually
         "split-k": magnitude,
         "tf32": 6 * math.sqrt(2) * torch.sqrt(a.square() @ b.square()),
+        "tf32-rz": 2 * (a @ b).abs(),
     }
 
 

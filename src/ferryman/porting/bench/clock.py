@@ -107,6 +107,7 @@ class DeviceTimer(Timer):
         except Exception as error:  # noqa: BLE001 - a peer may do anything; that it has no graph is said in its row
             torch.cuda.synchronize(self.device)
             self.graphs.clear()
+            _leave_capture(self.device)
             why = (str(error).splitlines() or [""])[0][:160] or type(error).__name__
             self.note = f"not capturable, launch gaps included: {why}"
             return
@@ -147,6 +148,13 @@ class DeviceTimer(Timer):
 
     def close(self) -> None:
         self.graphs.clear()
+
+
+def _leave_capture(device: torch.device) -> None:
+    """After a capture that failed, torch's generator waits for its end, and every later random number raises."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=device)
+    torch.cuda.synchronize(device)
 
 
 def timer(
