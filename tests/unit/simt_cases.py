@@ -41,6 +41,7 @@ class Case:
     reference: Reference
     fit: str = ""  # what the plan must be: part of the kernel's name
     shared: int = 65_536
+    features: frozenset[str] = frozenset()
 
 
 def _random(*shape: int, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0) -> Tensor:
@@ -167,6 +168,25 @@ def _row_cases() -> Iterator[Case]:
             "LONG",
             2048,
         )
+
+
+def _cluster_cases() -> Iterator[Case]:
+    """Rows through a ring of stages, alone and over a cluster: more rows than stages, ragged, the last block empty."""
+    shapes = [
+        (20, 8192, "RING", "_1"), (11, 16_384, "RING", "_1"), (9, 16_392, "RING", "_2"), (7, 40_008, "RING", "_4"),
+        (5, 65_544, "RING", "_8"),
+    ]  # fmt: skip
+    for rows, n, fit, cluster in shapes:
+        shape = (rows, n)
+        for name, kernel, make, reference in (
+            ("rms", norm.rms_norm, lambda s=shape: _norm_inputs(s, BF16, BF16, 1e-6, False), rms_reference(BF16)),
+            ("add_rms", norm.add_rms_norm,
+             lambda s=shape: (_random(*s, dtype=BF16), *_norm_inputs(s, BF16, F32, 1e-6, True)), add_rms_reference(BF16)),
+            ("layer", norm.layer_norm,
+             lambda s=shape: (*_norm_inputs(s, F16, F16), _random(s[-1], dtype=F16), 1e-5), layer_norm_reference),
+            ("softmax", softmax.softmax, lambda s=shape: (_random(*s, dtype=BF16, scale=3.0),), softmax_reference),
+        ):  # fmt: skip
+            yield Case(f"cluster_{name}_{n}", kernel, make, reference, fit, 232_448, frozenset({"clusters"}))
 
 
 def _layout_cases() -> Iterator[Case]:
@@ -357,4 +377,4 @@ def _special_cases() -> Iterator[Case]:
     yield Case("rms_zero", norm.rms_norm, lambda: (torch.zeros(3, 256), None, 1e-6, False), rms_reference(F32))
 
 
-CASES = [*_row_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]
+CASES = [*_row_cases(), *_cluster_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]

@@ -320,6 +320,12 @@ inline void copy_to_shared(void* to, const void* from, u32 bytes, Arrival* arriv
     if (emulation::state.order == 0) emulation::deliver(copy);
     else emulation::state.pending.push_back(copy);
 }
+inline void cluster_post(float* here, int rank, float value, Arrival* arrival) {
+    cluster_store(here, rank, value);
+    Arrival* there = (Arrival*)emulation::elsewhere(arrival, rank);
+    there->bytes -= 4;
+    emulation::complete(there);
+}
 inline void arrival_wait(Arrival* arrival, u32 parity) {
     auto& s = emulation::state;
     while ((u32)(arrival->phase & 1) == parity) {

@@ -38,13 +38,65 @@ FERRYMAN_DEVICE void arrival_wait(Arrival* arrival, u32 parity) {
         "@!done bra again;\n}" ::"r"(shared_address(arrival)), "r"(parity)
         : "memory");
 }
+// To the place of `here` in block `rank`, where it counts its 4 bytes at the place of `arrival`.
+FERRYMAN_DEVICE void cluster_post(float* here, int rank, float value, Arrival* arrival) {
+    asm volatile(
+        "{\n.reg .b32 there, counter;\n"
+        "mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 counter, %1, %2;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [counter];\n}" ::"r"(
+            shared_address(here)),
+        "r"(shared_address(arrival)), "r"(rank), "r"(__float_as_uint(value))
+        : "memory");
+}
 }  // namespace platform
 #endif
 
+// `ClusterReduction` with a persistent loop around it. A barrier of the cluster with release semantics waits until all that
+// the block has stored in device memory has arrived there: the whole of the row before. So partials are posted: each store
+// counts its bytes at an arrival of its destination. Two of these alternate: a block that posts for reduction k + 2 has
+// had everybody's partials of k + 1, so everybody has read those of k.
+template <int WAVES, int SIZE> struct PostedReduction {
+    static constexpr int PARTIALS = WAVES * SIZE, SCRATCH = 2 * PARTIALS;
+    static constexpr int WIDTH = ceil_power_of_two(PARTIALS) < WAVE ? ceil_power_of_two(PARTIALS) : WAVE;
+    static_assert(SIZE <= WAVE, "a lane posts to each block");
+    float* scratch;
+    platform::Arrival* arrivals;
+    u32 count;
+
+    // Every thread of the cluster gets the same bits, after `cluster_wait`.
+    template <typename R> FERRYMAN_DEVICE float reduce(float value) {
+        value = wave_reduce<R, WAVE>(value);
+        const int thread = platform::thread_index(), lane = thread & (WAVE - 1), wave = thread / WAVE;
+        float* partial = scratch + (count & 1) * PARTIALS;
+        platform::Arrival* arrival = arrivals + (count & 1);
+        if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(float));
+        if (lane < SIZE) platform::cluster_post(partial + platform::cluster_rank() * WAVES + wave, lane, value, arrival);
+        platform::arrival_wait(arrival, count >> 1 & 1);
+        ++count;
+        float all = R::identity();
+#pragma unroll
+        for (int i = 0; i < PARTIALS; i += WIDTH) {
+            const int part = i + (lane & (WIDTH - 1));
+            if (part < PARTIALS) all = R::join(all, partial[part]);
+        }
+        return wave_reduce<R, WIDTH>(all);
+    }
+};
+
 template <typename L, int CLUSTER> struct Share {
-    typedef ClusterReduction<L::LANES / WAVE, CLUSTER> Reduction;
+    typedef PostedReduction<L::LANES / WAVE, CLUSTER> Reduction;
     static FERRYMAN_DEVICE int rank() { return platform::cluster_rank(); }
-    static FERRYMAN_DEVICE void begin() { platform::cluster_arrive(); }
+    static FERRYMAN_DEVICE Reduction begin(float* scratch) {
+        FERRYMAN_SHARED(platform::Arrival, arrivals, 2);
+        if (platform::thread_index() == 0) {
+            platform::arrival_begin(arrivals);
+            platform::arrival_begin(arrivals + 1);
+            platform::arrival_publish();
+        }
+        platform::cluster_arrive();
+        return Reduction{scratch, arrivals, 0};
+    }
     static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }
 };
 
@@ -101,7 +153,7 @@ template <typename L, typename Op> struct RingDriver {
         FERRYMAN_SHARED(platform::Arrival, places, MOST_STAGES);
         arrivals = places;
         packs = columns_of_block<L>(n) / L::V;
-        Reduction reduction{scratch, 0};
+        Reduction reduction = Share<L>::begin(scratch);
         const i64 step = blocks / L::CLUSTER;
         i64 row = platform::block_index() / L::CLUSTER;
         if (lane == 0) {
@@ -110,7 +162,6 @@ template <typename L, typename Op> struct RingDriver {
             for (int s = 0; s < slots && row + s * step < rows; ++s) request(s, row + s * step);
         }
         platform::barrier();
-        Share<L>::begin();
         op.prepare(n, first, end, lane);
         Share<L>::meet();
         int stage = 0;

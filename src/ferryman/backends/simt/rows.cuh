@@ -56,8 +56,8 @@ template <typename L, int CLUSTER = L::CLUSTER> struct Share;
 template <typename L> struct Share<L, 1> {
     typedef RowReduction<L::LANES, L::ROWS> Reduction;
     static FERRYMAN_DEVICE int rank() { return 0; }
-    static FERRYMAN_DEVICE void begin() {}  // before this block's memory is written to
-    static FERRYMAN_DEVICE void meet() {}   // before the first reduction
+    static FERRYMAN_DEVICE Reduction begin(float* scratch) { return Reduction{scratch, 0}; }
+    static FERRYMAN_DEVICE void meet() {}  // before the first reduction
 };
 
 // Columns that a block of a cluster takes: whole packs, and whole lines of 128 bytes where packs are vectors.
@@ -178,8 +178,7 @@ template <typename L, typename Op> struct RowDriver {
     static constexpr bool AHEAD = L::FIT == LONG || L::WORDS * Op::INPUTS > 16;
 
     FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
-        Reduction reduction{scratch, 0};
-        Share<L>::begin();
+        Reduction reduction = Share<L>::begin(scratch);
         const i64 step = blocks / L::CLUSTER * L::ROWS;
         i64 base = platform::block_index() / L::CLUSTER * L::ROWS;  // the same for the whole block, so that barriers are met
         i64 row = base + platform::thread_index() / L::LANES;
