@@ -39,7 +39,7 @@ def runtimes(request: pytest.FixtureRequest) -> Iterator[dict[int, Any]]:
         for wave, runtime in found.items():
             if case.features and wave == 64:
                 continue
-            runtime.call(case.kernel, inputs, host.target(wave, case.shared, features=case.features))
+            runtime.call(case.kernel, inputs, host.target(wave, case.shared, case.units, case.features))
     for runtime, building in [(r, r.compile_collected()) for r in found.values()]:
         runtime.load(building)
     yield found
@@ -75,7 +75,7 @@ def test_kernel(case: Case, wave: int, runtimes: dict[int, Any]) -> None:
     for order in (0, 1) if inputs[0].numel() > 100_000 else (0, 1, 2):
         runtime.order = order
         runtime.launched.clear()
-        got = runtime.call(case.kernel, inputs, host.target(wave, case.shared, features=case.features))
+        got = runtime.call(case.kernel, inputs, host.target(wave, case.shared, case.units, case.features))
         outputs.append(got if isinstance(got, tuple) else (got,))
         (name, grid, block, _) = runtime.launched[0]
         assert len(runtime.launched) == 1 and case.fit in name, f"{name} is not a {case.fit} kernel"

@@ -81,7 +81,8 @@ FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values; one Newton ste
     return __builtin_fmaf(__builtin_fmaf(-v, estimate, 1.0f), estimate, estimate);
 }
 FERRYMAN_DEVICE float erfc(float v) { return __ocml_erfc_f32(v); }
-FERRYMAN_DEVICE float sqrt(float v) { return __ocml_sqrt_f32(v); }
+FERRYMAN_DEVICE float inverse_root(float v) { return 1.0f / __ocml_sqrt_f32(v); }
+FERRYMAN_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return __builtin_fmaxf(a, b); }
 
 FERRYMAN_DEVICE float half_to_float(u32 bits) { return (float)__builtin_bit_cast(_Float16, (u16)bits); }
@@ -152,9 +153,8 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+r"(word)); }
 
-// CUDA C++ programming guide, without fast math: expf 2 ulp, erfcf 4, sqrtf and division correctly rounded. rsqrtf
-// (2 ulp) is not used: 1/sqrtf costs a row some 30 instructions and is exact on powers of four. PTX: ex2.approx has
-// a relative error below 2^-22, rcp.approx 1 ulp.
+// CUDA C++ programming guide, without fast math: expf 2 ulp, erfcf 4, division correctly rounded. PTX: ex2.approx
+// has a relative error below 2^-22, rcp.approx 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return ::expf(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) {  // flushes subnormal results
     float result;
@@ -167,7 +167,15 @@ FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values
     return result;
 }
 FERRYMAN_DEVICE float erfc(float v) { return ::erfcf(v); }
-FERRYMAN_DEVICE float sqrt(float v) { return ::sqrtf(v); }
+// 1/sqrtf(v) takes a row 0.1 us longer on an H200. rsqrt.approx has a relative error below 2^-22.4; one step of Newton's
+// method leaves 1 ulp, and powers of four exact. 0 and infinity give NaN in the step.
+FERRYMAN_DEVICE float inverse_root(float v) {
+    float estimate;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(estimate) : "f"(v));
+    const float error = ::fmaf(-(v * estimate), estimate, 1.0f), result = ::fmaf(0.5f * estimate, error, estimate);
+    return result == result ? result : estimate;
+}
+FERRYMAN_DEVICE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return ::fmaxf(a, b); }
 
 // NVRTC has no cuda_fp16.h without an include path; these are the instructions its conversions use.
@@ -292,6 +300,14 @@ constexpr float LOG2_E = 1.44269504089f;
 template <typename T> FERRYMAN_DEVICE float exp_of(float v) {
     if constexpr (sizeof(T) == 4) return platform::exp(v);
     else return platform::quick_exp2(v * LOG2_E);
+}
+
+// a / b for a normal b: off by 1 ulp at most, where a division takes some 10 instructions and a branch at a point where
+// all threads of a row wait.
+FERRYMAN_DEVICE float divide(float a, float b) {
+    const float inverse = platform::reciprocal(b);
+    const float quotient = a * inverse, result = platform::fma(platform::fma(-quotient, b, a), inverse, quotient);
+    return result == result ? result : quotient;  // infinity has no remainder
 }
 
 // For a, b >= 0. A 64-bit division takes some 100 instructions, a 32-bit one 20.

@@ -69,7 +69,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
         squares = reduction.template reduce<Sum>(squares);
-        scale = 1.0f / platform::sqrt(squares / count + eps);
+        scale = platform::inverse_root(divide(squares, count) + eps);
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
@@ -146,8 +146,8 @@ template <typename L, typename W, typename B> struct LayerNorm {
         }
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
-        if constexpr (PASS == 0) mean = reduction.template reduce<Sum>(sum) / count;
-        else scale = 1.0f / platform::sqrt(reduction.template reduce<Sum>(squares) / count + eps);
+        if constexpr (PASS == 0) mean = divide(reduction.template reduce<Sum>(sum), count);
+        else scale = platform::inverse_root(divide(reduction.template reduce<Sum>(squares), count) + eps);
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
