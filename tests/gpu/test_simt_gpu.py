@@ -73,8 +73,8 @@ def _thrice(kernel: Kernel, *args: Any) -> Any:
     return runs[0]
 
 
-WIDTHS = (1, 8, 96, 127, 768, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 11_008, 16_384, 20_008, 32_768, 50_257, 50_264,
-          65_536, 66_056, 100_008, 131_072, 131_080, 152_064, 262_144)  # fmt: skip
+WIDTHS = (1, 8, 96, 127, 768, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 11_008, 16_384, 20_008, 32_768, 50_257,
+          50_264, 65_536, 66_056, 100_008, 131_072, 131_080, 152_064, 262_144)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
@@ -150,7 +150,7 @@ def test_hostile_values_in_rows_over_a_cluster_or_through_a_ring(n: int, target:
         for dtype in (F32, BF16):
             x = _random(rows, n, dtype=dtype)
             for row, (column, value) in enumerate([(n - 1, float("nan")), (0, float("inf"))]):
-                x[row :: 7, column] = value
+                x[row::7, column] = value
             if rows > 7:
                 x[2::7], x[3::7, 1:], x[4::7] = float("-inf"), float("-inf"), 0.0
             p = torch.softmax(x.double(), -1)

@@ -195,7 +195,9 @@ def _cluster_cases() -> Iterator[Case]:
     for op, shapes in forms.items():
         kernel, make, reference = ops[op]
         for rows, n, fit in shapes:
-            yield Case(f"cluster_{op}_{n}", kernel, lambda m=make, s=(rows, n): m(s), reference, fit, 232_448, _CLUSTERS)
+            yield Case(
+                f"cluster_{op}_{n}", kernel, lambda m=make, s=(rows, n): m(s), reference, fit, 232_448, _CLUSTERS
+            )
     # few rows: all of 16 units for them
     for op, rows, n, fit in (
         ("rms", 1, 9000, "160_1_1_RAGGED_1_8"), ("layer", 2, 20_008, "160_1_2_RAGGED_1_8"),

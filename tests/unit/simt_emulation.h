@@ -368,6 +368,7 @@ inline float quick_exp2(float v) {
 }
 inline float reciprocal(float v) { return 1.0f / v; }
 inline float erfc(float v) { return std::erfc(v); }
+inline float sqrt(float v) { return std::sqrt(v); }
 inline float inverse_root(float v) { return 1.0f / std::sqrt(v); }
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float fmax(float a, float b) { return std::fmax(a, b); }

@@ -109,7 +109,13 @@ class EmulatedRuntime:
             *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
         )
         error = self._function(unit.name)(
-            ctypes.c_longlong(grid), block, ctypes.c_longlong(shared), slots, table, len(regions), self.order,
+            ctypes.c_longlong(grid),
+            block,
+            ctypes.c_longlong(shared),
+            slots,
+            table,
+            len(regions),
+            self.order,
             unit.cluster,
         )
         if error is not None:

@@ -53,8 +53,8 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "ring_filled_again_too_early": (
         "            op.begin(row, n);\n            if (end > first)",
-        "            if (lane == 0 && row > 0) request((stage + 1) % slots, row + step);\n            op.begin(row, n);\n"
-        "            if (end > first)",
+        "            if (lane == 0 && row > 0) request((stage + 1) % slots, row + step);\n"
+        "            op.begin(row, n);\n            if (end > first)",
         softmax.softmax, (_x(9, 20_008),),
     ),
     "cluster_of_strangers": ("if (lane < SIZE) platform::cluster_post", "if (lane == platform::cluster_rank()) "
@@ -64,7 +64,8 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_partials_overwritten": (
-        "float* partial = scratch + (count & 1) * PARTIALS;", "float* partial = scratch;", softmax.softmax, (_x(5, 50_264),),
+        "float* partial = scratch + (count & 1) * PARTIALS;", "float* partial = scratch;",
+        softmax.softmax, (_x(5, 50_264),),
     ),
 }  # fmt: skip
 # what the emulation itself says; the others give wrong results

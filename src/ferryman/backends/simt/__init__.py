@@ -30,8 +30,8 @@ class Unit(NamedTuple):
     """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
 
     ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
-    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: blocks of a cluster; a
-    launch has a multiple of it.
+    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: blocks of a cluster;
+    a launch has a multiple of it.
     """
 
     name: str

@@ -21,8 +21,8 @@ _PERSISTENT_ABOVE_WORDS = 16
 
 
 class _Alone(NamedTuple):
-    """A block of up to ``threads`` with ``packs`` of 16 bytes each, and as many blocks as give an SM ``resident`` threads;
-    for rows of more than ``above`` packs."""
+    """A block of up to ``threads`` with ``packs`` of 16 bytes each, and as many blocks as give an SM ``resident``
+    threads; for rows of more than ``above`` packs."""
 
     above: int
     packs: int
@@ -36,8 +36,8 @@ class Demand(NamedTuple):
     fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
     keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
     more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``alone`` and ``ring``
-    are for devices with clusters: forms of a block that has a row of more than 16 KiB alone, and whether longer rows take
-    the ring."""
+    are for devices with clusters: forms of a block that has a row of more than 16 KiB alone, and whether longer rows
+    take the ring."""
 
     tensors: int = 1
     long_words: int = _MAX_WORDS
@@ -109,19 +109,19 @@ _MOST_THREADS = 1024
 _MOST_SPREAD = 8 * _MOST_THREADS
 _LEAST_SPREAD = 64
 SPREADS = tuple(1 << bit for bit in range(_LEAST_SPREAD.bit_length() - 1, _MOST_SPREAD.bit_length()))
-# Shared memory of an SM with clusters; what the driver takes of it for a block, with the ring's barriers and partials.
+# Shared memory of an SM with clusters; what the driver, the ring's barriers and the partials take of it for a block.
 _SHARED_PER_UNIT, _RING_RESERVED, _MOST_STAGES = 233_472, 6144, 16
 
 
 def threads_a_row(rows: int, units: int) -> int:
-    """Threads that every one of ``rows`` can have with all of them resident at once, 1024 an SM or CU: one of `SPREADS`, or
-    0 where that is less than all of them."""
+    """Threads that each of ``rows`` can have with all of them resident at once, 1024 an SM or CU: one of `SPREADS`,
+    or 0 where that is less than all of them."""
     share = min(units * _MOST_THREADS // rows, _MOST_SPREAD)
     return 1 << (share.bit_length() - 1) if share >= _LEAST_SPREAD else 0
 
 
 class _Row(NamedTuple):
-    """What all forms of a plan start from. ``packs``: of a row. ``few``: packs that keep a thread within 64 registers."""
+    """What all plans start from. ``packs``: of a row. ``few``: packs that keep a thread within 64 registers."""
 
     n: int
     itemsize: int
@@ -148,8 +148,8 @@ class _Row(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand,
              spread: int = 0, clusters: bool = False) -> RowPlan:  # fmt: skip
-    """The layout of rows of ``n`` elements. ``spread``: `threads_a_row` of their number. ``clusters``: whether the device
-    has thread block clusters and bulk copies."""
+    """The layout of rows of ``n`` elements. ``spread``: `threads_a_row` of their number. ``clusters``: whether the
+    device has thread block clusters and bulk copies."""
     row = _Row(n, itemsize, vector, need)
     plan = None
     if spread:
@@ -167,8 +167,8 @@ def _in_registers(row: _Row, lanes: int, packs: int, bound: int, cluster: int = 
 
 def _few_rows(row: _Row, wave: int, spread: int, clusters: bool) -> RowPlan | None:
     """One row a block, and as few packs a thread as its share of threads allows: such a call is bound by the latency of
-    one row, not by the loads in flight. Rows beyond one pack for each of 1024 threads take 8 blocks where these all find
-    room (beyond two packs, even where SMs must share). None where a row is too short or too long."""
+    one row, not by the loads in flight. Rows beyond one pack for each of 1024 threads take 8 blocks where these all
+    find room (beyond two packs, even where SMs must share). None where a row is too short or too long."""
     if clusters and row.vector and (row.packs > 2048 or (row.packs > 1024 and spread == _MOST_SPREAD)):
         columns = _up(-(-row.packs // 8), 8)
         forms = [(_up(-(-columns // packs), wave), packs) for packs in (1, 2, 4)]
@@ -196,7 +196,8 @@ def _wide_rows(row: _Row, units: int) -> RowPlan | None:
 
 def _clustered(row: _Row) -> RowPlan | None:
     """A row over a cluster, 4 packs a thread."""
-    for cluster, most in ((4, _LARGE_BLOCK), (8, _LARGE_BLOCK), (8, _MOST_THREADS)):
+    largest = _MOST_THREADS if row.need.tensors == 2 else _LARGE_BLOCK  # layer_norm would spill
+    for cluster, most in ((4, _LARGE_BLOCK), (8, largest)):
         lanes = _up(-(-_up(-(-row.packs // cluster), 8) // 4), 32)
         if lanes <= min(most, row.need.fitting[0]):
             return _in_registers(row, lanes, 4, row.need.fitting[0] // lanes, cluster)
@@ -204,7 +205,7 @@ def _clustered(row: _Row) -> RowPlan | None:
 
 
 def _ring(row: _Row, units: int) -> RowPlan | None:
-    """Rows that a block of up to 1024 threads an SM, or a cluster of them, takes one after another from shared memory."""
+    """Rows that a block of up to 1024 threads, or a cluster of them, takes one after another from shared memory."""
     for cluster in (1, 2, 4, 8):
         columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
         lanes = _up(-(-columns // 4), 32)
@@ -215,8 +216,8 @@ def _ring(row: _Row, units: int) -> RowPlan | None:
     bound = _MOST_THREADS // lanes
     stage = columns * VECTOR_BYTES
     slots = min(_MOST_STAGES, (_SHARED_PER_UNIT // bound - _RING_RESERVED) // stage)
-    # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an H200
-    # there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
+    # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an
+    # H200 there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
     usable = units * bound if cluster <= 2 else (units - 16) * bound
     return RowPlan((row.width, lanes, 1, 4, "RING", bound, cluster), lanes, 1, slots, slots * stage,
                    max(1, usable // cluster))  # fmt: skip
@@ -226,7 +227,7 @@ def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:
     """Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
     waves as that takes, up to 512 threads; then more packs a thread; then shared memory; what is left goes through L2.
     """
-    n, itemsize, vector, need = row
+    n, _, vector, need = row
     tensors = need.tensors
     width, words, packs_in_row, few = row.width, row.words, row.packs, row.few
     most = (_MAX_WORDS // words // tensors) if vector else few
@@ -269,7 +270,9 @@ def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:
     if kept > _PERSISTENT_ABOVE_WORDS or fit == "LONG":
         fitting = min(bound, shared_memory // (shared + _RESERVED_SHARED)) if shared else bound
         resident = units * max(1, fitting)
-    return RowPlan((width, lanes, rows_per_block, packs, fit, bound, 1), threads, rows_per_block, slots, shared, resident)
+    return RowPlan(
+        (width, lanes, rows_per_block, packs, fit, bound, 1), threads, rows_per_block, slots, shared, resident
+    )
 
 
 def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand, spread: int = 0) -> RowPlan:
@@ -290,7 +293,9 @@ _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 def representative_plans(itemsize: int, target: Target, need: Demand, *, few: bool = False) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
     found: dict[tuple[int, int, int, int, str, int, int], RowPlan] = {}
-    for (n, vector), spread in itertools.product(_FEW_WIDTHS if few else _WIDTHS, (0, _MOST_SPREAD) if few else (0, *SPREADS)):
+    for (n, vector), spread in itertools.product(
+        _FEW_WIDTHS if few else _WIDTHS, (0, _MOST_SPREAD) if few else (0, *SPREADS)
+    ):
         plan = plan_for(n, itemsize, vector, target, need, spread)
         found.setdefault(plan.arguments, plan)
     return list(found.values())

@@ -44,7 +44,7 @@ template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
 
 template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 1, INPUTS = 1;
+    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::WORDS * TENSORS;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
@@ -69,7 +69,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
         squares = reduction.template reduce<Sum>(squares);
-        scale = platform::inverse_root(divide(squares, count) + eps);
+        scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
@@ -113,7 +113,7 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
 
 template <typename L, typename W, typename B> struct LayerNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 2, INPUTS = 1;
+    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::WORDS;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
@@ -146,8 +146,8 @@ template <typename L, typename W, typename B> struct LayerNorm {
         }
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
-        if constexpr (PASS == 0) mean = divide(reduction.template reduce<Sum>(sum), count);
-        else scale = platform::inverse_root(divide(reduction.template reduce<Sum>(squares), count) + eps);
+        if constexpr (PASS == 0) mean = divide<KEPT>(reduction.template reduce<Sum>(sum), count);
+        else scale = inverse_root<KEPT>(divide<KEPT>(reduction.template reduce<Sum>(squares), count) + eps);
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];

@@ -26,7 +26,7 @@ template <typename L> struct Softmax {
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
         if constexpr (PASS == 0) largest = reduction.template reduce<Max>(largest);
-        else reciprocal = divide(1.0f, reduction.template reduce<Sum>(sum));
+        else reciprocal = divide<L::WORDS>(1.0f, reduction.template reduce<Sum>(sum));
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int) const {
         float values[L::V];

@@ -18,8 +18,8 @@ edit(
     "rms_norm add_rms_norm",
     "eps_dropped",
     NORM,
-    "scale = platform::inverse_root(divide(squares, count) + eps);",
-    "scale = platform::inverse_root(divide(squares, count));",
+    "scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);",
+    "scale = inverse_root<KEPT>(divide<KEPT>(squares, count));",
     first="fill_tiny large_eps",
 )
 edit(
@@ -27,7 +27,7 @@ edit(
     "rms_norm",
     "mean_over_one_less",
     NORM,
-    "divide(squares, count) + eps)",
+    "divide<KEPT>(squares, count) + eps)",
     "squares / (count - 1.0f) + eps)",
     first="prime",
 )
@@ -55,7 +55,7 @@ edit(
     "layer_norm",
     "mean_of_one_lane",
     NORM,
-    "mean = divide(reduction.template reduce<Sum>(sum), count);",
+    "mean = divide<KEPT>(reduction.template reduce<Sum>(sum), count);",
     "mean = (0.0f * reduction.template reduce<Sum>(sum) + sum) / count;",
     first="fill_offset prime",
 )
@@ -82,7 +82,7 @@ edit(
     "softmax",
     "sum_of_one_lane",
     SOFTMAX,
-    "reciprocal = divide(1.0f, reduction.template reduce<Sum>(sum));",
+    "reciprocal = divide<L::WORDS>(1.0f, reduction.template reduce<Sum>(sum));",
     "reciprocal = 1.0f / sum;",
     first="prime",
 )
