@@ -39,7 +39,7 @@ from ferryman.dispatch.state import State
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, runner
-from ferryman.porting.bench.condition import distrust, watch
+from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.cases import forward_of
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import device_lost, placed, quiet
@@ -191,7 +191,8 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "seconds": seconds, "hopeless": {n: s for n, s in every.items() if n not in seconds}, "noise": noise,
         "regret": every[chosen] / min(every.values()) - 1, "preferred": preferred,
         "regret_of_preference": every[preferred] / min(every.values()) - 1,
-        "predicted_seconds": decision.seconds.get(chosen), "untrusted": distrust(seen.condition()),
+        "predicted_seconds": decision.seconds.get(chosen),
+        "untrusted": distrust(seen.condition(), spread(c.trials for c in kept)),
     }  # fmt: skip
 
 

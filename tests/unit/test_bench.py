@@ -299,12 +299,15 @@ def test_contenders_on_one_side_and_other_devices() -> None:
 
 
 def test_lowered_clocks_are_distrusted_and_a_steady_power_cap_is_not() -> None:
-    def told(reasons: list[str], clocks: tuple[int, int]) -> list[str]:
-        return condition.distrust(Condition(source="NVML", sm_clock_mhz=clocks, throttled_by=reasons))
+    def told(reasons: list[str], clocks: tuple[int, int], spread: float = 1.2) -> list[str]:
+        return condition.distrust(Condition(source="NVML", sm_clock_mhz=clocks, throttled_by=reasons), spread)
 
     assert told([], (1980, 1980)) == [] and told([], (345, 1980)) == []  # it woke up
     assert told(["power cap"], (1700, 1755)) == []
-    assert "moved between 1400 and 1755" in told(["power cap"], (1400, 1755))[0]
+    (moved,) = told(["power cap"], (1400, 1755))
+    assert "moved between 1400 and 1755" in moved and "times by 20%" in moved
+    assert told(["power cap"], (1400, 1755), condition.spread([[1.0, 1.02], [], [3.0, 3.1]])) == []  # times held still
+    assert condition.spread([[1.0, 1.02], [3.0, 2.0]]) == 1.5
     assert told(["hardware thermal slowdown", "power cap"], (1700, 1700)) == [
         "clocks were lowered: hardware thermal slowdown"
     ]

@@ -763,8 +763,8 @@ _AMPERE: dict[int, _Tiles] = {
 # lse and delta in 32 registers instead of 16.
 _HOPPER: dict[int, _Tiles] = {
     64: ((128, 128, 8, 3), (128, 64, 8, 2), (32, 128, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (64, 32, 8, 2)),
-    128: ((128, 128, 8, 3), (128, 64, 8, 2), (16, 128, 8, 2), (32, 128, 8, 2), (128, 32, 8, 2), (64, 32, 8, 1)),
-    256: ((64, 64, 8, 2), (64, 32, 8, 2), (16, 32, 8, 1), (64, 32, 8, 2), (128, 16, 8, 2), (16, 32, 8, 1)),
+    128: ((128, 128, 8, 3), (128, 64, 8, 2), (32, 64, 8, 1), (32, 128, 8, 2), (128, 32, 8, 2), (64, 32, 8, 1)),
+    256: ((64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 8, 1), (64, 32, 8, 2), (128, 16, 8, 2), (16, 32, 8, 1)),
 }
 # Accumulators in tensor memory, whose 512 columns Triton 3.6 does not check when compiling: beyond, the image is a trap
 # (dK/dV causal D256 at 32x64: 544). 32 keys are below the least that tcgen05 takes, and use mma.sync.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ _REASONS = {
     0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown", 0x80: "hardware power brake",
 }  # fmt: skip
-STEADY = frozenset({"power cap"})  # large products run at it for ever: trusted while the clock holds still
+# Large products run at it for ever. Contenders take turns and meet the same clocks, so that their times are trusted
+# while those of one and the same hold still.
+STEADY = frozenset({"power cap"})
 CLOCK_SPREAD = 1.05
 
 
@@ -88,10 +90,19 @@ def _asker(nvml: Any, handle: Any) -> Callable[[], tuple[int, int, float, int, l
     return ask
 
 
-def distrust(condition: Condition) -> list[str]:
-    """Why times under this condition are not to be trusted; empty where they are."""
+def spread(trials: Iterable[Sequence[float]]) -> float:
+    """The most by which one contender's longest trial exceeds its shortest."""
+    return max((max(own) / min(own) for own in trials if own), default=1.0)
+
+
+def distrust(condition: Condition, spread: float) -> list[str]:
+    """Why times under this condition are not to be trusted; empty where they are. ``spread``: of trials of one kind."""
     found = [f"clocks were lowered: {reason}" for reason in condition.throttled_by if reason not in STEADY]
     clocks = condition.sm_clock_mhz
-    if clocks is not None and condition.throttled_by and clocks[1] > CLOCK_SPREAD * clocks[0]:
-        found.append(f"the SM clock moved between {clocks[0]} and {clocks[1]} MHz at the power cap")
+    if clocks is not None and condition.throttled_by and spread > CLOCK_SPREAD:
+        low, high = clocks
+        if high > CLOCK_SPREAD * low:
+            found.append(
+                f"the SM clock moved between {low} and {high} MHz at the power cap, and times by {spread - 1:.0%}"
+            )
     return found

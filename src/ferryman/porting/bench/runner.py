@@ -21,7 +21,7 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import results
 from ferryman.porting.bench import ceilings, clock, grid, peers
-from ferryman.porting.bench.condition import distrust, watch
+from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.bench.document import Benchmark, Ceilings, Cell, Method, Role, Times
 from ferryman.porting.cases import as_tuple, forward_of
 from ferryman.porting.fills import dtype_name
@@ -132,7 +132,7 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     copied = next(c for c in contenders if c.name == COPY)
     condition = seen.condition()
     times = [_times(c, copied, cost.flops, limits, floor.seconds) for c in contenders]
-    untrusted = distrust(condition)
+    untrusted = distrust(condition, spread(c.trials for c in contenders))
     if floor.peak_seconds and rotated_bytes >= ROTATED_CACHES * cache:
         untrusted += [
             f"{t.name} is faster than the device's peaks allow: the measurement is wrong"

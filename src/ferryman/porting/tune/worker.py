@@ -17,7 +17,7 @@ import torch
 from ferryman.dispatch import cost, lockfile, registry, select
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, peers, runner
-from ferryman.porting.bench.condition import distrust, watch
+from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
@@ -67,7 +67,7 @@ def measure(
         "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
         "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
         "errors": {c.name: str(c.skipped) for c in candidates if c.skipped is not None},
-        "untrusted": distrust(seen.condition()),
+        "untrusted": distrust(seen.condition(), spread(c.trials for c in racing)),
     }  # fmt: skip
 
 
