@@ -1,11 +1,11 @@
 // A block of a SIMT kernel, or a cluster of blocks, executed on the CPU: every thread is a fiber, and a fiber runs until it
-// meets a barrier, a shuffle or a closed gate. Compiled before portable.cuh (FERRYMAN_EMULATED), whose platform section it stands in for.
+// meets a barrier or a shuffle. Compiled before portable.cuh (FERRYMAN_EMULATED), whose platform section it stands in for.
 //
 // It refuses what a GPU may get away with: an access outside the registered buffers, a vector access off its
-// alignment, a write to an input, a barrier or shuffle that not all threads reach, a write past dynamic shared memory, a
-// write into the shared memory of a block that has not opened its gate or has left.
+// alignment, a write to an input, a barrier or shuffle that not all threads reach, a write past dynamic shared memory.
 // Shared memory starts as NaN in every block. The order in which threads run is a parameter: a result that depends on
-// it misses a barrier.
+// it misses a barrier. Bulk copies arrive at once in order 0, and only when somebody waits for them in the others: a stage
+// that is filled too early, and one that is read without waiting, both change the result.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,10 @@ namespace emulation {
 typedef unsigned int u32;
 typedef unsigned long long u64;
 constexpr int WAVE_LANES = FERRYMAN_WAVE;
-constexpr int MOST_THREADS = 1024, MOST_CLUSTER = 8, MOST_FIBERS = 4096;
-constexpr size_t STACK = 96 * 1024, CLUSTER_STACK = 32 * 1024;
+constexpr int MOST_THREADS = 1024;
+constexpr int MOST_BLOCKS = 8;  // of a cluster
+constexpr int MOST_FIBERS = 4096;
+constexpr size_t STACK = 96 * 1024;
 constexpr size_t GUARD = 16 * 1024;  // bytes after dynamic shared memory that must stay as they are
 
 struct Region {
@@ -36,26 +39,35 @@ struct Gate {  // a meeting point of several fibers
     int arrived = 0, passed = 0;
 };
 
-struct Counter {  // what stands in 8 bytes of shared memory for an mbarrier of one arrival
-    short open, arrived;
-    short bytes;  // come, less announced
-    short passed;
+struct Arrival {  // an mbarrier that one arrival and the expected bytes complete
+    int arrivals, phase;
+    long long bytes;
 };
-constexpr short OPEN = 0x5a5a;
+
+struct Copy {
+    char* to;
+    const char* from;
+    int bytes;
+    Arrival* arrival;
+};
 
 struct State {
-    int threads = 0, cluster = 1, fibers = 0, current = 0, alive = 0, position = 0;
-    long long block = 0, progress = 0;  // block: the cluster's first
+    int threads = 0, cluster = 1, fibers = 0;  // threads: of a block
+    int current = 0, alive = 0, position = 0, order = 0;
+    int rank() const { return current / threads; }
+    long long block = 0, progress = 0;
     ucontext_t start[MOST_FIBERS], back;
     jmp_buf resume[MOST_FIBERS], scheduler;
     bool started[MOST_FIBERS], done[MOST_FIBERS];
-    int shuffles[MOST_FIBERS];
+    int shuffles[MOST_FIBERS], tickets[MOST_FIBERS];
     u32 exchanged[2][MOST_FIBERS];
-    int arrivals[MOST_FIBERS];
-    Gate block_gate[MOST_CLUSTER], wave_gate[MOST_FIBERS / 32], cluster_gate;
-    std::vector<char> stacks, dynamic;
-    size_t dynamic_bytes = 0;  // of one block
-    std::vector<std::pair<void*, size_t>> poisoned;
+    Gate block_gate[MOST_BLOCKS], cluster_gate, wave_gate[MOST_FIBERS / 32];
+    std::unique_ptr<char[]> stacks;
+    size_t stacked = 0;
+    std::vector<char> dynamic;
+    size_t dynamic_bytes = 0;  // of a block
+    std::vector<std::pair<char*, size_t>> poisoned;  // the first block's part, the bytes of each
+    std::vector<Copy> pending;
     const Region* regions = nullptr;
     int region_count = 0;
     char error[512];
@@ -67,10 +79,8 @@ inline State state;
 inline void fail(const char* what, const void* p, long long a, long long b) {
     if (state.error[0] == 0)
         snprintf(state.error, sizeof state.error, "block %lld thread %d: %s (%p, %lld, %lld)",
-                 state.block + state.current / state.threads, state.current % state.threads, what, p, a, b);
+                 state.block + state.rank(), state.current % state.threads, what, p, a, b);
 }
-
-inline int rank() { return state.current / state.threads; }
 
 inline void yield() {
     if (_setjmp(state.resume[state.current]) == 0) _longjmp(state.scheduler, 1);
@@ -105,8 +115,38 @@ inline bool allowed(const void* p, int bytes, bool write) {
 inline void poison(void* p, size_t bytes) {
     for (auto& known : state.poisoned)
         if (known.first == p) return;
-    state.poisoned.push_back({p, bytes});
-    memset(p, 0xff, bytes);
+    state.poisoned.push_back({(char*)p, bytes});
+    memset(p, 0xff, bytes * state.cluster);
+}
+
+// Where `here`, in this block's static shared memory, lies in that of block `rank`.
+inline char* elsewhere(void* here, int rank) {
+    if (state.cluster_gate.passed == 0) fail("a neighbour's memory before the cluster's first barrier", here, rank, 0);
+    bool left = true;
+    for (int t = rank * state.threads; t < (rank + 1) * state.threads; ++t) left = left && state.done[t];
+    if (left) fail("a neighbour's memory after it has left", here, rank, 0);
+    for (auto& known : state.poisoned) {
+        char* own = known.first + state.rank() * known.second;
+        if ((char*)here >= own && (char*)here < own + known.second)
+            return (char*)here + (rank - state.rank()) * (long long)known.second;
+    }
+    fail("a neighbour's copy of what is not shared memory", here, rank, 0);
+    return (char*)here;
+}
+
+inline void complete(Arrival* arrival) {
+    if (arrival->arrivals != 0 || arrival->bytes != 0) return;
+    arrival->arrivals = 1;
+    ++arrival->phase;
+    ++state.progress;
+}
+
+inline void deliver(const Copy& copy) {
+    bool good = true;
+    for (int i = 0; i < copy.bytes && good; i += 16) good = allowed(copy.from + i, 16, false);
+    if (good) memcpy(copy.to, copy.from, copy.bytes);
+    copy.arrival->bytes -= copy.bytes;
+    complete(copy.arrival);
 }
 
 inline void enter() {
@@ -133,20 +173,20 @@ inline void run_lanes(int first, int count, bool descending) {
 
 // order 0: all threads in turn. 1: the last wave as far as it gets, then the one before; 2: likewise from the first.
 // In 1 and 2 a wave runs ahead of the others by everything that the barriers allow.
-inline void run_block(int order) {
+inline void run_cluster() {
+    const int order = state.order;
     state.alive = state.fibers;
-    for (Gate& g : state.block_gate) g = Gate();
     state.cluster_gate = Gate();
+    for (Gate& g : state.block_gate) g = Gate();
     for (Gate& g : state.wave_gate) g = Gate();
-    for (auto& known : state.poisoned) memset(known.first, 0xff, known.second);  // others may write before its block begins
     state.poisoned.clear();
-    const size_t stack = state.stacks.size() / state.fibers / 16 * 16;
+    state.pending.clear();
     for (int t = 0; t < state.fibers; ++t) {
         state.started[t] = state.done[t] = false;
         state.shuffles[t] = 0;
         getcontext(&state.start[t]);
-        state.start[t].uc_stack.ss_sp = state.stacks.data() + t * stack;
-        state.start[t].uc_stack.ss_size = stack;
+        state.start[t].uc_stack.ss_sp = state.stacks.get() + t * STACK;
+        state.start[t].uc_stack.ss_size = STACK;
         state.start[t].uc_link = nullptr;
         makecontext(&state.start[t], enter, 0);
     }
@@ -164,31 +204,12 @@ inline void run_block(int order) {
             } while (state.progress != seen && state.error[0] == 0);
         }
         if (state.progress == before)
-            fail("deadlock: a barrier, shuffle or gate that not all threads reach", nullptr, state.alive, 0);
+            fail("deadlock: a barrier or shuffle that not all threads reach", nullptr, state.alive, 0);
     }
 }
 
-inline void* dynamic_of(int rank) {
-    return (void*)(((u64)state.dynamic.data() + 15) / 16 * 16 + rank * state.dynamic_bytes);
-}
-
-// The place of `p`, in this block's shared memory, in that of block `other`.
-inline void* elsewhere(void* p, int other) {
-    const char *at = (const char*)p, *dynamic = (const char*)dynamic_of(rank());
-    if (other < 0 || other >= state.cluster) fail("a block that the cluster does not have", p, other, state.cluster);
-    const long long blocks = other - rank();
-    if (at >= dynamic && at < dynamic + state.dynamic_bytes) return (char*)p + blocks * (long long)state.dynamic_bytes;
-    for (auto& known : state.poisoned)
-        if (at >= (const char*)known.first && at < (const char*)known.first + known.second)
-            return (char*)p + blocks * (long long)known.second;
-    fail("no shared memory", p, other, 0);
-    return p;
-}
-
-inline void settle(Counter& gate) {
-    if (gate.open != OPEN) return fail("a gate that is not open", &gate, 0, 0);
-    ++state.progress;
-    if (gate.arrived == 1 && gate.bytes == 0) gate.arrived = 0, ++gate.passed;
+inline void* dynamic_shared() {
+    return (void*)(((u64)state.dynamic.data() + 15) / 16 * 16 + state.rank() * state.dynamic_bytes);
 }
 
 template <typename... A, size_t... I>
@@ -209,15 +230,17 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
         void (*kernel)(A...);
         const u64* args;
     } context{kernel, args};
-    state.threads = threads, state.cluster = cluster, state.fibers = threads * cluster;
+    state.threads = threads, state.cluster = cluster, state.fibers = threads * cluster, state.order = order;
     state.regions = regions, state.region_count = region_count;
     state.error[0] = 0;
     if (threads > MOST_THREADS) return "the emulation takes at most 1024 threads";
-    if (cluster > MOST_CLUSTER || state.fibers > MOST_FIBERS) return "the emulation takes at most 8 blocks of 512 threads";
-    if (cluster > 1 && threads % WAVE_LANES != 0) return "a cluster's blocks are whole waves";
+    if (cluster > MOST_BLOCKS || state.fibers > MOST_FIBERS) return "the emulation takes at most 4096 threads a cluster";
+    if (cluster > 1 && threads % WAVE_LANES != 0) return "blocks of a cluster are whole waves";
     if (grid % cluster != 0) return "the grid is no multiple of the cluster";
-    const size_t stacks = state.fibers * (cluster > 1 ? CLUSTER_STACK : STACK);
-    if (state.stacks.size() < stacks) state.stacks.resize(stacks);
+    if (state.stacked < state.fibers * STACK) {
+        state.stacked = state.fibers * STACK;
+        state.stacks.reset(new char[state.stacked]);
+    }
     state.context = &context;
     state.body = [](void* p) {
         Context* c = (Context*)p;
@@ -227,9 +250,9 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
     state.dynamic.assign(state.dynamic_bytes * cluster + 16, (char)0xff);
     for (state.block = 0; state.block < grid && state.error[0] == 0; state.block += cluster) {
         memset(state.dynamic.data(), 0xff, state.dynamic.size());
-        run_block(order);
-        for (int r = 0; r < cluster; ++r) {
-            const char* end = (const char*)dynamic_of(r) + shared;
+        run_cluster();
+        for (state.current = 0; state.current < state.fibers; state.current += threads) {
+            const char* end = (const char*)dynamic_shared() + shared;
             for (size_t i = 0; i < GUARD; ++i)
                 if (end[i] != (char)0xff) fail("write past dynamic shared memory", end + i, (long long)i, shared);
         }
@@ -242,15 +265,15 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
 #define FERRYMAN_DEVICE inline
 #define FERRYMAN_KERNEL(threads, blocks) static
 #define FERRYMAN_CLUSTER_KERNEL(threads, blocks, size) static
-#define FERRYMAN_SHARED(type, name, count)                             \
-    alignas(16) static type name##_of[emulation::MOST_CLUSTER][count]; \
-    type* const name = name##_of[emulation::rank()];                   \
-    emulation::poison(name, sizeof(type) * (count))
-#define FERRYMAN_DYNAMIC_SHARED(type, name) type* name = (type*)emulation::dynamic_of(emulation::rank())
-#define FERRYMAN_EMULATE(name)                                                                                \
+#define FERRYMAN_SHARED(type, name, count)                \
+    static type name##_of[emulation::MOST_BLOCKS][count]; \
+    type* const name = name##_of[emulation::state.rank()]; \
+    emulation::poison(name##_of, sizeof name##_of[0])
+#define FERRYMAN_DYNAMIC_SHARED(type, name) type* name = (type*)emulation::dynamic_shared()
+#define FERRYMAN_EMULATE(name)                                                                                   \
     extern "C" const char* run_##name(long long grid, int threads, long long shared, const emulation::u64* args, \
-                                      const emulation::Region* regions, int count, int order, int cluster) {  \
-        return emulation::run(&name, grid, threads, shared, args, regions, count, order, cluster);            \
+                                      const emulation::Region* regions, int count, int order, int cluster) {     \
+        return emulation::run(&name, grid, threads, shared, args, regions, count, order, cluster);               \
     }
 
 namespace ferryman {
@@ -261,54 +284,64 @@ struct alignas(16) words4 {
     u32 x, y, z, w;
 };
 inline int thread_index() { return emulation::state.current % emulation::state.threads; }
-inline long long block_index() { return emulation::state.block + emulation::rank(); }
-inline void barrier() { emulation::meet(emulation::state.block_gate[emulation::rank()], emulation::state.threads); }
+inline long long block_index() { return emulation::state.block + emulation::state.rank(); }
+inline void barrier() {
+    emulation::meet(emulation::state.block_gate[emulation::state.rank()], emulation::state.threads);
+}
 
-inline int cluster_rank() { return emulation::rank(); }
+inline int cluster_rank() { return emulation::state.rank(); }
 inline void cluster_arrive() {
     auto& s = emulation::state;
-    s.arrivals[s.current] = s.cluster_gate.passed;
-    if (++s.cluster_gate.arrived == s.fibers) s.cluster_gate.arrived = 0, ++s.cluster_gate.passed, ++s.progress;
+    s.tickets[s.current] = s.cluster_gate.passed;
+    if (++s.cluster_gate.arrived < s.fibers) return;
+    s.cluster_gate.arrived = 0;
+    ++s.cluster_gate.passed;
+    ++s.progress;
 }
 inline void cluster_wait() {
     auto& s = emulation::state;
-    while (s.cluster_gate.passed == s.arrivals[s.current]) emulation::yield();
+    while (s.cluster_gate.passed == s.tickets[s.current]) emulation::yield();
 }
-inline void gate_open(unsigned long long* gate) {
-    static_assert(sizeof(emulation::Counter) == 8, "in the place of an mbarrier");
-    *(emulation::Counter*)gate = {emulation::OPEN, 0, 0, 0};
+typedef emulation::Arrival Arrival;
+inline void arrival_begin(Arrival* arrival) { *arrival = Arrival{1, 0, 0}; }
+inline void arrival_publish() {}
+inline void arrival_expect(Arrival* arrival, u32 bytes) {
+    if (--arrival->arrivals != 0) emulation::fail("a stage is requested twice", arrival, arrival->arrivals, bytes);
+    arrival->bytes += bytes;
+    emulation::complete(arrival);
 }
-inline void gate_expect(unsigned long long* gate, int bytes) {
-    auto& counter = *(emulation::Counter*)gate;
-    if (counter.arrived++ != 0) emulation::fail("a second arrival at a gate", gate, bytes, 0);
-    counter.bytes -= bytes;
-    emulation::settle(counter);
+inline void copy_to_shared(void* to, const void* from, u32 bytes, Arrival* arrival) {
+    emulation::Copy copy{(char*)to, (const char*)from, (int)bytes, arrival};
+    if ((unsigned long long)to % 16 != 0 || bytes % 16 != 0) emulation::fail("misaligned copy", to, bytes, 0);
+    if (emulation::state.order == 0) emulation::deliver(copy);
+    else emulation::state.pending.push_back(copy);
 }
-inline void gate_wait(unsigned long long* gate, int parity) {
-    auto& counter = *(volatile emulation::Counter*)gate;
-    while ((counter.passed & 1) == parity) emulation::yield();
-}
-inline void cluster_store(float* here, int rank, float value, unsigned long long* gate) {
-    auto& s = emulation::state;
-    bool left = true;
-    for (int t = rank * s.threads; t < (rank + 1) * s.threads; ++t) left = left && s.done[t];
-    if (left) emulation::fail("a store into a block that has left", here, rank, 0);
+inline void cluster_post(float* here, int rank, float value, Arrival* arrival) {
     *(float*)emulation::elsewhere(here, rank) = value;
-    auto& counter = *(emulation::Counter*)emulation::elsewhere(gate, rank);
-    counter.bytes += 4;
-    emulation::settle(counter);
+    Arrival* there = (Arrival*)emulation::elsewhere(arrival, rank);
+    there->bytes -= 4;
+    emulation::complete(there);
 }
-inline void cluster_store(float* here, int rank, const float (&four)[4], unsigned long long* gate) {
+inline void cluster_post(float* here, int rank, const float (&four)[4], Arrival* arrival) {
     if ((unsigned long long)here % 16 != 0) emulation::fail("misaligned store", here, 16, rank);
-    for (int i = 0; i < 4; ++i) cluster_store(here + i, rank, four[i], gate);
+    for (int i = 0; i < 4; ++i) cluster_post(here + i, rank, four[i], arrival);
 }
 inline void prefetch(const void* p, int bytes) {
     if (bytes <= 0 || bytes % 16 != 0) return emulation::fail("prefetch of no whole words", p, bytes, 0);
     for (int i = 0; i < bytes; i += 16) emulation::allowed((const char*)p + i, 16, false);
 }
-inline u32 take_number(u32* counter) {
-    if (!emulation::allowed(counter, 4, true)) return 0;
-    return (*counter)++;
+inline u32 take_number(u32* counter) { return emulation::allowed(counter, 4, true) ? (*counter)++ : 0; }
+inline void arrival_wait(Arrival* arrival, u32 parity) {
+    auto& s = emulation::state;
+    while ((u32)(arrival->phase & 1) == parity) {
+        auto waiting = std::move(s.pending);
+        s.pending.clear();
+        for (auto& copy : waiting) {
+            if (copy.arrival == arrival) emulation::deliver(copy);
+            else s.pending.push_back(copy);
+        }
+        if ((u32)(arrival->phase & 1) == parity) emulation::yield();
+    }
 }
 inline u32 shuffle_xor(u32 value, int mask) {
     auto& s = emulation::state;
@@ -342,6 +375,8 @@ inline float quick_exp2(float v) {
 inline float reciprocal(float v) { return 1.0f / v; }
 inline float erfc(float v) { return std::erfc(v); }
 inline float sqrt(float v) { return std::sqrt(v); }
+inline float inverse_root(float v) { return 1.0f / std::sqrt(v); }
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float fmax(float a, float b) { return std::fmax(a, b); }
 
 inline float half_to_float(u32 bits) {

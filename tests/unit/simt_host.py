@@ -34,8 +34,8 @@ _HEADER = Path(__file__).with_name("simt_emulation.h")
 _FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "-DFERRYMAN_EMULATED")
 
 
-def target(wave: int, shared_memory: int = 65_536, units: int = 1) -> Target:
-    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0)
+def target(wave: int, shared_memory: int = 65_536, units: int = 1, features: frozenset[str] = frozenset()) -> Target:
+    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0, features)
 
 
 def all_units(arch: str) -> list[simt.Unit]:

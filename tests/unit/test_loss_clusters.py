@@ -132,12 +132,12 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
         assert found["spill_stores"] == found["spill_loads"] == 0, (unit.name, found)
 
 
-EXPECTED, STORED = "platform::gate_expect(gate, parts * 16);", "if (lane < CLUSTER) platform::cluster_store"
+EXPECTED, STORED = "platform::arrival_expect(arrival, parts * 16);", "if (lane < CLUSTER) platform::cluster_post"
 # name -> (what is replaced, by what, what the emulation says of it; nothing: the result is wrong)
 MUTANTS = {
     "none": ("", "", None),
-    "no_meeting": ("        platform::cluster_wait();\n        if", "        if", "gate that is not open"),
-    "gate_not_waited_for": ("        platform::gate_wait(gate, 0);\n", "", ""),
+    "no_meeting": ("        platform::cluster_wait();\n        if", "        if", "before the cluster's first barrier"),
+    "gate_not_waited_for": ("        platform::arrival_wait(arrival, 0);\n", "", ""),
     "too_few_bytes": (EXPECTED, EXPECTED.replace("16", "12"), ""),
     "too_many_bytes": (EXPECTED, EXPECTED.replace("16", "20"), "deadlock"),
     "a_block_forgotten": (STORED, STORED.replace("CLUSTER)", "CLUSTER - 1)"), "deadlock"),

@@ -31,8 +31,8 @@ class Unit(NamedTuple):
     """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
 
     ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
-    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: the blocks of its
-    clusters (`cluster.cuh`), of which a grid is a multiple.
+    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: blocks of a cluster;
+    a launch has a multiple of it.
     """
 
     name: str
@@ -97,11 +97,16 @@ def _start_runtime(vendor: str) -> Runtime:
     return _RUNTIMES.setdefault(vendor, started)  # a second thread gets the first one's
 
 
+def family_files(path: Path, rows: bool, cluster: bool = False) -> list[Path]:
+    """The dialect, the row loop where used, with clusters and the ring of sm_90 where used, the family's file."""
+    names = ["portable.cuh", *(["cluster.cuh"] if cluster else []), *(["rows.cuh"] if rows else [])]
+    return [*(HERE / name for name in names), *([HERE / "ring.cuh"] if cluster and rows else []), path]
+
+
 @functools.lru_cache(maxsize=None)
-def family_source(path: Path, rows: bool, clusters: bool = False) -> str:
-    """The text before the instantiations: the dialect, the row loop and clusters where used, the family's file."""
-    used = [name for name, wanted in (("rows.cuh", rows), ("cluster.cuh", clusters)) if wanted]
-    files = [HERE / "portable.cuh", *[HERE / name for name in used], path]
+def family_source(path: Path, rows: bool, cluster: bool = False) -> str:
+    """The text before the instantiations: `family_files` one after another."""
+    files = family_files(path, rows, cluster)
     return "".join(f'#line 1 "{f.name}"\n{f.read_text(encoding="utf-8")}' for f in files)
 
 

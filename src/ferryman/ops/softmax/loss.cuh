@@ -171,14 +171,15 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
     constexpr int V = Span<T>::V, WORDS = Pack<T, V>::WORDS, STEP = WAVE * V;
     constexpr Access ACCESS = EMIT ? WRITTEN : ONCE;
     FERRYMAN_SHARED(platform::words4, shared, (MOST_WAVES * CLUSTER));  // a wave's maximum, sum of exponentials, sum, logit
-    FERRYMAN_SHARED(u64, gate, 1);
+    FERRYMAN_SHARED(platform::Arrival, arrival, 1);
     FERRYMAN_SHARED(u32, last, 1);
     float* const part = (float*)shared;
     const int thread = platform::thread_index(), lane = thread & (WAVE - 1), parts = CLUSTER * waves;
     if constexpr (CLUSTER > 1) {
         if (thread == 0) {
-            platform::gate_open(gate);
-            platform::gate_expect(gate, parts * 16);
+            platform::arrival_begin(arrival);
+            platform::arrival_publish();
+            platform::arrival_expect(arrival, parts * 16);
         }
         platform::cluster_arrive();
     }
@@ -268,8 +269,8 @@ FERRYMAN_DEVICE void loss_of_rows(T* x, i64 stride, const i64* target, u32* fact
     const float mine4[4] = {maximum, sum, plain, sent};
     if constexpr (CLUSTER > 1) {
         platform::cluster_wait();
-        if (lane < CLUSTER) platform::cluster_store(part + 4 * wave, lane, mine4, gate);
-        platform::gate_wait(gate, 0);
+        if (lane < CLUSTER) platform::cluster_post(part + 4 * wave, lane, mine4, arrival);
+        platform::arrival_wait(arrival, 0);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
