@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ferryman.backends import cuda, hip, simt
 from ferryman.backends.base import Target
+from ferryman.backends.simt import offline
 from ferryman.errors import CaptureError
 from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
@@ -31,8 +32,9 @@ def _target(index: int = 0) -> Target:
     arch = f"sm_{p.major}{p.minor}" if torch.version.hip is None else p.gcnArchName.split(":")[0]
     shared = getattr(p, "shared_memory_per_block_optin", 65_536)
     return Target(
-        arch, simt.vendor_of(arch), simt.wave_of(arch), shared, 1024, p.multi_processor_count, p.L2_cache_size
-    )
+        arch, simt.vendor_of(arch), simt.wave_of(arch), shared, 1024, p.multi_processor_count, p.L2_cache_size,
+        offline.target_for(arch).features,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +73,15 @@ def _thrice(kernel: Kernel, *args: Any) -> Any:
     return runs[0]
 
 
-WIDTHS = (1, 8, 96, 127, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 16_384, 20_008, 32_768, 50_257, 65_536,
-          131_072, 131_080, 262_144)  # fmt: skip
+WIDTHS = (1, 8, 96, 127, 768, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 11_008, 16_384, 20_008, 32_768, 50_257,
+          50_264, 65_536, 66_056, 100_008, 131_072, 131_080, 152_064, 262_144)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize("n", WIDTHS)
 def test_rows_of_every_width(n: int, dtype: torch.dtype, target: Target) -> None:
-    for rows in (1, 7, 1021 if n <= 8192 else 301):
+    # each number of rows has a form of its own: 8 blocks a row, 1024 threads, fewer, and rows in turn
+    for rows in (1, 7, 67, *((260, 1021, 9001) if n <= 8192 else (301, 1021) if n <= 50_257 else (301,))):
         x, r = _random(rows, n, dtype=dtype), _random(rows, n, dtype=dtype, scale=2.0)
         w, b = _random(n, dtype=F32), _random(n, dtype=dtype)
         _close(_thrice(norm.rms_norm, x, w, 1e-6, False, target), *_rms(x, w, 1e-6, False))
@@ -138,6 +141,39 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
                 (-h[..., r // 2 :], h[..., : r // 2]), -1)  # fmt: skip
             _close(out[..., :r], h * e + o * f, 2 * UNIT[F32] * ((h * e).abs() + (o * f).abs()))
             assert torch.equal(out[..., r:], tensor[..., r:]) and out.is_contiguous()
+
+
+@pytest.mark.parametrize("n", [20_008, 65_536, 131_080])
+def test_hostile_values_in_rows_over_a_cluster_or_through_a_ring(n: int, target: Target) -> None:
+    """Each row has its own: nothing of a row reaches the next one in its stage, nor the block that has it beside."""
+    for rows in (2, 601):
+        for dtype in (F32, BF16):
+            x = _random(rows, n, dtype=dtype)
+            for row, (column, value) in enumerate([(n - 1, float("nan")), (0, float("inf"))]):
+                x[row::7, column] = value
+            if rows > 7:
+                x[2::7], x[3::7, 1:], x[4::7] = float("-inf"), float("-inf"), 0.0
+            p = torch.softmax(x.double(), -1)
+            slack = (16 + 3 * (x.double().amax(-1, keepdim=True) - x.double())).nan_to_num(0, 0, 0) * UNIT[F32] * p
+            _close(_thrice(softmax.softmax, x, target), p, slack)
+            y, slack = _rms(x, None, 1e-6, False)
+            _close(_thrice(norm.rms_norm, x, None, 1e-6, False, target), y, slack)
+            for eps in (0.0, 1e-6):
+                got = norm.layer_norm(x, None, None, eps, target)
+                d = x.double()
+                wanted = (d - d.mean(-1, keepdim=True)) * torch.rsqrt(d.var(-1, correction=0, keepdim=True) + eps)
+                assert torch.equal(got.isnan(), wanted.isnan())
+
+
+def test_scales_that_are_powers_of_two_are_exact(target: Target) -> None:
+    """The mean of squares is 4^k: so is its division by any width, and 1 / sqrt of it leaves no rounding."""
+    for n in (1000, 768, 4099, 20_008, 65_544):
+        for k in (-30, -1, 0, 3, 30):
+            x = torch.full((3, n), 2.0**k, device="cuda")
+            x[1, ::2] *= -1
+            assert torch.equal(norm.rms_norm(x, None, 0.0, False, target), x.sign())
+    zero = norm.rms_norm(torch.zeros(2, 1000, device="cuda"), None, 0.0, False, target)
+    assert bool(zero.isnan().all()), "0 / sqrt(0)"
 
 
 def test_nan_and_infinity(target: Target) -> None:

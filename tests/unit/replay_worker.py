@@ -191,7 +191,8 @@ def judge(target: Target) -> dict[str, Any]:
 
 def _view(op: Primitive, args: tuple[Any, ...]) -> Any:
     flags = {"interpreted": False, "tf32": False, "deterministic": False}
-    return SimpleNamespace(args=dict(zip(op.names, args, strict=True)), flags=flags, features=frozenset({"wgmma"}))
+    features = frozenset({"wgmma", "clusters"})
+    return SimpleNamespace(args=dict(zip(op.names, args, strict=True)), flags=flags, features=features)
 
 
 def hooks_and_scratch() -> dict[str, Any]:

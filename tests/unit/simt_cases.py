@@ -41,6 +41,8 @@ class Case:
     reference: Reference
     fit: str = ""  # what the plan must be: part of the kernel's name
     shared: int = 65_536
+    features: frozenset[str] = frozenset()
+    units: int = 1
 
 
 def _random(*shape: int, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0) -> Tensor:
@@ -167,6 +169,53 @@ def _row_cases() -> Iterator[Case]:
             "LONG",
             2048,
         )
+
+
+def _cluster_cases() -> Iterator[Case]:
+    """What a device with clusters is given: one unit, so that the rows of a ring take more turns than it has stages.
+    Widths: whole and ragged, and such that the last block of a cluster has less than the others."""
+    softmax_of = lambda s: (_random(*s, dtype=BF16, scale=3.0),)  # noqa: E731
+    ops: dict[str, tuple[Callable[..., Any], Callable[[tuple[int, int]], Inputs], Reference]] = {
+        "rms": (norm.rms_norm, lambda s: _norm_inputs(s, BF16, BF16, 1e-6, False), rms_reference(BF16)),
+        "add_rms": (norm.add_rms_norm, lambda s: (_random(*s, dtype=BF16), *_norm_inputs(s, BF16, F32, 1e-6, True)),
+                    add_rms_reference(BF16)),
+        "layer": (norm.layer_norm, lambda s: (*_norm_inputs(s, F16, F16), _random(s[-1], dtype=F16), 1e-5),
+                  layer_norm_reference),
+        "softmax": (softmax.softmax, softmax_of, softmax_reference),
+        "softmax_float32": (softmax.softmax, lambda s: (_random(*s, dtype=F32, scale=9.0),), softmax_reference),
+    }  # fmt: skip
+    forms = {
+        "rms": [(3, 16_384, "EXACT_2_1"), (3, 11_008, "RAGGED_2_1"), (3, 20_008, "160_1_16_RAGGED_3_1"),
+                (3, 32_768, "EXACT_2_1"), (9, 50_264, "RING_1_2"), (5, 65_536, "RING_1_2"), (7, 81_928, "RING_1_4")],
+        "add_rms": [(3, 16_384, "EXACT_1_1"), (2, 20_008, "320_1_8_RAGGED_1_1"), (2, 50_264, "RAGGED_1_4")],
+        "layer": [(2, 50_264, "RAGGED_2_4"), (2, 65_536, "EXACT_2_4"), (2, 66_056, "RAGGED_3_8")],
+        "softmax": [(7, 20_008, "RING_1_1"), (9, 32_776, "RING_1_2"), (5, 66_056, "RING_1_4")],
+        "softmax_float32": [(5, 16_388, "RING_1_2")],
+    }  # fmt: skip
+    for op, shapes in forms.items():
+        kernel, make, reference = ops[op]
+        for rows, n, fit in shapes:
+            yield Case(
+                f"cluster_{op}_{n}", kernel, lambda m=make, s=(rows, n): m(s), reference, fit, 232_448, _CLUSTERS
+            )
+    # few rows: all of 16 units for them
+    for op, rows, n, fit in (
+        ("rms", 1, 9000, "160_1_1_RAGGED_1_8"), ("layer", 2, 20_008, "160_1_2_RAGGED_1_8"),
+        ("softmax", 1, 65_536, "256_1_4_EXACT_1_8"), ("add_rms", 2, 11_008, "192_1_1_RAGGED_1_8"),
+        ("rms", 3, 8200, "544_1_2_RAGGED_1_1"), ("softmax", 16, 8192, "1024_1_1_EXACT_1_1"),
+    ):  # fmt: skip
+        kernel, make, reference = ops[op]
+        yield Case(f"few_{op}_{n}", kernel, lambda m=make, s=(rows, n): m(s), reference, fit, 232_448, _CLUSTERS, 16)
+
+    def hostile() -> Inputs:
+        x = _random(6, 65_544, dtype=BF16)
+        x[0, 65_543], x[1, 9], x[2], x[3, 1:] = math.nan, math.inf, -math.inf, -math.inf
+        return (x,)
+
+    yield Case("cluster_softmax_hostile", softmax.softmax, hostile, softmax_reference, "RING", 232_448, _CLUSTERS)
+
+
+_CLUSTERS = frozenset({"clusters"})
 
 
 def _layout_cases() -> Iterator[Case]:
@@ -357,4 +406,4 @@ def _special_cases() -> Iterator[Case]:
     yield Case("rms_zero", norm.rms_norm, lambda: (torch.zeros(3, 256), None, 1e-6, False), rms_reference(F32))
 
 
-CASES = [*_row_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]
+CASES = [*_row_cases(), *_cluster_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]

@@ -34,8 +34,8 @@ _HEADER = Path(__file__).with_name("simt_emulation.h")
 _FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "-DFERRYMAN_EMULATED")
 
 
-def target(wave: int, shared_memory: int = 65_536, units: int = 1) -> Target:
-    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0)
+def target(wave: int, shared_memory: int = 65_536, units: int = 1, features: frozenset[str] = frozenset()) -> Target:
+    return Target("emulated", f"emulated{wave}", wave, shared_memory, 1024, units, 0, features)
 
 
 def all_units(arch: str) -> list[simt.Unit]:
@@ -109,7 +109,14 @@ class EmulatedRuntime:
             *[struct.unpack("<I", struct.pack("<f", a))[0] if isinstance(a, float) else a & (2**64 - 1) for a in args]
         )
         error = self._function(unit.name)(
-            ctypes.c_longlong(grid), block, ctypes.c_longlong(shared), slots, table, len(regions), self.order
+            ctypes.c_longlong(grid),
+            block,
+            ctypes.c_longlong(shared),
+            slots,
+            table,
+            len(regions),
+            self.order,
+            unit.cluster,
         )
         if error is not None:
             raise AssertionError(f"{unit.name}: {error.decode()}")
@@ -124,9 +131,12 @@ class EmulatedRuntime:
             self._functions[name] = function
         return self._functions[name]
 
-    def call(self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target) -> Any:
-        """One call of a launcher, with every buffer registered."""
-        self._inputs, self._made = [t for t in inputs if isinstance(t, Tensor)], []
+    def call(
+        self, kernel: Callable[..., Any], inputs: tuple[Any, ...], where: Target, over: tuple[int, ...] = ()
+    ) -> Any:
+        """One call of a launcher, with every buffer registered. ``over``: which inputs it may write."""
+        self._inputs = [t for i, t in enumerate(inputs) if isinstance(t, Tensor) and i not in over]
+        self._made = [inputs[i] for i in over]
         watch: AbstractContextManager[Any] = _Watch(self._made)
         with watch:
             return kernel(*inputs, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import threading
 import types
@@ -76,38 +77,78 @@ def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
 @given(
     n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(),
     kind=st.sampled_from(["scaled", "added", "centred", "softmax"]), wide=st.booleans(),
-    wave=st.sampled_from([32, 64]), shared=st.sampled_from([4096, 65_536, 232_448]), count=st.integers(1, 2**40),
+    device=st.sampled_from([(32, False), (32, True), (64, False)]), shared=st.sampled_from([4096, 65_536, 232_448]),
+    count=st.integers(1, 2**40),
 )  # fmt: skip
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_every_plan_is_one_that_the_kernel_can_run(
-    n: int, itemsize: int, vector: bool, kind: str, wide: bool, wave: int, shared: int, count: int
+    n: int, itemsize: int, vector: bool, kind: str, wide: bool, device: tuple[int, bool], shared: int, count: int
 ) -> None:
+    wave, clusters = device
     if vector:
         n = -(-n * itemsize // 16) * 16 // itemsize
+    if clusters:
+        shared = 232_448
     need = rows.demand(kind, wave, itemsize, wide=wide)
     tensors = need.tensors
-    plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need)
-    width, lanes, per_block, packs, fit, bound = plan.arguments
+    plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need, rows.threads_a_row(count, 132), clusters)
+    width, lanes, per_block, packs, fit, bound, cluster = plan.arguments
     assert bound >= 1 and bound * plan.threads <= 1024
-    assert plan.threads == lanes * per_block <= 512 and plan.threads % 32 == 0
+    assert plan.threads == lanes * per_block <= 1024 and plan.threads % 32 == 0
     assert lanes % wave == 0 if lanes > wave else wave % lanes == 0
     assert lanes <= wave or per_block == 1
-    capacity = width * lanes * packs
-    assert {"EXACT": n == capacity, "RAGGED": n < capacity, "LONG": n > capacity}[fit]
+    assert cluster in ((1, 2, 4, 8) if clusters and vector else (1,)) and (cluster == 1 or lanes > wave)
+    columns = -(-n // width) if cluster == 1 else rows._up(-(-n // width), 8 * cluster) // cluster
+    capacity = width * lanes * packs * cluster
+    inside = columns <= lanes * packs  # what a block takes, in whole lines
+    exact = n == capacity and columns == lanes * packs
+    assert {"EXACT": exact, "RAGGED": inside and not exact, "RING": inside, "LONG": n > capacity}[fit]
     assert packs * max(1, width * itemsize // 4) * tensors <= 64, "registers"
-    assert plan.shared <= max(0, shared - 1024) and (plan.slots == 0 or (fit == "LONG" and tensors == 1))
-    assert plan.slots <= -(-(n - capacity) // (width * lanes)) if fit == "LONG" else plan.slots == 0
+    assert plan.shared <= max(0, shared - 1024)
+    if fit == "RING":
+        assert 2 <= plan.slots <= 16 and plan.shared == plan.slots * columns * 16 and tensors == 1 and lanes > wave
+        assert bound * (plan.shared + 6144) <= 233_472
+    else:
+        assert plan.slots == 0 or (fit == "LONG" and tensors == 1)
+        assert plan.slots <= -(-(n - capacity) // (width * lanes)) if fit == "LONG" else plan.slots == 0
     blocks = plan.blocks(count)
-    assert 1 <= blocks <= -(-count // per_block) and blocks * plan.threads < 2**31
+    assert 1 <= blocks <= -(-count // per_block) * cluster and blocks * plan.threads < 2**31
+    assert blocks % cluster == 0
 
 
-def test_widths_of_models_stay_on_the_chip_of_an_h200() -> None:
-    """One read from memory up to 131072 elements of 16 bits: nothing is left for a second read."""
+def test_threads_a_row() -> None:
+    given = [rows.threads_a_row(count, 132) for count in (1, 16, 17, 132, 133, 264, 265, 2112, 2113, 2**40)]
+    assert given == [8192, 8192, 4096, 1024, 512, 512, 256, 64, 0, 0]
+    assert {rows.threads_a_row(count, 132) for count in range(1, 4000)} == {0, *rows.SPREADS}
+
+
+HOPPER = dataclasses.replace(H200, features=frozenset({"clusters"}))
+
+
+@pytest.mark.parametrize("kind", ["scaled", "added", "centred", "softmax"])
+def test_widths_of_models_are_read_once_from_memory(kind: str) -> None:
+    """Up to 262144 elements of 16 bits on an H200 (layer_norm 131072), few rows and many: no second read."""
+    for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, *((262_144,) if kind != "centred" else ())):
+        for count in (1, 16, 132, 1024, 1 << 20):
+            plan = rows.plan_for(n, 2, True, HOPPER, rows.demand(kind, 32, 2), rows.threads_a_row(count, 132))
+            width, lanes, _, packs, _, _, cluster = plan.arguments
+            slots = plan.slots if plan.arguments[4] == "LONG" else 0
+            assert cluster * width * lanes * (packs + slots) >= n, (kind, n, count)
+
+
+def test_clusters_leave_room_for_all_of_them() -> None:
+    """30 clusters of 4 fit an H200 at once; one beyond what fits would begin when the others end."""
+    for n, most in ((65_536, 66), (131_072, 30), (262_144, 15)):
+        plan = rows.plan_for(n, 2, True, HOPPER, rows.demand("scaled", 32, 2))
+        assert plan.arguments[4] == "RING" and plan.blocks(1 << 20) // plan.cluster <= most
+
+
+def test_widths_of_models_stay_on_the_chip_without_clusters() -> None:
     for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072):
         for kind in ("scaled", "centred", "softmax"):
             plan = rows.plan_for(n, 2, True, H200, rows.demand(kind, 32, 2))
             width, lanes, _, packs, *_ = plan.arguments
-            assert width * lanes * (packs + plan.slots) >= n, (kind, n)
+            assert plan.cluster == 1 and width * lanes * (packs + plan.slots) >= n, (kind, n)
 
 
 def test_a_family_names_its_kernels_after_their_arguments() -> None:

@@ -34,9 +34,9 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         norm.rms_norm, (_x(3, 4104), None, 1e-6, False),
     ),
     "half_a_wave": ("int mask = WIDTH / 2", "int mask = WIDTH / 4", norm.rms_norm, (_x(9, 1024), None, 1e-6, False)),
-    "tail_dropped": ("column < (int)n;", "column + L::V < (int)n;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False)),
+    "tail_dropped": ("column < end;", "column + L::V < end;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False)),
     "read_past_the_end": (
-        "return L::FIT != RAGGED || column < (int)n;", "return true;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False),
+        "return L::FIT != RAGGED || column < end;", "return true;", norm.rms_norm, (_x(3, 1000), None, 1e-6, False),
     ),
     "slots_past_shared": (
         "shared[k * L::THREADS", "shared[(k + 1) * L::THREADS", norm.rms_norm, (_x(3, 80_000), None, 1e-6, False),
@@ -48,11 +48,31 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "truncated": (
         "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", norm.rms_norm, (_x(9, 64), None, 1e-6, False),
     ),
+    "ring_not_waited_for": (
+        "if (end > first) platform::arrival_wait(arrivals + stage, parity);", "", softmax.softmax, (_x(3, 20_008),),
+    ),
+    "ring_filled_again_too_early": (
+        "            op.begin(row, n);\n            if (end > first)",
+        "            if (lane == 0 && row > 0) request((stage + 1) % slots, row + step);\n"
+        "            op.begin(row, n);\n            if (end > first)",
+        softmax.softmax, (_x(9, 20_008),),
+    ),
+    "cluster_of_strangers": ("if (lane < SIZE) platform::cluster_post", "if (lane == platform::cluster_rank()) "
+                             "platform::cluster_post", softmax.softmax, (_x(2, 50_264),)),
+    "cluster_not_met": (
+        "static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }", "static FERRYMAN_DEVICE void meet() {}",
+        softmax.softmax, (_x(2, 50_264),),
+    ),
+    "cluster_partials_overwritten": (
+        "float* partial = scratch + (count & 1) * PARTIALS;", "float* partial = scratch;",
+        softmax.softmax, (_x(5, 50_264),),
+    ),
 }  # fmt: skip
 # what the emulation itself says; the others give wrong results
 REFUSALS = {
     "divergent_barrier": "deadlock", "read_past_the_end": "outside every buffer",
-    "slots_past_shared": "past dynamic shared memory",
+    "slots_past_shared": "past dynamic shared memory", "ring_filled_again_too_early": "requested twice",
+    "cluster_of_strangers": "deadlock", "cluster_not_met": "before the cluster's first barrier",
 }  # fmt: skip
 
 
@@ -78,7 +98,8 @@ def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest
     runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
     simt._RUNTIMES["emulated32"] = runtime
     try:
-        where = host.target(32)
+        clusters = name.startswith(("ring", "cluster"))
+        where = host.target(32, 232_448, features=frozenset({"clusters"})) if clusters else host.target(32)
         runtime.call(kernel, inputs, where)
         runtime.load(runtime.compile_collected(edit))
         results, refused = [], None

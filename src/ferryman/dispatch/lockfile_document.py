@@ -36,7 +36,7 @@ _LOCK_SECONDS = 60.0
 _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
 _RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
 _SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/portable.cuh", "backends/simt/rows.cuh",
-           "backends/simt/rows.py")  # fmt: skip
+           "backends/simt/rows.py", "backends/simt/cluster.cuh", "backends/simt/ring.cuh")  # fmt: skip
 _Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
 _Value = str | int | float | bool | None
 

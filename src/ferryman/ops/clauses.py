@@ -98,12 +98,20 @@ def at_most(path: str, limit: int) -> Clause:
     return Clause(f"{path} <= {limit}", (path,), read(path), lambda v: v is None or v <= limit)
 
 
+def at_least(path: str, limit: int) -> Clause:
+    return Clause(f"{path} >= {limit}", (path,), read(path), lambda v: v is None or v >= limit)
+
+
 def one_of(path: str, *allowed: Any) -> Clause:
     return Clause(f"{path} in {', '.join(map(str, allowed))}", (path,), read(path), lambda v: v in allowed)
 
 
 def multiple_of(path: str, factor: int) -> Clause:
     return Clause(f"{path} a multiple of {factor}", (path,), read(path), lambda v: v % factor == 0)
+
+
+def not_multiple_of(path: str, factor: int) -> Clause:
+    return Clause(f"{path} not a multiple of {factor}", (path,), read(path), lambda v: v % factor != 0)
 
 
 def absent(arg: str) -> Clause:

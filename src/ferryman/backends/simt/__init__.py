@@ -1,7 +1,8 @@
 """What the CUDA and HIP backends share: one C++ source per family, how a call becomes a launch, and the wave width.
 
-`portable.cuh` is the dialect, `rows.cuh` the loop over rows; a family adds its own `.cuh`. A kernel is one line that
-instantiates a macro of the family's file, so a compiled unit holds exactly the kernel that a launch needs.
+`portable.cuh` is the dialect, `rows.cuh` the loop over rows, `cluster.cuh` NVIDIA's clusters; a family adds its own
+`.cuh`. A kernel is one line that instantiates a macro of the family's file, so a compiled unit holds exactly the kernel
+that a launch needs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Unit(NamedTuple):
     """One thing to compile: C++ text, and the macros to define besides FERRYMAN_WAVE. A launch's entry is ``name``.
 
     ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
-    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a").
+    ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: blocks of a cluster;
+    a launch has a multiple of it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Unit(NamedTuple):
     defines: tuple[str, ...] = ()
     spills_allowed: int = 0
     suffix: str = ""
+    cluster: int = 1
 
 
 class Runtime(Protocol):
@@ -94,10 +97,16 @@ def _start_runtime(vendor: str) -> Runtime:
     return _RUNTIMES.setdefault(vendor, started)  # a second thread gets the first one's
 
 
+def family_files(path: Path, rows: bool, cluster: bool = False) -> list[Path]:
+    """The dialect, the row loop where used, with clusters and the ring of sm_90 where used, the family's file."""
+    names = ["portable.cuh", *(["cluster.cuh"] if cluster else []), *(["rows.cuh"] if rows else [])]
+    return [*(HERE / name for name in names), *([HERE / "ring.cuh"] if cluster and rows else []), path]
+
+
 @functools.lru_cache(maxsize=None)
-def family_source(path: Path, rows: bool) -> str:
-    """The text before the instantiations: the dialect, the row loop where used, the family's file."""
-    files = [HERE / "portable.cuh", *([HERE / "rows.cuh"] if rows else []), path]
+def family_source(path: Path, rows: bool, cluster: bool = False) -> str:
+    """The text before the instantiations: `family_files` one after another."""
+    files = family_files(path, rows, cluster)
     return "".join(f'#line 1 "{f.name}"\n{f.read_text(encoding="utf-8")}' for f in files)
 
 

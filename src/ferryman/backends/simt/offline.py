@@ -37,12 +37,14 @@ _LIMITS = {
     "sm_80": (166_912, 108), "sm_90": (232_448, 132), "gfx90a": (65_536, 110), "gfx942": (65_536, 304),
     "gfx950": (163_840, 256), "gfx1100": (65_536, 96),
 }  # fmt: skip
+_CLUSTERED = ("sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 
 
 def target_for(arch: str) -> Target:
     """A target with the limits of ``arch``, for planning without a profile."""
     shared, units = _LIMITS.get(arch, (49_152 if vendor_of(arch) == "nvidia" else 65_536, 64))
-    return Target(arch, vendor_of(arch), wave_of(arch), shared, 1024, units, 0)
+    features = frozenset({"clusters"}) if arch in _CLUSTERED else frozenset()
+    return Target(arch, vendor_of(arch), wave_of(arch), shared, 1024, units, 0, features)
 
 
 def compile_unit(unit: Unit, arch: str) -> Artefact:

@@ -45,6 +45,7 @@ static_assert(WAVE == 32 || WAVE == 64, "a wave has 32 or 64 lanes");
 
 extern "C" {
 __attribute__((device, const)) float __ocml_exp_f32(float);
+__attribute__((device, const)) float __ocml_log_f32(float);
 __attribute__((device, const)) float __ocml_native_exp2_f32(float);
 __attribute__((device, const)) float __ocml_erfc_f32(float);
 __attribute__((device, const)) float __ocml_sqrt_f32(float);
@@ -73,8 +74,9 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+v"(word)); }
 
-// HIP's documented errors: expf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
+// HIP's documented errors: expf and logf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return __ocml_exp_f32(v); }
+FERRYMAN_DEVICE float log(float v) { return __ocml_log_f32(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) { return __ocml_native_exp2_f32(v); }  // may flush subnormal results
 FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values; one Newton step, as v_rcp_f32 alone may be 1 ulp off
     float estimate = __builtin_amdgcn_rcpf(v);
@@ -82,6 +84,8 @@ FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values; one Newton ste
 }
 FERRYMAN_DEVICE float erfc(float v) { return __ocml_erfc_f32(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return __ocml_sqrt_f32(v); }
+FERRYMAN_DEVICE float inverse_root(float v) { return 1.0f / __ocml_sqrt_f32(v); }
+FERRYMAN_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return __builtin_fmaxf(a, b); }
 
 FERRYMAN_DEVICE float half_to_float(u32 bits) { return (float)__builtin_bit_cast(_Float16, (u16)bits); }
@@ -152,10 +156,10 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+r"(word)); }
 
-// CUDA C++ programming guide, without fast math: expf 2 ulp, erfcf 4, sqrtf and division correctly rounded. rsqrtf
-// (2 ulp) is not used: 1/sqrtf costs a row some 30 instructions and is exact on powers of four. PTX: ex2.approx has
-// a relative error below 2^-22, rcp.approx 1 ulp.
+// CUDA C++ programming guide, without fast math: expf 2 ulp, logf 1, erfcf 4, division correctly rounded. PTX: ex2.approx
+// has a relative error below 2^-22, rcp.approx 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return ::expf(v); }
+FERRYMAN_DEVICE float log(float v) { return ::logf(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) {  // flushes subnormal results
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
@@ -168,6 +172,15 @@ FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values
 }
 FERRYMAN_DEVICE float erfc(float v) { return ::erfcf(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return ::sqrtf(v); }
+// rsqrt.approx has a relative error below 2^-22.4; one step of Newton's
+// method leaves 1 ulp, and powers of four exact. 0 and infinity give NaN in the step.
+FERRYMAN_DEVICE float inverse_root(float v) {
+    float estimate;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(estimate) : "f"(v));
+    const float error = ::fmaf(-(v * estimate), estimate, 1.0f), result = ::fmaf(0.5f * estimate, error, estimate);
+    return result == result ? result : estimate;
+}
+FERRYMAN_DEVICE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
 FERRYMAN_DEVICE float fmax(float a, float b) { return ::fmaxf(a, b); }
 
 // NVRTC has no cuda_fp16.h without an include path; these are the instructions its conversions use.
@@ -292,6 +305,26 @@ constexpr float LOG2_E = 1.44269504089f;
 template <typename T> FERRYMAN_DEVICE float exp_of(float v) {
     if constexpr (sizeof(T) == 4) return platform::exp(v);
     else return platform::quick_exp2(v * LOG2_E);
+}
+
+// At the end of a reduction all threads of a row wait, and what is computed there is latency: 1 / sqrt(sum / n + eps) in
+// full takes a call of few rows 0.14 us on an H200. These two have no branch. A thread that keeps more than QUICK_WORDS
+// takes the full forms: ptxas would move instructions across the quick ones, and spill.
+constexpr int QUICK_WORDS = 8;
+
+// a / b for a normal b, off by 1 ulp at most.
+template <int WORDS> FERRYMAN_DEVICE float divide(float a, float b) {
+    if constexpr (WORDS > QUICK_WORDS) {
+        return a / b;
+    } else {
+        const float inverse = platform::reciprocal(b), quotient = a * inverse;
+        const float result = platform::fma(platform::fma(-quotient, b, a), inverse, quotient);
+        return result == result ? result : quotient;  // infinity has no remainder
+    }
+}
+template <int WORDS> FERRYMAN_DEVICE float inverse_root(float v) {
+    if constexpr (WORDS > QUICK_WORDS) return 1.0f / platform::sqrt(v);
+    else return platform::inverse_root(v);
 }
 
 // For a, b >= 0. A 64-bit division takes some 100 instructions, a 32-bit one 20.

@@ -8,10 +8,14 @@
 //   LONG    n > capacity: the next `slots` packs of each thread live in dynamic shared memory, private to the
 //           thread that wrote them; what does not fit there either is read again, through L2, last read first (the
 //           most recent lines are the likeliest to be there still).
+//   RING    n <= capacity: rows are copied to a ring of `slots` stages in shared memory ahead of time (ring.cuh)
+//
+// With CLUSTER > 1 (sm_90 and newer) the blocks of a cluster share a row, each with columns `first` to `end` of it, and
+// "capacity" is that of the cluster.
 //
 // An operation `Op` provides
 //   PASSES, INPUTS                       reductions over a row; 1 or 2 tensors
-//   void prepare(n, lane)                once, before the first row
+//   void prepare(n, first, end, lane)    once, before the first row; this block's columns are first to end - 1
 //   void begin(row, n)                   a new row
 //   void merge(x, residual, column)      INPUTS == 2: makes the row's pack out of both, in x
 //   const T* merged()                    INPUTS == 2: where merge left the row in memory
@@ -21,28 +25,53 @@
 
 namespace ferryman {
 
-enum Fit { EXACT, RAGGED, LONG };
+#define FERRYMAN_ROW_KERNEL(threads, blocks, cluster) FERRYMAN_ROW_KERNEL_##cluster(threads, blocks)
+#define FERRYMAN_ROW_KERNEL_1(threads, blocks) FERRYMAN_KERNEL(threads, blocks)
+#define FERRYMAN_ROW_KERNEL_2(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 2)
+#define FERRYMAN_ROW_KERNEL_4(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 4)
+#define FERRYMAN_ROW_KERNEL_8(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 8)
+
+enum Fit { EXACT, RAGGED, LONG, RING };
 
 struct RowInput {
     const void* data;
     i64 stride;  // elements from row to row
 };
 
-template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_> struct RowLayout {
+template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_, int CLUSTER_> struct RowLayout {
     typedef T Type;
     static constexpr int V = V_, LANES = LANES_, ROWS = ROWS_, PACKS = PACKS_;
     static constexpr Fit FIT = FIT_;
+    static constexpr int CLUSTER = CLUSTER_;
     static constexpr int THREADS = LANES * ROWS;
     // Four loads of 16 bytes in flight per thread cover the latency where registers do not already.
     static constexpr int BATCH = 4;
     static constexpr int WORDS = Pack<T, V>::WORDS * PACKS;
     static_assert(THREADS <= 1024, "a block has at most 1024 threads");
+    static_assert(CLUSTER == 1 || (ROWS == 1 && FIT != LONG), "a cluster takes one row at a time, in registers");
 };
+
+// What a row's threads reduce with, and which part of the row a block takes. ring.cuh has the forms of a cluster.
+template <typename L, int CLUSTER = L::CLUSTER> struct Share;
+template <typename L> struct Share<L, 1> {
+    typedef RowReduction<L::LANES, L::ROWS> Reduction;
+    static FERRYMAN_DEVICE int rank() { return 0; }
+    static FERRYMAN_DEVICE Reduction begin(float* scratch) { return Reduction{scratch, 0}; }
+    static FERRYMAN_DEVICE void meet() {}  // before the first reduction
+};
+
+// Columns that a block of a cluster takes: whole packs, and whole lines of 128 bytes where packs are vectors.
+template <typename L> FERRYMAN_DEVICE int columns_of_block(i64 n) {
+    if constexpr (L::CLUSTER == 1) return (int)n;
+    constexpr int GRAIN = 8;
+    int packs = (int)((n + L::V - 1) / L::V);
+    return (packs + L::CLUSTER * GRAIN - 1) / (L::CLUSTER * GRAIN) * GRAIN * L::V;
+}
 
 template <typename L, typename Op> struct RowDriver {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
-    typedef RowReduction<L::LANES, L::ROWS> Reduction;
+    typedef typename Share<L>::Reduction Reduction;
 
     Op& op;
     RowInput x, residual;
@@ -50,10 +79,11 @@ template <typename L, typename Op> struct RowDriver {
     int slots;
     P* shared;  // slots * THREADS packs
     int lane;
+    int first, end;  // this block's columns of a row that is not LONG
 
     // Register packs are all inside a LONG row.
-    FERRYMAN_DEVICE bool inside(int column) const { return L::FIT != RAGGED || column < (int)n; }
-    FERRYMAN_DEVICE int column_of(int p) const { return (p * L::LANES + lane) * L::V; }
+    FERRYMAN_DEVICE bool inside(int column) const { return L::FIT != RAGGED || column < end; }
+    FERRYMAN_DEVICE int column_of(int p) const { return first + (p * L::LANES + lane) * L::V; }
     FERRYMAN_DEVICE const T* at(const RowInput& in, i64 row, i64 column) const {
         return (const T*)in.data + row * in.stride + column;
     }
@@ -148,9 +178,9 @@ template <typename L, typename Op> struct RowDriver {
     static constexpr bool AHEAD = L::FIT == LONG || L::WORDS * Op::INPUTS > 16;
 
     FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
-        Reduction reduction{scratch, 0};
-        const i64 step = blocks * L::ROWS;
-        i64 base = platform::block_index() * L::ROWS;  // the same for the whole block, so that barriers are met
+        Reduction reduction = Share<L>::begin(scratch);
+        const i64 step = blocks / L::CLUSTER * L::ROWS;
+        i64 base = platform::block_index() / L::CLUSTER * L::ROWS;  // the same for the whole block, so that barriers are met
         i64 row = base + platform::thread_index() / L::LANES;
         P held[L::PACKS], other[Op::INPUTS == 2 ? L::PACKS : 1];
 #pragma unroll
@@ -158,7 +188,8 @@ template <typename L, typename Op> struct RowDriver {
             fetch_register(held[p], other[Op::INPUTS == 2 ? p : 0], row, row < rows, p);
         if constexpr (L::FIT == LONG)
             for (int k = 0; k < slots; k += L::BATCH) turn_slots(k, false, row, row < rows);
-        op.prepare(n, lane);
+        op.prepare(n, first, end, lane);
+        Share<L>::meet();
         for (; base < rows; base += step, row += step) {
             const bool live = L::ROWS == 1 || row < rows, more = row + step < rows;
             op.begin(row, n);
@@ -187,16 +218,21 @@ template <typename L, typename Op> struct RowDriver {
     }
 };
 
+template <typename L, typename Op, Fit FIT = L::FIT> struct DriverOf { typedef RowDriver<L, Op> Type; };
+
 template <typename L, typename Op>
 FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 rows, i64 n, int slots, i64 blocks) {
     typedef Pack<typename L::Type, L::V> P;
-    FERRYMAN_SHARED(float, scratch, (RowReduction<L::LANES, L::ROWS>::SCRATCH));
+    FERRYMAN_SHARED(float, scratch, (Share<L>::Reduction::SCRATCH));
     P* shared = nullptr;
-    if constexpr (L::FIT == LONG) {
+    if constexpr (L::FIT == LONG || L::FIT == RING) {
         FERRYMAN_DYNAMIC_SHARED(platform::words4, dynamic);
         shared = (P*)dynamic;
     }
-    RowDriver<L, Op> driver{op, x, residual, rows, n, slots, shared, platform::thread_index() % L::LANES};
+    int columns = columns_of_block<L>(n), first = Share<L>::rank() * columns;
+    int end = first + columns < (int)n ? first + columns : (int)n;
+    typename DriverOf<L, Op>::Type driver{op,    x,      residual, rows, n, slots,
+                                          shared, platform::thread_index() % L::LANES, first, end};
     driver.run(blocks, scratch);
 }
 

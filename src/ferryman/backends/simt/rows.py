@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import NamedTuple
 
 from ferryman.backends.base import Target
@@ -19,18 +20,32 @@ _MAX_WORDS = 64
 _PERSISTENT_ABOVE_WORDS = 16
 
 
+class _Alone(NamedTuple):
+    """A block of up to ``threads`` with ``packs`` of 16 bytes each, and as many blocks as give an SM ``resident``
+    threads; for rows of more than ``above`` packs."""
+
+    above: int
+    packs: int
+    threads: int
+    resident: int
+
+
 class Demand(NamedTuple):
     """What an op takes on an architecture. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm).
     ``long_words``: words of its row that a thread keeps where a block has more than 256 threads, or the row does not
     fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
     keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
-    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256."""
+    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``alone`` and ``ring``
+    are for devices with clusters: forms of a block that has a row of more than 16 KiB alone, and whether longer rows
+    take the ring."""
 
     tensors: int = 1
     long_words: int = _MAX_WORDS
     lone: int = 16
     largest: int = _SMALL_BLOCK
     fitting: tuple[int, int, int] = (1024, 768, 512)
+    alone: tuple[_Alone, ...] = ()
+    ring: bool = False
 
 
 def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand:
@@ -44,28 +59,42 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand
     half = itemsize == 2
     fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
     if kind == "softmax":
-        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting)
+        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, ring=True)
     if kind == "centred":
         return Demand(
             tensors, (12 if wide else 16) if half else 24, lone=8, fitting=(fitting[0], 256 if wide else 512, 256)
         )
-    return Demand(tensors, (24 if kind == "added" else 16) if half else 32, fitting=fitting)
+    if kind == "added":
+        alone: tuple[_Alone, ...] = (_Alone(1024, 2, 1024, 1024), _Alone(2048, 8, 512, 512))
+        return Demand(tensors, 24 if half else 32, fitting=fitting, alone=alone)
+    alone = (_Alone(1024, 4, 512, 1024), _Alone(2048, 16, 256, 512))
+    return Demand(tensors, 16 if half else 32, fitting=fitting, alone=alone, ring=True)
 
 
 class RowPlan(NamedTuple):
-    """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, and the blocks of the launch bound. ``slots``: packs
-    that a thread keeps in shared memory."""
+    """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, the blocks of the launch bound, CLUSTER. ``slots``:
+    packs that a thread keeps in shared memory, or stages of a ring."""
 
-    arguments: tuple[int, int, int, int, str, int]
+    arguments: tuple[int, int, int, int, str, int, int]
     threads: int
     rows_per_block: int
     slots: int
     shared: int
-    resident: int  # most blocks to launch; 0: one for every group of rows
+    resident: int  # most groups of rows to launch blocks for; 0: all
+
+    @property
+    def cluster(self) -> int:
+        return self.arguments[-1]
+
+    @property
+    def on_hopper(self) -> bool:
+        """Whether the kernel uses clusters or bulk copies."""
+        return self.cluster > 1 or self.arguments[4] == "RING"
 
     def blocks(self, rows: int) -> int:
         groups = -(-rows // self.rows_per_block)
-        return grid_of(min(groups, self.resident) if self.resident else groups, self.threads)
+        groups = min(groups, self.resident) if self.resident else groups
+        return grid_of(groups, self.threads * self.cluster) * self.cluster
 
 
 def _up(value: int, factor: int) -> int:
@@ -76,18 +105,131 @@ def _power_of_two(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
-@functools.lru_cache(maxsize=4096)
-def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand) -> RowPlan:
-    """The layout of rows of ``n`` elements.
+_MOST_THREADS = 1024
+_MOST_SPREAD = 8 * _MOST_THREADS
+_LEAST_SPREAD = 64
+SPREADS = tuple(1 << bit for bit in range(_LEAST_SPREAD.bit_length() - 1, _MOST_SPREAD.bit_length()))
+# Shared memory of an SM with clusters; what the driver, the ring's barriers and the partials take of it for a block.
+_SHARED_PER_UNIT, _RING_RESERVED, _MOST_STAGES = 233_472, 6144, 16
 
-    Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
+
+def threads_a_row(rows: int, units: int) -> int:
+    """Threads that each of ``rows`` can have with all of them resident at once, 1024 an SM or CU: one of `SPREADS`,
+    or 0 where that is less than all of them."""
+    share = min(units * _MOST_THREADS // rows, _MOST_SPREAD)
+    return 1 << (share.bit_length() - 1) if share >= _LEAST_SPREAD else 0
+
+
+class _Row(NamedTuple):
+    """What all plans start from. ``packs``: of a row. ``few``: packs that keep a thread within 64 registers."""
+
+    n: int
+    itemsize: int
+    vector: bool
+    need: Demand
+
+    @property
+    def width(self) -> int:
+        return VECTOR_BYTES // self.itemsize if self.vector else 1
+
+    @property
+    def words(self) -> int:
+        return max(1, self.width * self.itemsize // 4)
+
+    @property
+    def packs(self) -> int:
+        return -(-self.n // self.width)
+
+    @property
+    def few(self) -> int:
+        return (16 if self.vector else self.need.lone) // self.words // self.need.tensors
+
+
+@functools.lru_cache(maxsize=4096)
+def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand,
+             spread: int = 0, clusters: bool = False) -> RowPlan:  # fmt: skip
+    """The layout of rows of ``n`` elements. ``spread``: `threads_a_row` of their number. ``clusters``: whether the
+    device has thread block clusters and bulk copies."""
+    row = _Row(n, itemsize, vector, need)
+    plan = None
+    if spread:
+        plan = _few_rows(row, wave, spread, clusters)
+    if plan is None and clusters and vector:
+        plan = _wide_rows(row, units)
+    return plan or _many_rows(row, wave, units, shared_memory)
+
+
+def _in_registers(row: _Row, lanes: int, packs: int, bound: int, cluster: int = 1) -> RowPlan:
+    """A block, or a cluster of them, for every row."""
+    fit = "EXACT" if lanes * packs * row.width * cluster == row.n else "RAGGED"
+    return RowPlan((row.width, lanes, 1, packs, fit, bound, cluster), lanes, 1, 0, 0, 0)
+
+
+def _few_rows(row: _Row, wave: int, spread: int, clusters: bool) -> RowPlan | None:
+    """One row a block, and as few packs a thread as its share of threads allows: such a call is bound by the latency of
+    one row, not by the loads in flight. Rows beyond one pack for each of 1024 threads take 8 blocks where these all
+    find room (beyond two packs, even where SMs must share). None where a row is too short or too long."""
+    if clusters and row.vector and (row.packs > 2048 or (row.packs > 1024 and spread == _MOST_SPREAD)):
+        columns = _up(-(-row.packs // 8), 8)
+        forms = [(_up(-(-columns // packs), wave), packs) for packs in (1, 2, 4)]
+        lanes, packs = next((form for form in forms if form[0] <= _SMALL_BLOCK), forms[-1])
+        if lanes <= _LARGE_BLOCK and lanes * 8 <= spread:
+            return _in_registers(row, lanes, packs, 1, 8)
+    for packs in (1, 2, 4):
+        lanes = _up(-(-row.packs // packs), wave)
+        if packs <= row.few and wave < lanes <= min(spread, _MOST_THREADS):
+            return _in_registers(row, lanes, packs, max(1, row.need.fitting[0] // lanes))
+    return None
+
+
+def _wide_rows(row: _Row, units: int) -> RowPlan | None:
+    """Many rows of more than 16 KiB on a device with clusters and bulk copies (measured on an H200). None for shorter
+    ones, and where `_many_rows` is as fast."""
+    for form in reversed(row.need.alone):
+        lanes = _up(-(-row.packs // form.packs), 32)
+        if row.packs > form.above and lanes <= form.threads:
+            return _in_registers(row, lanes, form.packs, form.resident // lanes)
+    if row.packs <= (2048 if row.need.ring else 4096):
+        return None
+    return _ring(row, units) if row.need.ring else _clustered(row)
+
+
+def _clustered(row: _Row) -> RowPlan | None:
+    """A row over a cluster, 4 packs a thread."""
+    largest = _MOST_THREADS if row.need.tensors == 2 else _LARGE_BLOCK  # layer_norm would spill
+    for cluster, most in ((4, _LARGE_BLOCK), (8, largest)):
+        lanes = _up(-(-_up(-(-row.packs // cluster), 8) // 4), 32)
+        if lanes <= min(most, row.need.fitting[0]):
+            return _in_registers(row, lanes, 4, row.need.fitting[0] // lanes, cluster)
+    return None
+
+
+def _ring(row: _Row, units: int) -> RowPlan | None:
+    """Rows that a block of up to 1024 threads, or a cluster of them, takes one after another from shared memory."""
+    for cluster in (1, 2, 4, 8):
+        columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
+        lanes = _up(-(-columns // 4), 32)
+        if lanes <= _MOST_THREADS:
+            break
+    else:
+        return None
+    bound = _MOST_THREADS // lanes
+    stage = columns * VECTOR_BYTES
+    slots = min(_MOST_STAGES, (_SHARED_PER_UNIT // bound - _RING_RESERVED) // stage)
+    # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an
+    # H200 there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
+    usable = units * bound if cluster <= 2 else (units - 16) * bound
+    return RowPlan((row.width, lanes, 1, 4, "RING", bound, cluster), lanes, 1, slots, slots * stage,
+                   max(1, usable // cluster))  # fmt: skip
+
+
+def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:
+    """Rows of up to 128 packs: part of a wave each, no barrier. Then 4 packs a thread (2 for two tensors) and as many
     waves as that takes, up to 512 threads; then more packs a thread; then shared memory; what is left goes through L2.
     """
+    n, _, vector, need = row
     tensors = need.tensors
-    width = VECTOR_BYTES // itemsize if vector else 1
-    words = max(1, width * itemsize // 4)
-    packs_in_row = -(-n // width)
-    few = (16 if vector else need.lone) // words // tensors  # packs that keep a thread within 64 registers
+    width, words, packs_in_row, few = row.width, row.words, row.packs, row.few
     most = (_MAX_WORDS // words // tensors) if vector else few
 
     if packs_in_row <= few * wave:
@@ -128,11 +270,14 @@ def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_
     if kept > _PERSISTENT_ABOVE_WORDS or fit == "LONG":
         fitting = min(bound, shared_memory // (shared + _RESERVED_SHARED)) if shared else bound
         resident = units * max(1, fitting)
-    return RowPlan((width, lanes, rows_per_block, packs, fit, bound), threads, rows_per_block, slots, shared, resident)
+    return RowPlan(
+        (width, lanes, rows_per_block, packs, fit, bound, 1), threads, rows_per_block, slots, shared, resident
+    )
 
 
-def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand) -> RowPlan:
-    return row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, need)
+def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand, spread: int = 0) -> RowPlan:
+    return row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, need, spread,
+                    "clusters" in target.features)  # fmt: skip
 
 
 # Widths of real models and around them, whether they can be read in 16-byte words, and the ragged ones.
@@ -147,8 +292,10 @@ _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 
 def representative_plans(itemsize: int, target: Target, need: Demand, *, few: bool = False) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
-    found: dict[tuple[int, int, int, int, str, int], RowPlan] = {}
-    for n, vector in _FEW_WIDTHS if few else _WIDTHS:
-        plan = plan_for(n, itemsize, vector, target, need)
+    found: dict[tuple[int, int, int, int, str, int, int], RowPlan] = {}
+    for (n, vector), spread in itertools.product(
+        _FEW_WIDTHS if few else _WIDTHS, (0, _MOST_SPREAD) if few else (0, *SPREADS)
+    ):
+        plan = plan_for(n, itemsize, vector, target, need, spread)
         found.setdefault(plan.arguments, plan)
     return list(found.values())

@@ -12,12 +12,12 @@ template <typename L, typename W, bool HOLD> struct Weights {
     const W* data;
     P held[HOLD ? L::PACKS : 1];
 
-    FERRYMAN_DEVICE void prepare(i64 n, int lane) {
+    FERRYMAN_DEVICE void prepare(int first, int end, int lane) {
         if constexpr (HOLD) {
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
-                int column = (p * L::LANES + lane) * L::V;
-                if (L::FIT != RAGGED || column < (int)n) load<AGAIN>(held[p], data + column);
+                int column = first + (p * L::LANES + lane) * L::V;
+                if (!(L::FIT == RAGGED || L::FIT == RING) || column < end) load<AGAIN>(held[p], data + column);
                 else zero(held[p]);
             }
         }
@@ -44,7 +44,7 @@ template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
 
 template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 1, INPUTS = 1;
+    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::WORDS * TENSORS;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
@@ -55,9 +55,9 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     T* out;
     float squares, scale;
 
-    FERRYMAN_DEVICE void prepare(i64 n, int lane) {
+    FERRYMAN_DEVICE void prepare(i64 n, int first, int end, int lane) {
         count = (float)n;
-        if constexpr (WEIGHTED) weights.prepare(n, lane);
+        if constexpr (WEIGHTED) weights.prepare(first, end, lane);
     }
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
         out = y + row * n;
@@ -69,7 +69,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
         squares = reduction.template reduce<Sum>(squares);
-        scale = 1.0f / platform::sqrt(squares / count + eps);
+        scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
@@ -113,7 +113,7 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
 
 template <typename L, typename W, typename B> struct LayerNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 2, INPUTS = 1;
+    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::WORDS;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
@@ -125,10 +125,10 @@ template <typename L, typename W, typename B> struct LayerNorm {
     T* out;
     float sum, squares, mean, scale;
 
-    FERRYMAN_DEVICE void prepare(i64 n, int lane) {
+    FERRYMAN_DEVICE void prepare(i64 n, int first, int end, int lane) {
         count = (float)n;
-        if constexpr (WEIGHTED) weights.prepare(n, lane);
-        if constexpr (BIASED) biases.prepare(n, lane);
+        if constexpr (WEIGHTED) weights.prepare(first, end, lane);
+        if constexpr (BIASED) biases.prepare(first, end, lane);
     }
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
         out = y + row * n;
@@ -146,8 +146,8 @@ template <typename L, typename W, typename B> struct LayerNorm {
         }
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
-        if constexpr (PASS == 0) mean = reduction.template reduce<Sum>(sum) / count;
-        else scale = 1.0f / platform::sqrt(reduction.template reduce<Sum>(squares) / count + eps);
+        if constexpr (PASS == 0) mean = divide<KEPT>(reduction.template reduce<Sum>(sum), count);
+        else scale = inverse_root<KEPT>(divide<KEPT>(reduction.template reduce<Sum>(squares), count) + eps);
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
@@ -182,10 +182,10 @@ FERRYMAN_DEVICE void rms_norm(RowInput x, const W* weight, typename L::Type* y, 
 
 template <typename L, typename W, bool CAST>
 FERRYMAN_DEVICE void add_rms_norm(RowInput x, RowInput residual, const W* weight, typename L::Type* y,
-                                  typename L::Type* sums, i64 rows, i64 n, i64 blocks, float eps) {
+                                  typename L::Type* sums, i64 rows, i64 n, i64 slots, i64 blocks, float eps) {
     AddRmsNorm<L, W, CAST> op;
     op.y = y, op.sums = sums, op.weights.data = weight, op.eps = eps;
-    for_each_row<L>(op, x, residual, rows, n, 0, blocks);
+    for_each_row<L>(op, x, residual, rows, n, (int)slots, blocks);
 }
 
 template <typename L, typename W, typename B>
@@ -198,31 +198,31 @@ FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, type
 
 }  // namespace ferryman
 
-#define FERRYMAN_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT, BLOCKS)                                  \
-    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
+#define FERRYMAN_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER)                         \
+    FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                           \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, ferryman::T* y,           \
               ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks, float eps) {       \
         using namespace ferryman;                                                                                \
-        rms_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>, ferryman::W, CAST>(                         \
+        rms_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>, ferryman::W, CAST>(                \
             RowInput{x, x_stride}, weight, y, rows, n, slots, blocks, eps);                                      \
     }
 
-#define FERRYMAN_ADD_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT, BLOCKS)                              \
-    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
+#define FERRYMAN_ADD_RMS_NORM(name, T, W, CAST, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER)                     \
+    FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                           \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::T* residual,                         \
               ferryman::i64 residual_stride, const ferryman::W* weight, ferryman::T* y, ferryman::T* sums,       \
-              ferryman::i64 rows, ferryman::i64 n, ferryman::i64 blocks, float eps) {                            \
+              ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks, float eps) {       \
         using namespace ferryman;                                                                                \
-        add_rms_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>, ferryman::W, CAST>(                     \
-            RowInput{x, x_stride}, RowInput{residual, residual_stride}, weight, y, sums, rows, n, blocks, eps);  \
+        add_rms_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>, ferryman::W, CAST>(            \
+            RowInput{x, x_stride}, RowInput{residual, residual_stride}, weight, y, sums, rows, n, slots, blocks, eps);\
     }
 
-#define FERRYMAN_LAYER_NORM(name, T, W, B, V, LANES, ROWS, PACKS, FIT, BLOCKS)                                   \
-    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
+#define FERRYMAN_LAYER_NORM(name, T, W, B, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER)                          \
+    FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                           \
     void name(const ferryman::T* x, ferryman::i64 x_stride, const ferryman::W* weight, const ferryman::B* bias,  \
               ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 slots, ferryman::i64 blocks,    \
               float eps) {                                                                                       \
         using namespace ferryman;                                                                                \
-        layer_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>, ferryman::W, ferryman::B>(                \
+        layer_norm<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>, ferryman::W, ferryman::B>(       \
             RowInput{x, x_stride}, weight, bias, y, rows, n, slots, blocks, eps);                                \
     }

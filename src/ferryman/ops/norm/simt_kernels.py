@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, as_rows, family_source, pointer, runtime, type_name, unit, vectorised
-from ferryman.backends.simt.rows import Demand, RowPlan, demand, representative_plans, row_plan
+from ferryman.backends.simt.rows import Demand, RowPlan, demand, plan_for, representative_plans, threads_a_row
 
 _FILE = Path(__file__).with_name("norm.cuh")
 _TYPES = ("f32", "f16", "bf16")
@@ -21,7 +21,8 @@ _SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
 @functools.lru_cache(maxsize=None)
 def _unit(op: str, types: tuple[str, ...], cast: bool | None, plan: RowPlan) -> Unit:
     middle = types if cast is None else (*types, cast)
-    return unit(family_source(_FILE, True), f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)
+    source = family_source(_FILE, True, plan.on_hopper)
+    return unit(source, f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)._replace(cluster=plan.cluster)
 
 
 _KINDS = {"rms_norm": "scaled", "add_rms_norm": "added", "layer_norm": "centred"}
@@ -32,10 +33,10 @@ def _demand(op: str, wave: int, itemsize: int, weights: tuple[int, ...]) -> Dema
 
 
 @functools.lru_cache(maxsize=4096)
-def _choose(op: str, dtypes: tuple[torch.dtype | None, ...], cast: bool | None, n: int, vector: bool,
-            wave: int, units: int, shared_memory: int) -> tuple[Unit, RowPlan]:  # fmt: skip
+def _choose(op: str, dtypes: tuple[torch.dtype | None, ...], cast: bool | None, n: int, vector: bool, spread: int,
+            target: Target) -> tuple[Unit, RowPlan]:  # fmt: skip
     itemsize, *weights = [0 if d is None else d.itemsize for d in dtypes]
-    plan = row_plan(n, itemsize, vector, wave, units, shared_memory, _demand(op, wave, itemsize, tuple(weights)))
+    plan = plan_for(n, itemsize, vector, target, _demand(op, target.wave, itemsize, tuple(weights)), spread)
     return _unit(op, tuple(type_name(d) for d in dtypes), cast, plan), plan
 
 
@@ -54,7 +55,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: b
     vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | scale | result)
     dtypes = (x.dtype, None) if weight is None else (x.dtype, weight.dtype)
     chosen, plan = _choose("rms_norm", dtypes, cast_before_weight and weight is not None, n, vector,
-                           target.wave, target.units, target.shared_memory)  # fmt: skip
+                           threads_a_row(rows, target.units), target)  # fmt: skip
     blocks = plan.blocks(rows)
     runtime(target).launch(
         chosen, x.device, blocks, plan.threads, plan.shared,
@@ -84,11 +85,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float,
     vector = vectorised(x.element_size(), lengths, source | other | scale | result | total)
     dtypes = (x.dtype, None) if weight is None else (x.dtype, weight.dtype)
     chosen, plan = _choose("add_rms_norm", dtypes, cast_before_weight and weight is not None, n, vector,
-                           target.wave, target.units, target.shared_memory)  # fmt: skip
+                           threads_a_row(rows, target.units), target)  # fmt: skip
     blocks = plan.blocks(rows)
     runtime(target).launch(
         chosen, x.device, blocks, plan.threads, plan.shared,
-        (source, stride, other, residual_stride, scale, result, total, rows, n, blocks, float(eps)),
+        (source, stride, other, residual_stride, scale, result, total, rows, n, plan.slots, blocks, float(eps)),
     )  # fmt: skip
     return y, sums
 
@@ -103,7 +104,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     source, scale, shift, result = x.data_ptr(), pointer(weight), pointer(bias), y.data_ptr()
     vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | scale | shift | result)
     dtypes = (x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
-    chosen, plan = _choose("layer_norm", dtypes, None, n, vector, target.wave, target.units, target.shared_memory)
+    chosen, plan = _choose("layer_norm", dtypes, None, n, vector, threads_a_row(rows, target.units), target)
     blocks = plan.blocks(rows)
     runtime(target).launch(
         chosen, x.device, blocks, plan.threads, plan.shared,

@@ -156,8 +156,12 @@ def _loss_cases() -> Sequence[Case]:
         return Case(name, args, tier)  # type: ignore[arg-type]
 
     found = [case("one_row", (1, 64)), case("prime", (7, 257)), case("three_dims", (2, 3, 130)), case("vector", (96,))]
-    found += [case("wide", (3, 4099)), case("smoothing", (7, 257), smoothing=0.1), case("ignored", (64, 9), low=-1)]
-    found += [case("empty", (0, 64)), case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1)]
+    found += [case("wide", (3, 4099)), case("wider", (2, 16_411)), case("smoothing", (7, 257), smoothing=0.1)]
+    found += [
+        case("ignored", (64, 9), low=-1),
+        case("empty", (0, 64)),
+        case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1),
+    ]
     found += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
     found += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
     # 2^n rows, and 2^n classes where they are averaged: the means are exact

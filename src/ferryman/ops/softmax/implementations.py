@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import unit_stride
+from ferryman.ops.clauses import at_least, at_most, feature, not_multiple_of, unit_stride
 from ferryman.ops.menu import menu
 
 _HERE = "ferryman.ops.softmax"
 _ALL = "softmax softmax_backward cross_entropy cross_entropy_backward"
 _OVER = "cross_entropy_inplace_grad cross_entropy_inplace_grad_backward"
+# A row is spread over a cluster of up to 8 blocks of 1024 threads, each of which keeps 128 bytes. Up to 16384 classes
+# Triton's kernel, too, keeps it in registers and reads it once.
+_CLUSTERS = (
+    feature("clusters"), unit_stride("logits"), at_least("logits.shape[-1]", 2**14 + 1),
+    at_most("logits.shape[-1]", 2**18 - 64),
+)  # fmt: skip
+# Rows of multiples of 16 are read in whole words by Triton too, and faster: the row streams through.
+_ODD = (*_CLUSTERS, not_multiple_of("logits.shape[-1]", 16))
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", f"{_ALL} {_OVER}"),
     *menu(_HERE, "triton", _ALL, replayable=True),
     *menu(_HERE, "triton", _OVER, module="loss_kernels", replayable=True),
     *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
+    *menu(_HERE, "cuda", "cross_entropy_inplace_grad", module="simt_loss_kernels", when=_CLUSTERS, replayable=True),
+    *menu(
+        _HERE, "cuda", "cross_entropy cross_entropy_backward", module="simt_loss_kernels", when=_ODD, replayable=True
+    ),
     *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
 )

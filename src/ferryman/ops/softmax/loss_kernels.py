@@ -20,6 +20,9 @@ from ferryman.ops.softmax.triton_kernels import _group, _mean_loss, _merge, _onl
 
 # Of the last cache, what the rows in work may fill: the rest is for their neighbours' lines and what else passes.
 CACHED = 0.75
+# Bytes that a program scales at a time, its warps (8 words of 16 bytes a thread on NVIDIA), and programs on a unit. On
+# an H200 as many programs as there are pieces take 4% less time, but 42 us instead of 4 to find a gradient of 1.
+FLAT_BYTES, FLAT_WARPS, FLAT_PROGRAMS = 16384, 4, 8
 
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
@@ -111,6 +114,23 @@ def _loss_over_short(
     tl.store(place, narrow(d, x_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit(do_not_specialize=["rest"])
+def _scale_flat(x_ptr, grad_ptr, count, rest, BLOCK: tl.constexpr):
+    """`_scale_over` for elements without gaps: ``count``, a multiple of 16, and ``rest`` after them. So rows of an odd
+    number of elements are read in 16-byte words too, and programs that find a gradient of 1 are few."""
+    grad = widen(tl.load(grad_ptr))
+    if grad != 1.0:
+        col = tl.arange(0, BLOCK)
+        for start in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0).to(tl.int64) * BLOCK):
+            mask = col < count - start
+            x = widen(tl.load(x_ptr + start + col, mask=mask, other=0.0))
+            tl.store(x_ptr + start + col, narrow(x * grad, x_ptr.dtype.element_ty), mask=mask)
+        if tl.program_id(0) == 0:
+            last = tl.arange(0, 16)
+            x = widen(tl.load(x_ptr + count + last, mask=last < rest, other=0.0))
+            tl.store(x_ptr + count + last, narrow(x * grad, x_ptr.dtype.element_ty), mask=last < rest)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _scale_over(x_ptr, grad_ptr, x_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """x times grad, in place. The usual gradient of a loss is 1, and then nothing is read."""
@@ -173,6 +193,22 @@ def _long_plan(target: Target, rows: int, width: int, itemsize: int, smooth: boo
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor, target: Target) -> Tensor:
     if out_logits.numel() == 0:
         return out_logits
+    if out_logits.is_contiguous():
+        block, count = FLAT_BYTES // out_logits.element_size(), out_logits.numel()
+        grid = (min(triton.cdiv(count, block), FLAT_PROGRAMS * max(1, target.units)),)
+        whole = count // 16 * 16
+        launch(
+            _scale_flat,
+            grid,
+            out_logits,
+            grad,
+            whole,
+            count - whole,
+            block,
+            device=out_logits.device,
+            num_warps=FLAT_WARPS,
+        )
+        return out_logits
     width = out_logits.shape[-1]
     work, rows, stride = collapse_rows(out_logits)
     tile = row_tile(target, min(width, 4096), work.element_size(), rows, stride)
@@ -205,7 +241,9 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         labels = torch.empty(rows, dtype=torch.int64, device="meta")
         for smoothing in (0.0, 0.1):
             cross_entropy_inplace_grad(x, labels, -100, smoothing, target)
-        cross_entropy_inplace_grad_backward(torch.empty((), dtype=torch.float32, device="meta"), x, target)
+        grad = torch.empty((), dtype=torch.float32, device="meta")
+        for scaled in (x, torch.empty(rows, width + 64, dtype=kind, device="meta")[:, :width]):
+            cross_entropy_inplace_grad_backward(grad, scaled, target)
 
     shapes = [(8192, 1000), (8192, 8192), (512, 32000), (512, 50257), (64, 128256), (4096, 128256), (3, 1)]
     return recorded(lambda r=r, w=w: calls(r, w) for r, w in shapes)  # type: ignore[misc]

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, as_rows, family_source, runtime, type_name, unit, vectorised
-from ferryman.backends.simt.rows import RowPlan, demand, representative_plans, row_plan
+from ferryman.backends.simt.rows import RowPlan, demand, plan_for, representative_plans, threads_a_row
 
 _FILE = Path(__file__).with_name("softmax.cuh")
 
 
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan) -> Unit:
-    return unit(family_source(_FILE, True), "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)
+    source = family_source(_FILE, True, plan.on_hopper)
+    return unit(source, "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)._replace(cluster=plan.cluster)
 
 
 @functools.lru_cache(maxsize=4096)
-def _choose(dtype: torch.dtype, n: int, vector: bool, wave: int, units: int, shared: int) -> tuple[Unit, RowPlan]:
-    plan = row_plan(n, dtype.itemsize, vector, wave, units, shared, demand("softmax", wave, dtype.itemsize))
+def _choose(dtype: torch.dtype, n: int, vector: bool, spread: int, target: Target) -> tuple[Unit, RowPlan]:
+    plan = plan_for(n, dtype.itemsize, vector, target, demand("softmax", target.wave, dtype.itemsize), spread)
     return _unit(type_name(dtype), plan), plan
 
 
@@ -34,7 +35,7 @@ def softmax(x: Tensor, target: Target) -> Tensor:
     n = x.shape[-1]
     source, result = x.data_ptr(), y.data_ptr()
     vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | result)
-    chosen, plan = _choose(x.dtype, n, vector, target.wave, target.units, target.shared_memory)
+    chosen, plan = _choose(x.dtype, n, vector, threads_a_row(rows, target.units), target)
     blocks = plan.blocks(rows)
     runtime(target).launch(
         chosen, x.device, blocks, plan.threads, plan.shared,

@@ -11,7 +11,7 @@ template <typename L> struct Softmax {
 
     // inf - inf and NaN give NaN, as torch does; so does a row of -inf alone.
     FERRYMAN_DEVICE float exponential(float v) const { return exp_of<T>(v - largest); }
-    FERRYMAN_DEVICE void prepare(i64, int) {}
+    FERRYMAN_DEVICE void prepare(i64, int, int, int) {}
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
         out = y + row * n;
         largest = negative_infinity();
@@ -26,7 +26,7 @@ template <typename L> struct Softmax {
     }
     template <int PASS, typename R> FERRYMAN_DEVICE void finish(R& reduction) {
         if constexpr (PASS == 0) largest = reduction.template reduce<Max>(largest);
-        else reciprocal = 1.0f / reduction.template reduce<Sum>(sum);
+        else reciprocal = divide<L::WORDS>(1.0f, reduction.template reduce<Sum>(sum));
     }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int) const {
         float values[L::V];
@@ -48,11 +48,11 @@ FERRYMAN_DEVICE void softmax(RowInput x, typename L::Type* y, i64 rows, i64 n, i
 
 }  // namespace ferryman
 
-#define FERRYMAN_SOFTMAX(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS)                                            \
-    FERRYMAN_KERNEL(LANES * ROWS, BLOCKS)                                                                        \
+#define FERRYMAN_SOFTMAX(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER)                                   \
+    FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                           \
     void name(const ferryman::T* x, ferryman::i64 x_stride, ferryman::T* y, ferryman::i64 rows, ferryman::i64 n, \
               ferryman::i64 slots, ferryman::i64 blocks) {                                                       \
         using namespace ferryman;                                                                                \
-        softmax<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT>>(RowInput{x, x_stride}, y, rows, n, slots,    \
+        softmax<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>>(RowInput{x, x_stride}, y, rows, n, slots,\
                                                                     blocks);                                     \
     }

@@ -120,8 +120,8 @@ def simt_kernel(edits: Sequence[Edit], kernels: str, function: str) -> Callable[
     used: set[str] = {kernels}
     texts = {e.file: _edited(e.file, edits) for e in edits}  # an edit that does not fit fails here, not in a launch
 
-    def family_source(path: Path, rows: bool) -> str:
-        files = [simt.HERE / "portable.cuh", *([simt.HERE / "rows.cuh"] if rows else []), path]
+    def family_source(path: Path, rows: bool, cluster: bool = False) -> str:
+        files = simt.family_files(path, rows, cluster)
         inside = [str(f.resolve().relative_to(ROOT)) for f in files]
         used.update(inside)
         return "".join(

@@ -18,8 +18,8 @@ edit(
     "rms_norm add_rms_norm",
     "eps_dropped",
     NORM,
-    "scale = 1.0f / platform::sqrt(squares / count + eps);",
-    "scale = 1.0f / platform::sqrt(squares / count);",
+    "scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);",
+    "scale = inverse_root<KEPT>(divide<KEPT>(squares, count));",
     first="fill_tiny large_eps",
 )
 edit(
@@ -27,8 +27,8 @@ edit(
     "rms_norm",
     "mean_over_one_less",
     NORM,
-    "platform::sqrt(squares / count + eps)",
-    "platform::sqrt(squares / (count - 1.0f) + eps)",
+    "divide<KEPT>(squares, count) + eps)",
+    "squares / (count - 1.0f) + eps)",
     first="prime",
 )
 edit(
@@ -55,7 +55,7 @@ edit(
     "layer_norm",
     "mean_of_one_lane",
     NORM,
-    "mean = reduction.template reduce<Sum>(sum) / count;",
+    "mean = divide<KEPT>(reduction.template reduce<Sum>(sum), count);",
     "mean = (0.0f * reduction.template reduce<Sum>(sum) + sum) / count;",
     first="fill_offset prime",
 )
@@ -82,7 +82,7 @@ edit(
     "softmax",
     "sum_of_one_lane",
     SOFTMAX,
-    "reciprocal = 1.0f / reduction.template reduce<Sum>(sum);",
+    "reciprocal = divide<L::WORDS>(1.0f, reduction.template reduce<Sum>(sum));",
     "reciprocal = 1.0f / sum;",
     first="prime",
 )
@@ -129,8 +129,8 @@ edit(
     "rms_norm softmax",
     "last_column_outside",
     ROWS,
-    "return L::FIT != RAGGED || column < (int)n;",
-    "return L::FIT != RAGGED || column < (int)n - 1;",
+    "return L::FIT != RAGGED || column < end;",
+    "return L::FIT != RAGGED || column < end - 1;",
     first="prime",
 )
 edit(
