@@ -86,6 +86,8 @@ def _conditions() -> str:
             conditions = "; ".join(map(str, line.when)) or "any"
             if not line.deterministic:
                 conditions += " (not deterministic)"
+            elif line.deterministic == "asked":
+                conditions += " (deterministic where asked)"
             roundings = ", ".join(line.roundings) or "-"
             lines.append(f"| `{op}` | {line.name} | {conditions} | {line.accumulation} | {roundings} |")
     return "\n".join(lines) + "\n"

@@ -217,6 +217,27 @@ def test_an_honest_approximation_of_one_sign_is_none() -> None:
         assert cell.verdict == "PASS", cell.reason
 
 
+@pytest.mark.parametrize(("heeds", "outcome"), [(True, "pass"), (False, "fail")])
+def test_what_is_deterministic_where_asked_may_differ_by_default_alone(heeds: bool, outcome: str) -> None:
+    """A kernel whose runs differ in the last bit, unless it heeds torch.use_deterministic_algorithms."""
+    runs = 0
+
+    def kernel(*args: Any) -> Tensor:
+        nonlocal runs
+        runs += 1
+        y: Tensor = torch_kernel("softmax")(*args)
+        fixed = heeds and torch.are_deterministic_algorithms_enabled()
+        return y if fixed or runs % 2 else torch.nextafter(y, torch.zeros_like(y))
+
+    case = next(c for c in cases_of(registry.primitive("softmax")) if c.name == "prime")
+    asked = strict("softmax", deterministic="asked")
+    cell = check_cell(registry.primitive("softmax"), asked, case, torch.float32, kernel=kernel)
+    assert cell.gates["G5"].outcome == outcome, cell.gates["G5"]
+    assert not torch.are_deterministic_algorithms_enabled()
+    by_default = check_cell(registry.primitive("softmax"), strict("softmax"), case, torch.float32, kernel=kernel)
+    assert by_default.gates["G5"].outcome == "fail"
+
+
 # --- G6, batch invariance
 
 

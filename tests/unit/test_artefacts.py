@@ -244,3 +244,40 @@ def test_code_objects_are_whole_and_for_their_arch(arch: str) -> None:
 def test_an_elf_file_of_another_machine() -> None:
     with pytest.raises(ValueError, match="an ELF file for machine"):
         code_objects.arch_of(Path(sys.executable).resolve().read_bytes())
+
+
+_CHAIN = """
+import triton
+import triton.language as tl
+FACTOR = tl.constexpr({factor})
+@triton.jit
+def inner(x):
+    return x {operator} FACTOR
+@triton.jit
+def middle(x):
+    return inner(x)
+@triton.jit
+def outer(x):
+    return middle(x)
+@triton.jit
+def kernel(p):
+    tl.store(p, outer(tl.load(p)))
+"""
+
+
+def _chain(folder: Path, factor: int = 2, operator: str = "*", first: str = "") -> str:
+    """`triton_artefacts.code` of a kernel, in a process that asked for Triton's key of another function first."""
+    (folder / "chain.py").write_text(_CHAIN.format(factor=factor, operator=operator))
+    told = f"chain.{first}.cache_key; " if first else ""
+    script = f"import chain; {told}from ferryman.backends import triton_artefacts as t; print(t.code(chain.kernel))"
+    path = os.pathsep.join([str(folder), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip()
+
+
+def test_a_triton_kernels_key_follows_from_its_code_alone(tmp_path: Path) -> None:
+    plain = _chain(tmp_path)
+    assert len(plain) == 64 and {_chain(tmp_path, first=name) for name in ("inner", "outer")} == {plain}
+    assert len({plain, _chain(tmp_path, factor=3), _chain(tmp_path, operator="+")}) == 3

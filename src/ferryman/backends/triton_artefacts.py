@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ferryman.backends import artefacts
@@ -29,7 +31,7 @@ def key(source: Any, options: Mapping[str, Any], target: Any) -> str:
 
     parsed = vars(make_backend(target).parse_options(dict(options)))
     parts = [
-        triton.__version__, target.backend, str(target.arch), target.warp_size, source.fn.cache_key,
+        triton.__version__, target.backend, str(target.arch), target.warp_size, code(source.fn),
         [[name, str(kind)] for name, kind in source.signature.items()],
         sorted((list(path), _text(value)) for path, value in source.constants.items()),
         # the JIT lists parameters of which nothing is known, an ahead-of-time source does not
@@ -39,8 +41,46 @@ def key(source: Any, options: Mapping[str, Any], target: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def code(function: Any) -> str:
+    """A hash over a kernel's source, the functions that it calls, and the constants outside that both read.
+
+    Triton's own `cache_key` depends on which kernel was asked first: what a function reads through another is part of
+    it only if that other's key was known already (triton 3.6, `DependenciesFinder._update_hash`).
+    """
+    from triton.runtime.jit import JITCallable
+
+    found: dict[str, str] = {}  # what was met, by module and name: recursion ends
+
+    def visit(value: Any) -> None:
+        place = f"{value.fn.__module__}.{value.fn.__qualname__}"
+        if found.setdefault(place, value.src) != value.src:
+            raise TypeError(f"{place} names two functions with different sources")
+        outside = inspect.getclosurevars(value.fn).nonlocals
+        names = {*_names(value.fn.__code__), *outside}
+        for name in sorted(names):
+            read = outside.get(name, value.fn.__globals__.get(name))
+            inner = [getattr(read, n, None) for n in sorted(names)] if inspect.ismodule(read) else [read]
+            for one in inner:
+                if isinstance(one, JITCallable):
+                    if f"{one.fn.__module__}.{one.fn.__qualname__}" not in found:
+                        visit(one)
+                elif one is not None and not (callable(one) or inspect.ismodule(one)):
+                    found[f"{place} reads {name}"] = repr(one)
+
+    visit(function)
+    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+
+
+def _names(made: CodeType) -> Iterator[str]:
+    """Every name that a function, or one inside it, looks up outside."""
+    yield from made.co_names
+    for constant in made.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
 def _text(value: Any) -> str:
-    return str(getattr(value, "cache_key", value))
+    return code(value) if hasattr(value, "cache_key") else str(value)
 
 
 def metadata_of(compiled: Any) -> dict[str, Any]:

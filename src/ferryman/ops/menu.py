@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ferryman.ops.clauses import Clause
 
@@ -15,7 +15,8 @@ class Implementation:
     """One way to compute an op.
 
     op, backend: names. where: "package.module:function". when: every clause must hold. accumulation: its declared
-    class (docs/parity.md). roundings: the permitted rounding points that it uses. deterministic: bitwise equal runs.
+    class (docs/parity.md). roundings: the permitted rounding points that it uses. deterministic: bitwise equal runs;
+    "asked": where torch.use_deterministic_algorithms asks for them (``reads`` names it then).
     traced: "package.module:function" for torch.compile to trace where this implementation would be chosen: the op's
     first output through differentiable ATen calls, or None where it has no such form for a call; called with the
     arguments and the device's features as one string. batch_invariant: a sample gives the same bits alone and in any
@@ -30,7 +31,7 @@ class Implementation:
     when: tuple[Clause, ...] = ()
     accumulation: str = "fp32"
     roundings: tuple[str, ...] = ()
-    deterministic: bool = True
+    deterministic: bool | Literal["asked"] = True
     traced: str | None = None
     batch_invariant: bool = False
     replayable: bool = False
@@ -57,7 +58,7 @@ def _function(where: str) -> Callable[..., Any]:
 
 
 def menu(package: str, backend: str, ops: str, *, module: str | None = None, when: tuple[Clause, ...] = (),
-         accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool = True,
+         accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool | Literal["asked"] = True,
          traced: str | None = None, batch_invariant: bool = False, replayable: bool = False,
          reads: tuple[str, ...] = (), tf32: str = "tf32-rne") -> tuple[Implementation, ...]:  # fmt: skip
     """Menu lines for several ops of one family: ``ops`` are space-separated names, each a function of the module."""

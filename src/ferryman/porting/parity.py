@@ -6,8 +6,9 @@ what each requires and when it does not apply.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import torch
@@ -28,6 +29,16 @@ from ferryman.porting.prepared import SEED, Prepared, prepare
 from ferryman.porting.results import Cell, Gate, GateName, Verdict
 
 __all__ = ["SEED", "Prepared", "check_cell", "judge", "prepare"]
+
+
+@contextlib.contextmanager
+def _asked_for_determinism() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def check_cell(
@@ -72,6 +83,9 @@ def check_cell(
     try:
         launcher = mutation.on_copies(primitive, kernel or registry.launcher(implementation))
         runs = hygiene.run(primitive, launcher, prepared.args, target, device, times)
+        if runs.differing and implementation.deterministic == "asked":
+            with _asked_for_determinism():
+                runs.differing = hygiene.run(primitive, launcher, prepared.args, target, device, times).differing
     except CompileError as error:
         return cell(verdict="QUARANTINED", reason=_line(error))
     except torch.OutOfMemoryError as error:

@@ -4,7 +4,7 @@ Forward: one program per block of query rows, an online softmax over the blocks 
 (decoding) pack the heads of a group into one tile and may split the keys over programs, merged in float32 by a second
 kernel.
 Backward: two kernels and no atomics, so results are bitwise reproducible: queries stay put for dQ (which also computes
-delta), keys stay put for dK and dV.
+delta), keys stay put for dK and dV. Hopper has kernels of its own for both passes (hopper_*_kernels.py).
 
 Rounding points: P is rounded to the input dtype before P@V and P^T@dO ("p"), dS before dS@K and dS^T@Q ("ds").
 An invisible key has weight exactly 0; a NaN or Inf in *V* at an invisible key still reaches the rows of its tile, as
@@ -843,12 +843,14 @@ _SPILLS_ALLOWED: dict[str, dict[str, tuple[int, int, int]]] = {
     "gfx90a": {"half": (2, 0, 0), "float": (0, 5, 5)},
     "rdna": {"half": (295, 469, 420), "float": (626, 967, 872)},  # no smaller tiles were looked for
 }
+# Of Hopper's own kernels: what is live round the loop over blocks. In that over whole blocks at most 9 loads.
+_SPILLS_OF_HOPPER = {"attention_backward_dkv_hopper": 256, "attention_backward_dq_hopper": 72}
 
 
 def _spills_allowed(target: Target, dtype: torch.dtype, kernel: str) -> int:
     by_kind = _SPILLS_ALLOWED.get(target.arch) or _SPILLS_ALLOWED.get(_family(target))
     if by_kind is None:
-        return 0
+        return _SPILLS_OF_HOPPER.get(kernel, 0)
     allowed = by_kind["float" if dtype == torch.float32 else "half"]
     kernels = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
     return dict(zip(kernels, allowed, strict=True)).get(kernel, 0)
@@ -946,6 +948,14 @@ def _hopper_kernels(target: Target) -> Any:
     return hopper_kernels
 
 
+def _hopper_backward(target: Target) -> Any:
+    if _hopper_kernels(target) is None:
+        return None
+    from ferryman.ops.attention import hopper_backward_kernels
+
+    return hopper_backward_kernels
+
+
 def _too_wide(*spans: int) -> bool:
     return max(spans) >= 2**31
 
@@ -985,6 +995,8 @@ def attention(
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
+        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes:
+            together = batch * heads  # tiles are dealt in advance: those of all heads end evenly, a group's do not
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
     splits = _num_splits(target, programs, keys) if pack else 1
@@ -1039,8 +1051,15 @@ def attention_backward(
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    delta = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
     scale = dim**-0.5 if scale is None else scale
+    plain = mask is None and softcap == 0.0 and window is None and not interpreting()
+    if plain and (hopper := _hopper_backward(target)) and hopper.serves(grad_out, q, k, v, scale):
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        hopper.backward(
+            grad_out, grad_lse, q, k, v, out, lse, grad_q, grad_k, grad_v, causal, scale, deterministic, target
+        )  # fmt: skip
+        return grad_q, grad_k, grad_v
+    delta = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
     score_scale, score_cap = _score_factors(scale, softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     group = heads // kv_heads
@@ -1118,6 +1137,8 @@ def specialisations(
         out, lse = attention(q, k, k, *options, target)
         if queries > 1:
             attention_backward(q, lse if cap and mask else None, q, k, k, out, lse, *options, target)
+            if not (cap or window or mask) and (hopper := _hopper_backward(target)) and hopper.serves(q, q, k, k, 1.0):
+                hopper.backward(q, None, q, k, k, out, lse, q, k, k, causal, 1.0, True, target)
 
     kinds: list[tuple[int, bool, int | None, float, torch.dtype | None]] = [
         (4096, True, None, 0.0, None), (4096, False, None, 0.0, None), (4096, True, 512, 0.0, None),

@@ -1,0 +1,233 @@
+"""dQ of attention on Hopper, in Gluon: a pass of its own over the keys, bitwise repeatable.
+
+One warp loads tiles by TMA; two warpgroups own 64 query rows each, whose Q and dO stay while K and V go by. dS is an
+operand from registers.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC, claim_tile, store_rows, told_tile
+from ferryman.ops.attention.hopper_kernels import _barriers
+
+WORKERS = gl.constexpr(2)
+BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
+BLOCK_N = gl.constexpr(128)
+STAGES = gl.constexpr(2)
+
+
+@gluon.jit
+def _place(index, num_tiles, heads, heads_together, num_queries, num_keys, CAUSAL: gl.constexpr):
+    """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see)."""
+    group_size = heads_together * num_tiles
+    head_first = (index // group_size) * heads_together
+    count = gl.minimum(heads_together, heads - head_first)
+    within = index % group_size
+    tile = within // count
+    head = head_first + within % count
+    blocks = gl.cdiv(num_keys, BLOCK_N)
+    full = num_keys // BLOCK_N
+    if CAUSAL:
+        tile = num_tiles - 1 - tile  # longest first
+        shift = num_keys - num_queries
+        last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries)
+        blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(last + shift, 0), BLOCK_N))
+        full = gl.minimum(full, gl.maximum(tile * BLOCK_M + shift + 1, 0) // BLOCK_N)
+    return tile * BLOCK_M, head, blocks, gl.minimum(full, blocks)
+
+
+@gluon.jit
+def _consume_blocks(
+    dq, step, first, last, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, row_lse, row_delta,
+    position, num_keys, score_scale, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
+):  # fmt: skip
+    """dQ += dS K over blocks ``first`` down to ``last``. EDGE: some key of a block is hidden from some row."""
+    dtype: gl.constexpr = k_ring.dtype
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
+    for block in range(first, last - 1, -1):
+        slot = step % STAGES
+        phase = (step // STAGES) & 1
+        k_tile = k_ring.index(slot)
+        mbarrier.wait(k_full.index(slot), phase)
+        scores = warpgroup_mma(q_tile, k_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        mbarrier.wait(v_full.index(slot), phase)
+        dp = warpgroup_mma(do_tile, v_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True)
+        scores = warpgroup_mma_wait(1, [scores])
+        p = gl.exp2(scores * score_scale - row_lse[:, None])
+        if EDGE:
+            keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))[None, :]
+            inside = keys < num_keys - block * BLOCK_N
+            seen = inside
+            if CAUSAL:
+                seen = keys < gl.minimum(position + 1, num_keys)[:, None] - block * BLOCK_N
+            p = gl.where(seen, p, 0.0)
+        dp = warpgroup_mma_wait(0, [dp])
+        mbarrier.arrive(v_empty.index(slot))
+        ds = p * (dp - row_delta[:, None])
+        if EDGE:
+            ds = gl.where(inside, ds, 0.0)  # P is 0 beside a padded key, but dP is NaN where dO is Inf
+        dq = warpgroup_mma(gl.convert_layout(ds.to(dtype), a_layout), k_tile, dq, is_async=True)
+        dq = warpgroup_mma_wait(0, [dq])
+        mbarrier.arrive(k_empty.index(slot))
+        step += 1
+    return dq, step
+
+
+@gluon.jit
+def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
+    """64 query rows of each tile."""
+    (
+        grad_q, rows_lse, rows_delta, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,
+        k_full, k_empty, v_full, v_empty,
+        num_tiles, batch_heads, heads_together, num_queries, num_keys, padded, score_scale, grad_scale,
+    ) = arguments  # fmt: skip
+    dtype: gl.constexpr = k_ring.dtype
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    q_tile = q_tiles.index(WORKER)
+    do_tile = do_tiles.index(WORKER)
+    step = 0
+    tile = 0
+    index = told_tile(tile_ring, tile_full, tile)
+    while index < num_tiles * batch_heads:
+        row, head, blocks, full = _place(index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+        row += 64 * WORKER
+        rows = row + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
+        row_lse = gl.load(rows_lse + (head.to(gl.int64) * padded + rows))
+        row_delta = gl.load(rows_delta + (head.to(gl.int64) * padded + rows))
+        position = rows + (num_keys - num_queries)
+        dq = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
+        mbarrier.wait(q_full, tile & 1)
+        dq, step = _consume_blocks(
+            dq, step, blocks - 1, full, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+            row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, CAUSAL, True,
+        )  # fmt: skip
+        dq, step = _consume_blocks(
+            dq, step, full - 1, 0, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+            row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, CAUSAL, False,
+        )  # fmt: skip
+        mbarrier.arrive(q_empty)
+        store_rows((dq * grad_scale).to(dtype), grad_q, head.to(gl.int64) * num_queries, row, num_queries, HEAD_DIM)
+        tile += 1
+        index = told_tile(tile_ring, tile_full, tile)
+
+
+@gluon.jit
+def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
+    """One warp: everything that the consumers read."""
+    (
+        q_desc, do_desc, k_desc, v_desc, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,
+        k_full, k_empty, v_full, v_empty, counter,
+        num_tiles, num_heads, group, batch_heads, heads_together, num_queries, num_keys,
+    ) = arguments  # fmt: skip
+    dtype: gl.constexpr = k_ring.dtype
+    q_layout: gl.constexpr = q_desc.layout
+    kv_layout: gl.constexpr = k_desc.layout
+    step = 0
+    tile = 0
+    index = claim_tile(counter, tile_ring, tile_full, tile)
+    while index < num_tiles * batch_heads:
+        row, head, blocks, _ = _place(index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+        batch = head // num_heads
+        query_head = head % num_heads
+        kv_head = query_head // group
+        mbarrier.wait(q_empty, tile & 1 ^ 1)
+        mbarrier.expect(q_full, BLOCK_M * HEAD_DIM * 4)
+        for worker in gl.static_range(WORKERS):
+            tma.async_copy_global_to_shared(
+                q_desc, [batch, query_head, row + 64 * worker, 0], q_full,
+                q_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
+            )  # fmt: skip
+            tma.async_copy_global_to_shared(
+                do_desc, [batch, query_head, row + 64 * worker, 0], q_full,
+                do_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
+            )  # fmt: skip
+        for block in range(blocks - 1, -1, -1):
+            slot = step % STAGES
+            free = (step // STAGES) & 1 ^ 1
+            mbarrier.wait(k_empty.index(slot), free)
+            mbarrier.expect(k_full.index(slot), BLOCK_N * HEAD_DIM * 2)
+            tma.async_copy_global_to_shared(
+                k_desc, [batch, kv_head, block * BLOCK_N, 0], k_full.index(slot),
+                k_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
+            )  # fmt: skip
+            mbarrier.wait(v_empty.index(slot), free)
+            mbarrier.expect(v_full.index(slot), BLOCK_N * HEAD_DIM * 2)
+            tma.async_copy_global_to_shared(
+                v_desc, [batch, kv_head, block * BLOCK_N, 0], v_full.index(slot),
+                v_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
+            )  # fmt: skip
+            step += 1
+        tile += 1
+        index = claim_tile(counter, tile_ring, tile_full, tile)
+
+
+@gluon.jit(do_not_specialize=DYNAMIC)
+def attention_backward_dq_hopper(
+    q, k, v, grad_out, rows_lse, rows_delta, grad_q, counter,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_gb, stride_gh, stride_gm,
+    num_heads, kv_heads, group, heads_together, num_queries, num_keys, batch, padded, score_scale, grad_scale,
+    HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """grad_q contiguous (B, H, Sq, D); the rest as ``attention_backward_dkv_hopper`` takes it."""
+    dtype: gl.constexpr = q.dtype.element_ty
+    num_tiles = gl.cdiv(num_queries, BLOCK_M)
+    batch_heads = batch * num_heads
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
+    flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, HEAD_DIM], dtype)
+    q_desc = tma.make_tensor_descriptor(
+        q, [batch, num_heads, num_queries, HEAD_DIM], [stride_qb, stride_qh, stride_qm, 1],
+        [1, 1, 64, HEAD_DIM], flat_layout,
+    )  # fmt: skip
+    do_desc = tma.make_tensor_descriptor(
+        grad_out, [batch, num_heads, num_queries, HEAD_DIM], [stride_gb, stride_gh, stride_gm, 1],
+        [1, 1, 64, HEAD_DIM], flat_layout,
+    )  # fmt: skip
+    k_desc = tma.make_tensor_descriptor(
+        k, [batch, kv_heads, num_keys, HEAD_DIM], [stride_kb, stride_kh, stride_kn, 1],
+        [1, 1, BLOCK_N, HEAD_DIM], flat_layout,
+    )  # fmt: skip
+    v_desc = tma.make_tensor_descriptor(
+        v, [batch, kv_heads, num_keys, HEAD_DIM], [stride_vb, stride_vh, stride_vn, 1],
+        [1, 1, BLOCK_N, HEAD_DIM], flat_layout,
+    )  # fmt: skip
+    q_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
+    tile_ring = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_full = _barriers(2, 1)
+    q_full = _barriers(1, 1).index(0)
+    q_empty = _barriers(1, WORKERS).index(0)
+    k_full = _barriers(STAGES, 1)
+    k_empty = _barriers(STAGES, WORKERS)
+    v_full = _barriers(STAGES, 1)
+    v_empty = _barriers(STAGES, WORKERS)
+    consumer = (
+        grad_q, rows_lse, rows_delta, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,
+        k_full, k_empty, v_full, v_empty,
+        num_tiles, batch_heads, heads_together, num_queries, num_keys, padded, score_scale, grad_scale,
+    )  # fmt: skip
+    producer = (
+        q_desc, do_desc, k_desc, v_desc, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,
+        k_full, k_empty, v_full, v_empty, counter,
+        num_tiles, num_heads, group, batch_heads, heads_together, num_queries, num_keys,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_consume, (consumer, gl.constexpr(0), HEAD_DIM, CAUSAL)),
+            (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL)),
+            (_produce, (producer, HEAD_DIM, CAUSAL)),
+        ],
+        [4, 1], [240, 24],
+    )  # fmt: skip
+
+
+attention_backward_dq_hopper.uses_scratch = True  # TMA descriptors
