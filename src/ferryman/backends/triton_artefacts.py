@@ -47,6 +47,7 @@ def code(function: Any) -> str:
     Triton's own `cache_key` depends on which kernel was asked first: what a function reads through another is part of
     it only if that other's key was known already (triton 3.6, `DependenciesFinder._update_hash`).
     """
+    from triton.language import constexpr
     from triton.runtime.jit import JITCallable
 
     found: dict[str, str] = {}  # what was met, by module and name: recursion ends
@@ -64,7 +65,7 @@ def code(function: Any) -> str:
                 if isinstance(one, JITCallable):
                     if f"{one.fn.__module__}.{one.fn.__qualname__}" not in found:
                         visit(one)
-                elif one is not None and not (callable(one) or inspect.ismodule(one)):
+                elif isinstance(one, constexpr) or not (one is None or callable(one) or inspect.ismodule(one)):
                     found[f"{place} reads {name}"] = repr(one)
 
     visit(function)
