@@ -80,8 +80,10 @@ WIDTHS = (1, 8, 96, 127, 768, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 11
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize("n", WIDTHS)
 def test_rows_of_every_width(n: int, dtype: torch.dtype, target: Target) -> None:
-    # each number of rows has a form of its own: 8 blocks a row, 1024 threads, fewer, and rows in turn
-    for rows in (1, 7, 67, *((260, 1021, 9001) if n <= 8192 else (301, 1021) if n <= 50_257 else (301,))):
+    if dtype is F16 and n not in (1, 1000, 4104, 11_008, 50_257, 65_536):
+        pytest.skip("float16 differs from bfloat16 in its conversions alone")
+    # a number of rows has its form: 8 blocks a row, up to 1024 threads, fewer, rows in turn
+    for rows in (1, *((7, 67) if dtype is BF16 else ()), 9001 if n <= 8192 else 301):
         x, r = _random(rows, n, dtype=dtype), _random(rows, n, dtype=dtype, scale=2.0)
         w, b = _random(n, dtype=F32), _random(n, dtype=dtype)
         _close(_thrice(norm.rms_norm, x, w, 1e-6, False, target), *_rms(x, w, 1e-6, False))

@@ -109,8 +109,8 @@ _MOST_THREADS = 1024
 _MOST_SPREAD = 8 * _MOST_THREADS
 _LEAST_SPREAD = 64
 SPREADS = tuple(1 << bit for bit in range(_LEAST_SPREAD.bit_length() - 1, _MOST_SPREAD.bit_length()))
-# Shared memory of an SM with clusters; what the driver, the ring's barriers and the partials take of it for a block.
-_SHARED_PER_UNIT, _RING_RESERVED, _MOST_STAGES = 233_472, 6144, 16
+# What the driver, the ring's barriers and the partials take of the shared memory for a block.
+_RING_RESERVED, _MOST_STAGES = 6144, 16
 
 
 def threads_a_row(rows: int, units: int) -> int:
@@ -155,7 +155,7 @@ def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_
     if spread:
         plan = _few_rows(row, wave, spread, clusters)
     if plan is None and clusters and vector:
-        plan = _wide_rows(row, units)
+        plan = _wide_rows(row, units, shared_memory)
     return plan or _many_rows(row, wave, units, shared_memory)
 
 
@@ -182,7 +182,7 @@ def _few_rows(row: _Row, wave: int, spread: int, clusters: bool) -> RowPlan | No
     return None
 
 
-def _wide_rows(row: _Row, units: int) -> RowPlan | None:
+def _wide_rows(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
     """Many rows of more than 16 KiB on a device with clusters and bulk copies (measured on an H200). None for shorter
     ones, and where `_many_rows` is as fast."""
     for form in reversed(row.need.alone):
@@ -191,7 +191,7 @@ def _wide_rows(row: _Row, units: int) -> RowPlan | None:
             return _in_registers(row, lanes, form.packs, form.resident // lanes)
     if row.packs <= (2048 if row.need.ring else 4096):
         return None
-    return _ring(row, units) if row.need.ring else _clustered(row)
+    return _ring(row, units, shared_memory) if row.need.ring else _clustered(row)
 
 
 def _clustered(row: _Row) -> RowPlan | None:
@@ -204,7 +204,7 @@ def _clustered(row: _Row) -> RowPlan | None:
     return None
 
 
-def _ring(row: _Row, units: int) -> RowPlan | None:
+def _ring(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
     """Rows that a block of up to 1024 threads, or a cluster of them, takes one after another from shared memory."""
     for cluster in (1, 2, 4, 8):
         columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
@@ -215,7 +215,10 @@ def _ring(row: _Row, units: int) -> RowPlan | None:
         return None
     bound = _MOST_THREADS // lanes
     stage = columns * VECTOR_BYTES
-    slots = min(_MOST_STAGES, (_SHARED_PER_UNIT // bound - _RING_RESERVED) // stage)
+    room = (shared_memory + 1024) // bound - _RING_RESERVED  # an SM has 1 KiB more than a block may ask for
+    slots = min(_MOST_STAGES, room // stage)
+    if slots < 2:
+        return None
     # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an
     # H200 there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
     usable = units * bound if cluster <= 2 else (units - 16) * bound
