@@ -1,8 +1,8 @@
 """Fit the cost model's coefficients (`ferryman.dispatch.cost`) of one device to measured times.
 
-    python benchmarks/fit_costs.py h200 results/h200/ops.json results/h200/linear.json [--write]
+    python benchmarks/fit_costs.py h200 h200.lock.json results/h200/linear.json [--write]
 
-It reads what `ferryman bench` and `ferryman tune` write, and the two older forms under benchmarks/results/h200. For
+It reads what `ferryman bench` and `ferryman tune` write, and the table of `benchmarks/linear.py`. For
 each op, implementation and width of the storage dtype, the three coefficients that have the least error of the
 logarithm (Huber's: one bad cell does not turn them), drawn a little towards what any sound kernel does, so that one
 cell is enough to say something. It prints the regret of the choices that the model makes for cells that were left out
@@ -38,10 +38,7 @@ START = np.log([cost.LAUNCH_SECONDS, 0.75, 0.65])  # fixed seconds, shares of ba
 DRAWN = 0.02  # weight of the start against one cell's
 OUTLIER = 0.1  # relative error from which a cell pulls no harder
 FEW_ERROR = 0.05  # with too few cells: what H200's row operations at one size miss at twice or half of it
-EVENTS_FROM = 50e-6  # ops.json was timed by events around single launches, whose gaps count in shorter calls
 GRIDS: tuple[Literal["small", "full"], ...] = ("small", "full")
-# Measured before attention's Hopper kernel was there.
-SUPERSEDED = {("ops.json", "attention", "triton"), ("ops.json", "attention_backward", "triton")}
 
 
 @dataclass(frozen=True)
@@ -90,17 +87,11 @@ def cells(path: Path, profile: Profile) -> Iterator[Measured]:
     if raw["device"] not in profile.identity.names:
         raise SystemExit(f"{path} is of {raw['device']}, not of {profile.name} ({', '.join(profile.identity.names)})")
     for row in raw["rows"]:
-        if "cublas_us" in row:
-            m, n, k = row["m"], row["n"], row["k"]
-            case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
-            work, region = _work("linear", case, torch.bfloat16)
-            yield Measured("linear", case.name, "cuda", row["us"] * 1e-6, work, region)
-            yield Measured("linear", case.name, "torch", row["cublas_us"] * 1e-6, work, region)
-            continue
-        op, case_of, name = row["op"], _case(row["op"], row["case"]), row["implementation"]
-        if case_of is not None and row["us"] * 1e-6 >= EVENTS_FROM and (path.name, op, name) not in SUPERSEDED:
-            work, region = _work(op, case_of, getattr(torch, raw["dtype"]))
-            yield Measured(op, row["case"], name, row["us"] * 1e-6, work, region)
+        m, n, k = row["m"], row["n"], row["k"]
+        case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
+        work, region = _work("linear", case, torch.bfloat16)
+        yield Measured("linear", case.name, "cuda", row["us"] * 1e-6, work, region)
+        yield Measured("linear", case.name, "torch", row["cublas_us"] * 1e-6, work, region)
 
 
 def _case(op: str, name: str) -> Case | None:

@@ -69,7 +69,7 @@ def test_regret_is_judged_in_a_process_of_its_own(lock: Path, tmp_path: Path) ->
     arguments = ("--lockfile", lock, "--op", "softmax", "--op", "silu_mul", "--cells", "12", "--json", out)
     subprocess.run(
         [sys.executable, "benchmarks/regret.py", *map(str, arguments)], cwd=ROOT, check=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])},
     )  # fmt: skip
     found = json.loads(out.read_text())
     assert len(found["cells"]) == 12 and not [c for c in found["cells"] if "failed" in c]

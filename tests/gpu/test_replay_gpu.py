@@ -67,7 +67,7 @@ def replayed(op: Primitive) -> list[str]:
 @pytest.mark.parametrize(("op", "line"), lines(), ids=lambda v: v.name)
 def test_a_replay_gives_the_launchers_bits(op: Primitive, line: Implementation) -> None:
     """Fresh addresses, then unaligned ones, then aligned ones again; outputs kept alive so that none is reused."""
-    judged, target = 0, select.target_of(select.profile_for(GPU))
+    judged, served, target = 0, 0, select.target_of(select.profile_for(GPU))
     launch, kept = registry.launcher(line), []
     with torch.no_grad():
         for case in cases_of(op):
@@ -76,6 +76,7 @@ def test_a_replay_gives_the_launchers_bits(op: Primitive, line: Implementation) 
             args = moved(arguments(case, op, torch.bfloat16, 0, GPU).values, 0)
             if pairs.refused(op, args, line, GPU):
                 continue
+            served += 1
             plan.drop_plans()
             expected, elsewhere = (launch(*moved(args, by), target) for by in (0, 1))
             if not same(expected, launch(*moved(args, 0), target)):
@@ -88,7 +89,7 @@ def test_a_replay_gives_the_launchers_bits(op: Primitive, line: Implementation) 
                     kept.append((given, result))
                     assert same(result, elsewhere if unaligned else expected), f"{case.name}, call {call}"
             judged += bool(replayed(op))
-    assert judged >= 3
+    assert judged >= min(3, served)
 
 
 def test_strides_divisibility_and_widths_that_change_between_calls() -> None:

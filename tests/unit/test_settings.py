@@ -23,7 +23,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     settings.forget()
 
 
-def test_defaults() -> None:
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")  # which tests set
+    settings.forget()
     assert {s.key: settings.get(s.key) for s in settings.TABLE} == {s.key: s.default for s in settings.TABLE}
 
 

@@ -126,6 +126,7 @@ def test_the_packages_lockfile_is_in_force_without_a_setting(tmp_path: Path, mon
         return next(iter(seen.calls))[1]
 
     assert served() == "definition" and doctor._choices(CPU)["hold"] == "1 of 1"
+    assert lockfile.entries("silu_mul", CPU) and not lockfile.covers("silu_mul", CPU)  # torch.compile traces as before
     monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
     assert served() == "torch" and doctor._choices(CPU)["file"] is None
     monkeypatch.delenv("FERRYMAN_LOCKFILE")

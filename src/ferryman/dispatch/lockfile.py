@@ -112,8 +112,8 @@ def choice(op: str, key: str, profile: Profile) -> str | None:
 
 
 def covers(op: str, profile: Profile) -> bool:
-    """Whether any choice of an op is locked for a device."""
-    return bool(_in_force(profile).get(op))
+    """Whether the user's own lockfile has a choice of an op for a device."""
+    return settings.get("lockfile") is not None and bool(_in_force(profile).get(op))
 
 
 def forget() -> None:

@@ -171,8 +171,9 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
 def foremost(op: Primitive, profile: Profile) -> Implementation | None:
     """What is tried first on a device when nothing is requested, for every call alike; None where calls differ.
 
-    Measured choices differ from call to call. The cost model's do too and are left out of it: torch.compile asks, for
-    an op that it can trace as the vendor's call, and what that saves the host is no part of the model.
+    Measured choices differ from call to call. Those that come with the package and the cost model's do too, and are
+    left out of it: torch.compile asks, for an op that it can trace as the vendor's call, and what that saves the host
+    is no part of them. A lockfile that the user names is obeyed.
     """
     if lockfile.covers(op.name, profile):
         return None
