@@ -101,7 +101,11 @@ def _driver() -> str | None:
     if torch.version.hip or not torch.cuda.is_available():
         return None
     number = ctypes.c_int()
-    if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except OSError:  # the driver has another name, as on Windows: then nothing is said of it
+        return None
+    if failed:
         return None
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
