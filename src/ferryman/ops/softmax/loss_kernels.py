@@ -128,6 +128,7 @@ def _scale_flat(x_ptr, grad_ptr, count, rest, BLOCK: tl.constexpr):
         if tl.program_id(0) == 0:
             last = tl.arange(0, 16)
             x = widen(tl.load(x_ptr + count + last, mask=last < rest, other=0.0))
+            tl.debug_barrier()  # several waves hold these few, and one stores them
             tl.store(x_ptr + count + last, narrow(x * grad, x_ptr.dtype.element_ty), mask=last < rest)
 
 
