@@ -95,20 +95,9 @@ def _in_force(profile: Profile) -> Mapping[str, Mapping[str, Entry]]:
     return held
 
 
-def entry(op: str, key: str, profile: Profile) -> Entry | None:
-    """The locked choice for a region, or None."""
-    return _in_force(profile).get(op, {}).get(key)
-
-
 def entries(op: str, profile: Profile) -> Mapping[str, Entry]:
     """Every locked choice of an op that holds on a device, by region."""
     return _in_force(profile).get(op, {})
-
-
-def choice(op: str, key: str, profile: Profile) -> str | None:
-    """The locked implementation's name, or None."""
-    found = entry(op, key, profile)
-    return None if found is None else found.implementation
 
 
 def covers(op: str, profile: Profile) -> bool:
