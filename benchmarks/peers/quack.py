@@ -18,6 +18,14 @@ def version() -> str:
     return _common.version("quack-kernels")
 
 
+def _whole(x: Any) -> Any:
+    """Rows of whole vectors of 16 bytes: the reductions over classes have no other form."""
+    x = _common.flat(x)
+    if x.shape[-1] * x.element_size() % 16:
+        raise _common.NotServed(f"rows of {x.shape[-1]} elements are no multiple of 16 bytes")
+    return x
+
+
 def rms_norm(x: Any, weight: Any, eps: float, cast_before_weight: bool) -> _common.Call:
     from quack.rmsnorm import rmsnorm_fwd
 
@@ -50,14 +58,14 @@ def layer_norm(x: Any, weight: Any, bias: Any, eps: float) -> _common.Call:
 def softmax(x: Any) -> _common.Call:
     from quack.softmax import softmax_fwd
 
-    x = _common.flat(x)
+    x = _whole(x)
     return lambda: softmax_fwd(x)
 
 
 def softmax_backward(grad: Any, y: Any) -> _common.Call:
     from quack.softmax import softmax_bwd
 
-    grad, y = _common.flat(grad), _common.flat(y)
+    grad, y = _whole(grad), _whole(y)
     return lambda: softmax_bwd(grad, y)
 
 
@@ -65,7 +73,7 @@ def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: 
     from quack.cross_entropy import cross_entropy_fwd
 
     _common.plain(label_smoothing=label_smoothing)
-    logits, target = _common.flat(logits), target.reshape(-1)
+    logits, target = _whole(logits), target.reshape(-1)
     count = (target != ignore_index).sum()
 
     def call() -> Any:
@@ -81,7 +89,7 @@ def cross_entropy_backward(
     from quack.cross_entropy import cross_entropy_bwd
 
     _common.plain(label_smoothing=label_smoothing)
-    logits, target, lse = _common.flat(logits), target.reshape(-1), lse.reshape(-1)
+    logits, target, lse = _whole(logits), target.reshape(-1), lse.reshape(-1)
     each = (grad / (target != ignore_index).sum()).float().expand(target.shape).contiguous()
     return lambda: cross_entropy_bwd(logits, target, each, lse, ignore_index=ignore_index)
 
