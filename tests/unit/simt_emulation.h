@@ -316,10 +316,10 @@ inline void copy_to_shared(void* to, const void* from, u32 bytes, Arrival* arriv
     if (emulation::state.order == 0) emulation::deliver(copy);
     else emulation::state.pending.push_back(copy);
 }
-inline void cluster_post(float* here, int rank, float value, Arrival* arrival) {
-    *(float*)emulation::elsewhere(here, rank) = value;
+template <typename V> void cluster_post(V* here, int rank, const V& value, Arrival* arrival) {  // a float or a Pair
+    *(V*)emulation::elsewhere(here, rank) = value;
     Arrival* there = (Arrival*)emulation::elsewhere(arrival, rank);
-    there->bytes -= 4;
+    there->bytes -= sizeof(V);
     emulation::complete(there);
 }
 inline void cluster_post(float* here, int rank, const float (&four)[4], Arrival* arrival) {

@@ -22,64 +22,95 @@ FERRYMAN_DEVICE void copy_to_shared(void* to, const void* from, u32 bytes, Arriv
 // `RowReduction` over the blocks of a cluster. A barrier of the cluster with release semantics waits until all that
 // the block has stored in device memory has arrived there: the whole of the row before. So partials are posted: each store
 // counts its bytes at an arrival of its destination. Two of these alternate: a block that posts for reduction k + 2 has
-// had everybody's partials of k + 1, so everybody has read those of k.
+// had everybody's partials of k + 1, so everybody has read those of k. The groups of a block share no barrier this way.
 template <int WAVES, int SIZE> struct PostedReduction {
-    static constexpr int PARTIALS = WAVES * SIZE, SCRATCH = 2 * PARTIALS;
+    typedef Pair Partial;
+    static constexpr int PARTIALS = WAVES * SIZE;
     static constexpr int WIDTH = ceil_power_of_two(PARTIALS) < WAVE ? ceil_power_of_two(PARTIALS) : WAVE;
+    static constexpr int EACH = (PARTIALS + WIDTH - 1) / WIDTH;  // partials that a lane takes up
     static_assert(SIZE <= WAVE, "a lane posts to each block");
-    float* scratch;
+    Pair* scratch;  // 2 * PARTIALS
     platform::Arrival* arrivals;
+    int thread;  // of the row's threads in this block
     u32 count;
+
+    FERRYMAN_DEVICE int part(int i) const { return i * WIDTH + (thread & (WIDTH - 1)); }
+
+    // Posts a wave's partial to all blocks, and returns all partials once they are here.
+    template <typename V> FERRYMAN_DEVICE const V* post(const V& partial) {
+        const int lane = thread & (WAVE - 1);
+        V* partials = (V*)(scratch + (count & 1) * PARTIALS);
+        platform::Arrival* arrival = arrivals + (count & 1);
+        if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(V));
+        if (lane < SIZE)
+            platform::cluster_post(partials + platform::cluster_rank() * WAVES + thread / WAVE, lane, partial, arrival);
+        platform::arrival_wait(arrival, count >> 1 & 1);
+        ++count;
+        return partials;
+    }
 
     // Every thread of the cluster gets the same bits, after `cluster_wait`.
     template <typename R> FERRYMAN_DEVICE float reduce(float value) {
-        value = wave_reduce<R, WAVE>(value);
-        const int thread = platform::thread_index(), lane = thread & (WAVE - 1), wave = thread / WAVE;
-        float* partial = scratch + (count & 1) * PARTIALS;
-        platform::Arrival* arrival = arrivals + (count & 1);
-        if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(float));
-        if (lane < SIZE) platform::cluster_post(partial + platform::cluster_rank() * WAVES + wave, lane, value, arrival);
-        platform::arrival_wait(arrival, count >> 1 & 1);
-        ++count;
+        const float* partials = post(wave_reduce<R, WAVE>(value));
         float all = R::identity();
 #pragma unroll
-        for (int i = 0; i < PARTIALS; i += WIDTH) {
-            const int part = i + (lane & (WIDTH - 1));
-            if (part < PARTIALS) all = R::join(all, partial[part]);
-        }
+        for (int i = 0; i < EACH; ++i)
+            if (part(i) < PARTIALS) all = R::join(all, partials[part(i)]);
         return wave_reduce<R, WIDTH>(all);
     }
+
+    // Every wave's pair: those that this lane takes up, `absent` beyond the last.
+    FERRYMAN_DEVICE void exchange(const Pair& own, const Pair& absent, Pair (&pairs)[EACH]) {
+        const Pair* partials = post(own);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) pairs[i] = part(i) < PARTIALS ? partials[part(i)] : absent;
+    }
+    template <typename R> static FERRYMAN_DEVICE float over_wave(float value) { return wave_reduce<R, WAVE>(value); }
+    template <typename R> static FERRYMAN_DEVICE float over_parts(float value) { return wave_reduce<R, WIDTH>(value); }
 };
 
-template <typename L, int CLUSTER> struct Share {
-    typedef PostedReduction<L::LANES / WAVE, CLUSTER> Reduction;
+template <typename L> struct Posted {
+    typedef PostedReduction<L::LANES / WAVE, L::CLUSTER> Reduction;
     static FERRYMAN_DEVICE int rank() { return platform::cluster_rank(); }
-    static FERRYMAN_DEVICE Reduction begin(float* scratch) {
-        FERRYMAN_SHARED(platform::Arrival, arrivals, 2);
-        if (platform::thread_index() == 0) {
-            platform::arrival_begin(arrivals);
-            platform::arrival_begin(arrivals + 1);
+    typedef Pair Partial;
+    static constexpr int SCRATCH = L::ROWS * 2 * Reduction::PARTIALS;
+    static FERRYMAN_DEVICE Reduction begin(Partial* scratch) {
+        FERRYMAN_SHARED(platform::Arrival, arrivals, (2 * L::ROWS));
+        const int thread = platform::thread_index(), group = thread / L::LANES;
+        if (thread == 0) {
+            for (int i = 0; i < 2 * L::ROWS; ++i) platform::arrival_begin(arrivals + i);
             platform::arrival_publish();
         }
         platform::cluster_arrive();
-        return Reduction{scratch, arrivals, 0};
+        return Reduction{scratch + group * 2 * Reduction::PARTIALS, arrivals + 2 * group, thread % L::LANES, 0};
     }
     static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }
 };
+template <typename L, int CLUSTER> struct Share<L, CLUSTER, false> : Posted<L> {};
+template <typename L> struct Share<L, 1, true> : Posted<L> {};
+template <typename L, int CLUSTER> struct Share<L, CLUSTER, true> : Posted<L> {};
 
 constexpr int MOST_STAGES = 16;
 
+// ROWS groups of LANES threads, each with rows and stages of its own: while one waits for its partials another writes.
+// An operation keeps what it needs of its weights in shared memory, for all groups.
+//
+// Beside what rows.cuh says, an operation `Op` provides
+//   void place(memory, n, first, end)    once, before `prepare`: its part of shared memory, after the stages. Columns of
+//                                        `merge` and `emit` count from this thread's first: of a register each, not two
+//   void gather(packs, live)             this thread's part of a row's statistics; the first `live` packs are inside
+//   void join(reduction)                 over the row's threads: one exchange
 template <typename L, typename Op> struct RingDriver {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
     typedef typename Share<L>::Reduction Reduction;
-    static_assert(L::V > 1 && L::ROWS == 1 && L::LANES > WAVE, "the copy engine takes 16 bytes, a barrier frees a stage");
+    static_assert(L::V > 1 && L::LANES > WAVE, "the copy engine takes 16 bytes");
 
     Op& op;
     RowInput x, residual;
     i64 rows, n;
-    int slots;  // stages
-    P* shared;  // slots * INPUTS * packs
+    int slots;  // stages of a group
+    P* shared;  // ROWS * slots * INPUTS * packs
     int lane;
     int first, end;
     platform::Arrival* arrivals;
@@ -100,29 +131,16 @@ template <typename L, typename Op> struct RingDriver {
                                      arrivals + stage);
     }
 
-    template <int PASS> FERRYMAN_DEVICE void reduce(P (&held)[L::PACKS], int stage, i64 next, Reduction& reduction) {
-#pragma unroll
-        for (int p = 0; p < L::PACKS; ++p) {
-            if (column_of(p) >= end) continue;
-            float values[L::V];
-            unpack(held[p], values);
-            op.template add<PASS>(values);
-        }
-        op.template finish<PASS>(reduction);
-        // its barrier: every thread has its part of the stage in registers
-        if (PASS == 0 && lane == 0 && next < rows) request(stage, next);
-#pragma unroll
-        for (int p = 0; p < L::PACKS; ++p) forget(held[p]);
-        if constexpr (PASS + 1 < Op::PASSES) reduce<PASS + 1>(held, stage, next, reduction);
-    }
-
-    FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
-        FERRYMAN_SHARED(platform::Arrival, places, MOST_STAGES);
-        arrivals = places;
+    FERRYMAN_DEVICE void run(i64 blocks, Pair* scratch) {
+        FERRYMAN_SHARED(platform::Arrival, places, (L::ROWS * MOST_STAGES));
         packs = columns_of_block<L>(n) / L::V;
         Reduction reduction = Share<L>::begin(scratch);
-        const i64 step = blocks / L::CLUSTER;
-        i64 row = platform::block_index() / L::CLUSTER;
+        const int group = platform::thread_index() / L::LANES;
+        const i64 step = blocks / L::CLUSTER * L::ROWS;
+        i64 row = platform::block_index() / L::CLUSTER * L::ROWS + group;
+        op.place(shared + L::ROWS * slots * Op::INPUTS * packs, n, first, end);
+        arrivals = places + group * MOST_STAGES;
+        shared = stage_of(group * slots);
         if (lane == 0) {
             for (int s = 0; s < slots; ++s) platform::arrival_begin(arrivals + s);
             platform::arrival_publish();
@@ -131,25 +149,30 @@ template <typename L, typename Op> struct RingDriver {
         platform::barrier();
         op.prepare(n, first, end, lane);
         Share<L>::meet();
+        int live = 0;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) live += column_of(p) < end;
         int stage = 0;
         u32 parity = 0;
         for (; row < rows; row += step) {
             P held[L::PACKS];
             op.begin(row, n);
             if (end > first) platform::arrival_wait(arrivals + stage, parity);
-            const P* from = stage_of(stage) + lane;
+            const P* from = stage_of(stage) + (live > 0 ? lane : 0);
 #pragma unroll
-            for (int p = 0; p < L::PACKS; ++p)
-                if (column_of(p) < end) held[p] = from[p * L::LANES];
+            for (int p = 0; p < L::PACKS; ++p) held[p] = from[p < live ? p * L::LANES : 0];
             if constexpr (Op::INPUTS == 2) {
 #pragma unroll
                 for (int p = 0; p < L::PACKS; ++p)
-                    if (column_of(p) < end) op.merge(held[p], from[packs + p * L::LANES], column_of(p));
+                    if (p < live) op.merge(held[p], from[packs + p * L::LANES], p * L::LANES * L::V);
             }
-            reduce<0>(held, stage, row + slots * step, reduction);
+            op.gather(held, live);
+            op.join(reduction);
+            // all partials are here: every thread of the group has its part of the stage in registers
+            if (lane == 0 && row + slots * step < rows) request(stage, row + slots * step);
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p)
-                if (column_of(p) < end) op.emit(held[p], column_of(p), p);
+                if (p < live) op.emit(held[p], p * L::LANES * L::V, p);
             if (++stage == slots) stage = 0, parity ^= 1;
         }
     }

@@ -30,6 +30,7 @@ namespace ferryman {
 #define FERRYMAN_ROW_KERNEL_2(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 2)
 #define FERRYMAN_ROW_KERNEL_4(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 4)
 #define FERRYMAN_ROW_KERNEL_8(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 8)
+#define FERRYMAN_ROW_KERNEL_16(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 16)
 
 enum Fit { EXACT, RAGGED, LONG, RING };
 
@@ -48,15 +49,18 @@ template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_, int C
     static constexpr int BATCH = 4;
     static constexpr int WORDS = Pack<T, V>::WORDS * PACKS;
     static_assert(THREADS <= 1024, "a block has at most 1024 threads");
-    static_assert(CLUSTER == 1 || (ROWS == 1 && FIT != LONG), "a cluster takes one row at a time, in registers");
+    static_assert(CLUSTER == 1 || ROWS == 1 || FIT == RING, "a cluster takes one row at a time");
+    static_assert(CLUSTER == 1 || FIT != LONG, "the blocks of a cluster hold a row whole");
 };
 
 // What a row's threads reduce with, and which part of the row a block takes. ring.cuh has the forms of a cluster.
-template <typename L, int CLUSTER = L::CLUSTER> struct Share;
-template <typename L> struct Share<L, 1> {
+template <typename L, int CLUSTER = L::CLUSTER, bool STAGED = L::FIT == RING> struct Share;
+template <typename L> struct Share<L, 1, false> {
     typedef RowReduction<L::LANES, L::ROWS> Reduction;
+    typedef float Partial;
+    static constexpr int SCRATCH = Reduction::SCRATCH;
     static FERRYMAN_DEVICE int rank() { return 0; }
-    static FERRYMAN_DEVICE Reduction begin(float* scratch) { return Reduction{scratch, 0}; }
+    static FERRYMAN_DEVICE Reduction begin(Partial* scratch) { return Reduction{scratch, 0}; }
     static FERRYMAN_DEVICE void meet() {}  // before the first reduction
 };
 
@@ -177,7 +181,7 @@ template <typename L, typename Op> struct RowDriver {
     // Whether a block takes several rows, so that loading the next one early pays (`resident` in rows.py).
     static constexpr bool AHEAD = L::FIT == LONG || L::WORDS * Op::INPUTS > 16;
 
-    FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
+    FERRYMAN_DEVICE void run(i64 blocks, typename Share<L>::Partial* scratch) {
         Reduction reduction = Share<L>::begin(scratch);
         const i64 step = blocks / L::CLUSTER * L::ROWS;
         i64 base = platform::block_index() / L::CLUSTER * L::ROWS;  // the same for the whole block, so that barriers are met
@@ -223,7 +227,7 @@ template <typename L, typename Op, Fit FIT = L::FIT> struct DriverOf { typedef R
 template <typename L, typename Op>
 FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 rows, i64 n, int slots, i64 blocks) {
     typedef Pack<typename L::Type, L::V> P;
-    FERRYMAN_SHARED(float, scratch, (Share<L>::Reduction::SCRATCH));
+    FERRYMAN_SHARED(typename Share<L>::Partial, scratch, (Share<L>::SCRATCH));
     P* shared = nullptr;
     if constexpr (L::FIT == LONG || L::FIT == RING) {
         FERRYMAN_DYNAMIC_SHARED(platform::words4, dynamic);

@@ -46,9 +46,10 @@ class Demand(NamedTuple):
     fitting: tuple[int, int, int] = (1024, 768, 512)
     alone: tuple[_Alone, ...] = ()
     ring: bool = False
+    weights: int = 0
 
 
-def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand:
+def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False, weights: int = 0) -> Demand:
     """``kind``: "scaled" (rms_norm), "added" (add_rms_norm), "centred" (layer_norm) or "softmax"; ``wide``: weights of
     more bytes than the row's elements. These are the largest with which no kernel spills registers (gfx90a, gfx942,
     gfx950, sm_80, sm_90): 16 bits are widened to compute with, and ptxas keeps softmax's exponentials from pass
@@ -62,13 +63,14 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand
         return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, ring=True)
     if kind == "centred":
         return Demand(
-            tensors, (12 if wide else 16) if half else 24, lone=8, fitting=(fitting[0], 256 if wide else 512, 256)
-        )
+            tensors, (12 if wide else 16) if half else 24, lone=8, fitting=(fitting[0], 256 if wide else 512, 256),
+            ring=True, weights=weights,
+        )  # fmt: skip
     if kind == "added":
         alone: tuple[_Alone, ...] = (_Alone(1024, 2, 1024, 1024), _Alone(2048, 8, 512, 512))
         return Demand(tensors, 24 if half else 32, fitting=fitting, alone=alone)
     alone = (_Alone(1024, 4, 512, 1024), _Alone(2048, 16, 256, 512))
-    return Demand(tensors, 16 if half else 32, fitting=fitting, alone=alone, ring=True)
+    return Demand(tensors, 16 if half else 32, fitting=fitting, alone=alone, ring=True, weights=weights)
 
 
 class RowPlan(NamedTuple):
@@ -205,25 +207,26 @@ def _clustered(row: _Row) -> RowPlan | None:
 
 
 def _ring(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
-    """Rows that a block of up to 1024 threads, or a cluster of them, takes one after another from shared memory."""
+    """Rows that groups of up to 512 threads of a block, or of a cluster of them, take one after another from shared
+    memory."""
     for cluster in (1, 2, 4, 8):
         columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
         lanes = _up(-(-columns // 4), 32)
-        if lanes <= _MOST_THREADS:
+        if lanes > _LARGE_BLOCK:
+            continue
+        groups = _MOST_THREADS // lanes
+        stage = columns * VECTOR_BYTES
+        weights = columns * row.width * row.need.weights
+        slots = min(_MOST_STAGES, (shared_memory + 1024 - _RING_RESERVED - weights) // (groups * stage))
+        if slots >= 2:
             break
     else:
         return None
-    bound = _MOST_THREADS // lanes
-    stage = columns * VECTOR_BYTES
-    room = (shared_memory + 1024) // bound - _RING_RESERVED  # an SM has 1 KiB more than a block may ask for
-    slots = min(_MOST_STAGES, room // stage)
-    if slots < 2:
-        return None
     # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an
     # H200 there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
-    usable = units * bound if cluster <= 2 else (units - 16) * bound
-    return RowPlan((row.width, lanes, 1, 4, "RING", bound, cluster), lanes, 1, slots, slots * stage,
-                   max(1, usable // cluster))  # fmt: skip
+    usable = units if cluster <= 2 else units - 16
+    return RowPlan((row.width, lanes, groups, 4, "RING", 1, cluster), lanes * groups, groups, slots,
+                   groups * slots * stage + weights, max(1, usable // cluster))  # fmt: skip
 
 
 def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:

@@ -17,7 +17,7 @@ template <typename L, typename W, bool HOLD> struct Weights {
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
                 int column = first + (p * L::LANES + lane) * L::V;
-                if (!(L::FIT == RAGGED || L::FIT == RING) || column < end) load<AGAIN>(held[p], data + column);
+                if (L::FIT != RAGGED || column < end) load<AGAIN>(held[p], data + column);
                 else zero(held[p]);
             }
         }
@@ -35,6 +35,26 @@ template <typename L, typename W, bool HOLD> struct Weights {
     }
 };
 
+// Where rows come through a ring: those of the block's columns, in shared memory. From L2 they would be read for every
+// row, as many bytes as the row has.
+template <typename L, typename W> struct PlacedWeights {
+    typedef Pack<W, L::V> P;
+    const W* data;
+    const P* placed;  // of this thread's first pack
+
+    FERRYMAN_DEVICE void* place(void* memory, int first, int end) {
+        const int thread = platform::thread_index(), packs = (end - first) / L::V;
+        P* to = (P*)memory;
+        for (int at = thread; at < packs; at += L::THREADS) load<AGAIN>(to[at], data + first + at * L::V);
+        placed = to + thread % L::LANES;
+        return to + packs;
+    }
+    FERRYMAN_DEVICE void prepare(int, int, int) {}
+    FERRYMAN_DEVICE void get(float (&out)[L::V], i64, int p) const { unpack(placed[p * L::LANES], out); }
+};
+template <typename L, typename W, bool HOLD, Fit FIT = L::FIT> struct WeightsOf { typedef Weights<L, W, HOLD> Type; };
+template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, RING> { typedef PlacedWeights<L, W> Type; };
+
 // Rounds to T and back.
 template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
     Pack<T, V> rounded;
@@ -50,7 +70,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
 
     T* y;
-    Weights<L, W, HOLD> weights;
+    typename WeightsOf<L, W, HOLD>::Type weights;
     float eps, count;
     T* out;
     float squares, scale;
@@ -71,6 +91,20 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
         squares = reduction.template reduce<Sum>(squares);
         scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);
     }
+    FERRYMAN_DEVICE void place(void* memory, i64, int first, int end) {
+        y += first + platform::thread_index() % L::LANES * L::V;
+        if constexpr (WEIGHTED) weights.place(memory, first, end);
+    }
+    FERRYMAN_DEVICE void gather(Pack<T, L::V> (&x)[L::PACKS], int live) {
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            if (p >= live) continue;
+            float values[L::V];
+            unpack(x[p], values);
+            add<0>(values);
+        }
+    }
+    template <typename R> FERRYMAN_DEVICE void join(R& reduction) { finish<0>(reduction); }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
         unpack(x, values);
@@ -100,6 +134,10 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
         sum_row = sums + row * n;
     }
     FERRYMAN_DEVICE const T* merged() const { return sum_row; }
+    FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
+        sums += first + platform::thread_index() % L::LANES * L::V;
+        RmsNorm<L, W, CAST, 2>::place(memory, n, first, end);
+    }
     FERRYMAN_DEVICE void merge(Pack<T, L::V>& x, const Pack<T, L::V>& residual, i64 column) const {
         float a[L::V], b[L::V];
         unpack(x, a);
@@ -119,8 +157,8 @@ template <typename L, typename W, typename B> struct LayerNorm {
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
 
     T* y;
-    Weights<L, W, HOLD && WEIGHTED> weights;
-    Weights<L, B, HOLD && BIASED> biases;
+    typename WeightsOf<L, W, HOLD && WEIGHTED>::Type weights;
+    typename WeightsOf<L, B, HOLD && BIASED>::Type biases;
     float eps, count;
     T* out;
     float sum, squares, mean, scale;
@@ -172,6 +210,86 @@ template <typename L, typename W, typename B> struct LayerNorm {
     }
 };
 
+// The same through a ring, in one exchange. A thread takes its elements relative to the first of them: however far that one
+// lies from the others, its square is a part of theirs, so that no more is lost than log2 of their number in bits. Waves
+// and blocks then put together sums, and squares about their own means (Chan, Golub, LeVeque 1979).
+template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm<L, W, B> {
+    typedef LayerNorm<L, W, B> Base;
+    typedef Pack<typename L::Type, L::V> P;
+    static constexpr int WAVES = L::LANES / WAVE, PARTS = WAVES * L::CLUSTER;
+    static constexpr int WIDTH = ceil_power_of_two(PARTS) < WAVE ? ceil_power_of_two(PARTS) : WAVE;
+    static constexpr int EACH = (PARTS + WIDTH - 1) / WIDTH;
+    float origin, elements;     // of this thread
+    float of_wave;              // elements of this wave
+    float of_part[EACH];        // and of those whose partials this lane takes up
+
+    // 0 / 0 is 0 here: who has no elements has no mean.
+    static FERRYMAN_DEVICE float mean_of(float sum, float elements) {
+        return elements > 0.0f ? divide<L::WORDS>(sum, elements) : 0.0f;
+    }
+    static FERRYMAN_DEVICE float elements_of(int wave, int columns) {
+        int found = 0;
+        for (int p = 0; p < L::PACKS; ++p) {
+            const int left = columns - (p * L::LANES + wave * WAVE) * L::V;
+            found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;
+        }
+        return (float)found;
+    }
+
+    FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
+        if constexpr (Base::WEIGHTED) memory = Base::weights.place(memory, first, end);
+        if constexpr (Base::BIASED) Base::biases.place(memory, first, end);
+        const int lane = platform::thread_index() % L::LANES, block = columns_of_block<L>(n);
+        Base::y += first + lane * L::V;
+        of_wave = elements_of(lane / WAVE, end - first);
+        for (int i = 0; i < EACH; ++i) {
+            const int part = i * WIDTH + (lane & (WIDTH - 1)), rank = part / WAVES;
+            const i64 left = n - (i64)rank * block;
+            of_part[i] = part < PARTS ? elements_of(part % WAVES, left < block ? (int)left : block) : 0.0f;
+        }
+    }
+    FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
+        float values[L::V];
+        unpack(x[0], values);
+        elements = (float)(live * L::V);
+        origin = live > 0 ? values[0] : 0.0f;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            forget(x[p]);
+            if (p >= live) continue;
+            unpack(x[p], values);
+#pragma unroll
+            for (int i = 0; i < L::V; ++i) {
+                const float centred = values[i] - origin;
+                Base::sum += centred;
+                Base::squares += centred * centred;
+            }
+        }
+    }
+    template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
+        const float own = mean_of(Base::sum, elements);
+        typename R::Partial parts[R::EACH], wave;
+        wave.first = R::template over_wave<Sum>(Base::sum + elements * origin);
+        const float off = own + origin - mean_of(wave.first, of_wave);
+        wave.second = R::template over_wave<Sum>(Base::squares - Base::sum * own + elements * off * off);
+        reduction.exchange(wave, {0.0f, 0.0f}, parts);
+        float total = 0.0f, about = 0.0f;
+#pragma unroll
+        for (int i = 0; i < R::EACH; ++i) total += parts[i].first;
+        Base::mean = divide<Base::KEPT>(R::template over_parts<Sum>(total), Base::count);
+#pragma unroll
+        for (int i = 0; i < R::EACH; ++i) {
+            const float apart = mean_of(parts[i].first, of_part[i]) - Base::mean;
+            about += parts[i].second + of_part[i] * apart * apart;
+        }
+        Base::scale = inverse_root<Base::KEPT>(divide<Base::KEPT>(R::template over_parts<Sum>(about), Base::count) + Base::eps);
+    }
+};
+template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNormOf { typedef LayerNorm<L, W, B> Type; };
+template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, RING> {
+    typedef StagedLayerNorm<L, W, B> Type;
+};
+
 template <typename L, typename W, bool CAST>
 FERRYMAN_DEVICE void rms_norm(RowInput x, const W* weight, typename L::Type* y, i64 rows, i64 n, i64 slots,
                               i64 blocks, float eps) {
@@ -191,7 +309,7 @@ FERRYMAN_DEVICE void add_rms_norm(RowInput x, RowInput residual, const W* weight
 template <typename L, typename W, typename B>
 FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, typename L::Type* y, i64 rows, i64 n,
                                 i64 slots, i64 blocks, float eps) {
-    LayerNorm<L, W, B> op;
+    typename LayerNormOf<L, W, B>::Type op;
     op.y = y, op.weights.data = weight, op.biases.data = bias, op.eps = eps;
     for_each_row<L>(op, x, RowInput{}, rows, n, (int)slots, blocks);
 }
