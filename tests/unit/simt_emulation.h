@@ -25,7 +25,7 @@ typedef unsigned long long u64;
 constexpr int WAVE_LANES = FERRYMAN_WAVE;
 constexpr int MOST_THREADS = 1024;
 constexpr int MOST_BLOCKS = 8;  // of a cluster
-constexpr int MOST_FIBERS = 4096;
+constexpr int MOST_FIBERS = 8192;
 constexpr size_t STACK = 96 * 1024;
 constexpr size_t GUARD = 16 * 1024;  // bytes after dynamic shared memory that must stay as they are
 
@@ -234,7 +234,7 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
     state.regions = regions, state.region_count = region_count;
     state.error[0] = 0;
     if (threads > MOST_THREADS) return "the emulation takes at most 1024 threads";
-    if (cluster > MOST_BLOCKS || state.fibers > MOST_FIBERS) return "the emulation takes at most 4096 threads a cluster";
+    if (cluster > MOST_BLOCKS || state.fibers > MOST_FIBERS) return "the emulation takes at most 8192 threads a cluster";
     if (cluster > 1 && threads % WAVE_LANES != 0) return "blocks of a cluster are whole waves";
     if (grid % cluster != 0) return "the grid is no multiple of the cluster";
     if (state.stacked < state.fibers * STACK) {

@@ -64,7 +64,7 @@ template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
 
 template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::WORDS * TENSORS;
+    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::FIT == RING ? 1 : L::WORDS * TENSORS;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
@@ -151,7 +151,7 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
 
 template <typename L, typename W, typename B> struct LayerNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::WORDS;
+    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::FIT == RING ? 1 : L::WORDS;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
@@ -225,7 +225,7 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
 
     // 0 / 0 is 0 here: who has no elements has no mean.
     static FERRYMAN_DEVICE float mean_of(float sum, float elements) {
-        return elements > 0.0f ? divide<L::WORDS>(sum, elements) : 0.0f;
+        return elements > 0.0f ? divide<Base::KEPT>(sum, elements) : 0.0f;
     }
     static FERRYMAN_DEVICE float elements_of(int wave, int columns) {
         int found = 0;
