@@ -219,21 +219,22 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
     static constexpr int WAVES = L::LANES / WAVE, PARTS = WAVES * L::CLUSTER;
     static constexpr int WIDTH = ceil_power_of_two(PARTS) < WAVE ? ceil_power_of_two(PARTS) : WAVE;
     static constexpr int EACH = (PARTS + WIDTH - 1) / WIDTH;
-    float origin, elements;     // of this thread
-    float of_wave;              // elements of this wave
-    float of_part[EACH];        // and of those whose partials this lane takes up
+    struct Count {
+        float elements, inverse;  // 0 and 0 where there are none
+    };
+    Count own, of_wave, of_part[EACH];  // of this thread, its wave, the partials that this lane takes up
+    float origin;
 
-    // 0 / 0 is 0 here: who has no elements has no mean.
-    static FERRYMAN_DEVICE float mean_of(float sum, float elements) {
-        return elements > 0.0f ? divide<Base::KEPT>(sum, elements) : 0.0f;
+    static FERRYMAN_DEVICE Count count_of(int elements) {
+        return {(float)elements, elements > 0 ? 1.0f / (float)elements : 0.0f};
     }
-    static FERRYMAN_DEVICE float elements_of(int wave, int columns) {
+    static FERRYMAN_DEVICE Count count_of_wave(int wave, int columns) {
         int found = 0;
         for (int p = 0; p < L::PACKS; ++p) {
             const int left = columns - (p * L::LANES + wave * WAVE) * L::V;
             found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;
         }
-        return (float)found;
+        return count_of(found);
     }
 
     FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
@@ -241,17 +242,19 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
         if constexpr (Base::BIASED) Base::biases.place(memory, first, end);
         const int lane = platform::thread_index() % L::LANES, block = columns_of_block<L>(n);
         Base::y += first + lane * L::V;
-        of_wave = elements_of(lane / WAVE, end - first);
+        int mine = 0;
+        for (int p = 0; p < L::PACKS; ++p) mine += first + (p * L::LANES + lane) * L::V < end ? L::V : 0;
+        own = count_of(mine);
+        of_wave = count_of_wave(lane / WAVE, end - first);
         for (int i = 0; i < EACH; ++i) {
             const int part = i * WIDTH + (lane & (WIDTH - 1)), rank = part / WAVES;
             const i64 left = n - (i64)rank * block;
-            of_part[i] = part < PARTS ? elements_of(part % WAVES, left < block ? (int)left : block) : 0.0f;
+            of_part[i] = part < PARTS ? count_of_wave(part % WAVES, left < block ? (int)left : block) : Count{0.0f, 0.0f};
         }
     }
     FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
         float values[L::V];
         unpack(x[0], values);
-        elements = (float)(live * L::V);
         origin = live > 0 ? values[0] : 0.0f;
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
@@ -267,11 +270,10 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
         }
     }
     template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
-        const float own = mean_of(Base::sum, elements);
         typename R::Partial parts[R::EACH], wave;
-        wave.first = R::template over_wave<Sum>(Base::sum + elements * origin);
-        const float off = own + origin - mean_of(wave.first, of_wave);
-        wave.second = R::template over_wave<Sum>(Base::squares - Base::sum * own + elements * off * off);
+        wave.first = R::template over_wave<Sum>(Base::sum + own.elements * origin);
+        const float shift = Base::sum * own.inverse, apart = origin + shift - wave.first * of_wave.inverse;
+        wave.second = R::template over_wave<Sum>(Base::squares - Base::sum * shift + own.elements * apart * apart);
         reduction.exchange(wave, {0.0f, 0.0f}, parts);
         float total = 0.0f, about = 0.0f;
 #pragma unroll
@@ -279,8 +281,8 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
         Base::mean = divide<Base::KEPT>(R::template over_parts<Sum>(total), Base::count);
 #pragma unroll
         for (int i = 0; i < R::EACH; ++i) {
-            const float apart = mean_of(parts[i].first, of_part[i]) - Base::mean;
-            about += parts[i].second + of_part[i] * apart * apart;
+            const float apart = parts[i].first - of_part[i].elements * Base::mean;
+            about += parts[i].second + apart * apart * of_part[i].inverse;
         }
         Base::scale = inverse_root<Base::KEPT>(divide<Base::KEPT>(R::template over_parts<Sum>(about), Base::count) + Base::eps);
     }
