@@ -22,11 +22,18 @@ def _x(rows: int, n: int) -> Tensor:
     return torch.randn(rows, n, generator=torch.Generator().manual_seed(n)).bfloat16()
 
 
+def _steps(rows: int, n: int) -> Tensor:
+    """Neighbouring columns lie close together, distant ones far apart: whose mean is whose matters."""
+    return _x(rows, n) * 0.1 + torch.linspace(-4, 4, n).bfloat16()
+
+
 # float NaNs whose mantissa is all ones: the rounding carry of a naive conversion makes them -0
 FULL_NAN = torch.full((64,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
 # name -> (what is replaced, by what, kernel, inputs)
 MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "none": ("", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
+    "ring_softmax_none": ("", "", softmax.softmax, (_x(9, 20_008),)),
+    "ring_layer_none": ("", "", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6)),
     "no_barrier": ("            platform::barrier();\n", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
     "one_scratch": ("half ^= 1;", "", softmax.softmax, (_x(5, 80_000),)),
     "divergent_barrier": (
@@ -57,15 +64,36 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         "            op.begin(row, n);\n            if (end > first)",
         softmax.softmax, (_x(9, 20_008),),
     ),
-    "cluster_of_strangers": ("if (lane < SIZE) platform::cluster_post", "if (lane == platform::cluster_rank()) "
-                             "platform::cluster_post", softmax.softmax, (_x(2, 50_264),)),
+    "cluster_of_strangers": (
+        "if (lane < SIZE)\n", "if (lane == platform::cluster_rank())\n", softmax.softmax, (_x(2, 50_264),),
+    ),
     "cluster_not_met": (
         "static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }", "static FERRYMAN_DEVICE void meet() {}",
         softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_partials_overwritten": (
-        "float* partial = scratch + (count & 1) * PARTIALS;", "float* partial = scratch;",
-        softmax.softmax, (_x(5, 50_264),),
+        "(V*)(scratch + (count & 1) * PARTIALS)", "(V*)scratch", softmax.softmax, (_x(9, 50_264),),
+    ),
+    "ring_of_one_group_for_all": ("shared = stage_of(group * slots);", "", softmax.softmax, (_x(9, 20_008),)),
+    "ring_absent_columns_counted": ("if (p >= live) absent(x[p]);", "", softmax.softmax, (_x(3, 20_008),)),
+    "ring_maximum_of_a_wave_alone": (
+        "total += parts[i].second * exp_of<T>(parts[i].first - all);", "total += parts[i].second;",
+        softmax.softmax, (_x(3, 20_008),),
+    ),
+    "ring_waves_about_their_own_means": (
+        "about += parts[i].second + apart * apart * of_part[i].inverse;", "about += parts[i].second;",
+        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "ring_threads_about_their_own_means": (
+        "+ own.elements * apart * apart);", ");", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "ring_waves_of_equal_length": (
+        "found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;", "found += WAVE * L::V;",
+        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "ring_weights_of_another_block": (
+        "data + first + at * L::V", "data + at * L::V", norm.rms_norm,
+        (_x(3, 65_536), _x(1, 65_536)[0], 1e-6, False),
     ),
 }  # fmt: skip
 # what the emulation itself says; the others give wrong results
@@ -80,6 +108,8 @@ def _right(kernel: Callable[..., Any], inputs: tuple[Any, ...], got: Any) -> boo
     x = inputs[0].double()
     if kernel is softmax.softmax:
         expected = torch.softmax(x, -1)
+    elif kernel is norm.layer_norm:
+        expected = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 1e-6)
     else:
         expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         expected = expected if inputs[1] is None else expected * inputs[1].double()
@@ -110,7 +140,7 @@ def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest
             except AssertionError as error:
                 refused = str(error)
         passed = refused is None and all(_right(kernel, inputs, r) for r in results)
-        assert passed == (name == "none"), refused
+        assert passed == name.endswith("none"), refused
         assert REFUSALS.get(name, "") in (refused or "")
     finally:
         del simt._RUNTIMES["emulated32"]
