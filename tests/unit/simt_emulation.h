@@ -61,7 +61,7 @@ struct State {
     bool started[MOST_FIBERS], done[MOST_FIBERS];
     int shuffles[MOST_FIBERS], tickets[MOST_FIBERS];
     u32 exchanged[2][MOST_FIBERS];
-    Gate block_gate[MOST_BLOCKS], cluster_gate, wave_gate[MOST_FIBERS / 32];
+    Gate block_gate[MOST_BLOCKS], group_gate[MOST_BLOCKS][16], cluster_gate, wave_gate[MOST_FIBERS / 32];
     std::unique_ptr<char[]> stacks;
     size_t stacked = 0;
     std::vector<char> dynamic;
@@ -178,6 +178,8 @@ inline void run_cluster() {
     state.alive = state.fibers;
     state.cluster_gate = Gate();
     for (Gate& g : state.block_gate) g = Gate();
+    for (auto& groups : state.group_gate)
+        for (Gate& g : groups) g = Gate();
     for (Gate& g : state.wave_gate) g = Gate();
     state.poisoned.clear();
     state.pending.clear();
@@ -287,6 +289,11 @@ inline int thread_index() { return emulation::state.current % emulation::state.t
 inline long long block_index() { return emulation::state.block + emulation::state.rank(); }
 inline void barrier() {
     emulation::meet(emulation::state.block_gate[emulation::state.rank()], emulation::state.threads);
+}
+
+template <int THREADS> void group_barrier(int group) {
+    if (group < 0 || group > 14) return emulation::fail("a group's barrier that does not exist", nullptr, group, THREADS);
+    emulation::meet(emulation::state.group_gate[emulation::state.rank()][group], THREADS);
 }
 
 inline int cluster_rank() { return emulation::state.rank(); }

@@ -31,7 +31,7 @@ template <int WAVES, int SIZE> struct PostedReduction {
     static_assert(SIZE <= WAVE, "a lane posts to each block");
     Pair* scratch;  // 2 * PARTIALS
     platform::Arrival* arrivals;
-    int thread;  // of the row's threads in this block
+    int thread, group;  // of the row's threads in this block; which row's they are
     u32 count;
 
     FERRYMAN_DEVICE int part(int i) const { return i * WIDTH + (thread & (WIDTH - 1)); }
@@ -40,6 +40,12 @@ template <int WAVES, int SIZE> struct PostedReduction {
     template <typename V> FERRYMAN_DEVICE const V* post(const V& partial) {
         const int lane = thread & (WAVE - 1);
         V* partials = (V*)(scratch + (count & 1) * PARTIALS);
+        if constexpr (SIZE == 1) {
+            if (lane == 0) partials[thread / WAVE] = partial;
+            platform::group_barrier<WAVES * WAVE>(group);
+            ++count;
+            return partials;
+        }
         platform::Arrival* arrival = arrivals + (count & 1);
         if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(V));
         if (lane < SIZE)
@@ -71,20 +77,22 @@ template <int WAVES, int SIZE> struct PostedReduction {
 
 template <typename L> struct Posted {
     typedef PostedReduction<L::LANES / WAVE, L::CLUSTER> Reduction;
-    static FERRYMAN_DEVICE int rank() { return platform::cluster_rank(); }
+    static FERRYMAN_DEVICE int rank() { return L::CLUSTER == 1 ? 0 : platform::cluster_rank(); }
     typedef Pair Partial;
     static constexpr int SCRATCH = L::ROWS * 2 * Reduction::PARTIALS;
     static FERRYMAN_DEVICE Reduction begin(Partial* scratch) {
         FERRYMAN_SHARED(platform::Arrival, arrivals, (2 * L::ROWS));
         const int thread = platform::thread_index(), group = thread / L::LANES;
-        if (thread == 0) {
+        if (L::CLUSTER > 1 && thread == 0) {
             for (int i = 0; i < 2 * L::ROWS; ++i) platform::arrival_begin(arrivals + i);
             platform::arrival_publish();
         }
-        platform::cluster_arrive();
-        return Reduction{scratch + group * 2 * Reduction::PARTIALS, arrivals + 2 * group, thread % L::LANES, 0};
+        if constexpr (L::CLUSTER > 1) platform::cluster_arrive();
+        return Reduction{scratch + group * 2 * Reduction::PARTIALS, arrivals + 2 * group, thread % L::LANES, group, 0};
     }
-    static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }
+    static FERRYMAN_DEVICE void meet() {
+        if constexpr (L::CLUSTER > 1) platform::cluster_wait();
+    }
 };
 template <typename L, int CLUSTER> struct Share<L, CLUSTER, false> : Posted<L> {};
 template <typename L> struct Share<L, 1, true> : Posted<L> {};
@@ -100,6 +108,7 @@ constexpr int MOST_STAGES = 16;
 //                                        `merge` and `emit` count from this thread's first: of a register each, not two
 //   void gather(packs, live)             this thread's part of a row's statistics; the first `live` packs are inside
 //   void join(reduction)                 over the row's threads: one exchange
+//   float result()                       something that `join` has made
 template <typename L, typename Op> struct RingDriver {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
@@ -179,5 +188,73 @@ template <typename L, typename Op> struct RingDriver {
 };
 
 template <typename L, typename Op> struct DriverOf<L, Op, RING> { typedef RingDriver<L, Op> Type; };
+
+// A row to a cluster, or to a block: the hardware deals them, so that no SM waits for another. What an SM does not load
+// while its blocks reduce and write is fetched by L2 in the meantime.
+template <typename L, typename Op> struct WholeDriver {
+    typedef typename L::Type T;
+    typedef Pack<T, L::V> P;
+    typedef typename Share<L>::Reduction Reduction;
+    static_assert(L::ROWS == 1 && L::LANES > WAVE, "a block has part of one row");
+
+    Op& op;
+    RowInput x, residual;
+    i64 rows, n;
+    int slots;  // rows ahead, 0: none
+    P* shared;
+    int lane;
+    int first, end;
+
+    FERRYMAN_DEVICE const T* at(const RowInput& in, i64 row) const { return (const T*)in.data + row * in.stride + first; }
+
+    FERRYMAN_DEVICE void fetch(P (&held)[L::PACKS], const RowInput& in, i64 row, int live) const {
+        const T* from = at(in, row) + lane * L::V;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            if (p < live) load<ONCE>(held[p], from + p * L::LANES * L::V);
+            else zero(held[p]);
+        }
+    }
+
+    FERRYMAN_DEVICE void run(i64 blocks, Pair* scratch) {
+        Reduction reduction = Share<L>::begin(scratch);
+        const i64 step = blocks / L::CLUSTER;
+        int live = 0;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) live += first + (p * L::LANES + lane) * L::V < end;
+        P held[L::PACKS], other[Op::INPUTS == 2 ? L::PACKS : 1];
+        i64 row = platform::block_index() / L::CLUSTER;
+        fetch(held, x, row, live);
+        if constexpr (Op::INPUTS == 2) fetch(other, residual, row, live);
+        op.place(nullptr, n, first, end);
+        op.prepare(n, first, end, lane);
+        Share<L>::meet();
+        for (;;) {
+            if (slots > 0 && lane == L::LANES - WAVE && row + slots < rows && end > first) {
+                platform::prefetch(at(x, row + slots), (end - first) * (int)sizeof(T));
+                if constexpr (Op::INPUTS == 2)
+                    platform::prefetch(at(residual, row + slots), (end - first) * (int)sizeof(T));
+            }
+            op.begin(row, n);
+            if constexpr (Op::INPUTS == 2) {
+#pragma unroll
+                for (int p = 0; p < L::PACKS; ++p)
+                    if (p < live) op.merge(held[p], other[p], p * L::LANES * L::V);
+            }
+            op.gather(held, live);
+            op.join(reduction);
+            disguise(held, (u32)(n >> 32), op.result());
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p)
+                if (p < live) op.emit(held[p], p * L::LANES * L::V, p);
+            row += step;
+            if (row >= rows) break;
+            fetch(held, x, row, live);
+            if constexpr (Op::INPUTS == 2) fetch(other, residual, row, live);
+        }
+    }
+};
+
+template <typename L, typename Op> struct DriverOf<L, Op, WHOLE> { typedef WholeDriver<L, Op> Type; };
 
 }  // namespace ferryman

@@ -9,6 +9,7 @@
 //           thread that wrote them; what does not fit there either is read again, through L2, last read first (the
 //           most recent lines are the likeliest to be there still).
 //   RING    n <= capacity: rows are copied to a ring of `slots` stages in shared memory ahead of time (ring.cuh)
+//   WHOLE   n <= capacity: a row to a cluster or block, and L2 is told to fetch the row `slots` further on (ring.cuh)
 //
 // With CLUSTER > 1 (sm_90 and newer) the blocks of a cluster share a row, each with columns `first` to `end` of it, and
 // "capacity" is that of the cluster.
@@ -32,7 +33,7 @@ namespace ferryman {
 #define FERRYMAN_ROW_KERNEL_8(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 8)
 #define FERRYMAN_ROW_KERNEL_16(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 16)
 
-enum Fit { EXACT, RAGGED, LONG, RING };
+enum Fit { EXACT, RAGGED, LONG, RING, WHOLE };
 
 struct RowInput {
     const void* data;
@@ -54,7 +55,7 @@ template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_, int C
 };
 
 // What a row's threads reduce with, and which part of the row a block takes. ring.cuh has the forms of a cluster.
-template <typename L, int CLUSTER = L::CLUSTER, bool STAGED = L::FIT == RING> struct Share;
+template <typename L, int CLUSTER = L::CLUSTER, bool ONE = L::FIT == RING || L::FIT == WHOLE> struct Share;
 template <typename L> struct Share<L, 1, false> {
     typedef RowReduction<L::LANES, L::ROWS> Reduction;
     typedef float Partial;

@@ -52,7 +52,24 @@ template <typename L, typename W> struct PlacedWeights {
     FERRYMAN_DEVICE void prepare(int, int, int) {}
     FERRYMAN_DEVICE void get(float (&out)[L::V], i64, int p) const { unpack(placed[p * L::LANES], out); }
 };
+// Where a row has its cluster: this thread's, through L1.
+template <typename L, typename W> struct PassingWeights {
+    typedef Pack<W, L::V> P;
+    const W* data;
+
+    FERRYMAN_DEVICE void* place(void* memory, int first, int) {
+        data += first + platform::thread_index() % L::LANES * L::V;
+        return memory;
+    }
+    FERRYMAN_DEVICE void prepare(int, int, int) {}
+    FERRYMAN_DEVICE void get(float (&out)[L::V], i64 column, int) const {
+        P pack;
+        load<AGAIN>(pack, data + column);
+        unpack(pack, out);
+    }
+};
 template <typename L, typename W, bool HOLD, Fit FIT = L::FIT> struct WeightsOf { typedef Weights<L, W, HOLD> Type; };
+template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, WHOLE> { typedef PassingWeights<L, W> Type; };
 template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, RING> { typedef PlacedWeights<L, W> Type; };
 
 // Rounds to T and back.
@@ -64,7 +81,7 @@ template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
 
 template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::FIT == RING ? 1 : L::WORDS * TENSORS;
+    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::FIT == RING || L::FIT == WHOLE ? 1 : L::WORDS * TENSORS;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
@@ -105,6 +122,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
         }
     }
     template <typename R> FERRYMAN_DEVICE void join(R& reduction) { finish<0>(reduction); }
+    FERRYMAN_DEVICE float result() const { return scale; }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
         unpack(x, values);
@@ -151,7 +169,7 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
 
 template <typename L, typename W, typename B> struct LayerNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::FIT == RING ? 1 : L::WORDS;
+    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::FIT == RING || L::FIT == WHOLE ? 1 : L::WORDS;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
@@ -242,6 +260,13 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
         if constexpr (Base::BIASED) Base::biases.place(memory, first, end);
         const int lane = platform::thread_index() % L::LANES, block = columns_of_block<L>(n);
         Base::y += first + lane * L::V;
+        if (n == (i64)L::LANES * L::PACKS * L::V * L::CLUSTER) {
+            own = count_of(L::PACKS * L::V);
+            of_wave = count_of(WAVE * L::PACKS * L::V);
+            for (int i = 0; i < EACH; ++i)
+                of_part[i] = i * WIDTH + (lane & (WIDTH - 1)) < PARTS ? of_wave : Count{0.0f, 0.0f};
+            return;
+        }
         int mine = 0;
         for (int p = 0; p < L::PACKS; ++p) mine += first + (p * L::LANES + lane) * L::V < end ? L::V : 0;
         own = count_of(mine);
@@ -252,6 +277,7 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
             of_part[i] = part < PARTS ? count_of_wave(part % WAVES, left < block ? (int)left : block) : Count{0.0f, 0.0f};
         }
     }
+    FERRYMAN_DEVICE float result() const { return Base::scale; }
     FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
         float values[L::V];
         unpack(x[0], values);
@@ -289,6 +315,9 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
 };
 template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNormOf { typedef LayerNorm<L, W, B> Type; };
 template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, RING> {
+    typedef StagedLayerNorm<L, W, B> Type;
+};
+template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, WHOLE> {
     typedef StagedLayerNorm<L, W, B> Type;
 };
 

@@ -47,19 +47,13 @@ template <typename L> struct StagedSoftmax {
     static constexpr int INPUTS = 1;
     T* y;
     T* out;
-    static constexpr bool KEEP = true;
+    static constexpr bool KEEP = L::WORDS <= 16;
     float kept[KEEP ? L::PACKS : 1][L::V];
     float largest, sum, factor, peak;
 
     // What exponentials are relative to: with no element but -inf, anything finite.
     static FERRYMAN_DEVICE float base(float largest) { return largest == negative_infinity() ? 0.0f : largest; }
 
-    static FERRYMAN_DEVICE void absent(P& x) {
-        float values[L::V];
-#pragma unroll
-        for (int i = 0; i < L::V; ++i) values[i] = negative_infinity();
-        pack(x, values);
-    }
     FERRYMAN_DEVICE void place(void*, i64, int first, int) { y += first + platform::thread_index() % L::LANES * L::V; }
     FERRYMAN_DEVICE void prepare(i64, int, int, int) {}
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
@@ -68,24 +62,26 @@ template <typename L> struct StagedSoftmax {
         sum = 0.0f;
     }
     FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
+        u32 pair = minus_infinities<T>();
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
-            float values[L::V];
-            if (p >= live) absent(x[p]);
-            unpack(x[p], values);
 #pragma unroll
-            for (int i = 0; i < L::V; ++i) largest = platform::fmax(largest, values[i]);
+            for (int i = 0; i < P::WORDS; ++i) {
+                if (p >= live) x[p].word[i] = minus_infinities<T>();
+                pair = larger<T>(pair, x[p].word[i]);
+            }
         }
+        largest = largest_of<T>(pair);
         const float from = base(largest);
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
-            forget(x[p]);
             float (&values)[L::V] = kept[KEEP ? p : 0];
             unpack(x[p], values);
 #pragma unroll
             for (int i = 0; i < L::V; ++i) sum += values[i] = exp_of<T>(values[i] - from);
         }
     }
+    FERRYMAN_DEVICE float result() const { return factor; }
     // NaN is in the sum, and so in all results; a row of -inf alone has the sum 0, and 0 / 0.
     template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
         typename R::Partial parts[R::EACH], own;
@@ -104,7 +100,7 @@ template <typename L> struct StagedSoftmax {
     }
     FERRYMAN_DEVICE void emit(P& x, i64 column, int p) const {
         float values[L::V];
-        if constexpr (!KEEP) { forget(x); unpack(x, values); }
+        if constexpr (!KEEP) unpack(x, values);
 #pragma unroll
         for (int i = 0; i < L::V; ++i) values[i] = (KEEP ? kept[p][i] : exp_of<T>(values[i] - peak)) * factor;
         P rounded;
@@ -115,6 +111,7 @@ template <typename L> struct StagedSoftmax {
 
 template <typename L, Fit FIT = L::FIT> struct SoftmaxOf { typedef Softmax<L> Type; };
 template <typename L> struct SoftmaxOf<L, RING> { typedef StagedSoftmax<L> Type; };
+template <typename L> struct SoftmaxOf<L, WHOLE> { typedef StagedSoftmax<L> Type; };
 
 template <typename L>
 FERRYMAN_DEVICE void softmax(RowInput x, typename L::Type* y, i64 rows, i64 n, i64 slots, i64 blocks) {
