@@ -85,11 +85,6 @@ FERRYMAN_DEVICE void cluster_post(float* here, int rank, const float (&four)[4],
         : "memory");
 }
 
-// The THREADS threads of a group meet: whole waves, with `group` of their own.
-template <int THREADS> FERRYMAN_DEVICE void group_barrier(int group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(THREADS) : "memory");
-}
-
 // Asks for memory to be brought into L2: whole words of 16 bytes.
 FERRYMAN_DEVICE void prefetch(const void* p, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes) : "memory");

@@ -8,8 +8,7 @@
 //   LONG    n > capacity: the next `slots` packs of each thread live in dynamic shared memory, private to the
 //           thread that wrote them; what does not fit there either is read again, through L2, last read first (the
 //           most recent lines are the likeliest to be there still).
-//   RING    n <= capacity: rows are copied to a ring of `slots` stages in shared memory ahead of time (ring.cuh)
-//   WHOLE   n <= capacity: a row to a cluster or block, and L2 is told to fetch the row `slots` further on (ring.cuh)
+//   WHOLE   n <= capacity: a row takes one exchange, and L2 is told to fetch the one `slots` further on (whole.cuh)
 //
 // With CLUSTER > 1 (sm_90 and newer) the blocks of a cluster share a row, each with columns `first` to `end` of it, and
 // "capacity" is that of the cluster.
@@ -31,9 +30,8 @@ namespace ferryman {
 #define FERRYMAN_ROW_KERNEL_2(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 2)
 #define FERRYMAN_ROW_KERNEL_4(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 4)
 #define FERRYMAN_ROW_KERNEL_8(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 8)
-#define FERRYMAN_ROW_KERNEL_16(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 16)
 
-enum Fit { EXACT, RAGGED, LONG, RING, WHOLE };
+enum Fit { EXACT, RAGGED, LONG, WHOLE };
 
 struct RowInput {
     const void* data;
@@ -50,12 +48,11 @@ template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_, int C
     static constexpr int BATCH = 4;
     static constexpr int WORDS = Pack<T, V>::WORDS * PACKS;
     static_assert(THREADS <= 1024, "a block has at most 1024 threads");
-    static_assert(CLUSTER == 1 || ROWS == 1 || FIT == RING, "a cluster takes one row at a time");
-    static_assert(CLUSTER == 1 || FIT != LONG, "the blocks of a cluster hold a row whole");
+    static_assert(CLUSTER == 1 || (ROWS == 1 && FIT != LONG), "a cluster takes one row at a time, in registers");
 };
 
-// What a row's threads reduce with, and which part of the row a block takes. ring.cuh has the forms of a cluster.
-template <typename L, int CLUSTER = L::CLUSTER, bool ONE = L::FIT == RING || L::FIT == WHOLE> struct Share;
+// What a row's threads reduce with, and which part of the row a block takes. whole.cuh has the forms of a cluster.
+template <typename L, int CLUSTER = L::CLUSTER, bool ONE = L::FIT == WHOLE> struct Share;
 template <typename L> struct Share<L, 1, false> {
     typedef RowReduction<L::LANES, L::ROWS> Reduction;
     typedef float Partial;
@@ -230,7 +227,7 @@ FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 row
     typedef Pack<typename L::Type, L::V> P;
     FERRYMAN_SHARED(typename Share<L>::Partial, scratch, (Share<L>::SCRATCH));
     P* shared = nullptr;
-    if constexpr (L::FIT == LONG || L::FIT == RING) {
+    if constexpr (L::FIT == LONG || L::FIT == WHOLE) {
         FERRYMAN_DYNAMIC_SHARED(platform::words4, dynamic);
         shared = (P*)dynamic;
     }

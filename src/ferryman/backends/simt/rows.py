@@ -20,32 +20,19 @@ _MAX_WORDS = 64
 _PERSISTENT_ABOVE_WORDS = 16
 
 
-class _Alone(NamedTuple):
-    """A block of up to ``threads`` with ``packs`` of 16 bytes each, and as many blocks as give an SM ``resident``
-    threads; for rows of more than ``above`` packs."""
-
-    above: int
-    packs: int
-    threads: int
-    resident: int
-
-
 class Demand(NamedTuple):
     """What an op takes on an architecture. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm).
     ``long_words``: words of its row that a thread keeps where a block has more than 256 threads, or the row does not
     fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
     keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
-    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``alone`` and ``ring``
-    are for devices with clusters: forms of a block that has a row of more than 16 KiB alone, and whether longer rows
-    take the ring."""
+    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``weights``: bytes of
+    weights and biases a column."""
 
     tensors: int = 1
     long_words: int = _MAX_WORDS
     lone: int = 16
     largest: int = _SMALL_BLOCK
     fitting: tuple[int, int, int] = (1024, 768, 512)
-    alone: tuple[_Alone, ...] = ()
-    ring: bool = False
     weights: int = 0
 
 
@@ -60,22 +47,17 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False, weights: 
     half = itemsize == 2
     fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
     if kind == "softmax":
-        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, ring=True)
+        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting)
     if kind == "centred":
-        return Demand(
-            tensors, (12 if wide else 16) if half else 24, lone=8, fitting=(fitting[0], 256 if wide else 512, 256),
-            ring=True, weights=weights,
-        )  # fmt: skip
-    if kind == "added":
-        alone: tuple[_Alone, ...] = (_Alone(1024, 2, 1024, 1024), _Alone(2048, 8, 512, 512))
-        return Demand(tensors, 24 if half else 32, fitting=fitting, alone=alone)
-    alone = (_Alone(1024, 4, 512, 1024), _Alone(2048, 16, 256, 512))
-    return Demand(tensors, 16 if half else 32, fitting=fitting, alone=alone, ring=True, weights=weights)
+        fitting = (fitting[0], 256 if wide else 512, 256)
+        return Demand(tensors, (12 if wide else 16) if half else 24, lone=8, fitting=fitting, weights=weights)
+    long_words = (24 if half else 32) if kind == "added" else (16 if half else 32)
+    return Demand(tensors, long_words, fitting=fitting, weights=weights)
 
 
 class RowPlan(NamedTuple):
     """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, the blocks of the launch bound, CLUSTER. ``slots``:
-    packs that a thread keeps in shared memory, or stages of a ring."""
+    packs that a thread keeps in shared memory, or rows ahead that L2 fetches."""
 
     arguments: tuple[int, int, int, int, str, int, int]
     threads: int
@@ -91,7 +73,7 @@ class RowPlan(NamedTuple):
     @property
     def on_hopper(self) -> bool:
         """Whether the kernel uses clusters or bulk copies."""
-        return self.cluster > 1 or self.arguments[4] == "RING"
+        return self.cluster > 1 or self.arguments[4] == "WHOLE"
 
     def blocks(self, rows: int) -> int:
         groups = -(-rows // self.rows_per_block)
@@ -111,8 +93,15 @@ _MOST_THREADS = 1024
 _MOST_SPREAD = 8 * _MOST_THREADS
 _LEAST_SPREAD = 64
 SPREADS = tuple(1 << bit for bit in range(_LEAST_SPREAD.bit_length() - 1, _MOST_SPREAD.bit_length()))
-# What the driver, the ring's barriers and the partials take of the shared memory for a block.
-_RING_RESERVED, _MOST_STAGES = 6144, 16
+# (threads of a block, packs a thread) for rows of whole 16-byte words on devices with clusters, of one tensor and of two:
+# the first that up to 8 blocks hold a row with. 1024 threads an SM.
+_WHOLE = {1: ((256, 4), (256, 8), (512, 8)), 2: ((512, 2), (512, 4), (1024, 4))}
+# Rows ahead that L2 fetches, in bytes an SM: of 8 to 128 KiB the best at every width of every op (H200).
+_AHEAD = 32 * 1024
+# What the driver, its barriers and the partials take of the shared memory for a block.
+_WHOLE_RESERVED = 4096 + 256
+# Rows that a block with weights takes in turn.
+_TURNS = 2
 
 
 def threads_a_row(rows: int, units: int) -> int:
@@ -185,48 +174,24 @@ def _few_rows(row: _Row, wave: int, spread: int, clusters: bool) -> RowPlan | No
 
 
 def _wide_rows(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
-    """Many rows of more than 16 KiB on a device with clusters and bulk copies (measured on an H200). None for shorter
-    ones, and where `_many_rows` is as fast."""
-    for form in reversed(row.need.alone):
-        lanes = _up(-(-row.packs // form.packs), 32)
-        if row.packs > form.above and lanes <= form.threads:
-            return _in_registers(row, lanes, form.packs, form.resident // lanes)
-    if row.packs <= (2048 if row.need.ring else 4096):
+    """Many rows of more than 16 KiB on a device with clusters and bulk copies (measured on an H200): the blocks that share
+    a row, and rows that they take in turn. None for shorter rows, and for those that do not fit."""
+    if row.packs <= 1024:
         return None
-    return _ring(row, units, shared_memory) if row.need.ring else _clustered(row)
-
-
-def _clustered(row: _Row) -> RowPlan | None:
-    """A row over a cluster, 4 packs a thread."""
-    largest = _MOST_THREADS if row.need.tensors == 2 else _LARGE_BLOCK  # layer_norm would spill
-    for cluster, most in ((4, _LARGE_BLOCK), (8, largest)):
-        lanes = _up(-(-_up(-(-row.packs // cluster), 8) // 4), 32)
-        if lanes <= min(most, row.need.fitting[0]):
-            return _in_registers(row, lanes, 4, row.need.fitting[0] // lanes, cluster)
-    return None
-
-
-def _ring(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
-    """Rows that groups of up to 512 threads of a block, or of a cluster of them, take one after another from shared
-    memory."""
-    for cluster in (1, 2, 4, 8):
+    for (most, packs), cluster in itertools.product(_WHOLE[row.need.tensors], (1, 2, 4, 8)):
         columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
-        lanes = _up(-(-columns // 4), 32)
-        if lanes > _LARGE_BLOCK:
-            continue
-        groups = _MOST_THREADS // lanes
-        stage = columns * VECTOR_BYTES
-        weights = columns * row.width * row.need.weights
-        slots = min(_MOST_STAGES, (shared_memory + 1024 - _RING_RESERVED - weights) // (groups * stage))
-        if slots >= 2:
+        lanes = _up(-(-columns // packs), 32)
+        if lanes <= most:
             break
     else:
         return None
-    # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an
-    # H200 there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
-    usable = units if cluster <= 2 else units - 16
-    return RowPlan((row.width, lanes, groups, 4, "RING", 1, cluster), lanes * groups, groups, slots,
-                   groups * slots * stage + weights, max(1, usable // cluster))  # fmt: skip
+    placed = columns * row.width * row.need.weights
+    if placed > shared_memory - _WHOLE_RESERVED:
+        return None
+    bound = _MOST_THREADS // lanes
+    row_bytes = row.packs * VECTOR_BYTES * row.need.tensors
+    return RowPlan((row.width, lanes, 1, packs, "WHOLE", bound, cluster), lanes, _TURNS if placed else 1,
+                   max(1, units * _AHEAD // row_bytes), placed, 0)  # fmt: skip
 
 
 def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:

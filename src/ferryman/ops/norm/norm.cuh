@@ -35,42 +35,39 @@ template <typename L, typename W, bool HOLD> struct Weights {
     }
 };
 
-// Where rows come through a ring: those of the block's columns, in shared memory. From L2 they would be read for every
-// row, as many bytes as the row has.
+// Where a row takes one exchange (whole.cuh): those of the block's columns come to shared memory while it waits for x, and
+// stay for all its rows. 16-bit weights of float rows may be no whole words of 16 bytes: L1 has to do for those.
+// Bytes a column.
+template <typename W, int V> struct placed_bytes { static constexpr int value = V * sizeof(W) % 16 == 0 ? sizeof(W) : 0; };
+template <int V> struct placed_bytes<none, V> { static constexpr int value = 0; };
+
 template <typename L, typename W> struct PlacedWeights {
     typedef Pack<W, L::V> P;
+    static constexpr int BYTES = placed_bytes<W, L::V>::value;
     const W* data;
-    const P* placed;  // of this thread's first pack
+    P* placed;
 
     FERRYMAN_DEVICE void* place(void* memory, int first, int end) {
-        const int thread = platform::thread_index(), packs = (end - first) / L::V;
-        P* to = (P*)memory;
-        for (int at = thread; at < packs; at += L::THREADS) load<AGAIN>(to[at], data + first + at * L::V);
-        placed = to + thread % L::LANES;
-        return to + packs;
+        placed = (P*)memory;
+        if constexpr (BYTES == 0) data += first + platform::thread_index() * L::V;
+        return (char*)memory + BYTES * (end - first);
+    }
+    template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
+        if constexpr (BYTES > 0) platform::copy_to_shared(placed, data + first, (u32)(end - first) * BYTES, arrival);
     }
     FERRYMAN_DEVICE void prepare(int, int, int) {}
-    FERRYMAN_DEVICE void get(float (&out)[L::V], i64, int p) const { unpack(placed[p * L::LANES], out); }
-};
-// Where a row has its cluster: this thread's, through L1.
-template <typename L, typename W> struct PassingWeights {
-    typedef Pack<W, L::V> P;
-    const W* data;
-
-    FERRYMAN_DEVICE void* place(void* memory, int first, int) {
-        data += first + platform::thread_index() % L::LANES * L::V;
-        return memory;
-    }
-    FERRYMAN_DEVICE void prepare(int, int, int) {}
-    FERRYMAN_DEVICE void get(float (&out)[L::V], i64 column, int) const {
-        P pack;
-        load<AGAIN>(pack, data + column);
-        unpack(pack, out);
+    FERRYMAN_DEVICE void get(float (&out)[L::V], i64 column, int p) const {
+        if constexpr (BYTES > 0) {
+            unpack(placed[p * L::LANES + platform::thread_index()], out);
+        } else {
+            P pack;
+            load<AGAIN>(pack, data + column);
+            unpack(pack, out);
+        }
     }
 };
 template <typename L, typename W, bool HOLD, Fit FIT = L::FIT> struct WeightsOf { typedef Weights<L, W, HOLD> Type; };
-template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, WHOLE> { typedef PassingWeights<L, W> Type; };
-template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, RING> { typedef PlacedWeights<L, W> Type; };
+template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, WHOLE> { typedef PlacedWeights<L, W> Type; };
 
 // Rounds to T and back.
 template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
@@ -81,7 +78,7 @@ template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
 
 template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::FIT == RING || L::FIT == WHOLE ? 1 : L::WORDS * TENSORS;
+    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::FIT == WHOLE ? 1 : L::WORDS * TENSORS;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
@@ -108,9 +105,13 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
         squares = reduction.template reduce<Sum>(squares);
         scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);
     }
+    static constexpr int PLACED = placed_bytes<W, L::V>::value;
     FERRYMAN_DEVICE void place(void* memory, i64, int first, int end) {
-        y += first + platform::thread_index() % L::LANES * L::V;
+        y += first + platform::thread_index() * L::V;
         if constexpr (WEIGHTED) weights.place(memory, first, end);
+    }
+    template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
+        if constexpr (WEIGHTED) weights.request(first, end, arrival);
     }
     FERRYMAN_DEVICE void gather(Pack<T, L::V> (&x)[L::PACKS], int live) {
 #pragma unroll
@@ -153,7 +154,7 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
     }
     FERRYMAN_DEVICE const T* merged() const { return sum_row; }
     FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
-        sums += first + platform::thread_index() % L::LANES * L::V;
+        sums += first + platform::thread_index() * L::V;
         RmsNorm<L, W, CAST, 2>::place(memory, n, first, end);
     }
     FERRYMAN_DEVICE void merge(Pack<T, L::V>& x, const Pack<T, L::V>& residual, i64 column) const {
@@ -169,7 +170,7 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
 
 template <typename L, typename W, typename B> struct LayerNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::FIT == RING || L::FIT == WHOLE ? 1 : L::WORDS;
+    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::FIT == WHOLE ? 1 : L::WORDS;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
@@ -228,10 +229,10 @@ template <typename L, typename W, typename B> struct LayerNorm {
     }
 };
 
-// The same through a ring, in one exchange. A thread takes its elements relative to the first of them: however far that one
+// The same in one exchange. A thread takes its elements relative to the first of them: however far that one
 // lies from the others, its square is a part of theirs, so that no more is lost than log2 of their number in bits. Waves
 // and blocks then put together sums, and squares about their own means (Chan, Golub, LeVeque 1979).
-template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm<L, W, B> {
+template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<L, W, B> {
     typedef LayerNorm<L, W, B> Base;
     typedef Pack<typename L::Type, L::V> P;
     static constexpr int WAVES = L::LANES / WAVE, PARTS = WAVES * L::CLUSTER;
@@ -255,10 +256,15 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
         return count_of(found);
     }
 
+    static constexpr int PLACED = placed_bytes<W, L::V>::value + placed_bytes<B, L::V>::value;
+    template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
+        if constexpr (Base::WEIGHTED) Base::weights.request(first, end, arrival);
+        if constexpr (Base::BIASED) Base::biases.request(first, end, arrival);
+    }
     FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
         if constexpr (Base::WEIGHTED) memory = Base::weights.place(memory, first, end);
         if constexpr (Base::BIASED) Base::biases.place(memory, first, end);
-        const int lane = platform::thread_index() % L::LANES, block = columns_of_block<L>(n);
+        const int lane = platform::thread_index(), block = columns_of_block<L>(n);
         Base::y += first + lane * L::V;
         if (n == (i64)L::LANES * L::PACKS * L::V * L::CLUSTER) {
             own = count_of(L::PACKS * L::V);
@@ -314,11 +320,8 @@ template <typename L, typename W, typename B> struct StagedLayerNorm : LayerNorm
     }
 };
 template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNormOf { typedef LayerNorm<L, W, B> Type; };
-template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, RING> {
-    typedef StagedLayerNorm<L, W, B> Type;
-};
 template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, WHOLE> {
-    typedef StagedLayerNorm<L, W, B> Type;
+    typedef WholeLayerNorm<L, W, B> Type;
 };
 
 template <typename L, typename W, bool CAST>

@@ -39,26 +39,22 @@ template <typename L> struct Softmax {
     }
 };
 
-// The same through a ring, in one exchange: a thread's exponentials are relative to its own maximum, and stay in registers.
-// A row's block has 8 to 9 ns a KiB (H200): each exponential twice takes half of that at 16 a clock.
-template <typename L> struct StagedSoftmax {
+// The same in one exchange (whole.cuh): a thread's sum is relative to its own maximum, a wave's to that of the wave.
+template <typename L> struct WholeSoftmax {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
-    static constexpr int INPUTS = 1;
+    static constexpr int INPUTS = 1, PLACED = 0;
     T* y;
     T* out;
-    static constexpr bool KEEP = L::WORDS <= 16;
-    float kept[KEEP ? L::PACKS : 1][L::V];
-    float largest, sum, factor, peak;
+    float largest, sum, reciprocal;
 
     // What exponentials are relative to: with no element but -inf, anything finite.
     static FERRYMAN_DEVICE float base(float largest) { return largest == negative_infinity() ? 0.0f : largest; }
 
-    FERRYMAN_DEVICE void place(void*, i64, int first, int) { y += first + platform::thread_index() % L::LANES * L::V; }
+    FERRYMAN_DEVICE void place(void*, i64, int first, int) { y += first + platform::thread_index() * L::V; }
     FERRYMAN_DEVICE void prepare(i64, int, int, int) {}
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
         out = y + row * n;
-        largest = negative_infinity();
         sum = 0.0f;
     }
     FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
@@ -75,34 +71,34 @@ template <typename L> struct StagedSoftmax {
         const float from = base(largest);
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
-            float (&values)[L::V] = kept[KEEP ? p : 0];
+            float values[L::V];
             unpack(x[p], values);
 #pragma unroll
-            for (int i = 0; i < L::V; ++i) sum += values[i] = exp_of<T>(values[i] - from);
+            for (int i = 0; i < L::V; ++i) sum += exp_of<T>(values[i] - from);
         }
     }
-    FERRYMAN_DEVICE float result() const { return factor; }
-    // NaN is in the sum, and so in all results; a row of -inf alone has the sum 0, and 0 / 0.
+    // NaN is in the sum, and so in all results; a row of -inf alone has the sum 0, and infinity for its reciprocal.
     template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
         typename R::Partial parts[R::EACH], own;
         own.first = R::template over_wave<Max>(largest);
         own.second = R::template over_wave<Sum>(sum * exp_of<T>(largest - base(own.first)));
         reduction.exchange(own, {negative_infinity(), 0.0f}, parts);
-        float all = parts[0].first, total = 0.0f;
+        largest = parts[0].first;
 #pragma unroll
-        for (int i = 1; i < R::EACH; ++i) all = platform::fmax(all, parts[i].first);
-        all = base(R::template over_parts<Max>(all));
+        for (int i = 1; i < R::EACH; ++i) largest = platform::fmax(largest, parts[i].first);
+        largest = R::template over_parts<Max>(largest);
+        const float from = base(largest);
+        sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < R::EACH; ++i) total += parts[i].second * exp_of<T>(parts[i].first - all);
-        factor = divide<1>(1.0f, R::template over_parts<Sum>(total));
-        if constexpr (KEEP) factor *= exp_of<T>(largest - all);
-        peak = all;
+        for (int i = 0; i < R::EACH; ++i) sum += parts[i].second * exp_of<T>(parts[i].first - from);
+        reciprocal = divide<1>(1.0f, R::template over_parts<Sum>(sum));
     }
-    FERRYMAN_DEVICE void emit(P& x, i64 column, int p) const {
+    FERRYMAN_DEVICE float result() const { return reciprocal; }
+    FERRYMAN_DEVICE void emit(const P& x, i64 column, int) const {
         float values[L::V];
-        if constexpr (!KEEP) unpack(x, values);
+        unpack(x, values);
 #pragma unroll
-        for (int i = 0; i < L::V; ++i) values[i] = (KEEP ? kept[p][i] : exp_of<T>(values[i] - peak)) * factor;
+        for (int i = 0; i < L::V; ++i) values[i] = exp_of<T>(values[i] - largest) * reciprocal;
         P rounded;
         pack(rounded, values);
         store(out + column, rounded);
@@ -110,8 +106,7 @@ template <typename L> struct StagedSoftmax {
 };
 
 template <typename L, Fit FIT = L::FIT> struct SoftmaxOf { typedef Softmax<L> Type; };
-template <typename L> struct SoftmaxOf<L, RING> { typedef StagedSoftmax<L> Type; };
-template <typename L> struct SoftmaxOf<L, WHOLE> { typedef StagedSoftmax<L> Type; };
+template <typename L> struct SoftmaxOf<L, WHOLE> { typedef WholeSoftmax<L> Type; };
 
 template <typename L>
 FERRYMAN_DEVICE void softmax(RowInput x, typename L::Type* y, i64 rows, i64 n, i64 slots, i64 blocks) {

@@ -1,0 +1,191 @@
+// Rows on sm_90 and newer, a row to the blocks of a cluster: read from memory once, as much of it as all threads hold
+// packed, one exchange between them, written once. After `cluster.cuh` and `rows.cuh`.
+//
+// Blocks take a few rows each, and the hardware deals them out: where blocks stayed for all rows, as many for each, those on
+// an SM that the memory serves late held up the end (a ring of bulk copies that never waited took 10% longer than a copy
+// on an H200, this takes 0 to 3%). What an SM does not load while its blocks reduce and write, L2 fetches in the meantime:
+// it is told of the row `slots` further on.
+//
+// Beside what rows.cuh says, an operation `Op` provides, instead of passes,
+//   int PLACED                           bytes a column that it keeps in shared memory: its weights
+//   void place(memory, n, first, end)    once, before `prepare`: its part of shared memory. Columns of `merge` and `emit`
+//                                        count from this thread's first, so that addresses take one register
+//   void request(first, end, arrival)    one thread: has that part copied
+//   void gather(packs, live)             this thread's part of a row's statistics; the first `live` packs are inside
+//   void join(reduction)                 over the row's threads: one exchange
+//   float result()                       something that `join` has made
+
+namespace ferryman {
+
+#if !defined(FERRYMAN_EMULATED)
+namespace platform {
+// `bytes` and both addresses are multiples of 16.
+FERRYMAN_DEVICE void copy_to_shared(void* to, const void* from, u32 bytes, Arrival* arrival) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(arrival))
+                 : "memory");
+}
+}  // namespace platform
+#endif
+
+// `RowReduction` over the blocks of a cluster. A barrier of the cluster with release semantics waits until all that
+// the block has stored in device memory has arrived there: the whole of the row before. So partials are posted: each store
+// counts its bytes at an arrival of its destination. Two of these alternate: a block that posts for reduction k + 2 has
+// had everybody's partials of k + 1, so everybody has read those of k.
+template <int WAVES, int SIZE> struct PostedReduction {
+    typedef Pair Partial;
+    static constexpr int PARTIALS = WAVES * SIZE;
+    static constexpr int WIDTH = ceil_power_of_two(PARTIALS) < WAVE ? ceil_power_of_two(PARTIALS) : WAVE;
+    static constexpr int EACH = (PARTIALS + WIDTH - 1) / WIDTH;  // partials that a lane takes up
+    static_assert(SIZE <= WAVE, "a lane posts to each block");
+    Pair* scratch;  // 2 * PARTIALS
+    platform::Arrival* arrivals;
+    u32 count;
+
+    static FERRYMAN_DEVICE int part(int i) { return i * WIDTH + (platform::thread_index() & (WIDTH - 1)); }
+
+    // Posts a wave's partial to all blocks, and returns all partials once they are here.
+    template <typename V> FERRYMAN_DEVICE const V* post(const V& partial) {
+        const int thread = platform::thread_index(), lane = thread & (WAVE - 1);
+        V* partials = (V*)(scratch + (count & 1) * PARTIALS);
+        if constexpr (SIZE == 1) {
+            if (lane == 0) partials[thread / WAVE] = partial;
+            platform::barrier();
+            ++count;
+            return partials;
+        }
+        platform::Arrival* arrival = arrivals + (count & 1);
+        if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(V));
+        if (lane < SIZE)
+            platform::cluster_post(partials + platform::cluster_rank() * WAVES + thread / WAVE, lane, partial, arrival);
+        platform::arrival_wait(arrival, count >> 1 & 1);
+        ++count;
+        return partials;
+    }
+
+    // Every thread of the cluster gets the same bits, after `cluster_wait`.
+    template <typename R> FERRYMAN_DEVICE float reduce(float value) {
+        const float* partials = post(wave_reduce<R, WAVE>(value));
+        float all = R::identity();
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (part(i) < PARTIALS) all = R::join(all, partials[part(i)]);
+        return wave_reduce<R, WIDTH>(all);
+    }
+
+    // Every wave's pair: those that this lane takes up, `absent` beyond the last.
+    FERRYMAN_DEVICE void exchange(const Pair& own, const Pair& absent, Pair (&pairs)[EACH]) {
+        const Pair* partials = post(own);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) pairs[i] = part(i) < PARTIALS ? partials[part(i)] : absent;
+    }
+    template <typename R> static FERRYMAN_DEVICE float over_wave(float value) { return wave_reduce<R, WAVE>(value); }
+    template <typename R> static FERRYMAN_DEVICE float over_parts(float value) { return wave_reduce<R, WIDTH>(value); }
+};
+
+template <typename L, int CLUSTER> struct Posted {
+    typedef PostedReduction<L::LANES / WAVE, CLUSTER> Reduction;
+    typedef Pair Partial;
+    static constexpr int SCRATCH = 2 * Reduction::PARTIALS;
+    static FERRYMAN_DEVICE int rank() { return CLUSTER == 1 ? 0 : platform::cluster_rank(); }
+    static FERRYMAN_DEVICE Reduction begin(Partial* scratch) {
+        FERRYMAN_SHARED(platform::Arrival, arrivals, 3);  // the last is for what is copied to shared memory
+        if (platform::thread_index() == 0) {
+            for (int i = 0; i < 3; ++i) platform::arrival_begin(arrivals + i);
+            platform::arrival_publish();
+        }
+        if constexpr (CLUSTER > 1) platform::cluster_arrive();
+        return Reduction{scratch, arrivals, 0};
+    }
+    static FERRYMAN_DEVICE void meet() {
+        if constexpr (CLUSTER > 1) platform::cluster_wait();
+        else platform::barrier();
+    }
+};
+template <typename L, int CLUSTER> struct Share<L, CLUSTER, false> : Posted<L, CLUSTER> {};
+template <typename L> struct Share<L, 1, true> : Posted<L, 1> {};
+template <typename L, int CLUSTER> struct Share<L, CLUSTER, true> : Posted<L, CLUSTER> {};
+
+template <typename L, typename Op> struct WholeDriver {
+    typedef typename L::Type T;
+    typedef Pack<T, L::V> P;
+    typedef typename Share<L>::Reduction Reduction;
+    static_assert(L::ROWS == 1 && L::LANES > WAVE, "a block has part of one row");
+
+    Op& op;
+    RowInput x, residual;
+    i64 rows, n;
+    int slots;  // rows ahead that L2 fetches, 0: none
+    P* shared;
+    int lane;
+    int first, end;
+
+    FERRYMAN_DEVICE const T* at(const RowInput& in, i64 row) const { return (const T*)in.data + row * in.stride + first; }
+    FERRYMAN_DEVICE const T* mine(const RowInput& in, i64 row, int p) const {
+        return at(in, row) + (p * L::LANES + lane) * L::V;
+    }
+    FERRYMAN_DEVICE void fetch_ahead(i64 row) const {  // one thread
+        const int bytes = (end - first) * (int)sizeof(T);
+        if (row >= rows || bytes <= 0) return;
+        platform::prefetch(at(x, row), bytes);
+        if constexpr (Op::INPUTS == 2) platform::prefetch(at(residual, row), bytes);
+    }
+
+    FERRYMAN_DEVICE void run(i64 blocks, Pair* scratch) {
+        Reduction reduction = Share<L>::begin(scratch);
+        i64 each, rest;
+        divide(rows, blocks / L::CLUSTER, each, rest);
+        each += rest > 0;
+        i64 row = platform::block_index() / L::CLUSTER * each;
+        const i64 last = (row + each < rows ? row + each : rows) - 1;
+        int live = 0;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) live += first + (p * L::LANES + lane) * L::V < end;
+        P held[L::PACKS], other[Op::INPUTS == 2 ? L::PACKS : 1];
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            const bool wanted = p < live && row <= last;
+            if (wanted) load<ONCE>(held[p], mine(x, row, p));
+            else zero(held[p]);
+            if constexpr (Op::INPUTS == 2) {
+                if (wanted) load<ONCE>(other[p], mine(residual, row, p));
+                else zero(other[p]);
+            }
+        }
+        op.place(shared, n, first, end);
+        if constexpr (Op::PLACED > 0) {
+            if (lane == 0 && end > first) {
+                platform::arrival_expect(reduction.arrivals + 2, (u32)(end - first) * Op::PLACED);
+                op.request(first, end, reduction.arrivals + 2);
+            }
+        }
+        op.prepare(n, first, end, lane);
+        Share<L>::meet();
+        for (; row <= last; ++row) {
+            if (slots > 0 && lane == L::LANES - WAVE) fetch_ahead(row + slots);
+            op.begin(row, n);
+            if constexpr (Op::INPUTS == 2) {
+#pragma unroll
+                for (int p = 0; p < L::PACKS; ++p)
+                    if (p < live) op.merge(held[p], other[p], p * L::LANES * L::V);
+            }
+            op.gather(held, live);
+            op.join(reduction);
+            disguise(held, (u32)(n >> 32), op.result());
+            if (Op::PLACED > 0 && end > first) platform::arrival_wait(reduction.arrivals + 2, 0);
+#pragma unroll
+            for (int p = 0; p < L::PACKS; ++p) {
+                if (p >= live) continue;
+                op.emit(held[p], p * L::LANES * L::V, p);
+                if (row == last) continue;
+                load<ONCE>(held[p], mine(x, row + 1, p));
+                if constexpr (Op::INPUTS == 2) load<ONCE>(other[p], mine(residual, row + 1, p));
+            }
+        }
+    }
+};
+
+template <typename L, typename Op> struct DriverOf<L, Op, WHOLE> { typedef WholeDriver<L, Op> Type; };
+
+}  // namespace ferryman
