@@ -11,6 +11,8 @@
 //   void place(memory, n, first, end)    once, before `prepare`: its part of shared memory. Columns of `merge` and `emit`
 //                                        count from this thread's first, so that addresses take one register
 //   void request(first, end, arrival)    one thread: has that part copied
+//   void begin(row, n)                   the first row; `advance(n)`: the one after. Pointers are carried along: made anew
+//                                        for each pack they take as many instructions as the arithmetic
 //   void gather(packs, live)             this thread's part of a row's statistics; the first `live` packs are inside
 //   void join(reduction)                 over the row's threads: one exchange
 //   float result()                       something that `join` has made
@@ -122,9 +124,7 @@ template <typename L, typename Op> struct WholeDriver {
     int first, end;
 
     FERRYMAN_DEVICE const T* at(const RowInput& in, i64 row) const { return (const T*)in.data + row * in.stride + first; }
-    FERRYMAN_DEVICE const T* mine(const RowInput& in, i64 row, int p) const {
-        return at(in, row) + (p * L::LANES + lane) * L::V;
-    }
+    static FERRYMAN_DEVICE constexpr int offset(int p) { return p * L::LANES * L::V; }
     FERRYMAN_DEVICE void fetch_ahead(i64 row) const {  // one thread
         const int bytes = (end - first) * (int)sizeof(T);
         if (row >= rows || bytes <= 0) return;
@@ -143,13 +143,14 @@ template <typename L, typename Op> struct WholeDriver {
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) live += first + (p * L::LANES + lane) * L::V < end;
         P held[L::PACKS], other[Op::INPUTS == 2 ? L::PACKS : 1];
+        const T *from = at(x, row) + lane * L::V, *with = Op::INPUTS == 2 ? at(residual, row) + lane * L::V : nullptr;
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
             const bool wanted = p < live && row <= last;
-            if (wanted) load<ONCE>(held[p], mine(x, row, p));
+            if (wanted) load<ONCE>(held[p], from + offset(p));
             else zero(held[p]);
             if constexpr (Op::INPUTS == 2) {
-                if (wanted) load<ONCE>(other[p], mine(residual, row, p));
+                if (wanted) load<ONCE>(other[p], with + offset(p));
                 else zero(other[p]);
             }
         }
@@ -161,27 +162,31 @@ template <typename L, typename Op> struct WholeDriver {
             }
         }
         op.prepare(n, first, end, lane);
+        op.begin(row, n);
         Share<L>::meet();
         for (; row <= last; ++row) {
             if (slots > 0 && lane == L::LANES - WAVE) fetch_ahead(row + slots);
-            op.begin(row, n);
             if constexpr (Op::INPUTS == 2) {
 #pragma unroll
                 for (int p = 0; p < L::PACKS; ++p)
-                    if (p < live) op.merge(held[p], other[p], p * L::LANES * L::V);
+                    if (p < live) op.merge(held[p], other[p], offset(p));
             }
             op.gather(held, live);
             op.join(reduction);
             disguise(held, (u32)(n >> 32), op.result());
             if (Op::PLACED > 0 && end > first) platform::arrival_wait(reduction.arrivals + 2, 0);
+            from += x.stride;
+            if constexpr (Op::INPUTS == 2) with += residual.stride;
+            const int more = row < last ? live : 0;
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
-                if (p >= live) continue;
-                op.emit(held[p], p * L::LANES * L::V, p);
-                if (row == last) continue;
-                load<ONCE>(held[p], mine(x, row + 1, p));
-                if constexpr (Op::INPUTS == 2) load<ONCE>(other[p], mine(residual, row + 1, p));
+                if (p < live) op.emit(held[p], offset(p), p);
+                if (p < more) {
+                    load<ONCE>(held[p], from + offset(p));
+                    if constexpr (Op::INPUTS == 2) load<ONCE>(other[p], with + offset(p));
+                }
             }
+            op.advance(n);
         }
     }
 };

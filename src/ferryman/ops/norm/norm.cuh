@@ -58,7 +58,8 @@ template <typename L, typename W> struct PlacedWeights {
     FERRYMAN_DEVICE void prepare(int, int, int) {}
     FERRYMAN_DEVICE void get(float (&out)[L::V], i64 column, int p) const {
         if constexpr (BYTES > 0) {
-            unpack(placed[p * L::LANES + platform::thread_index()], out);
+            const P pack = placed[p * L::LANES + platform::thread_index()];
+            unpack(pack, out);
         } else {
             P pack;
             load<AGAIN>(pack, data + column);
@@ -113,7 +114,9 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
         if constexpr (WEIGHTED) weights.request(first, end, arrival);
     }
+    FERRYMAN_DEVICE void advance(i64 n) { out += n; }
     FERRYMAN_DEVICE void gather(Pack<T, L::V> (&x)[L::PACKS], int live) {
+        squares = 0.0f;
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
             if (p >= live) continue;
@@ -151,6 +154,10 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
     FERRYMAN_DEVICE void begin(i64 row, i64 n) {
         RmsNorm<L, W, CAST, 2>::begin(row, n);
         sum_row = sums + row * n;
+    }
+    FERRYMAN_DEVICE void advance(i64 n) {
+        RmsNorm<L, W, CAST, 2>::advance(n);
+        sum_row += n;
     }
     FERRYMAN_DEVICE const T* merged() const { return sum_row; }
     FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
@@ -245,7 +252,7 @@ template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<
     float origin;
 
     static FERRYMAN_DEVICE Count count_of(int elements) {
-        return {(float)elements, elements > 0 ? 1.0f / (float)elements : 0.0f};
+        return {(float)elements, elements > 0 ? divide<1>(1.0f, (float)elements) : 0.0f};
     }
     static FERRYMAN_DEVICE Count count_of_wave(int wave, int columns) {
         int found = 0;
@@ -283,9 +290,11 @@ template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<
             of_part[i] = part < PARTS ? count_of_wave(part % WAVES, left < block ? (int)left : block) : Count{0.0f, 0.0f};
         }
     }
+    FERRYMAN_DEVICE void advance(i64 n) { Base::out += n; }
     FERRYMAN_DEVICE float result() const { return Base::scale; }
     FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
         float values[L::V];
+        Base::sum = Base::squares = 0.0f;
         unpack(x[0], values);
         origin = live > 0 ? values[0] : 0.0f;
 #pragma unroll

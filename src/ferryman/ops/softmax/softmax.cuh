@@ -53,11 +53,10 @@ template <typename L> struct WholeSoftmax {
 
     FERRYMAN_DEVICE void place(void*, i64, int first, int) { y += first + platform::thread_index() * L::V; }
     FERRYMAN_DEVICE void prepare(i64, int, int, int) {}
-    FERRYMAN_DEVICE void begin(i64 row, i64 n) {
-        out = y + row * n;
-        sum = 0.0f;
-    }
+    FERRYMAN_DEVICE void begin(i64 row, i64 n) { out = y + row * n; }
+    FERRYMAN_DEVICE void advance(i64 n) { out += n; }
     FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
+        sum = 0.0f;
         u32 pair = minus_infinities<T>();
 #pragma unroll
         for (int p = 0; p < L::PACKS; ++p) {
