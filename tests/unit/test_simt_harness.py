@@ -23,8 +23,8 @@ def _x(rows: int, n: int) -> Tensor:
 
 
 def _steps(rows: int, n: int) -> Tensor:
-    """Neighbouring columns lie close together, distant ones far apart: whose mean is whose matters."""
-    return _x(rows, n) * 0.1 + torch.linspace(-4, 4, n).bfloat16()
+    """The columns of a thread lie close together, those of another thread or wave elsewhere: whose mean it is matters."""
+    return _x(rows, n) * 0.1 + torch.linspace(-4, 4, n).bfloat16() + (torch.arange(n) // 8 % 32 / 4 - 4).bfloat16()
 
 
 # float NaNs whose mantissa is all ones: the rounding carry of a naive conversion makes them -0
@@ -32,8 +32,8 @@ FULL_NAN = torch.full((64,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
 # name -> (what is replaced, by what, kernel, inputs)
 MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "none": ("", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
-    "ring_softmax_none": ("", "", softmax.softmax, (_x(9, 20_008),)),
-    "ring_layer_none": ("", "", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6)),
+    "whole_softmax_none": ("", "", softmax.softmax, (_x(9, 20_008),)),
+    "whole_layer_none": ("", "", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6)),
     "no_barrier": ("            platform::barrier();\n", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
     "one_scratch": ("half ^= 1;", "", softmax.softmax, (_x(5, 80_000),)),
     "divergent_barrier": (
@@ -55,51 +55,55 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "truncated": (
         "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", norm.rms_norm, (_x(9, 64), None, 1e-6, False),
     ),
-    "ring_not_waited_for": (
-        "if (end > first) platform::arrival_wait(arrivals + stage, parity);", "", softmax.softmax, (_x(3, 20_008),),
+    "whole_weights_not_waited_for": (
+        "if (Op::PLACED > 0 && end > first) platform::arrival_wait(reduction.arrivals + 2, 0);", "", norm.rms_norm,
+        (_x(3, 20_008), _x(1, 20_008)[0], 1e-6, False),
     ),
-    "ring_filled_again_too_early": (
-        "            op.begin(row, n);\n            if (end > first)",
-        "            if (lane == 0 && row > 0) request((stage + 1) % slots, row + step);\n"
-        "            op.begin(row, n);\n            if (end > first)",
-        softmax.softmax, (_x(9, 20_008),),
+    "whole_weights_of_another_block": (
+        "platform::copy_to_shared(placed, data + first,", "platform::copy_to_shared(placed, data,", norm.rms_norm,
+        (_x(3, 65_536), _x(1, 65_536)[0], 1e-6, False),
+    ),
+    "whole_row_not_turned": ("op.advance(n);", "", norm.rms_norm, (_x(3, 20_008), _x(1, 20_008)[0], 1e-6, False)),
+    "whole_last_row_dropped": (
+        "each += rest > 0;", "each += rest > 1;", norm.rms_norm, (_x(3, 20_008), _x(1, 20_008)[0], 1e-6, False),
+    ),
+    "whole_fetched_past_the_end": (
+        "if (row >= rows || bytes <= 0) return;", "if (bytes <= 0) return;", softmax.softmax, (_x(3, 20_008),),
+    ),
+    "whole_absent_columns_counted": (
+        "if (p >= live) x[p].word[i] = minus_infinities<T>();", "", softmax.softmax, (_x(3, 20_008) - 9,),
+    ),
+    "whole_maximum_of_a_wave_alone": (
+        "sum += parts[i].second * exp_of<T>(parts[i].first - from);", "sum += parts[i].second;",
+        softmax.softmax, (_x(3, 20_008),),
+    ),
+    "whole_waves_about_their_own_means": (
+        "about += parts[i].second + apart * apart * of_part[i].inverse;", "about += parts[i].second;",
+        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "whole_threads_about_their_own_means": (
+        "+ own.elements * apart * apart);", ");", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "whole_waves_of_equal_length": (
+        "found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;", "found += WAVE * L::V;",
+        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
     ),
     "cluster_of_strangers": (
         "if (lane < SIZE)\n", "if (lane == platform::cluster_rank())\n", softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_not_met": (
-        "static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }", "static FERRYMAN_DEVICE void meet() {}",
+        "if constexpr (CLUSTER > 1) platform::cluster_wait();", "if constexpr (CLUSTER > 1);",
         softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_partials_overwritten": (
-        "(V*)(scratch + (count & 1) * PARTIALS)", "(V*)scratch", softmax.softmax, (_x(9, 50_264),),
-    ),
-    "ring_of_one_group_for_all": ("shared = stage_of(group * slots);", "", softmax.softmax, (_x(9, 20_008),)),
-    "ring_absent_columns_counted": ("if (p >= live) absent(x[p]);", "", softmax.softmax, (_x(3, 20_008),)),
-    "ring_maximum_of_a_wave_alone": (
-        "total += parts[i].second * exp_of<T>(parts[i].first - all);", "total += parts[i].second;",
-        softmax.softmax, (_x(3, 20_008),),
-    ),
-    "ring_waves_about_their_own_means": (
-        "about += parts[i].second + apart * apart * of_part[i].inverse;", "about += parts[i].second;",
-        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
-    ),
-    "ring_threads_about_their_own_means": (
-        "+ own.elements * apart * apart);", ");", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
-    ),
-    "ring_waves_of_equal_length": (
-        "found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;", "found += WAVE * L::V;",
-        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
-    ),
-    "ring_weights_of_another_block": (
-        "data + first + at * L::V", "data + at * L::V", norm.rms_norm,
-        (_x(3, 65_536), _x(1, 65_536)[0], 1e-6, False),
+        "(V*)(scratch + (count & 1) * PARTIALS)", "(V*)scratch", norm.rms_norm,
+        (_x(9, 50_264), _x(1, 50_264)[0], 1e-6, False),
     ),
 }  # fmt: skip
 # what the emulation itself says; the others give wrong results
 REFUSALS = {
     "divergent_barrier": "deadlock", "read_past_the_end": "outside every buffer",
-    "slots_past_shared": "past dynamic shared memory", "ring_filled_again_too_early": "requested twice",
+    "slots_past_shared": "past dynamic shared memory", "whole_fetched_past_the_end": "outside every buffer",
     "cluster_of_strangers": "deadlock", "cluster_not_met": "before the cluster's first barrier",
 }  # fmt: skip
 
@@ -128,7 +132,7 @@ def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest
     runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
     simt._RUNTIMES["emulated32"] = runtime
     try:
-        clusters = name.startswith(("ring", "cluster"))
+        clusters = name.startswith(("whole", "cluster"))
         where = host.target(32, 232_448, features=frozenset({"clusters"})) if clusters else host.target(32)
         runtime.call(kernel, inputs, where)
         runtime.load(runtime.compile_collected(edit))

@@ -8,6 +8,8 @@
 //   - waits (`cluster_wait`) before it first posts: the other blocks have begun then,
 //   - may leave when it has waited for all that others post to it.
 
+#define FERRYMAN_CLUSTERS
+
 namespace ferryman {
 
 struct alignas(8) Pair {

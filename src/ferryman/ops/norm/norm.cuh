@@ -35,12 +35,15 @@ template <typename L, typename W, bool HOLD> struct Weights {
     }
 };
 
-// Where a row takes one exchange (whole.cuh): those of the block's columns come to shared memory while it waits for x, and
-// stay for all its rows. 16-bit weights of float rows may be no whole words of 16 bytes: L1 has to do for those.
-// Bytes a column.
+// Bytes of a column in shared memory.
 template <typename W, int V> struct placed_bytes { static constexpr int value = V * sizeof(W) % 16 == 0 ? sizeof(W) : 0; };
 template <int V> struct placed_bytes<none, V> { static constexpr int value = 0; };
 
+template <typename L, typename W, bool HOLD, Fit FIT = L::FIT> struct WeightsOf { typedef Weights<L, W, HOLD> Type; };
+
+#if defined(FERRYMAN_CLUSTERS)
+// Where a row takes one exchange (whole.cuh): those of the block's columns come to shared memory while it waits for x, and
+// stay for all its rows. 16-bit weights of float rows may be no whole words of 16 bytes: L1 has to do for those.
 template <typename L, typename W> struct PlacedWeights {
     typedef Pack<W, L::V> P;
     static constexpr int BYTES = placed_bytes<W, L::V>::value;
@@ -67,8 +70,8 @@ template <typename L, typename W> struct PlacedWeights {
         }
     }
 };
-template <typename L, typename W, bool HOLD, Fit FIT = L::FIT> struct WeightsOf { typedef Weights<L, W, HOLD> Type; };
 template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, WHOLE> { typedef PlacedWeights<L, W> Type; };
+#endif
 
 // Rounds to T and back.
 template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
@@ -236,6 +239,9 @@ template <typename L, typename W, typename B> struct LayerNorm {
     }
 };
 
+template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNormOf { typedef LayerNorm<L, W, B> Type; };
+
+#if defined(FERRYMAN_CLUSTERS)
 // The same in one exchange. A thread takes its elements relative to the first of them: however far that one
 // lies from the others, its square is a part of theirs, so that no more is lost than log2 of their number in bits. Waves
 // and blocks then put together sums, and squares about their own means (Chan, Golub, LeVeque 1979).
@@ -328,10 +334,10 @@ template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<
         Base::scale = inverse_root<Base::KEPT>(divide<Base::KEPT>(R::template over_parts<Sum>(about), Base::count) + Base::eps);
     }
 };
-template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNormOf { typedef LayerNorm<L, W, B> Type; };
 template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, WHOLE> {
     typedef WholeLayerNorm<L, W, B> Type;
 };
+#endif
 
 template <typename L, typename W, bool CAST>
 FERRYMAN_DEVICE void rms_norm(RowInput x, const W* weight, typename L::Type* y, i64 rows, i64 n, i64 slots,

@@ -39,6 +39,9 @@ template <typename L> struct Softmax {
     }
 };
 
+template <typename L, Fit FIT = L::FIT> struct SoftmaxOf { typedef Softmax<L> Type; };
+
+#if defined(FERRYMAN_CLUSTERS)
 // The same in one exchange (whole.cuh): a thread's sum is relative to its own maximum, a wave's to that of the wave.
 template <typename L> struct WholeSoftmax {
     typedef typename L::Type T;
@@ -104,8 +107,8 @@ template <typename L> struct WholeSoftmax {
     }
 };
 
-template <typename L, Fit FIT = L::FIT> struct SoftmaxOf { typedef Softmax<L> Type; };
 template <typename L> struct SoftmaxOf<L, WHOLE> { typedef WholeSoftmax<L> Type; };
+#endif
 
 template <typename L>
 FERRYMAN_DEVICE void softmax(RowInput x, typename L::Type* y, i64 rows, i64 n, i64 slots, i64 blocks) {
