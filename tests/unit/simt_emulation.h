@@ -25,7 +25,7 @@ typedef unsigned long long u64;
 constexpr int WAVE_LANES = FERRYMAN_WAVE;
 constexpr int MOST_THREADS = 1024;
 constexpr int MOST_BLOCKS = 8;  // of a cluster
-constexpr int MOST_FIBERS = 8192;
+constexpr int MOST_FIBERS = 4096;
 constexpr size_t STACK = 96 * 1024;
 constexpr size_t GUARD = 16 * 1024;  // bytes after dynamic shared memory that must stay as they are
 
@@ -61,7 +61,7 @@ struct State {
     bool started[MOST_FIBERS], done[MOST_FIBERS];
     int shuffles[MOST_FIBERS], tickets[MOST_FIBERS];
     u32 exchanged[2][MOST_FIBERS];
-    Gate block_gate[MOST_BLOCKS], group_gate[MOST_BLOCKS][16], cluster_gate, wave_gate[MOST_FIBERS / 32];
+    Gate block_gate[MOST_BLOCKS], cluster_gate, wave_gate[MOST_FIBERS / 32];
     std::unique_ptr<char[]> stacks;
     size_t stacked = 0;
     std::vector<char> dynamic;
@@ -178,8 +178,6 @@ inline void run_cluster() {
     state.alive = state.fibers;
     state.cluster_gate = Gate();
     for (Gate& g : state.block_gate) g = Gate();
-    for (auto& groups : state.group_gate)
-        for (Gate& g : groups) g = Gate();
     for (Gate& g : state.wave_gate) g = Gate();
     state.poisoned.clear();
     state.pending.clear();
@@ -236,7 +234,7 @@ const char* run(void (*kernel)(A...), long long grid, int threads, long long sha
     state.regions = regions, state.region_count = region_count;
     state.error[0] = 0;
     if (threads > MOST_THREADS) return "the emulation takes at most 1024 threads";
-    if (cluster > MOST_BLOCKS || state.fibers > MOST_FIBERS) return "the emulation takes at most 8192 threads a cluster";
+    if (cluster > MOST_BLOCKS || state.fibers > MOST_FIBERS) return "the emulation takes at most 4096 threads a cluster";
     if (cluster > 1 && threads % WAVE_LANES != 0) return "blocks of a cluster are whole waves";
     if (grid % cluster != 0) return "the grid is no multiple of the cluster";
     if (state.stacked < state.fibers * STACK) {
@@ -291,11 +289,6 @@ inline void barrier() {
     emulation::meet(emulation::state.block_gate[emulation::state.rank()], emulation::state.threads);
 }
 
-template <int THREADS> void group_barrier(int group) {
-    if (group < 0 || group > 14) return emulation::fail("a group's barrier that does not exist", nullptr, group, THREADS);
-    emulation::meet(emulation::state.group_gate[emulation::state.rank()][group], THREADS);
-}
-
 inline int cluster_rank() { return emulation::state.rank(); }
 inline void cluster_arrive() {
     auto& s = emulation::state;
@@ -323,10 +316,10 @@ inline void copy_to_shared(void* to, const void* from, u32 bytes, Arrival* arriv
     if (emulation::state.order == 0) emulation::deliver(copy);
     else emulation::state.pending.push_back(copy);
 }
-template <typename V> void cluster_post(V* here, int rank, const V& value, Arrival* arrival) {  // a float or a Pair
-    *(V*)emulation::elsewhere(here, rank) = value;
+inline void cluster_post(float* here, int rank, float value, Arrival* arrival) {
+    *(float*)emulation::elsewhere(here, rank) = value;
     Arrival* there = (Arrival*)emulation::elsewhere(arrival, rank);
-    there->bytes -= sizeof(V);
+    there->bytes -= 4;
     emulation::complete(there);
 }
 inline void cluster_post(float* here, int rank, const float (&four)[4], Arrival* arrival) {

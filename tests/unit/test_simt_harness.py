@@ -74,22 +74,22 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         "if (p >= live) x[p].word[i] = minus_infinities<T>();", "", softmax.softmax, (_x(3, 20_008) - 9,),
     ),
     "whole_maximum_of_a_wave_alone": (
-        "sum += parts[i].second * exp_of<T>(parts[i].first - from);", "sum += parts[i].second;",
+        "return part.value[1] * exp_of<T>(part.value[0] - from);", "return part.value[1];",
         softmax.softmax, (_x(3, 20_008),),
     ),
     "whole_waves_about_their_own_means": (
-        "about += parts[i].second + apart * apart * of_part[i].inverse;", "about += parts[i].second;",
+        "return part.value[1] + off * off * part.value[3];", "return part.value[1];",
         norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
     ),
     "whole_threads_about_their_own_means": (
-        "+ own.elements * apart * apart);", ");", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+        "+ elements * apart * apart);", ");", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
     ),
     "whole_waves_of_equal_length": (
-        "found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;", "found += WAVE * L::V;",
+        "all += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;", "all += WAVE * L::V;",
         norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
     ),
     "cluster_of_strangers": (
-        "if (lane < SIZE)\n", "if (lane == platform::cluster_rank())\n", softmax.softmax, (_x(2, 50_264),),
+        "if (lane < SIZE) post", "if (lane == platform::cluster_rank()) post", softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_not_met": (
         "if constexpr (CLUSTER > 1) platform::cluster_wait();", "if constexpr (CLUSTER > 1);",

@@ -12,10 +12,6 @@
 
 namespace ferryman {
 
-struct alignas(8) Pair {
-    float first, second;
-};
-
 #if defined(FERRYMAN_EMULATED)
 // tests/unit/simt_emulation.h defines FERRYMAN_CLUSTER_KERNEL and the functions of `platform`.
 #elif defined(__CUDACC__)
@@ -64,16 +60,6 @@ FERRYMAN_DEVICE void cluster_post(float* here, int rank, float value, Arrival* a
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [counter];\n}" ::"r"(
             shared_address(here)),
         "r"(shared_address(arrival)), "r"(rank), "r"(__float_as_uint(value))
-        : "memory");
-}
-FERRYMAN_DEVICE void cluster_post(Pair* here, int rank, const Pair& pair, Arrival* arrival) {
-    asm volatile(
-        "{\n.reg .b32 there, counter;\n"
-        "mapa.shared::cluster.u32 there, %0, %2;\n"
-        "mapa.shared::cluster.u32 counter, %1, %2;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter];\n}" ::"r"(
-            shared_address(here)),
-        "r"(shared_address(arrival)), "r"(rank), "f"(pair.first), "f"(pair.second)
         : "memory");
 }
 FERRYMAN_DEVICE void cluster_post(float* here, int rank, const float (&four)[4], Arrival* arrival) {  // 16-byte aligned

@@ -35,20 +35,30 @@ FERRYMAN_DEVICE void copy_to_shared(void* to, const void* from, u32 bytes, Arriv
 // the block has stored in device memory has arrived there: the whole of the row before. So partials are posted: each store
 // counts its bytes at an arrival of its destination. Two of these alternate: a block that posts for reduction k + 2 has
 // had everybody's partials of k + 1, so everybody has read those of k.
+struct alignas(16) Partial {
+    float value[4];
+};
+FERRYMAN_DEVICE void post(float* here, int rank, float value, platform::Arrival* arrival) {
+    platform::cluster_post(here, rank, value, arrival);
+}
+FERRYMAN_DEVICE void post(Partial* here, int rank, const Partial& partial, platform::Arrival* arrival) {
+    platform::cluster_post(here->value, rank, partial.value, arrival);
+}
+
 template <int WAVES, int SIZE> struct PostedReduction {
-    typedef Pair Partial;
+    typedef ferryman::Partial Partial;
     static constexpr int PARTIALS = WAVES * SIZE;
     static constexpr int WIDTH = ceil_power_of_two(PARTIALS) < WAVE ? ceil_power_of_two(PARTIALS) : WAVE;
     static constexpr int EACH = (PARTIALS + WIDTH - 1) / WIDTH;  // partials that a lane takes up
     static_assert(SIZE <= WAVE, "a lane posts to each block");
-    Pair* scratch;  // 2 * PARTIALS
+    Partial* scratch;  // 2 * PARTIALS
     platform::Arrival* arrivals;
     u32 count;
 
     static FERRYMAN_DEVICE int part(int i) { return i * WIDTH + (platform::thread_index() & (WIDTH - 1)); }
 
     // Posts a wave's partial to all blocks, and returns all partials once they are here.
-    template <typename V> FERRYMAN_DEVICE const V* post(const V& partial) {
+    template <typename V> FERRYMAN_DEVICE const V* share(const V& partial) {
         const int thread = platform::thread_index(), lane = thread & (WAVE - 1);
         V* partials = (V*)(scratch + (count & 1) * PARTIALS);
         if constexpr (SIZE == 1) {
@@ -59,36 +69,29 @@ template <int WAVES, int SIZE> struct PostedReduction {
         }
         platform::Arrival* arrival = arrivals + (count & 1);
         if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(V));
-        if (lane < SIZE)
-            platform::cluster_post(partials + platform::cluster_rank() * WAVES + thread / WAVE, lane, partial, arrival);
+        if (lane < SIZE) post(partials + platform::cluster_rank() * WAVES + thread / WAVE, lane, partial, arrival);
         platform::arrival_wait(arrival, count >> 1 & 1);
         ++count;
         return partials;
     }
 
-    // Every thread of the cluster gets the same bits, after `cluster_wait`.
-    template <typename R> FERRYMAN_DEVICE float reduce(float value) {
-        const float* partials = post(wave_reduce<R, WAVE>(value));
+    // Of `value(partial)` for every partial; `share` has returned these. Every thread of the cluster gets the same bits.
+    template <typename R, typename V, typename F> static FERRYMAN_DEVICE float over_parts(const V* partials, F value) {
         float all = R::identity();
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
-            if (part(i) < PARTIALS) all = R::join(all, partials[part(i)]);
+            if (part(i) < PARTIALS) all = R::join(all, value(partials[part(i)]));
         return wave_reduce<R, WIDTH>(all);
     }
-
-    // Every wave's pair: those that this lane takes up, `absent` beyond the last.
-    FERRYMAN_DEVICE void exchange(const Pair& own, const Pair& absent, Pair (&pairs)[EACH]) {
-        const Pair* partials = post(own);
-#pragma unroll
-        for (int i = 0; i < EACH; ++i) pairs[i] = part(i) < PARTIALS ? partials[part(i)] : absent;
+    template <typename R> FERRYMAN_DEVICE float reduce(float value) {
+        return over_parts<R>(share(over_wave<R>(value)), [](float partial) { return partial; });
     }
     template <typename R> static FERRYMAN_DEVICE float over_wave(float value) { return wave_reduce<R, WAVE>(value); }
-    template <typename R> static FERRYMAN_DEVICE float over_parts(float value) { return wave_reduce<R, WIDTH>(value); }
 };
 
 template <typename L, int CLUSTER> struct Posted {
     typedef PostedReduction<L::LANES / WAVE, CLUSTER> Reduction;
-    typedef Pair Partial;
+    typedef ferryman::Partial Partial;
     static constexpr int SCRATCH = 2 * Reduction::PARTIALS;
     static FERRYMAN_DEVICE int rank() { return CLUSTER == 1 ? 0 : platform::cluster_rank(); }
     static FERRYMAN_DEVICE Reduction begin(Partial* scratch) {
@@ -132,7 +135,7 @@ template <typename L, typename Op> struct WholeDriver {
         if constexpr (Op::INPUTS == 2) platform::prefetch(at(residual, row), bytes);
     }
 
-    FERRYMAN_DEVICE void run(i64 blocks, Pair* scratch) {
+    FERRYMAN_DEVICE void run(i64 blocks, Partial* scratch) {
         Reduction reduction = Share<L>::begin(scratch);
         i64 each, rest;
         divide(rows, blocks / L::CLUSTER, each, rest);

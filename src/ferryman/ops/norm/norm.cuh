@@ -248,26 +248,11 @@ template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNorm
 template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<L, W, B> {
     typedef LayerNorm<L, W, B> Base;
     typedef Pack<typename L::Type, L::V> P;
-    static constexpr int WAVES = L::LANES / WAVE, PARTS = WAVES * L::CLUSTER;
-    static constexpr int WIDTH = ceil_power_of_two(PARTS) < WAVE ? ceil_power_of_two(PARTS) : WAVE;
-    static constexpr int EACH = (PARTS + WIDTH - 1) / WIDTH;
-    struct Count {
-        float elements, inverse;  // 0 and 0 where there are none
-    };
-    Count own, of_wave, of_part[EACH];  // of this thread, its wave, the partials that this lane takes up
+    // Of this thread and its wave: elements and their reciprocals, 0 where there are none.
+    float elements, inverse, of_wave, inverse_of_wave;
     float origin;
 
-    static FERRYMAN_DEVICE Count count_of(int elements) {
-        return {(float)elements, elements > 0 ? divide<1>(1.0f, (float)elements) : 0.0f};
-    }
-    static FERRYMAN_DEVICE Count count_of_wave(int wave, int columns) {
-        int found = 0;
-        for (int p = 0; p < L::PACKS; ++p) {
-            const int left = columns - (p * L::LANES + wave * WAVE) * L::V;
-            found += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;
-        }
-        return count_of(found);
-    }
+    static FERRYMAN_DEVICE float inverse_of(int elements) { return elements > 0 ? divide<1>(1.0f, (float)elements) : 0.0f; }
 
     static constexpr int PLACED = placed_bytes<W, L::V>::value + placed_bytes<B, L::V>::value;
     template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
@@ -277,24 +262,17 @@ template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<
     FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
         if constexpr (Base::WEIGHTED) memory = Base::weights.place(memory, first, end);
         if constexpr (Base::BIASED) Base::biases.place(memory, first, end);
-        const int lane = platform::thread_index(), block = columns_of_block<L>(n);
+        const int lane = platform::thread_index(), wave = lane / WAVE * WAVE;
         Base::y += first + lane * L::V;
-        if (n == (i64)L::LANES * L::PACKS * L::V * L::CLUSTER) {
-            own = count_of(L::PACKS * L::V);
-            of_wave = count_of(WAVE * L::PACKS * L::V);
-            for (int i = 0; i < EACH; ++i)
-                of_part[i] = i * WIDTH + (lane & (WIDTH - 1)) < PARTS ? of_wave : Count{0.0f, 0.0f};
-            return;
+        int mine = 0, all = 0;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            const int left = end - first - (p * L::LANES + wave) * L::V;
+            mine += (lane - wave) * L::V < left ? L::V : 0;
+            all += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;
         }
-        int mine = 0;
-        for (int p = 0; p < L::PACKS; ++p) mine += first + (p * L::LANES + lane) * L::V < end ? L::V : 0;
-        own = count_of(mine);
-        of_wave = count_of_wave(lane / WAVE, end - first);
-        for (int i = 0; i < EACH; ++i) {
-            const int part = i * WIDTH + (lane & (WIDTH - 1)), rank = part / WAVES;
-            const i64 left = n - (i64)rank * block;
-            of_part[i] = part < PARTS ? count_of_wave(part % WAVES, left < block ? (int)left : block) : Count{0.0f, 0.0f};
-        }
+        elements = (float)mine, inverse = inverse_of(mine);
+        of_wave = (float)all, inverse_of_wave = inverse_of(all);
     }
     FERRYMAN_DEVICE void advance(i64 n) { Base::out += n; }
     FERRYMAN_DEVICE float result() const { return Base::scale; }
@@ -317,21 +295,22 @@ template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<
         }
     }
     template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
-        typename R::Partial parts[R::EACH], wave;
-        wave.first = R::template over_wave<Sum>(Base::sum + own.elements * origin);
-        const float shift = Base::sum * own.inverse, apart = origin + shift - wave.first * of_wave.inverse;
-        wave.second = R::template over_wave<Sum>(Base::squares - Base::sum * shift + own.elements * apart * apart);
-        reduction.exchange(wave, {0.0f, 0.0f}, parts);
-        float total = 0.0f, about = 0.0f;
-#pragma unroll
-        for (int i = 0; i < R::EACH; ++i) total += parts[i].first;
-        Base::mean = divide<Base::KEPT>(R::template over_parts<Sum>(total), Base::count);
-#pragma unroll
-        for (int i = 0; i < R::EACH; ++i) {
-            const float apart = parts[i].first - of_part[i].elements * Base::mean;
-            about += parts[i].second + apart * apart * of_part[i].inverse;
-        }
-        Base::scale = inverse_root<Base::KEPT>(divide<Base::KEPT>(R::template over_parts<Sum>(about), Base::count) + Base::eps);
+        typedef typename R::Partial Partial;
+        Partial wave;
+        const float total = R::template over_wave<Sum>(Base::sum + elements * origin);
+        const float shift = Base::sum * inverse, apart = origin + shift - total * inverse_of_wave;
+        wave.value[0] = total;
+        wave.value[1] = R::template over_wave<Sum>(Base::squares - Base::sum * shift + elements * apart * apart);
+        wave.value[2] = of_wave, wave.value[3] = inverse_of_wave;
+        const Partial* parts = reduction.share(wave);
+        const float sum = R::template over_parts<Sum>(parts, [](const Partial& part) { return part.value[0]; });
+        const float mean = divide<Base::KEPT>(sum, Base::count);
+        const float squares = R::template over_parts<Sum>(parts, [=](const Partial& part) {
+            const float off = part.value[0] - part.value[2] * mean;
+            return part.value[1] + off * off * part.value[3];
+        });
+        Base::mean = mean;
+        Base::scale = inverse_root<Base::KEPT>(divide<Base::KEPT>(squares, Base::count) + Base::eps);
     }
 };
 template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, WHOLE> {

@@ -81,19 +81,16 @@ template <typename L> struct WholeSoftmax {
     }
     // NaN is in the sum, and so in all results; a row of -inf alone has the sum 0, and infinity for its reciprocal.
     template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
-        typename R::Partial parts[R::EACH], own;
-        own.first = R::template over_wave<Max>(largest);
-        own.second = R::template over_wave<Sum>(sum * exp_of<T>(largest - base(own.first)));
-        reduction.exchange(own, {negative_infinity(), 0.0f}, parts);
-        largest = parts[0].first;
-#pragma unroll
-        for (int i = 1; i < R::EACH; ++i) largest = platform::fmax(largest, parts[i].first);
-        largest = R::template over_parts<Max>(largest);
+        typedef typename R::Partial Partial;
+        Partial own{};
+        own.value[0] = R::template over_wave<Max>(largest);
+        own.value[1] = R::template over_wave<Sum>(sum * exp_of<T>(largest - base(own.value[0])));
+        const Partial* parts = reduction.share(own);
+        largest = R::template over_parts<Max>(parts, [](const Partial& part) { return part.value[0]; });
         const float from = base(largest);
-        sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < R::EACH; ++i) sum += parts[i].second * exp_of<T>(parts[i].first - from);
-        reciprocal = divide<1>(1.0f, R::template over_parts<Sum>(sum));
+        reciprocal = divide<1>(1.0f, R::template over_parts<Sum>(parts, [=](const Partial& part) {
+            return part.value[1] * exp_of<T>(part.value[0] - from);
+        }));
     }
     FERRYMAN_DEVICE float result() const { return reciprocal; }
     FERRYMAN_DEVICE void emit(const P& x, i64 column, int) const {
