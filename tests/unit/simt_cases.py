@@ -186,7 +186,7 @@ def _cluster_cases() -> Iterator[Case]:
         "softmax_float32": (softmax.softmax, lambda s: (_random(*s, dtype=F32, scale=9.0),), softmax_reference),
     }  # fmt: skip
     forms = {
-        "rms": [(3, 16_384, "256_1_4_WHOLE_4_2"), (3, 11_008, "192_1_4_WHOLE_5_2"), (3, 20_008, "160_1_4_WHOLE_6_4"),
+        "rms": [(3, 16_384, "512_1_4_EXACT_2_1"), (3, 11_008, "352_1_4_RAGGED_2_1"), (3, 20_008, "160_1_4_WHOLE_6_4"),
                 (5, 50_264, "WHOLE_4_8"), (4, 65_536, "256_1_4_WHOLE_4_8"), (3, 81_928, "192_1_8_WHOLE_5_8")],
         "add_rms": [(3, 16_384, "512_1_2_WHOLE_2_2"), (2, 20_008, "WHOLE_3_4"), (3, 66_056, "288_1_4_WHOLE_3_8")],
         "layer": [(3, 20_008, "WHOLE_6_4"), (2, 65_536, "256_1_4_WHOLE_4_8"), (3, 66_056, "160_1_8_WHOLE_6_8")],

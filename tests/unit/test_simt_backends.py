@@ -105,7 +105,7 @@ def test_every_plan_is_one_that_the_kernel_can_run(
     assert packs * max(1, width * itemsize // 4) * tensors <= 64, "registers"
     assert plan.shared <= max(0, shared - 1024)
     if fit == "WHOLE":
-        assert plan.shared == columns * width * (0 if kind == "softmax" else weights) <= shared - 4352
+        assert plan.shared == columns * width * (0 if kind == "softmax" else weights) <= shared - 8192
         assert lanes > wave and per_block == 1 and plan.slots >= 1 and plan.resident == 0
         assert plan.slots == 1 or plan.slots * n * itemsize * tensors <= 132 * 32 * 1024
     else:
@@ -143,6 +143,9 @@ def test_wide_rows_take_one_exchange(kind: str, weights: int) -> None:
     need = rows.demand(kind, 32, 2, weights=weights)
     for n in (8200, 11_008, 16_384, 20_008, 32_768, 65_536, 131_072, 262_144):
         plan = rows.plan_for(n, 2, True, HOPPER, need)
+        if n <= 16_384 and kind == "scaled":
+            assert plan.arguments[4] in ("EXACT", "RAGGED") and plan.cluster == 1
+            continue
         assert plan.arguments[4] == "WHOLE" and plan.on_hopper, n
         assert plan.blocks(1000) == -(-1000 // plan.rows_per_block) * plan.cluster
         if n <= 131_072:

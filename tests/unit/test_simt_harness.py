@@ -63,9 +63,10 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         "platform::copy_to_shared(placed, data + first,", "platform::copy_to_shared(placed, data,", norm.rms_norm,
         (_x(3, 65_536), _x(1, 65_536)[0], 1e-6, False),
     ),
-    "whole_row_not_turned": ("op.advance(n);", "", norm.rms_norm, (_x(3, 20_008), _x(1, 20_008)[0], 1e-6, False)),
+    "whole_row_not_turned": ("op.advance(n);", "", norm.layer_norm, (_x(3, 20_008), None, None, 1e-6)),
     "whole_last_row_dropped": (
-        "each += rest > 0;", "each += rest > 1;", norm.rms_norm, (_x(3, 20_008), _x(1, 20_008)[0], 1e-6, False),
+        "(row + each < rows ? row + each : rows) - 1;", "(row + each < rows ? row + each : rows - 1) - 1;",
+        norm.layer_norm, (_x(3, 20_008), None, None, 1e-6),
     ),
     "whole_fetched_past_the_end": (
         "if (row >= rows || bytes <= 0) return;", "if (bytes <= 0) return;", softmax.softmax, (_x(3, 20_008),),
@@ -96,8 +97,7 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_partials_overwritten": (
-        "(V*)(scratch + (count & 1) * PARTIALS)", "(V*)scratch", norm.rms_norm,
-        (_x(9, 50_264), _x(1, 50_264)[0], 1e-6, False),
+        "(V*)(scratch + (count & 1) * PARTIALS)", "(V*)scratch", norm.layer_norm, (_steps(4, 50_264), None, None, 1e-6),
     ),
 }  # fmt: skip
 # what the emulation itself says; the others give wrong results
@@ -148,3 +148,30 @@ def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest
         assert REFUSALS.get(name, "") in (refused or "")
     finally:
         del simt._RUNTIMES["emulated32"]
+
+
+def test_rows_beyond_a_grid_are_taken_in_turn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits, whether a block has one row, four, or all seven."""
+    n = 20_008
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (softmax.softmax, (_x(7, n),)),
+        (softmax.softmax, (_x(7, 66_056),)),
+        (norm.rms_norm, (_x(7, n), _x(1, n)[0], 1e-6, False)),
+        (norm.add_rms_norm, (_x(7, n), _x(7, n) * 0.5, _x(1, n)[0], 1e-6, True)),
+        (norm.layer_norm, (_x(7, n), _x(1, n)[0], None, 1e-6)),
+    ]
+    runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
+    monkeypatch.setitem(simt._RUNTIMES, "emulated32", runtime)
+    where = host.target(32, 232_448, features=frozenset({"clusters"}))
+    for kernel, inputs in calls:
+        runtime.call(kernel, inputs, where)
+    runtime.load(runtime.compile_collected())
+    for kernel, inputs in calls:
+        results = []
+        for threads in (2**31 - 1024, 1280):
+            monkeypatch.setattr(simt, "_MAX_THREADS", threads)
+            got = runtime.call(kernel, inputs, where)
+            results.append(got if isinstance(got, tuple) else (got,))
+        ((_, many, _, _), (name, few, _, _)) = runtime.launched[-2:]
+        assert "WHOLE" in name and few < many
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), name

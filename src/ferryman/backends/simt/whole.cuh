@@ -8,6 +8,7 @@
 //
 // Beside what rows.cuh says, an operation `Op` provides, instead of passes,
 //   int PLACED                           bytes a column that it keeps in shared memory: its weights
+//   bool FROM_PACKS                      `emit` needs the pack; the next row then comes pack by pack into their registers
 //   void place(memory, n, first, end)    once, before `prepare`: its part of shared memory. Columns of `merge` and `emit`
 //                                        count from this thread's first, so that addresses take one register
 //   void request(first, end, arrival)    one thread: has that part copied
@@ -105,7 +106,6 @@ template <typename L, int CLUSTER> struct Posted {
     }
     static FERRYMAN_DEVICE void meet() {
         if constexpr (CLUSTER > 1) platform::cluster_wait();
-        else platform::barrier();
     }
 };
 template <typename L, int CLUSTER> struct Share<L, CLUSTER, false> : Posted<L, CLUSTER> {};
@@ -137,9 +137,8 @@ template <typename L, typename Op> struct WholeDriver {
 
     FERRYMAN_DEVICE void run(i64 blocks, Partial* scratch) {
         Reduction reduction = Share<L>::begin(scratch);
-        i64 each, rest;
-        divide(rows, blocks / L::CLUSTER, each, rest);
-        each += rest > 0;
+        i64 each = 1;  // rows of a block: 1 or 2, unless there are more than a grid has blocks
+        while (each * (blocks / L::CLUSTER) < rows) ++each;
         i64 row = platform::block_index() / L::CLUSTER * each;
         const i64 last = (row + each < rows ? row + each : rows) - 1;
         int live = 0;
@@ -147,27 +146,27 @@ template <typename L, typename Op> struct WholeDriver {
         for (int p = 0; p < L::PACKS; ++p) live += first + (p * L::LANES + lane) * L::V < end;
         P held[L::PACKS], other[Op::INPUTS == 2 ? L::PACKS : 1];
         const T *from = at(x, row) + lane * L::V, *with = Op::INPUTS == 2 ? at(residual, row) + lane * L::V : nullptr;
-#pragma unroll
-        for (int p = 0; p < L::PACKS; ++p) {
-            const bool wanted = p < live && row <= last;
+        // Zeros where there is nothing to load: the first time, and wherever registers should be free in between.
+        auto fetch = [&](int p, bool wanted, bool zeros) {
             if (wanted) load<ONCE>(held[p], from + offset(p));
-            else zero(held[p]);
+            else if (zeros) zero(held[p]);
             if constexpr (Op::INPUTS == 2) {
                 if (wanted) load<ONCE>(other[p], with + offset(p));
-                else zero(other[p]);
+                else if (zeros) zero(other[p]);
             }
-        }
+        };
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) fetch(p, p < live && row <= last, true);
         op.place(shared, n, first, end);
         if constexpr (Op::PLACED > 0) {
-            if (lane == 0 && end > first) {
+            if (lane == 0 && end > first && row <= last) {
                 platform::arrival_expect(reduction.arrivals + 2, (u32)(end - first) * Op::PLACED);
                 op.request(first, end, reduction.arrivals + 2);
             }
         }
         op.prepare(n, first, end, lane);
         op.begin(row, n);
-        Share<L>::meet();
-        for (; row <= last; ++row) {
+        for (bool met = false; row <= last; ++row, met = true) {
             if (slots > 0 && lane == L::LANES - WAVE) fetch_ahead(row + slots);
             if constexpr (Op::INPUTS == 2) {
 #pragma unroll
@@ -175,8 +174,9 @@ template <typename L, typename Op> struct WholeDriver {
                     if (p < live) op.merge(held[p], other[p], offset(p));
             }
             op.gather(held, live);
+            if (!met) Share<L>::meet();  // as late as can be: ptxas has the first loads wait for it
             op.join(reduction);
-            disguise(held, (u32)(n >> 32), op.result());
+            if constexpr (Op::FROM_PACKS) disguise(held, (u32)(n >> 32), op.result());
             if (Op::PLACED > 0 && end > first) platform::arrival_wait(reduction.arrivals + 2, 0);
             from += x.stride;
             if constexpr (Op::INPUTS == 2) with += residual.stride;
@@ -184,10 +184,11 @@ template <typename L, typename Op> struct WholeDriver {
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
                 if (p < live) op.emit(held[p], offset(p), p);
-                if (p < more) {
-                    load<ONCE>(held[p], from + offset(p));
-                    if constexpr (Op::INPUTS == 2) load<ONCE>(other[p], with + offset(p));
-                }
+                if constexpr (Op::FROM_PACKS) fetch(p, p < more, false);
+            }
+            if constexpr (!Op::FROM_PACKS) {
+#pragma unroll
+                for (int p = 0; p < L::PACKS; ++p) fetch(p, p < more, true);
             }
             op.advance(n);
         }

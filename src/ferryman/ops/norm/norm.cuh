@@ -110,6 +110,7 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
         scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);
     }
     static constexpr int PLACED = placed_bytes<W, L::V>::value;
+    static constexpr bool FROM_PACKS = true;
     FERRYMAN_DEVICE void place(void* memory, i64, int first, int end) {
         y += first + platform::thread_index() * L::V;
         if constexpr (WEIGHTED) weights.place(memory, first, end);
@@ -255,6 +256,7 @@ template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<
     static FERRYMAN_DEVICE float inverse_of(int elements) { return elements > 0 ? divide<1>(1.0f, (float)elements) : 0.0f; }
 
     static constexpr int PLACED = placed_bytes<W, L::V>::value + placed_bytes<B, L::V>::value;
+    static constexpr bool FROM_PACKS = true;
     template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
         if constexpr (Base::WEIGHTED) Base::weights.request(first, end, arrival);
         if constexpr (Base::BIASED) Base::biases.request(first, end, arrival);
