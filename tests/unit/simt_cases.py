@@ -172,9 +172,9 @@ def _row_cases() -> Iterator[Case]:
 
 
 def _cluster_cases() -> Iterator[Case]:
-    """What a device with clusters is given: one unit, so that few rows do not take another form, and odd numbers of rows
-    where a block takes two. Widths: whole and ragged, and such that the last block of a cluster has less than the
-    others, or nothing."""
+    """What a device with clusters is given: one unit, so that few rows do not take another form, and odd numbers of
+    rows where a block takes two. Widths: whole and ragged, and such that the last block of a cluster has less than the
+    others."""
     softmax_of = lambda s: (_random(*s, dtype=BF16, scale=3.0),)  # noqa: E731
     ops: dict[str, tuple[Callable[..., Any], Callable[[tuple[int, int]], Inputs], Reference]] = {
         "rms": (norm.rms_norm, lambda s: _norm_inputs(s, BF16, BF16, 1e-6, False), rms_reference(BF16)),

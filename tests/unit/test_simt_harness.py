@@ -23,7 +23,7 @@ def _x(rows: int, n: int) -> Tensor:
 
 
 def _steps(rows: int, n: int) -> Tensor:
-    """The columns of a thread lie close together, those of another thread or wave elsewhere: whose mean it is matters."""
+    """A thread's columns lie close together, those of another thread or wave elsewhere: whose mean it is matters."""
     return _x(rows, n) * 0.1 + torch.linspace(-4, 4, n).bfloat16() + (torch.arange(n) // 8 % 32 / 4 - 4).bfloat16()
 
 

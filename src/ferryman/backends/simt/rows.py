@@ -21,8 +21,8 @@ _PERSISTENT_ABOVE_WORDS = 16
 
 
 class _Whole(NamedTuple):
-    """A row over up to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many blocks as
-    give an SM ``resident`` threads."""
+    """A row over up to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many blocks
+    as give an SM ``resident`` threads."""
 
     threads: int
     packs: int
@@ -36,8 +36,8 @@ class Demand(NamedTuple):
     fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
     keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
     more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``weights``: bytes of
-    weights and biases a column. The rest is for many rows of more than 16 KiB on devices with clusters: ``alone``: up to
-    how many packs a block has a row alone; ``whole``: then the forms of `whole.cuh`, the first that holds a row;
+    weights and biases a column. The rest is for many rows of more than 16 KiB on devices with clusters. ``alone``: up
+    to how many packs a block has a row alone; ``whole``: then the forms of `whole.cuh`, the first that holds a row;
     ``turns``: rows that a block takes in turn."""
 
     tensors: int = 1
@@ -62,15 +62,17 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False, weights: 
     half = itemsize == 2
     fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
     # Measured on an H200 at 8192 to 131072 columns of bfloat16, with the weights that models have.
-    widest = (_Whole(256, 8), _Whole(512, 8))
+    # Float rows with weights of 16 bits would spill at 64 registers, and layer_norm's at 80.
+    widest = (_Whole(256, 8), _Whole(512, 8)) if half else (_Whole(256, 8, resident=512), _Whole(512, 8, resident=512))
     if kind == "softmax":
         whole = (_Whole(256, 4, cluster=4), *widest)
         return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, whole=whole)
     if kind == "centred":
         # two rows in turn: what a block does before its first one takes as many instructions as half a row
-        fitting, whole = (fitting[0], 256 if wide else 512, 256), (_Whole(256, 4), widest[0], _Whole(512, 8, resident=512))
-        return Demand(tensors, (12 if wide else 16) if half else 24, lone=8, fitting=fitting, weights=weights, whole=whole,
-                      turns=2)  # fmt: skip
+        fitting = (fitting[0], 256 if wide else 512, 256)
+        whole = (_Whole(256, 4), widest[0], _Whole(512, 8, resident=512))
+        return Demand(tensors, (12 if wide else 16) if half else 24, lone=8, fitting=fitting, weights=weights,
+                      whole=whole, turns=2)  # fmt: skip
     if kind == "added":
         whole = (_Whole(512, 2), _Whole(512, 4), _Whole(1024, 4))
         return Demand(tensors, 24 if half else 32, fitting=fitting, weights=weights, whole=whole)
@@ -192,8 +194,8 @@ def _few_rows(row: _Row, wave: int, spread: int, clusters: bool) -> RowPlan | No
 
 
 def _wide_rows(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
-    """Many rows of more than 16 KiB on a device with clusters and bulk copies. None for shorter ones, and for those that
-    do not fit."""
+    """Many rows of more than 16 KiB on a device with clusters and bulk copies. None for shorter ones, and for those
+    that do not fit."""
     need = row.need
     if row.packs <= 1024:
         return None
