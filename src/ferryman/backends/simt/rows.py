@@ -21,8 +21,8 @@ _PERSISTENT_ABOVE_WORDS = 16
 
 
 class _Whole(NamedTuple):
-    """A row over up to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many blocks
-    as give an SM ``resident`` threads."""
+    """A row over up to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many
+    blocks as give an SM ``resident`` threads."""
 
     threads: int
     packs: int
