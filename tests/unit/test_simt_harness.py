@@ -93,7 +93,7 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
         "if (lane < SIZE) post", "if (lane == platform::cluster_rank()) post", softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_not_met": (
-        "if constexpr (CLUSTER > 1) platform::cluster_wait();", "if constexpr (CLUSTER > 1);",
+        "static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }", "static FERRYMAN_DEVICE void meet() {}",
         softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_partials_overwritten": (

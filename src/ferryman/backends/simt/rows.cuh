@@ -52,8 +52,8 @@ template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_, int C
 };
 
 // What a row's threads reduce with, and which part of the row a block takes. whole.cuh has the forms of a cluster.
-template <typename L, int CLUSTER = L::CLUSTER, bool ONE = L::FIT == WHOLE> struct Share;
-template <typename L> struct Share<L, 1, false> {
+template <typename L, int CLUSTER = L::CLUSTER> struct Share;
+template <typename L> struct Share<L, 1> {
     typedef RowReduction<L::LANES, L::ROWS> Reduction;
     typedef float Partial;
     static constexpr int SCRATCH = Reduction::SCRATCH;

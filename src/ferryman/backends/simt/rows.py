@@ -21,7 +21,7 @@ _PERSISTENT_ABOVE_WORDS = 16
 
 
 class _Whole(NamedTuple):
-    """A row over up to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many
+    """A row over 2 to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many
     blocks as give an SM ``resident`` threads."""
 
     threads: int
@@ -97,8 +97,8 @@ class RowPlan(NamedTuple):
 
     @property
     def on_hopper(self) -> bool:
-        """Whether the kernel uses clusters or bulk copies."""
-        return self.cluster > 1 or self.arguments[4] == "WHOLE"
+        """Whether the kernel uses clusters."""
+        return self.cluster > 1
 
     def blocks(self, rows: int) -> int:
         groups = -(-rows // self.rows_per_block)
@@ -203,8 +203,8 @@ def _wide_rows(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
         lanes = _up(-(-row.packs // 4), 32)
         return _in_registers(row, lanes, 4, _MOST_THREADS // lanes)
     for form in need.whole:
-        for cluster in (1, 2, 4, 8):
-            columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
+        for cluster in (2, 4, 8):  # one block has no room for a row of so many packs
+            columns = _up(-(-row.packs // cluster), 8)
             lanes = _up(-(-columns // form.packs), 32)
             placed = columns * row.width * need.weights
             room = (shared_memory + 1024) // (placed + _WHOLE_RESERVED)  # an SM has 1 KiB more than a block may ask for

@@ -4,7 +4,7 @@
 // Blocks take one row or two, and the hardware deals them out. Where blocks stay for all rows, those that memory serves late
 // hold up the end: on an H200 such a loop took 10% longer than a copy even with no reduction to wait for and its loads
 // always ahead, this takes 0 to 4%. What an SM does not load while its blocks reduce and write, L2 fetches in the
-// meantime: it is told of the row `slots` further on (131072 columns: 3%).
+// meantime: it is told of the row `slots` further on (1 to 3%).
 //
 // Beside what rows.cuh says, an operation `Op` provides, instead of passes,
 //   int PLACED                           bytes a column that it keeps in shared memory: its weights
@@ -32,10 +32,6 @@ FERRYMAN_DEVICE void copy_to_shared(void* to, const void* from, u32 bytes, Arriv
 }  // namespace platform
 #endif
 
-// `RowReduction` over the blocks of a cluster. A barrier of the cluster with release semantics waits until all that
-// the block has stored in device memory has arrived there: the whole of the row before. So partials are posted: each store
-// counts its bytes at an arrival of its destination. Two of these alternate: a block that posts for reduction k + 2 has
-// had everybody's partials of k + 1, so everybody has read those of k.
 struct alignas(16) Partial {
     float value[4];
 };
@@ -46,6 +42,10 @@ FERRYMAN_DEVICE void post(Partial* here, int rank, const Partial& partial, platf
     platform::cluster_post(here->value, rank, partial.value, arrival);
 }
 
+// `RowReduction` over the blocks of a cluster. A barrier of the cluster with release semantics waits until all that
+// the block has stored in device memory has arrived there: the whole of the row before. So partials are posted: each store
+// counts its bytes at an arrival of its destination. Two of these alternate: a block that posts for reduction k + 2 has
+// had everybody's partials of k + 1, so everybody has read those of k.
 template <int WAVES, int SIZE> struct PostedReduction {
     typedef ferryman::Partial Partial;
     static constexpr int PARTIALS = WAVES * SIZE;
@@ -62,12 +62,6 @@ template <int WAVES, int SIZE> struct PostedReduction {
     template <typename V> FERRYMAN_DEVICE const V* share(const V& partial) {
         const int thread = platform::thread_index(), lane = thread & (WAVE - 1);
         V* partials = (V*)(scratch + (count & 1) * PARTIALS);
-        if constexpr (SIZE == 1) {
-            if (lane == 0) partials[thread / WAVE] = partial;
-            platform::barrier();
-            ++count;
-            return partials;
-        }
         platform::Arrival* arrival = arrivals + (count & 1);
         if (thread == 0) platform::arrival_expect(arrival, PARTIALS * sizeof(V));
         if (lane < SIZE) post(partials + platform::cluster_rank() * WAVES + thread / WAVE, lane, partial, arrival);
@@ -90,33 +84,28 @@ template <int WAVES, int SIZE> struct PostedReduction {
     template <typename R> static FERRYMAN_DEVICE float over_wave(float value) { return wave_reduce<R, WAVE>(value); }
 };
 
-template <typename L, int CLUSTER> struct Posted {
+template <typename L, int CLUSTER> struct Share {
     typedef PostedReduction<L::LANES / WAVE, CLUSTER> Reduction;
     typedef ferryman::Partial Partial;
     static constexpr int SCRATCH = 2 * Reduction::PARTIALS;
-    static FERRYMAN_DEVICE int rank() { return CLUSTER == 1 ? 0 : platform::cluster_rank(); }
+    static FERRYMAN_DEVICE int rank() { return platform::cluster_rank(); }
     static FERRYMAN_DEVICE Reduction begin(Partial* scratch) {
         FERRYMAN_SHARED(platform::Arrival, arrivals, 3);  // the last is for what is copied to shared memory
         if (platform::thread_index() == 0) {
             for (int i = 0; i < 3; ++i) platform::arrival_begin(arrivals + i);
             platform::arrival_publish();
         }
-        if constexpr (CLUSTER > 1) platform::cluster_arrive();
+        platform::cluster_arrive();
         return Reduction{scratch, arrivals, 0};
     }
-    static FERRYMAN_DEVICE void meet() {
-        if constexpr (CLUSTER > 1) platform::cluster_wait();
-    }
+    static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }
 };
-template <typename L, int CLUSTER> struct Share<L, CLUSTER, false> : Posted<L, CLUSTER> {};
-template <typename L> struct Share<L, 1, true> : Posted<L, 1> {};
-template <typename L, int CLUSTER> struct Share<L, CLUSTER, true> : Posted<L, CLUSTER> {};
 
 template <typename L, typename Op> struct WholeDriver {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
     typedef typename Share<L>::Reduction Reduction;
-    static_assert(L::ROWS == 1 && L::LANES > WAVE, "a block has part of one row");
+    static_assert(L::CLUSTER > 1, "blocks share a row");
 
     Op& op;
     RowInput x, residual;
