@@ -146,7 +146,7 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
 
 
 @pytest.mark.parametrize("n", [20_008, 65_536, 131_080])
-def test_hostile_values_in_rows_over_a_cluster_or_through_a_ring(n: int, target: Target) -> None:
+def test_hostile_values_in_rows_over_a_cluster(n: int, target: Target) -> None:
     """Each row has its own: nothing of a row reaches the next one in its stage, nor the block that has it beside."""
     for rows in (2, 601):
         for dtype in (F32, BF16):

@@ -172,8 +172,9 @@ def _row_cases() -> Iterator[Case]:
 
 
 def _cluster_cases() -> Iterator[Case]:
-    """What a device with clusters is given: one unit, so that the rows of a ring take more turns than it has stages.
-    Widths: whole and ragged, and such that the last block of a cluster has less than the others."""
+    """What a device with clusters is given: one unit, so that few rows do not take another form, and odd numbers of
+    rows where a block takes two. Widths: whole and ragged, and such that the last block of a cluster has less than the
+    others."""
     softmax_of = lambda s: (_random(*s, dtype=BF16, scale=3.0),)  # noqa: E731
     ops: dict[str, tuple[Callable[..., Any], Callable[[tuple[int, int]], Inputs], Reference]] = {
         "rms": (norm.rms_norm, lambda s: _norm_inputs(s, BF16, BF16, 1e-6, False), rms_reference(BF16)),
@@ -185,12 +186,12 @@ def _cluster_cases() -> Iterator[Case]:
         "softmax_float32": (softmax.softmax, lambda s: (_random(*s, dtype=F32, scale=9.0),), softmax_reference),
     }  # fmt: skip
     forms = {
-        "rms": [(3, 16_384, "EXACT_2_1"), (3, 11_008, "RAGGED_2_1"), (3, 20_008, "160_1_16_RAGGED_3_1"),
-                (3, 32_768, "EXACT_2_1"), (9, 50_264, "RING_1_2"), (5, 65_536, "RING_1_2"), (7, 81_928, "RING_1_4")],
-        "add_rms": [(3, 16_384, "EXACT_1_1"), (2, 20_008, "320_1_8_RAGGED_1_1"), (2, 50_264, "RAGGED_1_4")],
-        "layer": [(2, 50_264, "RAGGED_2_4"), (2, 65_536, "EXACT_2_4"), (2, 66_056, "RAGGED_3_8")],
-        "softmax": [(7, 20_008, "RING_1_1"), (9, 32_776, "RING_1_2"), (5, 66_056, "RING_1_4")],
-        "softmax_float32": [(5, 16_388, "RING_1_2")],
+        "rms": [(3, 16_384, "512_1_4_EXACT_2_1"), (3, 11_008, "352_1_4_RAGGED_2_1"), (3, 20_008, "160_1_4_WHOLE_6_4"),
+                (5, 50_264, "WHOLE_4_8"), (4, 65_536, "256_1_4_WHOLE_4_8"), (3, 81_928, "192_1_8_WHOLE_5_8")],
+        "add_rms": [(3, 16_384, "512_1_2_WHOLE_2_2"), (2, 20_008, "WHOLE_3_4"), (3, 66_056, "288_1_4_WHOLE_3_8")],
+        "layer": [(3, 20_008, "WHOLE_6_4"), (2, 65_536, "256_1_4_WHOLE_4_8"), (3, 66_056, "160_1_8_WHOLE_5_8")],
+        "softmax": [(7, 8264, "160_1_4_WHOLE_6_2"), (5, 20_008, "WHOLE_6_4"), (3, 66_056, "160_1_8_WHOLE_6_8")],
+        "softmax_float32": [(5, 16_388, "160_1_8_WHOLE_3_4")],
     }  # fmt: skip
     for op, shapes in forms.items():
         kernel, make, reference = ops[op]
@@ -212,7 +213,23 @@ def _cluster_cases() -> Iterator[Case]:
         x[0, 65_543], x[1, 9], x[2], x[3, 1:] = math.nan, math.inf, -math.inf, -math.inf
         return (x,)
 
-    yield Case("cluster_softmax_hostile", softmax.softmax, hostile, softmax_reference, "RING", 232_448, _CLUSTERS)
+    # float rows: weights of half the size may be no whole words of 16 bytes
+    for w in (F32, BF16):
+        yield Case(
+            f"cluster_layer_float32_{w}".replace("torch.", ""), norm.layer_norm,
+            lambda w=w: (*_norm_inputs((3, 8196), F32, w), _random(8196, dtype=F32), 1e-5), layer_norm_reference,
+            "WHOLE", 232_448, _CLUSTERS,
+        )  # fmt: skip
+    far = lambda: (_random(3, 20_008, dtype=F32, shift=1000.0), None, None, 1e-5)  # noqa: E731
+    yield Case("cluster_layer_offset", norm.layer_norm, far, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
+
+    def first_far() -> Inputs:  # what a thread takes its elements relative to is far from all others
+        x = _random(3, 20_008, dtype=F32)
+        x[:, ::8] = 1e4
+        return (x, None, None, 1e-5)
+
+    yield Case("cluster_layer_outliers", norm.layer_norm, first_far, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
+    yield Case("cluster_softmax_hostile", softmax.softmax, hostile, softmax_reference, "WHOLE", 232_448, _CLUSTERS)
 
 
 _CLUSTERS = frozenset({"clusters"})

@@ -149,7 +149,8 @@ class EmulatedRuntime:
             families.setdefault(text, []).append(unit._replace(source=line.split("\n", 1)[1]))
         # portable.cuh and rows.cuh are the same text in every family: they come once
         parts, seen = [_HEADER.read_text()], set()
-        for text, units in families.items():
+        # cluster.cuh, which some families have, goes before what asks whether it is there
+        for text, units in sorted(families.items(), key=lambda f: '"cluster.cuh"' not in f[0]):
             for piece in text.split('#line 1 "'):
                 if piece and piece not in seen:
                     seen.add(piece)

@@ -76,18 +76,19 @@ def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
 
 @given(
     n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(),
-    kind=st.sampled_from(["scaled", "added", "centred", "softmax"]), wide=st.booleans(),
+    kind=st.sampled_from(["scaled", "added", "centred", "softmax"]), wide=st.booleans(), weights=st.integers(0, 8),
     device=st.sampled_from([(32, False), (32, True), (64, False)]), shared=st.sampled_from([4096, 65_536, 232_448]),
     count=st.integers(1, 2**40),
 )  # fmt: skip
 @settings(max_examples=600, deadline=None)
 def test_every_plan_is_one_that_the_kernel_can_run(
-    n: int, itemsize: int, vector: bool, kind: str, wide: bool, device: tuple[int, bool], shared: int, count: int
-) -> None:
+    n: int, itemsize: int, vector: bool, kind: str, wide: bool, weights: int, device: tuple[int, bool], shared: int,
+    count: int,
+) -> None:  # fmt: skip
     wave, clusters = device
     if vector:
         n = -(-n * itemsize // 16) * 16 // itemsize
-    need = rows.demand(kind, wave, itemsize, wide=wide)
+    need = rows.demand(kind, wave, itemsize, wide=wide, weights=weights)
     tensors = need.tensors
     plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need, rows.threads_a_row(count, 132), clusters)
     width, lanes, per_block, packs, fit, bound, cluster = plan.arguments
@@ -100,17 +101,19 @@ def test_every_plan_is_one_that_the_kernel_can_run(
     capacity = width * lanes * packs * cluster
     inside = columns <= lanes * packs  # what a block takes, in whole lines
     exact = n == capacity and columns == lanes * packs
-    assert {"EXACT": exact, "RAGGED": inside and not exact, "RING": inside, "LONG": n > capacity}[fit]
+    assert {"EXACT": exact, "RAGGED": inside and not exact, "WHOLE": inside, "LONG": n > capacity}[fit]
     assert packs * max(1, width * itemsize // 4) * tensors <= 64, "registers"
     assert plan.shared <= max(0, shared - 1024)
-    if fit == "RING":
-        assert 2 <= plan.slots <= 16 and plan.shared == plan.slots * columns * 16 and tensors == 1 and lanes > wave
-        assert bound * (plan.shared + 6144) <= shared + 1024
+    if fit == "WHOLE":
+        assert plan.shared == columns * width * (0 if kind == "softmax" else weights) <= shared - 8192
+        assert lanes > wave and per_block == 1 and plan.slots >= 1 and plan.resident == 0
+        assert plan.slots == 1 or plan.slots * n * itemsize * tensors <= 132 * 32 * 1024
     else:
         assert plan.slots == 0 or (fit == "LONG" and tensors == 1)
         assert plan.slots <= -(-(n - capacity) // (width * lanes)) if fit == "LONG" else plan.slots == 0
     blocks = plan.blocks(count)
-    assert 1 <= blocks <= -(-count // per_block) * cluster and blocks * plan.threads < 2**31
+    assert 1 <= blocks <= -(-count // plan.rows_per_block) * cluster and blocks * plan.threads < 2**31
+    assert plan.rows_per_block >= per_block and (fit == "WHOLE" or plan.rows_per_block == per_block)
     assert blocks % cluster == 0
 
 
@@ -134,11 +137,22 @@ def test_widths_of_models_are_read_once_from_memory(kind: str) -> None:
             assert cluster * width * lanes * (packs + slots) >= n, (kind, n, count)
 
 
-def test_clusters_leave_room_for_all_of_them() -> None:
-    """30 clusters of 4 fit an H200 at once; one beyond what fits would begin when the others end."""
-    for n, most in ((65_536, 66), (131_072, 30), (262_144, 15)):
-        plan = rows.plan_for(n, 2, True, HOPPER, rows.demand("scaled", 32, 2))
-        assert plan.arguments[4] == "RING" and plan.blocks(1 << 20) // plan.cluster <= most
+@pytest.mark.parametrize(("kind", "weights"), [("scaled", 2), ("added", 2), ("centred", 4), ("softmax", 0)])
+def test_wide_rows_take_one_exchange(kind: str, weights: int) -> None:
+    """Many rows of more than 16 KiB, to the widest that registers hold: two blocks or more an SM, 1024 threads."""
+    need = rows.demand(kind, 32, 2, weights=weights)
+    for n in (8200, 11_008, 16_384, 20_008, 32_768, 65_536, 131_072, 262_144):
+        plan = rows.plan_for(n, 2, True, HOPPER, need)
+        if n <= 16_384 and kind == "scaled":
+            assert plan.arguments[4] in ("EXACT", "RAGGED") and plan.cluster == 1
+            continue
+        assert plan.arguments[4] == "WHOLE" and plan.on_hopper, n
+        assert plan.blocks(1000) == -(-1000 // plan.rows_per_block) * plan.cluster
+        if n <= 131_072:
+            assert 704 <= plan.arguments[5] * plan.threads <= 1024 and plan.arguments[5] >= 2
+    assert rows.plan_for(262_152, 2, True, HOPPER, need).arguments[4] == "LONG"
+    assert rows.plan_for(8192, 2, True, HOPPER, need).arguments[4] == "EXACT"
+    assert rows.plan_for(16_384, 2, False, HOPPER, need).arguments[4] == "LONG", "no whole words"
 
 
 def test_widths_of_models_stay_on_the_chip_without_clusters() -> None:

@@ -22,11 +22,18 @@ def _x(rows: int, n: int) -> Tensor:
     return torch.randn(rows, n, generator=torch.Generator().manual_seed(n)).bfloat16()
 
 
+def _steps(rows: int, n: int) -> Tensor:
+    """A thread's columns lie close together, those of another thread or wave elsewhere: whose mean it is matters."""
+    return _x(rows, n) * 0.1 + torch.linspace(-4, 4, n).bfloat16() + (torch.arange(n) // 8 % 32 / 4 - 4).bfloat16()
+
+
 # float NaNs whose mantissa is all ones: the rounding carry of a naive conversion makes them -0
 FULL_NAN = torch.full((64,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
 # name -> (what is replaced, by what, kernel, inputs)
 MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "none": ("", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
+    "whole_softmax_none": ("", "", softmax.softmax, (_x(9, 20_008),)),
+    "whole_layer_none": ("", "", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6)),
     "no_barrier": ("            platform::barrier();\n", "", norm.rms_norm, (_x(3, 4104), None, 1e-6, False)),
     "one_scratch": ("half ^= 1;", "", softmax.softmax, (_x(5, 80_000),)),
     "divergent_barrier": (
@@ -48,30 +55,55 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], tuple[Any, ...]]] = {
     "truncated": (
         "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", norm.rms_norm, (_x(9, 64), None, 1e-6, False),
     ),
-    "ring_not_waited_for": (
-        "if (end > first) platform::arrival_wait(arrivals + stage, parity);", "", softmax.softmax, (_x(3, 20_008),),
+    "whole_weights_not_waited_for": (
+        "if (Op::PLACED > 0 && end > first) platform::arrival_wait(reduction.arrivals + 2, 0);", "", norm.rms_norm,
+        (_x(3, 20_008), _x(1, 20_008)[0], 1e-6, False),
     ),
-    "ring_filled_again_too_early": (
-        "            op.begin(row, n);\n            if (end > first)",
-        "            if (lane == 0 && row > 0) request((stage + 1) % slots, row + step);\n"
-        "            op.begin(row, n);\n            if (end > first)",
-        softmax.softmax, (_x(9, 20_008),),
+    "whole_weights_of_another_block": (
+        "platform::copy_to_shared(placed, data + first,", "platform::copy_to_shared(placed, data,", norm.rms_norm,
+        (_x(3, 65_536), _x(1, 65_536)[0], 1e-6, False),
     ),
-    "cluster_of_strangers": ("if (lane < SIZE) platform::cluster_post", "if (lane == platform::cluster_rank()) "
-                             "platform::cluster_post", softmax.softmax, (_x(2, 50_264),)),
+    "whole_row_not_turned": ("op.advance(n);", "", norm.layer_norm, (_x(3, 20_008), None, None, 1e-6)),
+    "whole_last_row_dropped": (
+        "(row + each < rows ? row + each : rows) - 1;", "(row + each < rows ? row + each : rows - 1) - 1;",
+        norm.layer_norm, (_x(3, 20_008), None, None, 1e-6),
+    ),
+    "whole_fetched_past_the_end": (
+        "if (row >= rows || bytes <= 0) return;", "if (bytes <= 0) return;", softmax.softmax, (_x(3, 20_008),),
+    ),
+    "whole_absent_columns_counted": (
+        "if (p >= live) x[p].word[i] = minus_infinities<T>();", "", softmax.softmax, (_x(3, 20_008) - 9,),
+    ),
+    "whole_maximum_of_a_wave_alone": (
+        "return part.value[1] * exp_of<T>(part.value[0] - from);", "return part.value[1];",
+        softmax.softmax, (_x(3, 20_008),),
+    ),
+    "whole_waves_about_their_own_means": (
+        "return part.value[1] + off * off * part.value[3];", "return part.value[1];",
+        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "whole_threads_about_their_own_means": (
+        "+ elements * apart * apart);", ");", norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "whole_waves_of_equal_length": (
+        "all += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;", "all += WAVE * L::V;",
+        norm.layer_norm, (_steps(3, 50_264), None, None, 1e-6),
+    ),
+    "cluster_of_strangers": (
+        "if (lane < SIZE) post", "if (lane == platform::cluster_rank()) post", softmax.softmax, (_x(2, 50_264),),
+    ),
     "cluster_not_met": (
         "static FERRYMAN_DEVICE void meet() { platform::cluster_wait(); }", "static FERRYMAN_DEVICE void meet() {}",
         softmax.softmax, (_x(2, 50_264),),
     ),
     "cluster_partials_overwritten": (
-        "float* partial = scratch + (count & 1) * PARTIALS;", "float* partial = scratch;",
-        softmax.softmax, (_x(5, 50_264),),
+        "(V*)(scratch + (count & 1) * PARTIALS)", "(V*)scratch", norm.layer_norm, (_steps(4, 50_264), None, None, 1e-6),
     ),
 }  # fmt: skip
 # what the emulation itself says; the others give wrong results
 REFUSALS = {
     "divergent_barrier": "deadlock", "read_past_the_end": "outside every buffer",
-    "slots_past_shared": "past dynamic shared memory", "ring_filled_again_too_early": "requested twice",
+    "slots_past_shared": "past dynamic shared memory", "whole_fetched_past_the_end": "outside every buffer",
     "cluster_of_strangers": "deadlock", "cluster_not_met": "before the cluster's first barrier",
 }  # fmt: skip
 
@@ -80,6 +112,8 @@ def _right(kernel: Callable[..., Any], inputs: tuple[Any, ...], got: Any) -> boo
     x = inputs[0].double()
     if kernel is softmax.softmax:
         expected = torch.softmax(x, -1)
+    elif kernel is norm.layer_norm:
+        expected = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 1e-6)
     else:
         expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         expected = expected if inputs[1] is None else expected * inputs[1].double()
@@ -98,7 +132,7 @@ def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest
     runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
     simt._RUNTIMES["emulated32"] = runtime
     try:
-        clusters = name.startswith(("ring", "cluster"))
+        clusters = name.startswith(("whole", "cluster"))
         where = host.target(32, 232_448, features=frozenset({"clusters"})) if clusters else host.target(32)
         runtime.call(kernel, inputs, where)
         runtime.load(runtime.compile_collected(edit))
@@ -110,7 +144,34 @@ def test_a_broken_kernel_does_not_pass(name: str, request: pytest.FixtureRequest
             except AssertionError as error:
                 refused = str(error)
         passed = refused is None and all(_right(kernel, inputs, r) for r in results)
-        assert passed == (name == "none"), refused
+        assert passed == name.endswith("none"), refused
         assert REFUSALS.get(name, "") in (refused or "")
     finally:
         del simt._RUNTIMES["emulated32"]
+
+
+def test_rows_beyond_a_grid_are_taken_in_turn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits, whether a block has one row, four, or all seven."""
+    n = 20_008
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (softmax.softmax, (_x(7, n),)),
+        (softmax.softmax, (_x(7, 66_056),)),
+        (norm.rms_norm, (_x(7, n), _x(1, n)[0], 1e-6, False)),
+        (norm.add_rms_norm, (_x(7, n), _x(7, n) * 0.5, _x(1, n)[0], 1e-6, True)),
+        (norm.layer_norm, (_x(7, n), _x(1, n)[0], None, 1e-6)),
+    ]
+    runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
+    monkeypatch.setitem(simt._RUNTIMES, "emulated32", runtime)
+    where = host.target(32, 232_448, features=frozenset({"clusters"}))
+    for kernel, inputs in calls:
+        runtime.call(kernel, inputs, where)
+    runtime.load(runtime.compile_collected())
+    for kernel, inputs in calls:
+        results = []
+        for threads in (2**31 - 1024, 1280):
+            monkeypatch.setattr(simt, "_MAX_THREADS", threads)
+            got = runtime.call(kernel, inputs, where)
+            results.append(got if isinstance(got, tuple) else (got,))
+        ((_, many, _, _), (name, few, _, _)) = runtime.launched[-2:]
+        assert "WHOLE" in name and few < many
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), name

@@ -98,9 +98,9 @@ def _start_runtime(vendor: str) -> Runtime:
 
 
 def family_files(path: Path, rows: bool, cluster: bool = False) -> list[Path]:
-    """The dialect, the row loop where used, with clusters and the ring of sm_90 where used, the family's file."""
+    """The dialect, the row loop where used, with the forms of sm_90 where used, the family's file."""
     names = ["portable.cuh", *(["cluster.cuh"] if cluster else []), *(["rows.cuh"] if rows else [])]
-    return [*(HERE / name for name in names), *([HERE / "ring.cuh"] if cluster and rows else []), path]
+    return [*(HERE / name for name in names), *([HERE / "whole.cuh"] if cluster and rows else []), path]
 
 
 @functools.lru_cache(maxsize=None)

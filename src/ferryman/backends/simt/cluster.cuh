@@ -8,6 +8,8 @@
 //   - waits (`cluster_wait`) before it first posts: the other blocks have begun then,
 //   - may leave when it has waited for all that others post to it.
 
+#define FERRYMAN_CLUSTERS
+
 namespace ferryman {
 
 #if defined(FERRYMAN_EMULATED)
@@ -87,5 +89,49 @@ FERRYMAN_DEVICE u32 take_number(u32* counter) {
 #else
 #error "thread block clusters need NVIDIA sm_90 or later"
 #endif
+
+template <typename T> struct is_bf16 { static constexpr bool value = false; };
+template <> struct is_bf16<bf16> { static constexpr bool value = true; };
+
+template <typename T> FERRYMAN_DEVICE constexpr u32 minus_infinities() { return 0xff800000u; }
+template <> FERRYMAN_DEVICE constexpr u32 minus_infinities<bf16>() { return 0xff80ff80u; }
+template <> FERRYMAN_DEVICE constexpr u32 minus_infinities<f16>() { return 0xfc00fc00u; }
+
+// The larger of each pair of 16-bit elements, or of two floats; a NaN loses.
+template <typename T> FERRYMAN_DEVICE u32 larger(u32 a, u32 b) {
+#if defined(__CUDACC__)
+    u32 result;
+    if constexpr (sizeof(T) == 4) return platform::bits_of(platform::fmax(platform::float_of(a), platform::float_of(b)));
+    else if constexpr (is_bf16<T>::value) asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+#else
+    if constexpr (sizeof(T) == 4) return platform::bits_of(platform::fmax(platform::float_of(a), platform::float_of(b)));
+    else
+        return Storage<T>::pair(platform::fmax(Storage<T>::low(a), Storage<T>::low(b)),
+                                platform::fmax(Storage<T>::high(a), Storage<T>::high(b)));
+#endif
+}
+
+template <typename T> FERRYMAN_DEVICE float largest_of(u32 word) {
+    if constexpr (sizeof(T) == 4) return platform::float_of(word);
+    else return platform::fmax(Storage<T>::low(word), Storage<T>::high(word));
+}
+
+// Hides from the compiler that registers still hold what they held. `forget` is not enough here: ptxas keeps the floats
+// that one pass has unpacked for the next (360 bytes spilled, f16). `nothing` is 0, which only the launch knows, and
+// `after` a value that must be there first, or the changed words would be made early and kept beside the others.
+template <typename T, int V, int PACKS>
+FERRYMAN_DEVICE void disguise(Pack<T, V> (&packs)[PACKS], u32 nothing, float after) {
+    const u32 change = nothing & platform::bits_of(after);
+#pragma unroll
+    for (int p = 0; p < PACKS; ++p) {
+#pragma unroll
+        for (int i = 0; i < Pack<T, V>::WORDS; ++i) {
+            if constexpr (sizeof(T) == 2) packs[p].word[i] ^= change;
+            else platform::opaque(packs[p].word[i]);
+        }
+    }
+}
 
 }  // namespace ferryman

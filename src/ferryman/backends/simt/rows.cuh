@@ -8,7 +8,7 @@
 //   LONG    n > capacity: the next `slots` packs of each thread live in dynamic shared memory, private to the
 //           thread that wrote them; what does not fit there either is read again, through L2, last read first (the
 //           most recent lines are the likeliest to be there still).
-//   RING    n <= capacity: rows are copied to a ring of `slots` stages in shared memory ahead of time (ring.cuh)
+//   WHOLE   n <= capacity: a row takes one exchange, and L2 is told to fetch the one `slots` further on (whole.cuh)
 //
 // With CLUSTER > 1 (sm_90 and newer) the blocks of a cluster share a row, each with columns `first` to `end` of it, and
 // "capacity" is that of the cluster.
@@ -31,7 +31,7 @@ namespace ferryman {
 #define FERRYMAN_ROW_KERNEL_4(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 4)
 #define FERRYMAN_ROW_KERNEL_8(threads, blocks) FERRYMAN_CLUSTER_KERNEL(threads, blocks, 8)
 
-enum Fit { EXACT, RAGGED, LONG, RING };
+enum Fit { EXACT, RAGGED, LONG, WHOLE };
 
 struct RowInput {
     const void* data;
@@ -51,12 +51,14 @@ template <typename T, int V_, int LANES_, int ROWS_, int PACKS_, Fit FIT_, int C
     static_assert(CLUSTER == 1 || (ROWS == 1 && FIT != LONG), "a cluster takes one row at a time, in registers");
 };
 
-// What a row's threads reduce with, and which part of the row a block takes. ring.cuh has the forms of a cluster.
+// What a row's threads reduce with, and which part of the row a block takes. whole.cuh has the forms of a cluster.
 template <typename L, int CLUSTER = L::CLUSTER> struct Share;
 template <typename L> struct Share<L, 1> {
     typedef RowReduction<L::LANES, L::ROWS> Reduction;
+    typedef float Partial;
+    static constexpr int SCRATCH = Reduction::SCRATCH;
     static FERRYMAN_DEVICE int rank() { return 0; }
-    static FERRYMAN_DEVICE Reduction begin(float* scratch) { return Reduction{scratch, 0}; }
+    static FERRYMAN_DEVICE Reduction begin(Partial* scratch) { return Reduction{scratch, 0}; }
     static FERRYMAN_DEVICE void meet() {}  // before the first reduction
 };
 
@@ -177,7 +179,7 @@ template <typename L, typename Op> struct RowDriver {
     // Whether a block takes several rows, so that loading the next one early pays (`resident` in rows.py).
     static constexpr bool AHEAD = L::FIT == LONG || L::WORDS * Op::INPUTS > 16;
 
-    FERRYMAN_DEVICE void run(i64 blocks, float* scratch) {
+    FERRYMAN_DEVICE void run(i64 blocks, typename Share<L>::Partial* scratch) {
         Reduction reduction = Share<L>::begin(scratch);
         const i64 step = blocks / L::CLUSTER * L::ROWS;
         i64 base = platform::block_index() / L::CLUSTER * L::ROWS;  // the same for the whole block, so that barriers are met
@@ -223,9 +225,9 @@ template <typename L, typename Op, Fit FIT = L::FIT> struct DriverOf { typedef R
 template <typename L, typename Op>
 FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 rows, i64 n, int slots, i64 blocks) {
     typedef Pack<typename L::Type, L::V> P;
-    FERRYMAN_SHARED(float, scratch, (Share<L>::Reduction::SCRATCH));
+    FERRYMAN_SHARED(typename Share<L>::Partial, scratch, (Share<L>::SCRATCH));
     P* shared = nullptr;
-    if constexpr (L::FIT == LONG || L::FIT == RING) {
+    if constexpr (L::FIT == LONG || L::FIT == WHOLE) {
         FERRYMAN_DYNAMIC_SHARED(platform::words4, dynamic);
         shared = (P*)dynamic;
     }

@@ -20,14 +20,14 @@ _MAX_WORDS = 64
 _PERSISTENT_ABOVE_WORDS = 16
 
 
-class _Alone(NamedTuple):
-    """A block of up to ``threads`` with ``packs`` of 16 bytes each, and as many blocks as give an SM ``resident``
-    threads; for rows of more than ``above`` packs."""
+class _Whole(NamedTuple):
+    """A row over 2 to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many
+    blocks as give an SM ``resident`` threads."""
 
-    above: int
-    packs: int
     threads: int
-    resident: int
+    packs: int
+    cluster: int = 8
+    resident: int = 1024
 
 
 class Demand(NamedTuple):
@@ -35,20 +35,23 @@ class Demand(NamedTuple):
     ``long_words``: words of its row that a thread keeps where a block has more than 256 threads, or the row does not
     fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
     keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
-    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``alone`` and ``ring``
-    are for devices with clusters: forms of a block that has a row of more than 16 KiB alone, and whether longer rows
-    take the ring."""
+    more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``weights``: bytes of
+    weights and biases a column. The rest is for many rows of more than 16 KiB on devices with clusters. ``alone``: up
+    to how many packs a block has a row alone; ``whole``: then the forms of `whole.cuh`, the first that holds a row;
+    ``turns``: rows that a block takes in turn."""
 
     tensors: int = 1
     long_words: int = _MAX_WORDS
     lone: int = 16
     largest: int = _SMALL_BLOCK
     fitting: tuple[int, int, int] = (1024, 768, 512)
-    alone: tuple[_Alone, ...] = ()
-    ring: bool = False
+    weights: int = 0
+    alone: int = 0
+    whole: tuple[_Whole, ...] = ()
+    turns: int = 1
 
 
-def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand:
+def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False, weights: int = 0) -> Demand:
     """``kind``: "scaled" (rms_norm), "added" (add_rms_norm), "centred" (layer_norm) or "softmax"; ``wide``: weights of
     more bytes than the row's elements. These are the largest with which no kernel spills registers (gfx90a, gfx942,
     gfx950, sm_80, sm_90): 16 bits are widened to compute with, and ptxas keeps softmax's exponentials from pass
@@ -58,22 +61,28 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False) -> Demand
         return Demand(tensors, {"centred": 32, "added": 56}.get(kind, _MAX_WORDS))
     half = itemsize == 2
     fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
+    # Measured on an H200 at 8192 to 131072 columns of bfloat16, with the weights that models have.
+    # Float rows with weights of 16 bits would spill at 64 registers, and layer_norm's at 80.
+    widest = (_Whole(256, 8), _Whole(512, 8)) if half else (_Whole(256, 8, resident=512), _Whole(512, 8, resident=512))
     if kind == "softmax":
-        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, ring=True)
+        whole = (_Whole(256, 4, cluster=4), *widest)
+        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, whole=whole)
     if kind == "centred":
-        return Demand(
-            tensors, (12 if wide else 16) if half else 24, lone=8, fitting=(fitting[0], 256 if wide else 512, 256)
-        )
+        # two rows in turn: what a block does before its first one takes as many instructions as half a row
+        fitting = (fitting[0], 256 if wide else 512, 256)
+        whole = (_Whole(256, 4), widest[0], _Whole(512, 8, resident=512))
+        return Demand(tensors, (12 if wide else 16) if half else 24, lone=8, fitting=fitting, weights=weights,
+                      whole=whole, turns=2)  # fmt: skip
     if kind == "added":
-        alone: tuple[_Alone, ...] = (_Alone(1024, 2, 1024, 1024), _Alone(2048, 8, 512, 512))
-        return Demand(tensors, 24 if half else 32, fitting=fitting, alone=alone)
-    alone = (_Alone(1024, 4, 512, 1024), _Alone(2048, 16, 256, 512))
-    return Demand(tensors, 16 if half else 32, fitting=fitting, alone=alone, ring=True)
+        whole = (_Whole(512, 2), _Whole(512, 4), _Whole(1024, 4))
+        return Demand(tensors, 24 if half else 32, fitting=fitting, weights=weights, whole=whole)
+    whole = (_Whole(256, 4), *widest)
+    return Demand(tensors, 16 if half else 32, fitting=fitting, weights=weights, alone=2048, whole=whole)
 
 
 class RowPlan(NamedTuple):
     """``arguments``: V, LANES, ROWS, PACKS, FIT of a `RowLayout`, the blocks of the launch bound, CLUSTER. ``slots``:
-    packs that a thread keeps in shared memory, or stages of a ring."""
+    packs that a thread keeps in shared memory, or rows ahead that L2 fetches."""
 
     arguments: tuple[int, int, int, int, str, int, int]
     threads: int
@@ -88,8 +97,8 @@ class RowPlan(NamedTuple):
 
     @property
     def on_hopper(self) -> bool:
-        """Whether the kernel uses clusters or bulk copies."""
-        return self.cluster > 1 or self.arguments[4] == "RING"
+        """Whether the kernel uses clusters."""
+        return self.cluster > 1
 
     def blocks(self, rows: int) -> int:
         groups = -(-rows // self.rows_per_block)
@@ -109,8 +118,10 @@ _MOST_THREADS = 1024
 _MOST_SPREAD = 8 * _MOST_THREADS
 _LEAST_SPREAD = 64
 SPREADS = tuple(1 << bit for bit in range(_LEAST_SPREAD.bit_length() - 1, _MOST_SPREAD.bit_length()))
-# What the driver, the ring's barriers and the partials take of the shared memory for a block.
-_RING_RESERVED, _MOST_STAGES = 6144, 16
+# Rows ahead that L2 fetches, in bytes an SM: of 16, 32 and 64 KiB the best at nearly every width of every op (H200).
+_AHEAD = 32 * 1024
+# What the driver, its barriers and the partials take of the shared memory for a block, at most.
+_WHOLE_RESERVED = 9472
 
 
 def threads_a_row(rows: int, units: int) -> int:
@@ -183,47 +194,25 @@ def _few_rows(row: _Row, wave: int, spread: int, clusters: bool) -> RowPlan | No
 
 
 def _wide_rows(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
-    """Many rows of more than 16 KiB on a device with clusters and bulk copies (measured on an H200). None for shorter
-    ones, and where `_many_rows` is as fast."""
-    for form in reversed(row.need.alone):
-        lanes = _up(-(-row.packs // form.packs), 32)
-        if row.packs > form.above and lanes <= form.threads:
-            return _in_registers(row, lanes, form.packs, form.resident // lanes)
-    if row.packs <= (2048 if row.need.ring else 4096):
+    """Many rows of more than 16 KiB on a device with clusters and bulk copies. None for shorter ones, and for those
+    that do not fit."""
+    need = row.need
+    if row.packs <= 1024:
         return None
-    return _ring(row, units, shared_memory) if row.need.ring else _clustered(row)
-
-
-def _clustered(row: _Row) -> RowPlan | None:
-    """A row over a cluster, 4 packs a thread."""
-    largest = _MOST_THREADS if row.need.tensors == 2 else _LARGE_BLOCK  # layer_norm would spill
-    for cluster, most in ((4, _LARGE_BLOCK), (8, largest)):
-        lanes = _up(-(-_up(-(-row.packs // cluster), 8) // 4), 32)
-        if lanes <= min(most, row.need.fitting[0]):
-            return _in_registers(row, lanes, 4, row.need.fitting[0] // lanes, cluster)
+    if row.packs <= need.alone:
+        lanes = _up(-(-row.packs // 4), 32)
+        return _in_registers(row, lanes, 4, _MOST_THREADS // lanes)
+    for form in need.whole:
+        for cluster in (2, 4, 8):  # one block has no room for a row of so many packs
+            columns = _up(-(-row.packs // cluster), 8)
+            lanes = _up(-(-columns // form.packs), 32)
+            placed = columns * row.width * need.weights
+            room = (shared_memory + 1024) // (placed + _WHOLE_RESERVED)  # an SM has 1 KiB more than a block may ask for
+            if cluster <= form.cluster and lanes <= form.threads and room > 0:
+                row_bytes = row.packs * VECTOR_BYTES * need.tensors
+                arguments = (row.width, lanes, 1, form.packs, "WHOLE", min(form.resident // lanes, room), cluster)
+                return RowPlan(arguments, lanes, need.turns, max(1, units * _AHEAD // row_bytes), placed, 0)
     return None
-
-
-def _ring(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
-    """Rows that a block of up to 1024 threads, or a cluster of them, takes one after another from shared memory."""
-    for cluster in (1, 2, 4, 8):
-        columns = row.packs if cluster == 1 else _up(-(-row.packs // cluster), 8)
-        lanes = _up(-(-columns // 4), 32)
-        if lanes <= _MOST_THREADS:
-            break
-    else:
-        return None
-    bound = _MOST_THREADS // lanes
-    stage = columns * VECTOR_BYTES
-    room = (shared_memory + 1024) // bound - _RING_RESERVED  # an SM has 1 KiB more than a block may ask for
-    slots = min(_MOST_STAGES, room // stage)
-    if slots < 2:
-        return None
-    # Blocks of a cluster share a GPC, whose SMs are an even number: clusters of 4 or 8 leave some without work. On an
-    # H200 there is room for 30 of 4 at once, and one more than that would begin when all others have ended.
-    usable = units * bound if cluster <= 2 else (units - 16) * bound
-    return RowPlan((row.width, lanes, 1, 4, "RING", bound, cluster), lanes, 1, slots, slots * stage,
-                   max(1, usable // cluster))  # fmt: skip
 
 
 def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:

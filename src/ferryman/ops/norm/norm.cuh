@@ -17,7 +17,7 @@ template <typename L, typename W, bool HOLD> struct Weights {
 #pragma unroll
             for (int p = 0; p < L::PACKS; ++p) {
                 int column = first + (p * L::LANES + lane) * L::V;
-                if (!(L::FIT == RAGGED || L::FIT == RING) || column < end) load<AGAIN>(held[p], data + column);
+                if (L::FIT != RAGGED || column < end) load<AGAIN>(held[p], data + column);
                 else zero(held[p]);
             }
         }
@@ -35,6 +35,44 @@ template <typename L, typename W, bool HOLD> struct Weights {
     }
 };
 
+// Bytes of a column in shared memory.
+template <typename W, int V> struct placed_bytes { static constexpr int value = V * sizeof(W) % 16 == 0 ? sizeof(W) : 0; };
+template <int V> struct placed_bytes<none, V> { static constexpr int value = 0; };
+
+template <typename L, typename W, bool HOLD, Fit FIT = L::FIT> struct WeightsOf { typedef Weights<L, W, HOLD> Type; };
+
+#if defined(FERRYMAN_CLUSTERS)
+// Where a row takes one exchange (whole.cuh): those of the block's columns come to shared memory while it waits for x, and
+// stay for all its rows. 16-bit weights of float rows may be no whole words of 16 bytes: L1 has to do for those.
+template <typename L, typename W> struct PlacedWeights {
+    typedef Pack<W, L::V> P;
+    static constexpr int BYTES = placed_bytes<W, L::V>::value;
+    const W* data;
+    P* placed;
+
+    FERRYMAN_DEVICE void* place(void* memory, int first, int end) {
+        placed = (P*)memory;
+        if constexpr (BYTES == 0) data += first + platform::thread_index() * L::V;
+        return (char*)memory + BYTES * (end - first);
+    }
+    template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
+        if constexpr (BYTES > 0) platform::copy_to_shared(placed, data + first, (u32)(end - first) * BYTES, arrival);
+    }
+    FERRYMAN_DEVICE void prepare(int, int, int) {}
+    FERRYMAN_DEVICE void get(float (&out)[L::V], i64 column, int p) const {
+        if constexpr (BYTES > 0) {
+            const P pack = placed[p * L::LANES + platform::thread_index()];
+            unpack(pack, out);
+        } else {
+            P pack;
+            load<AGAIN>(pack, data + column);
+            unpack(pack, out);
+        }
+    }
+};
+template <typename L, typename W, bool HOLD> struct WeightsOf<L, W, HOLD, WHOLE> { typedef PlacedWeights<L, W> Type; };
+#endif
+
 // Rounds to T and back.
 template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
     Pack<T, V> rounded;
@@ -44,13 +82,13 @@ template <typename T, int V> FERRYMAN_DEVICE void round_to(float (&values)[V]) {
 
 template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::WORDS * TENSORS;
+    static constexpr int PASSES = 1, INPUTS = 1, KEPT = L::FIT == WHOLE ? 1 : L::WORDS * TENSORS;
     static constexpr bool WEIGHTED = !is_none<W>::value;
     static constexpr bool HOLD =
         WEIGHTED && Pack<W, L::V>::WORDS * L::PACKS <= HELD_WEIGHT_WORDS / TENSORS && L::WORDS <= 16 && L::V > 1;
 
     T* y;
-    Weights<L, W, HOLD> weights;
+    typename WeightsOf<L, W, HOLD>::Type weights;
     float eps, count;
     T* out;
     float squares, scale;
@@ -71,6 +109,28 @@ template <typename L, typename W, bool CAST, int TENSORS = 1> struct RmsNorm {
         squares = reduction.template reduce<Sum>(squares);
         scale = inverse_root<KEPT>(divide<KEPT>(squares, count) + eps);
     }
+    static constexpr int PLACED = placed_bytes<W, L::V>::value;
+    static constexpr bool FROM_PACKS = true;
+    FERRYMAN_DEVICE void place(void* memory, i64, int first, int end) {
+        y += first + platform::thread_index() * L::V;
+        if constexpr (WEIGHTED) weights.place(memory, first, end);
+    }
+    template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
+        if constexpr (WEIGHTED) weights.request(first, end, arrival);
+    }
+    FERRYMAN_DEVICE void advance(i64 n) { out += n; }
+    FERRYMAN_DEVICE void gather(Pack<T, L::V> (&x)[L::PACKS], int live) {
+        squares = 0.0f;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            if (p >= live) continue;
+            float values[L::V];
+            unpack(x[p], values);
+            add<0>(values);
+        }
+    }
+    template <typename R> FERRYMAN_DEVICE void join(R& reduction) { finish<0>(reduction); }
+    FERRYMAN_DEVICE float result() const { return scale; }
     FERRYMAN_DEVICE void emit(const Pack<T, L::V>& x, i64 column, int p) {
         float values[L::V];
         unpack(x, values);
@@ -99,7 +159,15 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
         RmsNorm<L, W, CAST, 2>::begin(row, n);
         sum_row = sums + row * n;
     }
+    FERRYMAN_DEVICE void advance(i64 n) {
+        RmsNorm<L, W, CAST, 2>::advance(n);
+        sum_row += n;
+    }
     FERRYMAN_DEVICE const T* merged() const { return sum_row; }
+    FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
+        sums += first + platform::thread_index() * L::V;
+        RmsNorm<L, W, CAST, 2>::place(memory, n, first, end);
+    }
     FERRYMAN_DEVICE void merge(Pack<T, L::V>& x, const Pack<T, L::V>& residual, i64 column) const {
         float a[L::V], b[L::V];
         unpack(x, a);
@@ -113,14 +181,14 @@ template <typename L, typename W, bool CAST> struct AddRmsNorm : RmsNorm<L, W, C
 
 template <typename L, typename W, typename B> struct LayerNorm {
     typedef typename L::Type T;
-    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::WORDS;
+    static constexpr int PASSES = 2, INPUTS = 1, KEPT = L::FIT == WHOLE ? 1 : L::WORDS;
     static constexpr bool WEIGHTED = !is_none<W>::value, BIASED = !is_none<B>::value;
     static constexpr bool HOLD =
         (Pack<W, L::V>::WORDS + Pack<B, L::V>::WORDS) * L::PACKS <= HELD_WEIGHT_WORDS && L::WORDS <= 16 && L::V > 1;
 
     T* y;
-    Weights<L, W, HOLD && WEIGHTED> weights;
-    Weights<L, B, HOLD && BIASED> biases;
+    typename WeightsOf<L, W, HOLD && WEIGHTED>::Type weights;
+    typename WeightsOf<L, B, HOLD && BIASED>::Type biases;
     float eps, count;
     T* out;
     float sum, squares, mean, scale;
@@ -172,6 +240,86 @@ template <typename L, typename W, typename B> struct LayerNorm {
     }
 };
 
+template <typename L, typename W, typename B, Fit FIT = L::FIT> struct LayerNormOf { typedef LayerNorm<L, W, B> Type; };
+
+#if defined(FERRYMAN_CLUSTERS)
+// The same in one exchange. A thread takes its elements relative to the first of them: however far that one
+// lies from the others, its square is a part of theirs, so that no more is lost than log2 of their number in bits. Waves
+// and blocks then put together sums, and squares about their own means (Chan, Golub, LeVeque 1979).
+template <typename L, typename W, typename B> struct WholeLayerNorm : LayerNorm<L, W, B> {
+    typedef LayerNorm<L, W, B> Base;
+    typedef Pack<typename L::Type, L::V> P;
+    // Of this thread and its wave: elements and their reciprocals, 0 where there are none.
+    float elements, inverse, of_wave, inverse_of_wave;
+    float origin;
+
+    static FERRYMAN_DEVICE float inverse_of(int elements) { return elements > 0 ? divide<1>(1.0f, (float)elements) : 0.0f; }
+
+    static constexpr int PLACED = placed_bytes<W, L::V>::value + placed_bytes<B, L::V>::value;
+    static constexpr bool FROM_PACKS = true;
+    template <typename A> FERRYMAN_DEVICE void request(int first, int end, A* arrival) const {
+        if constexpr (Base::WEIGHTED) Base::weights.request(first, end, arrival);
+        if constexpr (Base::BIASED) Base::biases.request(first, end, arrival);
+    }
+    FERRYMAN_DEVICE void place(void* memory, i64 n, int first, int end) {
+        if constexpr (Base::WEIGHTED) memory = Base::weights.place(memory, first, end);
+        if constexpr (Base::BIASED) Base::biases.place(memory, first, end);
+        const int lane = platform::thread_index(), wave = lane / WAVE * WAVE;
+        Base::y += first + lane * L::V;
+        int mine = 0, all = 0;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            const int left = end - first - (p * L::LANES + wave) * L::V;
+            mine += (lane - wave) * L::V < left ? L::V : 0;
+            all += left < 0 ? 0 : left < WAVE * L::V ? left : WAVE * L::V;
+        }
+        elements = (float)mine, inverse = inverse_of(mine);
+        of_wave = (float)all, inverse_of_wave = inverse_of(all);
+    }
+    FERRYMAN_DEVICE void advance(i64 n) { Base::out += n; }
+    FERRYMAN_DEVICE float result() const { return Base::scale; }
+    FERRYMAN_DEVICE void gather(P (&x)[L::PACKS], int live) {
+        float values[L::V];
+        Base::sum = Base::squares = 0.0f;
+        unpack(x[0], values);
+        origin = live > 0 ? values[0] : 0.0f;
+#pragma unroll
+        for (int p = 0; p < L::PACKS; ++p) {
+            forget(x[p]);
+            if (p >= live) continue;
+            unpack(x[p], values);
+#pragma unroll
+            for (int i = 0; i < L::V; ++i) {
+                const float centred = values[i] - origin;
+                Base::sum += centred;
+                Base::squares += centred * centred;
+            }
+        }
+    }
+    template <typename R> FERRYMAN_DEVICE void join(R& reduction) {
+        typedef typename R::Partial Partial;
+        Partial wave;
+        const float total = R::template over_wave<Sum>(Base::sum + elements * origin);
+        const float shift = Base::sum * inverse, apart = origin + shift - total * inverse_of_wave;
+        wave.value[0] = total;
+        wave.value[1] = R::template over_wave<Sum>(Base::squares - Base::sum * shift + elements * apart * apart);
+        wave.value[2] = of_wave, wave.value[3] = inverse_of_wave;
+        const Partial* parts = reduction.share(wave);
+        const float sum = R::template over_parts<Sum>(parts, [](const Partial& part) { return part.value[0]; });
+        const float mean = divide<Base::KEPT>(sum, Base::count);
+        const float squares = R::template over_parts<Sum>(parts, [=](const Partial& part) {
+            const float off = part.value[0] - part.value[2] * mean;
+            return part.value[1] + off * off * part.value[3];
+        });
+        Base::mean = mean;
+        Base::scale = inverse_root<Base::KEPT>(divide<Base::KEPT>(squares, Base::count) + Base::eps);
+    }
+};
+template <typename L, typename W, typename B> struct LayerNormOf<L, W, B, WHOLE> {
+    typedef WholeLayerNorm<L, W, B> Type;
+};
+#endif
+
 template <typename L, typename W, bool CAST>
 FERRYMAN_DEVICE void rms_norm(RowInput x, const W* weight, typename L::Type* y, i64 rows, i64 n, i64 slots,
                               i64 blocks, float eps) {
@@ -191,7 +339,7 @@ FERRYMAN_DEVICE void add_rms_norm(RowInput x, RowInput residual, const W* weight
 template <typename L, typename W, typename B>
 FERRYMAN_DEVICE void layer_norm(RowInput x, const W* weight, const B* bias, typename L::Type* y, i64 rows, i64 n,
                                 i64 slots, i64 blocks, float eps) {
-    LayerNorm<L, W, B> op;
+    typename LayerNormOf<L, W, B>::Type op;
     op.y = y, op.weights.data = weight, op.biases.data = bias, op.eps = eps;
     for_each_row<L>(op, x, RowInput{}, rows, n, (int)slots, blocks);
 }

@@ -29,7 +29,7 @@ _KINDS = {"rms_norm": "scaled", "add_rms_norm": "added", "layer_norm": "centred"
 
 
 def _demand(op: str, wave: int, itemsize: int, weights: tuple[int, ...]) -> Demand:
-    return demand(_KINDS[op], wave, itemsize, wide=max(weights) > itemsize)
+    return demand(_KINDS[op], wave, itemsize, wide=max(weights) > itemsize, weights=sum(weights))
 
 
 @functools.lru_cache(maxsize=4096)
