@@ -381,6 +381,26 @@ def test_a_bound_launch_packs_its_arguments_for_the_driver() -> None:
     assert found.attributes == [(99, 8, 65_536)], "asked for once, when bound"
 
 
+@pytest.mark.parametrize(("capability", "number"), [((9, 0), 1), ((12, 0), 1), ((8, 9), 0)])
+def test_an_overlapping_kernel_is_launched_early_where_the_device_can(
+    capability: tuple[int, int], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    driver, found = _Driver(), _cuda_runtime()
+    found._library = driver
+    launch = found.bind(_Function(), 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3), overlapping=True)
+    gc.collect()
+    for stream in (5, 6):
+        launch(stream, 1, 2)
+    assert ctypes.sizeof(cuda._Attribute) == 72 and cuda._Attribute.value.offset == 8
+    for (_, sizes, _, _), stream in zip(driver.launches, (5, 6), strict=True):
+        *_, passed, attributes, count = sizes
+        assert passed == stream and count == number and (attributes is None) == (number == 0)
+        if attributes is not None:
+            attribute = cuda._Attribute.from_address(attributes)
+            assert (attribute.id, attribute.value) == (6, 1)  # programmatic stream serialization, on
+
+
 def test_bound_launches_of_many_threads_do_not_share_arguments() -> None:
     driver = _Driver()
     _, launch = _bound(driver)

@@ -98,8 +98,10 @@ class LoadedUnits(ABC):
         """Launch on the current device."""
 
     def bind(self, function: Any, index: int, grid: int, block: int, shared: int, args: tuple[int | float, ...],
-             varying: Sequence[int]) -> Callable[..., None]:  # fmt: skip
-        """This launch on the current device as a function of (stream, and the arguments at ``varying``)."""
+             varying: Sequence[int], overlapping: bool = False) -> Callable[..., None]:  # fmt: skip
+        """This launch on the current device as a function of (stream, and the arguments at ``varying``).
+
+        ``overlapping``: the kernel's unit is so, and its blocks may be started early where the device can."""
 
         def submit(stream: int, *given: int) -> None:
             values = list(args)
@@ -131,7 +133,7 @@ class LoadedUnits(ABC):
         with torch.cuda.device(index):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
             varying = [i for i, a in enumerate(args) if isinstance(a, replay.Pointer)]
-            bound = self.bind(function, index, grid, block, shared, args, varying)
+            bound = self.bind(function, index, grid, block, shared, args, varying, unit.overlapping)
         return replay.Step(bound, (replay.STREAM, *[args[i] for i in varying]))
 
     def _load(self, unit: Unit, index: int) -> Any:

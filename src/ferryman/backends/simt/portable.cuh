@@ -268,6 +268,29 @@ template <> struct Memory<2> {
 }  // namespace platform
 #endif
 
+// ------------------------------------------------------------------------------------------------ order
+
+// Waits for the kernel before this one in its stream, whose writes are then seen, and lets the next one's blocks start.
+// A kernel whose unit is `overlapping` begins with it: its blocks may have been started while the one before still ran.
+// Where there are many blocks, the next kernel's start when all of these have ended: to say it in each takes an H200 0.5
+// ns a block, more than it gains.
+constexpr u32 MOST_BLOCKS_TO_OVERLAP = 2112;
+FERRYMAN_DEVICE void after_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+    if (gridDim.x <= MOST_BLOCKS_TO_OVERLAP) asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+// The same, giving `lane` back: what is read at an address that follows from it cannot be moved above the wait, which a
+// compiler might do with memory that is known to be read-only (`AGAIN`).
+FERRYMAN_DEVICE int after_previous(int lane) {
+    after_previous();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("" : "+r"(lane));
+#endif
+    return lane;
+}
+
 // ------------------------------------------------------------------------------------------ conversions
 
 #if !defined(FERRYMAN_HAS_BF16_PAIR)

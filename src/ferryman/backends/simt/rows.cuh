@@ -231,8 +231,11 @@ FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 row
     }
     int columns = columns_of_block<L>(n), first = Share<L>::rank() * columns;
     int end = first + columns < (int)n ? first + columns : (int)n;
-    typename DriverOf<L, Op>::Type driver{op,    x,      residual, rows, n, slots,
-                                          shared, platform::thread_index() % L::LANES, first, end};
+    int lane = platform::thread_index() % L::LANES;
+    // Those that read weights at once, with no branch before. The others have no register to spare for it.
+    if constexpr (L::FIT != LONG && L::WORDS <= 16) lane = after_previous(lane);
+    else after_previous();
+    typename DriverOf<L, Op>::Type driver{op, x, residual, rows, n, slots, shared, lane, first, end};
     driver.run(blocks, scratch);
 }
 
