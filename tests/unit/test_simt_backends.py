@@ -182,7 +182,8 @@ class _Fake(launcher.LoadedUnits):
         self.opened.append((image, unit.name, torch.cuda.current_device()))
         return unit.name
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any) -> None:
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any,
+              overlapping: bool = False) -> None:  # fmt: skip
         self.started.append((function, stream, torch.cuda.current_device(), args))
 
 
@@ -392,13 +393,42 @@ def test_an_overlapping_kernel_is_launched_early_where_the_device_can(
     gc.collect()
     for stream in (5, 6):
         launch(stream, 1, 2)
+    function = _Function()
+    found.start(function, 7, 0, 3, 256, 65_536, (2**41, 0.25, 7, 8), overlapping=True)
+    assert found.attributes == [(99, 8, 65_536)] and len(function.calls) == 1 - number, (
+        "no launch of CuPy's where early"
+    )
+    assert len(driver.launches) == 2 + number
+    if number:
+        assert driver.launches[-1][:1] + driver.launches[-1][2:] == (99, [2**41, 0.25, 7, 8], None)
+        assert driver.launches[-1][1][:3] == ([3, 1, 1], [256, 1, 1], 65_536)
     assert ctypes.sizeof(cuda._Attribute) == 72 and cuda._Attribute.value.offset == 8
-    for (_, sizes, _, _), stream in zip(driver.launches, (5, 6), strict=True):
+    for (_, sizes, _, _), stream in zip(driver.launches, (5, 6, 7)[: 2 + number], strict=True):
         *_, passed, attributes, count = sizes
         assert passed == stream and count == number and (attributes is None) == (number == 0)
         if attributes is not None:
             attribute = cuda._Attribute.from_address(attributes)
             assert (attribute.id, attribute.value) == (6, 1)  # programmatic stream serialization, on
+
+
+def test_an_early_launch_types_its_errors_and_leaves_a_thread_without_context_to_cupy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+
+    def start(status: int) -> _Function:
+        found, function = _cuda_runtime(), _Function()
+        found._library = _Driver([status])
+        found.start(function, 0, 0, 3, 256, 0, (2**40, 0.5, 7, 8), overlapping=True)
+        return function
+
+    assert start(0).calls == []
+    (call,) = start(201).calls
+    assert call[2] == (2**40, ("float32", 0.5), 7, 8)
+    with pytest.raises(LaunchError, match="refused 3 blocks of 256 threads"):
+        start(701)
+    with pytest.raises(_DriverError):
+        start(700)
 
 
 def test_bound_launches_of_many_threads_do_not_share_arguments() -> None:
