@@ -304,7 +304,7 @@ def _cuda_runtime() -> Any:
     found._driver = types.SimpleNamespace(
         CUDADriverError=_DriverError, funcSetAttribute=lambda *a: found.attributes.append(a)
     )
-    found._streams = {}
+    found._streams, found._starts_early = {}, {}
     return found
 
 
@@ -340,8 +340,9 @@ def test_a_refused_launch_is_a_launch_error_and_everything_else_rises() -> None:
 class _Driver:
     """libcuda's functions: what a launch passes, read back through the pointers as the driver would."""
 
-    def __init__(self, statuses: Iterable[int] = ()) -> None:
+    def __init__(self, statuses: Iterable[int] = (), version: int = 13_000) -> None:
         self.statuses, self.launches, self.contexts = iter(statuses), [], []
+        self.cuDriverGetVersion = lambda where: setattr(where._obj, "value", version)
         pointer = ctypes.c_void_p
         launch = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(cuda._Configuration), pointer, ctypes.POINTER(pointer), pointer,
@@ -382,12 +383,15 @@ def test_a_bound_launch_packs_its_arguments_for_the_driver() -> None:
     assert found.attributes == [(99, 8, 65_536)], "asked for once, when bound"
 
 
-@pytest.mark.parametrize(("capability", "number"), [((9, 0), 1), ((12, 0), 1), ((8, 9), 0)])
-def test_an_overlapping_kernel_is_launched_early_where_the_device_can(
-    capability: tuple[int, int], number: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("capability", "version", "number"),
+    [((9, 0), 12_030, 1), ((12, 0), 13_000, 1), ((8, 9), 13_000, 0), ((9, 0), 12_020, 0)],
+)
+def test_an_overlapping_kernel_is_launched_early_where_device_and_driver_can(
+    capability: tuple[int, int], version: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-    driver, found = _Driver(), _cuda_runtime()
+    driver, found = _Driver(version=version), _cuda_runtime()
     found._library = driver
     launch = found.bind(_Function(), 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3), overlapping=True)
     gc.collect()

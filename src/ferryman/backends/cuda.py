@@ -30,6 +30,7 @@ OFFLINE = "pip install cuda-bindings nvidia-cuda-nvrtc"
 OPTIONS = ("-std=c++17", "--ptxas-options=-v")
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: 1 lets blocks start early
+_CAPTURED_EARLY = 12_030  # the first driver whose graphs know such launches
 _UNASKED_SHARED = 40 * 1024  # of the 48 KiB that a kernel may use without asking: it has static memory besides
 # cuLaunchKernel refusing the launch itself: invalid value, handle, configuration (as a runtime code), resources.
 # Everything else (out of memory, illegal address, a sticky error of earlier work) rises as it is.
@@ -263,6 +264,7 @@ class CudaRuntime(LoadedUnits):
             raise BackendUnavailable(f"CuPy or the driver cannot be loaded ({error}); {INSTALL}") from error
         self._compiler = CudaBackend()
         self._streams: dict[tuple[int, int], Any] = {}
+        self._starts_early: dict[int, bool] = {}
 
     def device_arch(self, index: int) -> str:
         major, minor = torch.cuda.get_device_capability(index)
@@ -296,8 +298,14 @@ class CudaRuntime(LoadedUnits):
             raise self._judged(error, grid, block, shared) from error
 
     def _early(self, index: int) -> bool:
-        """Whether the device can start blocks before the kernel ahead of theirs has ended."""
-        return int(self._arch(index).removeprefix("sm_")) >= 90
+        """Whether the device can start blocks before the kernel ahead of theirs has ended, captured launches too."""
+        found = self._starts_early.get(index)
+        if found is None:
+            version = ctypes.c_int()
+            self._library.cuDriverGetVersion(ctypes.byref(version))
+            able = int(self._arch(index).removeprefix("sm_")) >= 90 and version.value >= _CAPTURED_EARLY
+            found = self._starts_early[index] = able
+        return found
 
     def _started_early(self, function: Any, stream: int, grid: int, block: int, shared: int,
                        args: tuple[int | float, ...]) -> bool:  # fmt: skip
