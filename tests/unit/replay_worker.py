@@ -89,7 +89,8 @@ class Units(launcher.LoadedUnits):
     def open(self, image: bytes, unit: Unit) -> Any:
         return unit.name
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any) -> None:
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any,
+              overlapping: bool = False) -> None:  # fmt: skip
         launched.append(("simt", function, (grid, block, shared), tuple(type(a) for a in args), *args))
 
 

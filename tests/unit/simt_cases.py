@@ -299,6 +299,15 @@ def _activation_cases() -> Iterator[Case]:
             yield Case(f"silu_{label}", activation.silu_mul, pair, silu_reference)
             for how in ("tanh", "none"):
                 yield Case(f"gelu_{how}_{label}", activation.gelu_mul, lambda p=pair, h=how: (*p(), h), gelu_reference)
+    # one unit's share of each form: whole tiles, and an end within a tile and within a vector
+    forms = {
+        "silu_few_tiles": ((4, 1024), "_bf16_4_128_1_true"), "silu_few": ((3, 1021), "_bf16_4_128_1_false"),
+        "silu_some_tiles": ((4, 4096), "_bf16_8_128_1_true"), "silu_some": ((3, 4099), "_bf16_8_128_1_false"),
+        "silu_many_tiles": ((6, 4096), "_bf16_8_256_2_true"), "silu_many": ((5, 4099), "_bf16_8_256_2_false"),
+    }  # fmt: skip
+    for name, (shape, form) in forms.items():
+        pair = lambda s=shape: (_random(*s, dtype=BF16, scale=4.0), _random(*s, dtype=BF16, shift=0.5))  # noqa: E731
+        yield Case(name, activation.silu_mul, pair, silu_reference, form)
     for n in (8, 40, 200, 520, 1032, 8200, 9):
         fused = lambda n=n: _random(9, 2 * n, dtype=BF16, scale=3.0).split(n, -1)  # noqa: E731
         yield Case(f"silu_fused_{n}", activation.silu_mul, fused, silu_reference, "_8_" if n % 8 == 0 else "_1_")

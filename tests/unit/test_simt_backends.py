@@ -196,7 +196,8 @@ class _Fake(launcher.LoadedUnits):
         self.opened.append((image, unit.name, torch.cuda.current_device()))
         return unit.name
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any) -> None:
+    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any,
+              overlapping: bool = False) -> None:  # fmt: skip
         self.started.append((function, stream, torch.cuda.current_device(), args))
 
 
@@ -317,7 +318,7 @@ def _cuda_runtime() -> Any:
     found._driver = types.SimpleNamespace(
         CUDADriverError=_DriverError, funcSetAttribute=lambda *a: found.attributes.append(a)
     )
-    found._streams = {}
+    found._streams, found._starts_early = {}, {}
     return found
 
 
@@ -353,8 +354,9 @@ def test_a_refused_launch_is_a_launch_error_and_everything_else_rises() -> None:
 class _Driver:
     """libcuda's functions: what a launch passes, read back through the pointers as the driver would."""
 
-    def __init__(self, statuses: Iterable[int] = ()) -> None:
+    def __init__(self, statuses: Iterable[int] = (), version: int = 13_000) -> None:
         self.statuses, self.launches, self.contexts = iter(statuses), [], []
+        self.cuDriverGetVersion = lambda where: setattr(where._obj, "value", version)
         pointer = ctypes.c_void_p
         launch = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(cuda._Configuration), pointer, ctypes.POINTER(pointer), pointer,
@@ -393,6 +395,58 @@ def test_a_bound_launch_packs_its_arguments_for_the_driver() -> None:
         (99, (*sizes, 5, None, 0), [-1, 0.5, 7, 6], None),
     ]
     assert found.attributes == [(99, 8, 65_536)], "asked for once, when bound"
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "number"),
+    [((9, 0), 12_030, 1), ((12, 0), 13_000, 1), ((8, 9), 13_000, 0), ((9, 0), 12_020, 0)],
+)
+def test_an_overlapping_kernel_is_launched_early_where_device_and_driver_can(
+    capability: tuple[int, int], version: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    driver, found = _Driver(version=version), _cuda_runtime()
+    found._library = driver
+    launch = found.bind(_Function(), 0, 3, 256, 0, (2**40, 0.5, 7, 8), (0, 3), overlapping=True)
+    gc.collect()
+    for stream in (5, 6):
+        launch(stream, 1, 2)
+    function = _Function()
+    found.start(function, 7, 0, 3, 256, 65_536, (2**41, 0.25, 7, 8), overlapping=True)
+    assert found.attributes == [(99, 8, 65_536)] and len(function.calls) == 1 - number, (
+        "no launch of CuPy's where early"
+    )
+    assert len(driver.launches) == 2 + number
+    if number:
+        assert driver.launches[-1][:1] + driver.launches[-1][2:] == (99, [2**41, 0.25, 7, 8], None)
+        assert driver.launches[-1][1][:3] == ([3, 1, 1], [256, 1, 1], 65_536)
+    assert ctypes.sizeof(cuda._Attribute) == 72 and cuda._Attribute.value.offset == 8
+    for (_, sizes, _, _), stream in zip(driver.launches, (5, 6, 7)[: 2 + number], strict=True):
+        *_, passed, attributes, count = sizes
+        assert passed == stream and count == number and (attributes is None) == (number == 0)
+        if attributes is not None:
+            attribute = cuda._Attribute.from_address(attributes)
+            assert (attribute.id, attribute.value) == (6, 1)  # programmatic stream serialization, on
+
+
+def test_an_early_launch_types_its_errors_and_leaves_a_thread_without_context_to_cupy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+
+    def start(status: int) -> _Function:
+        found, function = _cuda_runtime(), _Function()
+        found._library = _Driver([status])
+        found.start(function, 0, 0, 3, 256, 0, (2**40, 0.5, 7, 8), overlapping=True)
+        return function
+
+    assert start(0).calls == []
+    (call,) = start(201).calls
+    assert call[2] == (2**40, ("float32", 0.5), 7, 8)
+    with pytest.raises(LaunchError, match="refused 3 blocks of 256 threads"):
+        start(701)
+    with pytest.raises(_DriverError):
+        start(700)
 
 
 def test_bound_launches_of_many_threads_do_not_share_arguments() -> None:

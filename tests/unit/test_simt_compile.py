@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,27 @@ def test_three_kernels_of_every_op(arch: str) -> None:
     assert len(units) >= 18
     for unit, artefact in zip(units, offline.compile_all(arch, units), strict=True):
         _check(artefact, unit, arch)
+
+
+def _instructions(image: bytes, folder: Path) -> str:
+    triton = pytest.importorskip("triton")
+    file = folder / "unit.cubin"
+    file.write_bytes(image)
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path) -> None:
+    _require("sm_90")
+    units = [u for u in simt_host.some_units("sm_90") if u.overlapping]
+    # all that read weights at once, in the block of instructions that the wait stands in
+    units += [u for u in simt_host.all_units("sm_90") if "norm_bf16_bf16_" in u.name and "_8_512_1_1_EXACT" in u.name]
+    assert {u.name.split("_")[0] for u in units} == {"add", "rms", "layer", "silu", "gelu", "softmax"}
+    for unit, artefact in zip(units, offline.compile_all("sm_90", units), strict=True):
+        text = _instructions(artefact.image, tmp_path)
+        before, _, after = text.partition("ACQBULK")
+        assert re.search(r"\b(LDG|UBLKCP)", after) and re.search(r"\b(STG)", after), unit.name
+        assert not re.search(r"\b(LDG|STG|LDGSTS|UBLKCP|ATOMG|RED|LD|ST)\b", before), unit.name
 
 
 @pytest.mark.slow

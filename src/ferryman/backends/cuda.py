@@ -29,6 +29,8 @@ OFFLINE = "pip install cuda-bindings nvidia-cuda-nvrtc"
 # -ffast-math's parts stay off: NVRTC's defaults are IEEE division and square root, subnormals kept.
 OPTIONS = ("-std=c++17", "--ptxas-options=-v")
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: 1 lets blocks start early
+_CAPTURED_EARLY = 12_030  # the first driver whose graphs know such launches
 _UNASKED_SHARED = 40 * 1024  # of the 48 KiB that a kernel may use without asking: it has static memory besides
 # cuLaunchKernel refusing the launch itself: invalid value, handle, configuration (as a runtime code), resources.
 # Everything else (out of memory, illegal address, a sticky error of earlier work) rises as it is.
@@ -214,16 +216,35 @@ class _Configuration(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with an int for its value."""
+
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15)]
+
+
+_EARLY = _Attribute(id=_STREAM_SERIALIZATION, value=1)  # of every launch that takes it; the driver reads it
+
+
+def _configuration(grid: int, block: int, shared: int, early: bool, stream: int) -> _Configuration:
+    at = ctypes.addressof(_EARLY) if early else None
+    return _Configuration((grid, 1, 1), (block, 1, 1), shared, stream, at, int(early))
+
+
 class _Configurations(dict[int, Any]):
     """A launch's configuration on each stream that it was launched on."""
 
-    def __init__(self, grid: int, block: int, shared: int) -> None:
+    def __init__(self, grid: int, block: int, shared: int, early: bool) -> None:
         super().__init__()
-        self.sizes = (grid, 1, 1), (block, 1, 1), shared
+        self.common = grid, block, shared, early
 
     def __missing__(self, stream: int) -> Any:
-        made = self[stream] = ctypes.pointer(_Configuration(*self.sizes, stream, None, 0))
+        made = self[stream] = ctypes.pointer(_configuration(*self.common, stream))
         return made
+
+
+def _slots(args: tuple[int | float, ...]) -> list[Any]:
+    """The arguments as the driver reads them."""
+    return [ctypes.c_int64(a) if isinstance(a, int) else ctypes.c_float(a) for a in args]
 
 
 class CudaRuntime(LoadedUnits):
@@ -243,6 +264,7 @@ class CudaRuntime(LoadedUnits):
             raise BackendUnavailable(f"CuPy or the driver cannot be loaded ({error}); {INSTALL}") from error
         self._compiler = CudaBackend()
         self._streams: dict[tuple[int, int], Any] = {}
+        self._starts_early: dict[int, bool] = {}
 
     def device_arch(self, index: int) -> str:
         major, minor = torch.cuda.get_device_capability(index)
@@ -260,12 +282,14 @@ class CudaRuntime(LoadedUnits):
         return module.get_function(unit.name)  # keeps its module
 
     def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...]) -> None:  # fmt: skip
+              args: tuple[int | float, ...], overlapping: bool = False) -> None:  # fmt: skip
+        if shared > _UNASKED_SHARED:
+            self._driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)
+        if overlapping and self._early(index) and self._started_early(function, stream, grid, block, shared, args):
+            return
         on = self._streams.get((index, stream))
         if on is None:
             on = self._streams[index, stream] = self._cupy.cuda.ExternalStream(stream)
-        if shared > _UNASKED_SHARED:
-            self._driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)
         # CuPy passes a Python float as 64 bits
         packed = tuple([self._float32(a) if type(a) is float else a for a in args])
         try:
@@ -273,8 +297,29 @@ class CudaRuntime(LoadedUnits):
         except self._driver.CUDADriverError as error:
             raise self._judged(error, grid, block, shared) from error
 
+    def _early(self, index: int) -> bool:
+        """Whether the device can start blocks before the kernel ahead of theirs has ended, captured launches too."""
+        found = self._starts_early.get(index)
+        if found is None:
+            version = ctypes.c_int()
+            self._library.cuDriverGetVersion(ctypes.byref(version))
+            able = int(self._arch(index).removeprefix("sm_")) >= 90 and version.value >= _CAPTURED_EARLY
+            found = self._starts_early[index] = able
+        return found
+
+    def _started_early(self, function: Any, stream: int, grid: int, block: int, shared: int,
+                       args: tuple[int | float, ...]) -> bool:  # fmt: skip
+        """Launches with leave to start early. False on a thread that has no context: that launch is left to CuPy."""
+        slots = _slots(args)
+        parameters = (ctypes.c_void_p * max(1, len(slots)))(*[ctypes.addressof(slot) for slot in slots])
+        how = _configuration(grid, block, shared, True, stream)
+        status = self._library.cuLaunchKernelEx(ctypes.byref(how), ctypes.c_void_p(function.ptr), parameters, None)
+        if status not in (0, _NO_CONTEXT):
+            raise self._judged(self._driver.CUDADriverError(status), grid, block, shared)
+        return bool(status == 0)
+
     def bind(self, function: Any, index: int, grid: int, block: int, shared: int, args: tuple[int | float, ...],
-             varying: Sequence[int]) -> Callable[..., None]:  # fmt: skip
+             varying: Sequence[int], overlapping: bool = False) -> Callable[..., None]:  # fmt: skip
         """Straight to the driver, with all but the addresses packed: CuPy's call costs an H200's host 1.2 us more.
 
         The driver copies the arguments before it returns. Threads do not share them: each takes a set that is free.
@@ -292,7 +337,7 @@ class CudaRuntime(LoadedUnits):
         def unpacked() -> tuple[Any, Any]:
             """Room for the addresses, and where the driver finds each argument; they keep their memory alive."""
             memory = ctypes.create_string_buffer(max(1, layout.size))
-            slots: list[Any] = [ctypes.c_int64(a) if isinstance(a, int) else ctypes.c_float(a) for a in args]
+            slots = _slots(args)
             at = [ctypes.addressof(slot) for slot in slots]
             for place, argument in enumerate(varying):
                 at[argument] = ctypes.addressof(memory) + 8 * place
@@ -307,10 +352,11 @@ class CudaRuntime(LoadedUnits):
             if status:
                 raise self._judged(self._driver.CUDADriverError(status), grid, block, shared)
 
+        early = overlapping and self._early(index)
         kernel, free = ctypes.c_void_p(function.ptr), [unpacked()]
         namespace: dict[str, Any] = {
-            "configured": _Configurations(grid, block, shared), "kernel": kernel, "launch": launch, "failed": failed,
-            "pack": layout.pack_into, "take": free.pop, "give": free.append, "unpacked": unpacked,
+            "configured": _Configurations(grid, block, shared, early), "kernel": kernel, "launch": launch,
+            "failed": failed, "pack": layout.pack_into, "take": free.pop, "give": free.append, "unpacked": unpacked,
         }  # fmt: skip
         given = "".join(f", a{i}" for i in range(len(varying)))
         exec(_SUBMIT.format(given=given), namespace)  # noqa: S102 - parameters by name cost 0.1 us less than *given

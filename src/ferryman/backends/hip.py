@@ -198,7 +198,7 @@ class HipRuntime(LoadedUnits):
         return function, module, image  # HIP does not copy the image on every release
 
     def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...]) -> None:  # fmt: skip
+              args: tuple[int | float, ...], overlapping: bool = False) -> None:  # fmt: skip
         kernel = function[0]
         try:
             _call(self._hip, "hipModuleLaunchKernel", kernel, grid, 1, 1, block, 1, 1, shared, stream, None,

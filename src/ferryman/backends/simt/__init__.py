@@ -32,7 +32,8 @@ class Unit(NamedTuple):
 
     ``spills_allowed``: bytes a thread that its author accepts on NVIDIA; on AMD none (`ferryman compile`).
     ``suffix``: "a" for a kernel that uses instructions of its arch alone ("sm_90a"). ``cluster``: blocks of a cluster;
-    a launch has a multiple of it.
+    a launch has a multiple of it. ``overlapping``: the kernel begins with `after_previous` (`portable.cuh`), so that
+    its blocks may be started before the kernel ahead of it in the stream has ended.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Unit(NamedTuple):
     spills_allowed: int = 0
     suffix: str = ""
     cluster: int = 1
+    overlapping: bool = False
 
 
 class Runtime(Protocol):

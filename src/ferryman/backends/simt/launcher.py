@@ -94,18 +94,19 @@ class LoadedUnits(ABC):
 
     @abstractmethod
     def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...]) -> None:  # fmt: skip
-        """Launch on the current device."""
+              args: tuple[int | float, ...], overlapping: bool = False) -> None:  # fmt: skip
+        """Launch on the current device. ``overlapping``: the kernel's unit is so, and its blocks may be started early
+        where the device can."""
 
     def bind(self, function: Any, index: int, grid: int, block: int, shared: int, args: tuple[int | float, ...],
-             varying: Sequence[int]) -> Callable[..., None]:  # fmt: skip
+             varying: Sequence[int], overlapping: bool = False) -> Callable[..., None]:  # fmt: skip
         """This launch on the current device as a function of (stream, and the arguments at ``varying``)."""
 
         def submit(stream: int, *given: int) -> None:
             values = list(args)
             for place, value in zip(varying, given, strict=True):
                 values[place] = value
-            self.start(function, stream, index, grid, block, shared, tuple(values))
+            self.start(function, stream, index, grid, block, shared, tuple(values), overlapping)
 
         return submit
 
@@ -119,11 +120,11 @@ class LoadedUnits(ABC):
         index = device.index if device.index is not None else current
         if index == current:
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
-            self.start(function, current_stream(index), index, grid, block, shared, args)
+            self.start(function, current_stream(index), index, grid, block, shared, args, unit.overlapping)
             return
         with torch.cuda.device(index):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
-            self.start(function, current_stream(index), index, grid, block, shared, args)
+            self.start(function, current_stream(index), index, grid, block, shared, args, unit.overlapping)
 
     def _step(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
               args: tuple[int | float, ...]) -> replay.Step:  # fmt: skip
@@ -131,7 +132,7 @@ class LoadedUnits(ABC):
         with torch.cuda.device(index):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
             varying = [i for i, a in enumerate(args) if isinstance(a, replay.Pointer)]
-            bound = self.bind(function, index, grid, block, shared, args, varying)
+            bound = self.bind(function, index, grid, block, shared, args, varying, unit.overlapping)
         return replay.Step(bound, (replay.STREAM, *[args[i] for i in varying]))
 
     def _load(self, unit: Unit, index: int) -> Any:

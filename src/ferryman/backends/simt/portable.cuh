@@ -268,6 +268,27 @@ template <> struct Memory<2> {
 }  // namespace platform
 #endif
 
+// ------------------------------------------------------------------------------------------------ order
+
+// Waits for the kernel before this one in its stream, whose writes are then seen, and lets the next one's blocks start
+// once all of these have. A kernel whose unit is `overlapping` begins with it: its blocks may have been started while the
+// kernel before still ran. To say it in every block costs where blocks have little to do: an H200 starts one in 1.35 ns
+// rather than 0.83.
+FERRYMAN_DEVICE void after_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+// The same, giving `lane` back: what is read at an address that follows from it cannot be moved above the wait, which a
+// compiler might do with memory that is known to be read-only (`AGAIN`).
+FERRYMAN_DEVICE int after_previous(int lane) {
+    after_previous();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("" : "+r"(lane));
+#endif
+    return lane;
+}
+
 // ------------------------------------------------------------------------------------------ conversions
 
 #if !defined(FERRYMAN_HAS_BF16_PAIR)

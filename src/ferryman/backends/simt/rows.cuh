@@ -15,6 +15,7 @@
 //
 // An operation `Op` provides
 //   PASSES, INPUTS                       reductions over a row; 1 or 2 tensors
+//   HOLD                                 whether prepare reads memory
 //   void prepare(n, first, end, lane)    once, before the first row; this block's columns are first to end - 1
 //   void begin(row, n)                   a new row
 //   void merge(x, residual, column)      INPUTS == 2: makes the row's pack out of both, in x
@@ -233,8 +234,11 @@ FERRYMAN_DEVICE void for_each_row(Op& op, RowInput x, RowInput residual, i64 row
     }
     int columns = columns_of_block<L>(n), first = Share<L>::rank() * columns;
     int end = first + columns < (int)n ? first + columns : (int)n;
-    typename DriverOf<L, Op>::Type driver{op,    x,      residual, rows, n, slots,
-                                          shared, platform::thread_index() % L::LANES, first, end};
+    int lane = platform::thread_index() % L::LANES;
+    // Where weights are read at once, or soon. The others read them after a reduction, and have no register to spare.
+    if constexpr (Op::HOLD || L::WORDS <= QUICK_WORDS) lane = after_previous(lane);
+    else after_previous();
+    typename DriverOf<L, Op>::Type driver{op, x, residual, rows, n, slots, shared, lane, first, end};
     driver.run(blocks, scratch);
 }
 

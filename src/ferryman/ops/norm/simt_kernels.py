@@ -22,7 +22,9 @@ _SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
 def _unit(op: str, types: tuple[str, ...], cast: bool | None, plan: RowPlan) -> Unit:
     middle = types if cast is None else (*types, cast)
     source = family_source(_FILE, True, plan.on_hopper)
-    return unit(source, f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)._replace(cluster=plan.cluster)
+    return unit(source, f"FERRYMAN_{op.upper()}", op, *middle, *plan.arguments)._replace(
+        cluster=plan.cluster, overlapping=True
+    )
 
 
 _KINDS = {"rms_norm": "scaled", "add_rms_norm": "added", "layer_norm": "centred"}

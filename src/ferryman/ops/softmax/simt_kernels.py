@@ -18,7 +18,9 @@ _FILE = Path(__file__).with_name("softmax.cuh")
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan) -> Unit:
     source = family_source(_FILE, True, plan.on_hopper)
-    return unit(source, "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)._replace(cluster=plan.cluster)
+    return unit(source, "FERRYMAN_SOFTMAX", "softmax", kind, *plan.arguments)._replace(
+        cluster=plan.cluster, overlapping=True
+    )
 
 
 @functools.lru_cache(maxsize=4096)

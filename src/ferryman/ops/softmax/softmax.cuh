@@ -5,6 +5,7 @@ namespace ferryman {
 template <typename L> struct Softmax {
     typedef typename L::Type T;
     static constexpr int PASSES = 2, INPUTS = 1;
+    static constexpr bool HOLD = false;
     T* y;
     T* out;
     float largest, sum, reciprocal;

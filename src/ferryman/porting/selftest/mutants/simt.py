@@ -175,8 +175,8 @@ edit(
     "silu_mul gelu_mul",
     "last_of_the_tail_skipped",
     ACTIVATION,
-    "rows == 1 && thread < n - whole)",
-    "rows == 1 && thread + 1 < n - whole)",
+    "platform::block_index() == 0 && at < n)",
+    "platform::block_index() == 0 && at + 1 < n)",
     first="prime",
 )
 edit(
