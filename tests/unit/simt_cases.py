@@ -16,6 +16,7 @@ from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
+from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
 from tests.unit.simt_references import (
     BF16,
     F16,
@@ -27,6 +28,7 @@ from tests.unit.simt_references import (
     rms_reference,
     rope_reference,
     silu_reference,
+    softmax_backward_reference,
     softmax_reference,
 )
 
@@ -265,6 +267,55 @@ def _layout_cases() -> Iterator[Case]:
     )
 
 
+def _softmax_backward_cases() -> Iterator[Case]:
+    """Rows of part of a wave, of a block, beyond one (LONG), of a cluster; views; values that are not finite."""
+
+    def make(rows: int, n: int, dtype: torch.dtype) -> Inputs:
+        return _random(rows, n, dtype=dtype), _random(rows, n, dtype=dtype, scale=3.0).float().softmax(-1).to(dtype)
+
+    def case(name: str, made: Callable[[], Inputs], fit: str, *where: Any) -> Case:
+        return Case(f"softmax_backward_{name}", softmax_backward, made, softmax_backward_reference, fit, *where)
+
+    for rows, n, fit in (
+        (3, 1, "EXACT"), (65, 8, "EXACT"), (9, 96, "RAGGED"), (3, 127, "_1_"), (9, 1024, "EXACT"), (2, 1021, "_1_"),
+        (3, 4096, "EXACT"), (2, 4104, "RAGGED"), (3, 16_384, "EXACT"), (2, 20_008, "RAGGED"), (3, 65_536, "LONG"),
+        (2, 80_008, "LONG"), (2, 20_011, "LONG"),
+    ):  # fmt: skip
+        yield case(f"{n}", lambda r=rows, n=n: make(r, n, BF16), fit)
+    for dtype in (F32, F16):
+        yield case(f"{dtype}".removeprefix("torch."), lambda d=dtype: make(3, 1000, d), "RAGGED")
+    clusters = (232_448, _CLUSTERS)
+    for rows, n, fit in (
+        (5, 8200, "_288_1_4_RAGGED_3_1"), (5, 16_384, "_512_1_4_EXACT_2_1"), (5, 20_008, "_320_1_4_RAGGED_3_2"),
+        (9, 32_768, "_512_1_4_EXACT_2_2"), (3, 50_264, "_416_1_4_RAGGED_2_4"), (5, 65_536, "_512_1_4_EXACT_2_4"),
+        (3, 66_056, "_288_1_4_RAGGED_3_8"), (2, 131_064, "_512_1_4_RAGGED_2_8"), (2, 262_152, "LONG"),
+    ):  # fmt: skip
+        yield case(f"cluster_{n}", lambda r=rows, n=n: make(r, n, BF16), fit, *clusters)
+    yield case("cluster_float32", lambda: make(5, 16_388, F32), "_288_1_4_RAGGED_3_4", *clusters)
+    yield case("few", lambda: make(2, 4096, BF16), "_512_1_1_EXACT", *clusters, 16)
+    base = _random(6, 4, 520, dtype=BF16)
+    layouts: dict[str, tuple[Callable[[], Tensor], str]] = {
+        "row_stride": (lambda: _random(6, 1040, dtype=BF16)[:, 520:], "_8_"),
+        "odd_stride": (lambda: _random(6, 521, dtype=BF16)[:, :520], "_1_"),
+        "misaligned": (lambda: _misaligned(_random(6, 520, dtype=BF16)), "_1_"),
+        "transposed": (lambda: base.transpose(0, 1)[:2, :3].reshape(6, 520), "_8_"),
+        "broadcast": (lambda: _random(520, dtype=BF16).expand(6, 520), "_8_"),
+        "strided_last": (lambda: _random(6, 1040, dtype=BF16)[:, ::2], "_8_"),
+    }
+    for name, (view, fit) in layouts.items():
+        yield case(name, lambda v=view: (v(), make(6, 520, BF16)[1]), fit)
+        yield case(f"{name}_of_y", lambda v=view: (make(6, 520, BF16)[0], v()), fit)
+
+    def hostile(n: int) -> Inputs:
+        grad, y = make(6, n, BF16)
+        grad[0, n - 1], grad[1, 9], grad[2, 0], y[3, 5], y[4] = math.nan, math.inf, -math.inf, math.nan, 0.0
+        return grad, y
+
+    yield case("hostile", lambda: hostile(1000), "RAGGED")
+    yield case("hostile_long", lambda: hostile(65_544), "LONG")
+    yield case("hostile_cluster", lambda: hostile(65_544), "RAGGED", *clusters)
+
+
 def _activation_cases() -> Iterator[Case]:
     shapes = {
         "one": (1,),
@@ -407,3 +458,4 @@ def _special_cases() -> Iterator[Case]:
 
 
 CASES = [*_row_cases(), *_cluster_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]
+CASES += _softmax_backward_cases()

@@ -56,6 +56,12 @@ def softmax_reference(x: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(y, (16 + 3 * distance) * U * y + 2.0**-126)]
 
 
+def softmax_backward_reference(grad: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    inner = grad * y
+    slack = y.abs() * (24 * U * inner.abs().sum(-1, keepdim=True) + 4 * U * grad.abs())
+    return [(y * (grad - inner.sum(-1, keepdim=True)), slack)]
+
+
 def silu_reference(g: Tensor, u: Tensor) -> list[tuple[Tensor, Tensor]]:
     y = torch.nn.functional.silu(g) * u
     return [(y, (8 + 2 * g.abs().clamp(max=200)) * U * y.abs() + 2.0**-126 * (g * u).abs())]

@@ -1,0 +1,137 @@
+// softmax backward over rows: dx = y * (grad - sum(grad * y)). A row's packs of both tensors stay in registers from the sum
+// to the product, so that memory is read once. FIT as in rows.cuh, without RING; what does not fit a LONG row's threads
+// is read again through L2, last read first.
+
+namespace ferryman {
+
+template <typename L> struct SoftmaxBackward {
+    typedef typename L::Type T;
+    typedef Pack<T, L::V> P;
+
+    const T* grad;  // of this row
+    const T* y;
+    T* out;
+    int first, end;  // this block's columns
+    int lane;
+
+    FERRYMAN_DEVICE int column_of(int p) const { return first + (p * L::LANES + lane) * L::V; }
+    FERRYMAN_DEVICE bool inside(int column) const { return L::FIT != RAGGED || column < end; }
+
+    static FERRYMAN_DEVICE void add(float& sum, const P& g, const P& p) {
+        float a[L::V], b[L::V];
+        unpack(g, a);
+        unpack(p, b);
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) sum = platform::fma(a[i], b[i], sum);
+    }
+    FERRYMAN_DEVICE void emit(const P& g, const P& p, i64 column, float sum) const {
+        float a[L::V], b[L::V];
+        unpack(g, a);
+        unpack(p, b);
+#pragma unroll
+        for (int i = 0; i < L::V; ++i) a[i] = b[i] * (a[i] - sum);
+        P rounded;
+        pack(rounded, a);
+        store(out + column, rounded);
+    }
+
+    // The packs of a LONG row that no thread keeps: BATCH of each tensor are loaded before the first is used.
+    template <bool EMIT> FERRYMAN_DEVICE void stream(i64 n, float& sum) const {
+        constexpr int BATCH = L::BATCH / 2;
+        const i64 packs = (n + L::LANES * L::V - 1) / (L::LANES * L::V) - L::PACKS;
+        const i64 batches = packs > 0 ? (packs + BATCH - 1) / BATCH : 0;
+        for (i64 b = 0; b < batches; ++b) {
+            const i64 p0 = L::PACKS + (EMIT ? batches - 1 - b : b) * BATCH;
+            P g[BATCH], p[BATCH];
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const i64 column = ((p0 + j) * L::LANES + lane) * L::V;
+                if (column >= n) continue;
+                load<AGAIN>(g[j], grad + column);
+                load<AGAIN>(p[j], y + column);
+            }
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                const i64 column = ((p0 + j) * L::LANES + lane) * L::V;
+                if (column >= n) continue;
+                if constexpr (EMIT) emit(g[j], p[j], column, sum);
+                else add(sum, g[j], p[j]);
+            }
+        }
+    }
+};
+
+// `forget` is not enough between two passes over 16-bit elements: ptxas keeps the floats of the first for the second (up to
+// 120 bytes spilled). `change` is 0, which only the launch knows, and only when the sum is there.
+template <typename T, int V> FERRYMAN_DEVICE void disguise(Pack<T, V>& pack, u32 change) {
+#pragma unroll
+    for (int i = 0; i < Pack<T, V>::WORDS; ++i) {
+        if constexpr (sizeof(T) == 2) pack.word[i] ^= change;
+        else platform::opaque(pack.word[i]);
+    }
+}
+
+// FETCH: L2 is told to fetch the row that lies `ahead` rows on, unless that is 0 (sm_90 and newer).
+template <typename L, bool FETCH>
+FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Type* out, i64 rows, i64 n, i64 ahead,
+                                      i64 blocks) {
+    typedef typename L::Type T;
+    typedef Pack<T, L::V> P;
+    FERRYMAN_SHARED(float, scratch, (Share<L>::Reduction::SCRATCH));
+    typename Share<L>::Reduction reduction = Share<L>::begin(scratch);
+    const int thread = platform::thread_index();
+    const int columns = columns_of_block<L>(n), first = Share<L>::rank() * columns;
+    const int end = first + columns < (int)n ? first + columns : (int)n;
+    const u32 nothing = (u32)(ahead >> 32);
+    const i64 step = blocks / L::CLUSTER * L::ROWS, start = platform::block_index() / L::CLUSTER * L::ROWS;
+    for (i64 base = start; base < rows; base += step) {  // base: the same for the whole block, so that barriers are met
+        const i64 row = base + thread / L::LANES;
+        const bool live = L::ROWS == 1 || row < rows;
+        const SoftmaxBackward<L> op{(const T*)grad.data + row * grad.stride, (const T*)y.data + row * y.stride,
+                                    out + row * n, first, end, thread % L::LANES};
+        P g[L::PACKS], p[L::PACKS];
+#pragma unroll
+        for (int i = 0; i < L::PACKS; ++i) {
+            const int column = op.column_of(i);
+            if (live && op.inside(column)) {
+                load<ONCE>(g[i], op.grad + column);
+                load<ONCE>(p[i], op.y + column);
+            } else {
+                zero(g[i]), zero(p[i]);
+            }
+        }
+#if defined(FERRYMAN_CLUSTER_KERNEL)
+        if constexpr (FETCH) {
+            if (thread == 0 && ahead != 0 && row + ahead < rows && first < end) {
+                platform::prefetch(op.grad + ahead * grad.stride + first, (end - first) * (int)sizeof(T));
+                platform::prefetch(op.y + ahead * y.stride + first, (end - first) * (int)sizeof(T));
+            }
+        }
+#endif
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < L::PACKS; ++i) SoftmaxBackward<L>::add(sum, g[i], p[i]);
+        if constexpr (L::FIT == LONG) op.template stream<false>(n, sum);
+        if (base == start) Share<L>::meet();
+        sum = reduction.template reduce<Sum>(sum);
+        const u32 change = nothing & platform::bits_of(sum);
+#pragma unroll
+        for (int i = 0; i < L::PACKS; ++i) disguise(g[i], change), disguise(p[i], change);
+        if (!live) continue;
+        if constexpr (L::FIT == LONG) op.template stream<true>(n, sum);
+#pragma unroll
+        for (int i = 0; i < L::PACKS; ++i)
+            if (op.inside(op.column_of(i))) op.emit(g[i], p[i], op.column_of(i), sum);
+    }
+}
+
+}  // namespace ferryman
+
+#define FERRYMAN_SOFTMAX_BACKWARD(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER, FETCH)                      \
+    FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                               \
+    void name(const ferryman::T* grad, ferryman::i64 grad_stride, const ferryman::T* y, ferryman::i64 y_stride,      \
+              ferryman::T* out, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 ahead, ferryman::i64 blocks) {    \
+        using namespace ferryman;                                                                                    \
+        softmax_backward<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>, FETCH>(                        \
+            RowInput{grad, grad_stride}, RowInput{y, y_stride}, out, rows, n, ahead, blocks);                        \
+    }
