@@ -18,6 +18,7 @@ from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
+from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +100,11 @@ def test_rows_of_every_width(n: int, dtype: torch.dtype, target: Target) -> None
         p = torch.softmax(d, -1)
         slack = (16 + 3 * (d.amax(-1, keepdim=True) - d)) * UNIT[F32] * p
         _close(_thrice(softmax.softmax, x, target), p, slack)
+        y, grad = p.to(dtype).double(), r.double()
+        inner = grad * y
+        slack = UNIT[F32] * y * (24 * inner.abs().sum(-1, keepdim=True) + 4 * grad.abs())
+        expected = y * (grad - inner.sum(-1, keepdim=True))
+        _close(_thrice(softmax_backward, r, p.to(dtype), target), expected, slack)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

@@ -10,6 +10,7 @@ BUGS = Bugs()
 NORM, SOFTMAX, ACTIVATION, ROPE = (
     "ops/norm/norm.cuh", "ops/softmax/softmax.cuh", "ops/activation/activation.cuh", "ops/rope/rope.cuh",
 )  # fmt: skip
+SOFTMAX_BACKWARD = "ops/softmax/softmax_backward.cuh"
 ROWS, PORTABLE = "backends/simt/rows.cuh", "backends/simt/portable.cuh"
 edit = functools.partial(BUGS.edit, "simt")
 
@@ -241,6 +242,24 @@ edit(
     "all_heads = (int)(q.heads + k.heads);",
     "all_heads = (int)(q.heads + k.heads) - 1;",
     first="d64",
+)
+edit(
+    "gradient term missing",
+    "softmax_backward",
+    "sum_left_out",
+    SOFTMAX_BACKWARD,
+    "a[i] = b[i] * (a[i] - sum);",
+    "a[i] = b[i] * a[i];",
+    first="prime",
+)
+edit(
+    "strides ignored",
+    "softmax_backward",
+    "rows_of_y_are_those_of_grad",
+    SOFTMAX_BACKWARD,
+    "(const T*)y.data + row * y.stride",
+    "(const T*)y.data + row * grad.stride",
+    first="layout_rows",
 )
 edit(
     "launch geometry",
