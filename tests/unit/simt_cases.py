@@ -26,6 +26,7 @@ from tests.unit.simt_references import (
     gelu_reference,
     layer_norm_reference,
     rms_reference,
+    rope_backward_reference,
     rope_reference,
     silu_reference,
     softmax_backward_reference,
@@ -385,13 +386,21 @@ def _rope_cases() -> Iterator[Case]:
         shapes = {
             "decode": (1, 32, 8, 1, 128, 128, 1), "d80": (2, 3, 1, 5, 80, 80, 2), "partial": (1, 2, 2, 7, 96, 32, 1),
             "odd_rest": (1, 2, 1, 3, 67, 32, 1), "tiny": (1, 1, 1, 40, 2, 2, 1), "d600": (1, 2, 1, 2, 1200, 1200, 1),
-            "half_off": (1, 2, 1, 3, 64, 20, 1),
+            "half_off": (1, 2, 1, 3, 64, 20, 1), "partial_packs": (2, 9, 2, 19, 128, 64, 1),
         }  # fmt: skip
         for name, (b, hq, hk, s, d, r, tables) in shapes.items():
             for layout in ("contiguous", "heads_inside", "fused", "misaligned"):
                 args = (b, hq, hk, s, d, r, BF16, F32, tables, interleaved, layout)
                 yield Case(f"rope_{name}_{layout}_{interleaved}", rope.rope, lambda a=args: make(*a), rope_reference,
                            "_1_" if layout == "misaligned" else "")  # fmt: skip
+                yield Case(f"rope_backward_{name}_{layout}_{interleaved}", rope.rope_backward, lambda a=args: make(*a),
+                           rope_backward_reference, "_1_" if layout == "misaligned" else "")  # fmt: skip
+        # heads and tokens that no block of them divides: 9 are 5 and 4, 37 tokens two blocks of 16 and one of 5
+        for kernel, reference in ((rope.rope, rope_reference), (rope.rope_backward, rope_backward_reference)):
+            for x in (F32, BF16):
+                args = (2, 9, 3, 37, 128, 128, x, x, 2, interleaved, "heads_inside")
+                yield Case(f"{kernel.__name__}_shares_{x}_{interleaved}".replace("torch.", ""), kernel,
+                           lambda a=args: make(*a), reference, "packs")  # fmt: skip
 
 
 def _special_cases() -> Iterator[Case]:

@@ -94,3 +94,12 @@ def rope_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: 
             (torch.cat((turned * c + other * s, rest), -1), torch.cat((slack, torch.full_like(rest, -1.0)), -1))
         )
     return found
+
+
+def rope_backward_reference(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """The transposed rotation: that of the negated sines, each taken from the other element of its pair."""
+    half = sin.shape[-1] // 2
+    other = sin.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else sin.roll(half, -1)
+    return rope_reference(q, k, cos, -other, interleaved)

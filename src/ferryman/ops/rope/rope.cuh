@@ -1,9 +1,9 @@
 // Rotary embedding of q and k in one launch. y = x*cos + rot(x)*sin on the first `rotary` dimensions, the rest
-// copied. A block takes whole tokens: its threads are (token, head, unit), and a thread keeps its unit's cosines
-// and sines in registers while it walks over the heads.
+// copied; BACKWARD, the transposed rotation. A thread keeps its cosines and sines in registers while it walks over heads.
 //
-// A unit is what one thread handles of one head: two packs, at d and d + rotary/2; interleaved: one pack of
-// neighbouring pairs, or two lone neighbours where memory is not aligned; beyond `rotary`: one pack to copy.
+// `rope_packs`, where a head is whole packs: a thread has one, and gets the other of each pair from its own pack
+// (interleaved) or by a shuffle. `rope`, for anything else: a thread has units of a head: two packs, at d and
+// d + rotary/2; interleaved, two lone neighbours; beyond `rotary`, one pack to copy.
 
 namespace ferryman {
 
@@ -25,11 +25,17 @@ template <typename C, int V> FERRYMAN_DEVICE void load_table(float (&out)[V], co
     unpack(pack, out);
 }
 
+// The sines of a pair, for the transposed rotation: x cos + rot(x) sin becomes x cos - rot(x) sin of the other.
+FERRYMAN_DEVICE void transpose(float& first, float& second) {
+    const float was = first;
+    first = -second, second = -was;
+}
+
 // OVER: the result goes where the input was. A thread loads both packs of a unit before it stores either, and no other
 // thread has any of their elements; the rest, beyond `rotary`, stays.
-template <typename T, typename C, int V, bool INTERLEAVED, bool OVER>
+template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD>
 FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
-                          i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, i64 blocks) {
+                          i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, int, int, i64 blocks) {
     constexpr bool TWO = !INTERLEAVED || V == 1;  // a unit is two packs, `distance` apart
     constexpr int TOGETHER = 2;                   // heads: four loads of 16 bytes in flight
     constexpr Access READ = OVER ? WRITTEN : ONCE;
@@ -59,6 +65,13 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
                 if constexpr (TWO) {
                     load_table<C>(cos_high, cos, c + distance);
                     load_table<C>(sin_high, sin, d + distance);
+                    if constexpr (BACKWARD) {
+#pragma unroll
+                        for (int i = 0; i < V; ++i) transpose(sin_low[i], sin_high[i]);
+                    }
+                } else if constexpr (BACKWARD) {
+#pragma unroll
+                    for (int i = 0; i < V; i += 2) transpose(sin_low[i], sin_low[i + 1]);
                 }
             }
             const T* q_in = (const T*)q.data + b * q.batch + s * q.token + first;
@@ -111,21 +124,125 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
     }
 }
 
+// The other element of every pair: `across` lanes away, or the neighbour in the pack.
+template <bool INTERLEAVED, typename T, int V> FERRYMAN_DEVICE Pack<T, V> partner(const Pack<T, V>& pack, int across) {
+    Pack<T, V> other;
+#pragma unroll
+    for (int i = 0; i < Pack<T, V>::WORDS; ++i) {
+        if constexpr (!INTERLEAVED) other.word[i] = platform::shuffle_xor(pack.word[i], across);
+        else if constexpr (sizeof(T) == 4) other.word[i] = pack.word[i ^ 1];
+        else other.word[i] = pack.word[i] << 16 | pack.word[i] >> 16;
+    }
+    return other;
+}
+
+// The factors of the others: the sines, negative for the first of each pair; BACKWARD, the others' sines, negative for the
+// second.
+template <bool INTERLEAVED, bool BACKWARD, typename C, int V>
+FERRYMAN_DEVICE Pack<C, V> factors(const Pack<C, V>& sin, int across, bool first) {
+    constexpr u32 ALL = sizeof(C) == 4 ? 0x80000000u : 0x80008000u;
+    Pack<C, V> factor = sin;
+    if constexpr (BACKWARD) factor = partner<INTERLEAVED>(sin, across);
+#pragma unroll
+    for (int i = 0; i < Pack<C, V>::WORDS; ++i) {
+        if constexpr (!INTERLEAVED) factor.word[i] ^= first != BACKWARD ? ALL : 0u;
+        else if constexpr (sizeof(C) == 4) factor.word[i] ^= (i % 2 == 0) != BACKWARD ? ALL : 0u;
+        else factor.word[i] ^= BACKWARD ? 0x80000000u : 0x8000u;
+    }
+    return factor;
+}
+
+// Threads that should fit an SM: of 64 registers, or 80 where tables and heads are of different types.
+template <typename T, typename C> struct PacksFitting { static constexpr int threads = 768; };
+template <typename T> struct PacksFitting<T, T> { static constexpr int threads = 1024; };
+
+// A block takes `tokens_at_once` tokens of some heads of q or of k: few enough of both that all its loads are near each
+// other, and so are its stores, each head's in one piece of tokens_at_once * dim elements.
+template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD>
+FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
+                                i64 dim, i64 rotary, int lanes, int heads_at_once, int tokens_at_once, int q_heads,
+                                int k_heads, i64 blocks) {
+    constexpr int TOGETHER = 4;  // loads of 16 bytes in flight
+    constexpr Access READ = OVER ? WRITTEN : ONCE;
+    const int thread = platform::thread_index(), lane = thread % lanes, column = lane * V;
+    const int token_slot = thread / lanes % tokens_at_once, head_slot = thread / lanes / tokens_at_once;
+    const bool rotated = column < (int)rotary;
+    const int across = (int)rotary / 2 / V;
+    const int q_groups = ((int)q.heads + q_heads - 1) / q_heads, groups = q_groups + ((int)k.heads + k_heads - 1) / k_heads;
+    const i64 all_tokens = batches * tokens, token_groups = (all_tokens + tokens_at_once - 1) / tokens_at_once;
+    for (i64 item = platform::block_index(); item < token_groups * groups; item += blocks) {
+        i64 token_group, group, b, s;
+        divide(item, (i64)groups, token_group, group);
+        const i64 t = token_group * tokens_at_once + token_slot;
+        const bool live = t < all_tokens && head_slot < heads_at_once;  // all threads stay for the shuffles
+        divide(live ? t : 0, tokens, b, s);
+        const bool of_q = group < q_groups;
+        const int heads = (int)(of_q ? q.heads : k.heads), share = of_q ? q_heads : k_heads;
+        const int from = (int)(of_q ? group : group - q_groups) * share;
+        const int end = from + share < heads ? from + share : heads;
+        Pack<C, V> c, f;
+        zero(c), zero(f);
+        if (live && rotated) {
+            load<AGAIN>(c, (const C*)cos.data + b * cos.batch + s * cos.token + column);
+            load<AGAIN>(f, (const C*)sin.data + b * sin.batch + s * sin.token + column);
+        }
+        f = factors<INTERLEAVED, BACKWARD>(f, across, column < (int)rotary / 2);
+        const i64 in_head = of_q ? q.head : k.head, out_head = OVER ? in_head : tokens * dim;
+        const T* in = (const T*)(of_q ? q.data : k.data) + b * (of_q ? q.batch : k.batch) +
+                      s * (of_q ? q.token : k.token) + (from + head_slot) * in_head + column;
+        T* out = OVER ? (T*)in
+                      : (T*)(of_q ? q.out : k.out) + (b * heads + from + head_slot) * out_head + s * dim + column;
+        for (int h = from; h < end; h += heads_at_once * TOGETHER) {
+            Pack<T, V> x[TOGETHER];
+            forget(c), forget(f);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) {
+                if (live && h + head_slot + j * heads_at_once < end) load<READ>(x[j], in);
+                else zero(x[j]);
+                in += heads_at_once * in_head;
+            }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) {
+                const Pack<T, V> other = partner<INTERLEAVED>(x[j], across);
+                if (rotated) {
+                    float values[V], others[V], cosines[V], sines[V];
+                    unpack(x[j], values);
+                    unpack(other, others);
+                    unpack(c, cosines);
+                    unpack(f, sines);
+#pragma unroll
+                    for (int i = 0; i < V; ++i) values[i] = values[i] * cosines[i] + others[i] * sines[i];
+                    pack(x[j], values);
+                }
+                if (live && h + head_slot + j * heads_at_once < end) store(out, x[j]);
+                out += heads_at_once * out_head;
+            }
+        }
+    }
+}
+
 }  // namespace ferryman
 
-#define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, THREADS, OVER)                                                 \
-    FERRYMAN_KERNEL(THREADS, 640 / THREADS) /* 96 registers: at 80 the tables of two packs spill */              \
-    void name(const ferryman::T* q, const ferryman::T* k, const ferryman::C* cos, const ferryman::C* sin,        \
-              ferryman::T* q_out, ferryman::T* k_out, ferryman::i64 q_batch, ferryman::i64 q_head,               \
-              ferryman::i64 q_token, ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token,         \
-              ferryman::i64 cos_batch, ferryman::i64 cos_token, ferryman::i64 sin_batch,                         \
-              ferryman::i64 sin_token, ferryman::i64 q_heads, ferryman::i64 k_heads, ferryman::i64 batches,      \
-              ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary, ferryman::i64 units,                \
-              ferryman::i64 heads_at_once, ferryman::i64 tokens_at_once, ferryman::i64 blocks) {                 \
-        using namespace ferryman;                                                                                \
-        rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER>(                                                    \
-            RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                             \
-            RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads}, RopeTable{cos, cos_batch, cos_token},       \
-            RopeTable{sin, sin_batch, sin_token}, batches, tokens, dim, rotary, (int)units, (int)heads_at_once,  \
-            (int)tokens_at_once, blocks);                                                                        \
+#define FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, BLOCKS, CALL)                                                       \
+    FERRYMAN_KERNEL(THREADS, BLOCKS)                                                                                 \
+    void name(const ferryman::T* q, const ferryman::T* k, const ferryman::C* cos, const ferryman::C* sin,            \
+              ferryman::T* q_out, ferryman::T* k_out, ferryman::i64 q_batch, ferryman::i64 q_head,                   \
+              ferryman::i64 q_token, ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token,             \
+              ferryman::i64 cos_batch, ferryman::i64 cos_token, ferryman::i64 sin_batch,                             \
+              ferryman::i64 sin_token, ferryman::i64 q_heads, ferryman::i64 k_heads, ferryman::i64 batches,          \
+              ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary, ferryman::i64 lanes,                    \
+              ferryman::i64 heads_at_once, ferryman::i64 tokens_at_once, ferryman::i64 q_heads_a_block,              \
+              ferryman::i64 k_heads_a_block, ferryman::i64 blocks) {                                                 \
+        using namespace ferryman;                                                                                    \
+        CALL(RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                                \
+             RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads}, RopeTable{cos, cos_batch, cos_token},          \
+             RopeTable{sin, sin_batch, sin_token}, batches, tokens, dim, rotary, (int)lanes, (int)heads_at_once,     \
+             (int)tokens_at_once, (int)q_heads_a_block, (int)k_heads_a_block, blocks);                               \
     }
+// 96 registers: at 80 the tables of two packs spill
+#define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS)                                           \
+    FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, 640 / THREADS,                                                         \
+                         (rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>))
+#define FERRYMAN_ROPE_PACKS(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS)                                     \
+    FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, (ferryman::PacksFitting<ferryman::T, ferryman::C>::threads / THREADS),                                                        \
+                         (rope_packs<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>))

@@ -1,4 +1,4 @@
-"""rope in portable C++ (`rope.cuh`), for CUDA and HIP: q and k in one launch."""
+"""rope and its backward in portable C++ (`rope.cuh`), for CUDA and HIP: q and k in one launch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from ferryman.backends.base import Target
 from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, runtime, type_name, unit, vectorised
 
 _FILE = Path(__file__).with_name("rope.cuh")
-_THREADS = 128
+_THREADS, _PACKS_THREADS = 128, 256
+# Tokens and heads of one tensor that a block of packs takes: pieces of 4 KiB are read and written (bf16, D128).
+_TOKENS, _HEADS = 16, 8
+_FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(kind: str, table: str, width: int, interleaved: bool, over: bool) -> Unit:
-    name = "rope_over" if over else "rope"
-    return unit(family_source(_FILE, False), "FERRYMAN_ROPE", name, kind, table, width, interleaved, _THREADS, over)
+def _unit(way: str, packs: bool, kind: str, table: str, width: int, interleaved: bool) -> Unit:
+    macro, threads = ("FERRYMAN_ROPE_PACKS", _PACKS_THREADS) if packs else ("FERRYMAN_ROPE", _THREADS)
+    name = f"{way}_packs" if packs else way
+    over, backward = way == _OVER, way == _BACKWARD
+    return unit(family_source(_FILE, False), macro, name, kind, table, width, interleaved, over, backward, threads)
 
 
 class _Layout(NamedTuple):
@@ -45,23 +50,50 @@ def _layout(q: torch.Size, k: torch.Size, cos: torch.Size, strides: tuple[tuple[
     return _Layout(lengths, (*strides[0][:3], *strides[1][:3], *tables[0], *tables[1], *sizes))
 
 
+class _Walk(NamedTuple):
+    """How a kernel's threads go over (token, head, lane)."""
+
+    unit: Unit
+    threads: int
+    arguments: tuple[int, ...]  # lanes of a head, heads and tokens at once, heads of q and k a block takes, blocks
+
+
 @functools.lru_cache(maxsize=1024)
-def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, over: bool,
-            sizes: tuple[int, ...]) -> tuple[Unit, int, tuple[int, int, int, int]]:  # fmt: skip
-    """(unit, blocks, (units of a head at once, heads at once, tokens at once, blocks))."""
+def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, way: str, sizes: tuple[int, ...],
+            target: Target) -> _Walk:  # fmt: skip
     q_heads, k_heads, batch, tokens, dim, rotary = sizes
-    turned = rotary if interleaved else rotary // 2
+    names = type_name(kind), type_name(table)
+    turned, over = rotary if interleaved else rotary // 2, way == _OVER
     # both halves of a head must start on a vector, and the untouched rest too
     vector = vector and vectorised(kind.itemsize, turned if over else dim | turned, 0)
     width = VECTOR_BYTES // kind.itemsize if vector else 1
+    lanes = (rotary if over else dim) // width
+    pairs = 2 * turned // width  # neighbouring lanes that hold both of every pair
+    shuffled = interleaved or (pairs & (pairs - 1) == 0 and pairs <= target.wave and lanes % max(pairs, 1) == 0)
+    if vector and rotary and lanes <= _PACKS_THREADS and shuffled:
+        return _packs(names, width, interleaved, way, sizes, lanes, target)
     step = 2 if interleaved and width == 1 else width
     rest = 0 if over else -(-(dim - rotary) // width)
     lanes = min(max(turned // step + rest, 1), _THREADS)
     heads_at_once = min(q_heads + k_heads, _THREADS // lanes)
     tokens_at_once = max(1, _THREADS // (lanes * heads_at_once))
     blocks = grid_of(-(-batch * tokens // tokens_at_once), _THREADS)
-    chosen = _unit(type_name(kind), type_name(table), width, interleaved, over)
-    return chosen, blocks, (lanes, heads_at_once, tokens_at_once, blocks)
+    return _Walk(_unit(way, False, *names, width, interleaved), _THREADS,
+                 (lanes, heads_at_once, tokens_at_once, 0, 0, blocks))  # fmt: skip
+
+
+def _packs(names: tuple[str, str], width: int, interleaved: bool, way: str, sizes: tuple[int, ...], lanes: int,
+           target: Target) -> _Walk:  # fmt: skip
+    q_heads, k_heads, batch, tokens, _, _ = sizes
+    slots = _PACKS_THREADS // lanes
+    tokens_at_once = min(slots, _TOKENS, batch * tokens)
+    heads_at_once = slots // tokens_at_once
+    # as even as can be: 9 heads are 5 and 4, not 8 and 1
+    shares = [max(1, -(-heads // max(1, -(-heads // _HEADS)))) for heads in (q_heads, k_heads)]
+    groups = sum(-(-heads // share) for heads, share in zip((q_heads, k_heads), shares, strict=True))
+    blocks = grid_of(-(-batch * tokens // tokens_at_once) * groups, _PACKS_THREADS)
+    return _Walk(_unit(way, True, *names, width, interleaved), _PACKS_THREADS,
+                 (lanes, heads_at_once, tokens_at_once, *shares, blocks))  # fmt: skip
 
 
 def _unit_stride(x: Tensor) -> Tensor:
@@ -69,37 +101,52 @@ def _unit_stride(x: Tensor) -> Tensor:
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    return _launch(_unit_stride(q), _unit_stride(k), cos, sin, interleaved, q_out, k_out, target)
+    return _elsewhere(q, k, cos, sin, interleaved, _FORWARD, target)
+
+
+def rope_backward(
+    grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target
+) -> tuple[Tensor, Tensor]:
+    return _elsewhere(grad_q, grad_k, cos, sin, interleaved, _BACKWARD, target)
 
 
 def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
-    return _launch(q, k, cos, sin, interleaved, q, k, target)
+    return _launch(q, k, cos, sin, interleaved, _OVER, q, k, target)
+
+
+def _elsewhere(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, way: str, target: Target
+) -> tuple[Tensor, Tensor]:
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    return _launch(_unit_stride(q), _unit_stride(k), cos, sin, interleaved, way, q_out, k_out, target)
 
 
 def _launch(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, q_out: Tensor, k_out: Tensor, target: Target
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, way: str, q_out: Tensor, k_out: Tensor,
+    target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
-    over = q_out is q
     cos, sin = _unit_stride(cos), _unit_stride(sin)
     lengths, arguments = _layout(q.shape, k.shape, cos.shape, (q.stride(), k.stride(), cos.stride(), sin.stride()))
     a, b, c, d, e, f = q.data_ptr(), k.data_ptr(), cos.data_ptr(), sin.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
     vector = vectorised(q.element_size(), lengths, a | b | c | d | e | f)
-    chosen, blocks, walk = _choose(q.dtype, cos.dtype, interleaved, vector, over, arguments[-6:])
-    runtime(target).launch(chosen, q.device, blocks, _THREADS, 0, (a, b, c, d, e, f, *arguments, *walk))
+    walk = _choose(q.dtype, cos.dtype, interleaved, vector, way, arguments[-6:], target)
+    runtime(target).launch(
+        walk.unit, q.device, walk.arguments[-1], walk.threads, 0, (a, b, c, d, e, f, *arguments, *walk.arguments)
+    )
     return q_out, k_out
 
 
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family; the target's limits do not matter here."""
     widths = {"f32": (1, 4), "f16": (1, 8), "bf16": (1, 8)}
-    return [
-        _unit(kind, table, width, interleaved, over)
-        for (kind, pair), table, interleaved, over in itertools.product(
-            widths.items(), widths, (False, True), (False, True)
-        )
-        for width in pair
-    ]
+    found = []
+    for way, (kind, (one, vector)), table in itertools.product(
+        (_FORWARD, _OVER, _BACKWARD), widths.items(), widths
+    ):  # fmt: skip
+        found += [_unit(way, False, kind, table, width, False) for width in (one, vector)]
+        found += [_unit(way, False, kind, table, one, True)]
+        found += [_unit(way, True, kind, table, vector, interleaved) for interleaved in (False, True)]
+    return found
