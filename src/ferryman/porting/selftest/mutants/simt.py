@@ -249,7 +249,7 @@ edit(
     "sines_stay_with_their_elements",
     ROPE,
     "if constexpr (BACKWARD) factor = partner<INTERLEAVED>(sin, across);",
-    "",
+    "if constexpr (BACKWARD) factor = sin;",
     first="d64",
 )
 edit(
