@@ -143,10 +143,9 @@ def units(target: Target) -> list[Unit]:
     """Every kernel of this family; the target's limits do not matter here."""
     widths = {"f32": (1, 4), "f16": (1, 8), "bf16": (1, 8)}
     found = []
-    for way, (kind, (one, vector)), table in itertools.product(
-        (_FORWARD, _OVER, _BACKWARD), widths.items(), widths
+    for way, (kind, (one, vector)), table, interleaved in itertools.product(
+        (_FORWARD, _OVER, _BACKWARD), widths.items(), widths, (False, True)
     ):  # fmt: skip
-        found += [_unit(way, False, kind, table, width, False) for width in (one, vector)]
-        found += [_unit(way, False, kind, table, one, True)]
-        found += [_unit(way, True, kind, table, vector, interleaved) for interleaved in (False, True)]
+        found += [_unit(way, False, kind, table, width, interleaved) for width in (one, vector)]
+        found.append(_unit(way, True, kind, table, vector, interleaved))
     return found
