@@ -25,6 +25,9 @@ template <typename C, int V> FERRYMAN_DEVICE void load_table(float (&out)[V], co
     unpack(pack, out);
 }
 
+// Which product is rounded is not left to the compiler: both kernels give the same bits, so `rope_` gives those of `rope`.
+FERRYMAN_DEVICE float turned(float x, float cos, float other, float sin) { return platform::fma(x, cos, other * sin); }
+
 // The sines of a pair, for the transposed rotation: x cos + rot(x) sin becomes x cos - rot(x) sin of the other.
 FERRYMAN_DEVICE void transpose(float& first, float& second) {
     const float was = first;
@@ -102,8 +105,8 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
 #pragma unroll
                             for (int i = 0; i < V; ++i) {
                                 float x = a[i], y = c[i];
-                                a[i] = x * cos_low[i] - y * sin_low[i];
-                                c[i] = y * cos_high[i] + x * sin_high[i];
+                                a[i] = turned(x, cos_low[i], y, -sin_low[i]);
+                                c[i] = turned(y, cos_high[i], x, sin_high[i]);
                             }
                             pack(high[j], c);
                             store(out + distance, high[j]);
@@ -111,8 +114,8 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
 #pragma unroll
                             for (int i = 0; i < V; i += 2) {
                                 float x = a[i], y = a[i + 1];
-                                a[i] = x * cos_low[i] - y * sin_low[i];
-                                a[i + 1] = y * cos_low[i + 1] + x * sin_low[i + 1];
+                                a[i] = turned(x, cos_low[i], y, -sin_low[i]);
+                                a[i + 1] = turned(y, cos_low[i + 1], x, sin_low[i + 1]);
                             }
                         }
                         pack(low[j], a);
@@ -156,51 +159,57 @@ FERRYMAN_DEVICE Pack<C, V> factors(const Pack<C, V>& sin, int across, bool first
 template <typename T, typename C> struct PacksFitting { static constexpr int threads = 768; };
 template <typename T> struct PacksFitting<T, T> { static constexpr int threads = 1024; };
 
-// A block takes `tokens_at_once` tokens of some heads of q or of k: few enough of both that all its loads are near each
-// other, and so are its stores, each head's in one piece of tokens_at_once * dim elements.
-template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD>
+// TOGETHER packs of a thread, in every `heads_at_once`th of the `left` heads from `in` on, which is moved past them.
+template <Access READ, int TOGETHER, typename T, int V>
+FERRYMAN_DEVICE void load_heads(Pack<T, V> (&x)[TOGETHER], const T*& in, i64 step, int left, int heads_at_once) {
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j, in += step) {
+        if (j * heads_at_once < left) load<READ>(x[j], in);
+        else zero(x[j]);
+    }
+}
+
+// A block takes `tokens_at_once` tokens of a part of the heads of q or of k, so that its loads are near each other, and
+// its stores. Blocks go over the heads first, then over the batch, which may share its angles, then over the tokens.
+template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD, int TOGETHER>
 FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
                                 i64 dim, i64 rotary, int lanes, int heads_at_once, int tokens_at_once, int q_heads,
                                 int k_heads, i64 blocks) {
-    constexpr int TOGETHER = 4;  // loads of 16 bytes in flight
     constexpr Access READ = OVER ? WRITTEN : ONCE;
     const int thread = platform::thread_index(), lane = thread % lanes, column = lane * V;
     const int token_slot = thread / lanes % tokens_at_once, head_slot = thread / lanes / tokens_at_once;
     const bool rotated = column < (int)rotary;
     const int across = (int)rotary / 2 / V;
     const int q_groups = ((int)q.heads + q_heads - 1) / q_heads, groups = q_groups + ((int)k.heads + k_heads - 1) / k_heads;
-    const i64 all_tokens = batches * tokens, token_groups = (all_tokens + tokens_at_once - 1) / tokens_at_once;
-    for (i64 item = platform::block_index(); item < token_groups * groups; item += blocks) {
-        i64 token_group, group, b, s;
-        divide(item, (i64)groups, token_group, group);
-        const i64 t = token_group * tokens_at_once + token_slot;
-        const bool live = t < all_tokens && head_slot < heads_at_once;  // all threads stay for the shuffles
-        divide(live ? t : 0, tokens, b, s);
+    const i64 work = (tokens + tokens_at_once - 1) / tokens_at_once * batches * groups;
+    for (i64 item = platform::block_index(); item < work; item += blocks) {
+        i64 rest, group, place, b;
+        divide(item, (i64)groups, rest, group);
+        divide(rest, batches, place, b);
+        const i64 s = place * tokens_at_once + token_slot;
         const bool of_q = group < q_groups;
         const int heads = (int)(of_q ? q.heads : k.heads), share = of_q ? q_heads : k_heads;
         const int from = (int)(of_q ? group : group - q_groups) * share;
         const int end = from + share < heads ? from + share : heads;
+        // All threads stay for the shuffles. Heads from this thread's first on: none where it has no token.
+        const bool live = s < tokens && head_slot < heads_at_once;
+        int left = live ? end - from - head_slot : 0;
+        const i64 in_head = of_q ? q.head : k.head, out_head = OVER ? in_head : tokens * dim;
+        const T* in = (const T*)(of_q ? q.data : k.data) + b * (of_q ? q.batch : k.batch) +
+                      s * (of_q ? q.token : k.token) + (from + head_slot) * in_head + column;
+        T* out = OVER ? (T*)in
+                      : (T*)(of_q ? q.out : k.out) + (b * heads + from + head_slot) * out_head + s * dim + column;
+        Pack<T, V> x[TOGETHER];
         Pack<C, V> c, f;
         zero(c), zero(f);
         if (live && rotated) {
             load<AGAIN>(c, (const C*)cos.data + b * cos.batch + s * cos.token + column);
             load<AGAIN>(f, (const C*)sin.data + b * sin.batch + s * sin.token + column);
         }
+        load_heads<READ>(x, in, heads_at_once * in_head, left, heads_at_once);  // before anything waits for the angles
         f = factors<INTERLEAVED, BACKWARD>(f, across, column < (int)rotary / 2);
-        const i64 in_head = of_q ? q.head : k.head, out_head = OVER ? in_head : tokens * dim;
-        const T* in = (const T*)(of_q ? q.data : k.data) + b * (of_q ? q.batch : k.batch) +
-                      s * (of_q ? q.token : k.token) + (from + head_slot) * in_head + column;
-        T* out = OVER ? (T*)in
-                      : (T*)(of_q ? q.out : k.out) + (b * heads + from + head_slot) * out_head + s * dim + column;
-        for (int h = from; h < end; h += heads_at_once * TOGETHER) {
-            Pack<T, V> x[TOGETHER];
+        for (int turns = (end - from + heads_at_once * TOGETHER - 1) / (heads_at_once * TOGETHER); turns > 0; --turns) {
             forget(c), forget(f);
-#pragma unroll
-            for (int j = 0; j < TOGETHER; ++j) {
-                if (live && h + head_slot + j * heads_at_once < end) load<READ>(x[j], in);
-                else zero(x[j]);
-                in += heads_at_once * in_head;
-            }
 #pragma unroll
             for (int j = 0; j < TOGETHER; ++j) {
                 const Pack<T, V> other = partner<INTERLEAVED>(x[j], across);
@@ -211,12 +220,15 @@ FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeT
                     unpack(c, cosines);
                     unpack(f, sines);
 #pragma unroll
-                    for (int i = 0; i < V; ++i) values[i] = values[i] * cosines[i] + others[i] * sines[i];
+                    for (int i = 0; i < V; ++i) values[i] = turned(values[i], cosines[i], others[i], sines[i]);
                     pack(x[j], values);
                 }
-                if (live && h + head_slot + j * heads_at_once < end) store(out, x[j]);
+                if (j * heads_at_once < left) store(out, x[j]);
                 out += heads_at_once * out_head;
             }
+            if (turns == 1) break;
+            left -= heads_at_once * TOGETHER;
+            load_heads<READ>(x, in, heads_at_once * in_head, left, heads_at_once);
         }
     }
 }
@@ -243,6 +255,6 @@ FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeT
 #define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS)                                           \
     FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, 640 / THREADS,                                                         \
                          (rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>))
-#define FERRYMAN_ROPE_PACKS(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS)                                     \
+#define FERRYMAN_ROPE_PACKS(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS, TOGETHER)                                     \
     FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, (ferryman::PacksFitting<ferryman::T, ferryman::C>::threads / THREADS),                                                        \
-                         (rope_packs<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>))
+                         (rope_packs<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD, TOGETHER>))

@@ -15,18 +15,17 @@ from ferryman.backends.base import Target
 from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, runtime, type_name, unit, vectorised
 
 _FILE = Path(__file__).with_name("rope.cuh")
-_THREADS, _PACKS_THREADS = 128, 256
-# Tokens and heads of one tensor that a block of packs takes: pieces of 4 KiB are read and written (bf16, D128).
-_TOKENS, _HEADS = 16, 8
+_THREADS, _PACKS_THREADS, _TOGETHER = 128, 128, 4
+_HEADS = 16  # that a block of packs takes of one tensor, at most
 _FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
 
 
 @functools.lru_cache(maxsize=None)
 def _unit(way: str, packs: bool, kind: str, table: str, width: int, interleaved: bool) -> Unit:
-    macro, threads = ("FERRYMAN_ROPE_PACKS", _PACKS_THREADS) if packs else ("FERRYMAN_ROPE", _THREADS)
-    name = f"{way}_packs" if packs else way
-    over, backward = way == _OVER, way == _BACKWARD
-    return unit(family_source(_FILE, False), macro, name, kind, table, width, interleaved, over, backward, threads)
+    source, types = family_source(_FILE, False), (kind, table, width, interleaved, way == _OVER, way == _BACKWARD)
+    if packs:
+        return unit(source, "FERRYMAN_ROPE_PACKS", f"{way}_packs", *types, _PACKS_THREADS, _TOGETHER)
+    return unit(source, "FERRYMAN_ROPE", way, *types, _THREADS)
 
 
 class _Layout(NamedTuple):
@@ -86,12 +85,16 @@ def _packs(names: tuple[str, str], width: int, interleaved: bool, way: str, size
            target: Target) -> _Walk:  # fmt: skip
     q_heads, k_heads, batch, tokens, _, _ = sizes
     slots = _PACKS_THREADS // lanes
-    tokens_at_once = min(slots, _TOKENS, batch * tokens)
+    tokens_at_once = min(max(1, slots // 2), tokens)
     heads_at_once = slots // tokens_at_once
-    # as even as can be: 9 heads are 5 and 4, not 8 and 1
-    shares = [max(1, -(-heads // max(1, -(-heads // _HEADS)))) for heads in (q_heads, k_heads)]
-    groups = sum(-(-heads // share) for heads, share in zip((q_heads, k_heads), shares, strict=True))
-    blocks = grid_of(-(-batch * tokens // tokens_at_once) * groups, _PACKS_THREADS)
+    places = -(-tokens // tokens_at_once) * batch
+    for most in (_HEADS, 8, 4):  # of few tokens, fewer heads, so that every SM or CU has blocks
+        # as even as can be: 9 heads are 5 and 4, not 8 and 1
+        shares = [-(-heads // -(-heads // most)) if heads else 1 for heads in (q_heads, k_heads)]
+        groups = sum(-(-heads // share) for heads, share in zip((q_heads, k_heads), shares, strict=True))
+        if places * groups >= 4 * target.units:
+            break
+    blocks = grid_of(places * groups, _PACKS_THREADS)
     return _Walk(_unit(way, True, *names, width, interleaved), _PACKS_THREADS,
                  (lanes, heads_at_once, tokens_at_once, *shares, blocks))  # fmt: skip
 

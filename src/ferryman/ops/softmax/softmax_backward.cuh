@@ -62,7 +62,7 @@ template <typename L> struct SoftmaxBackward {
 };
 
 // `forget` is not enough between two passes over 16-bit elements: ptxas keeps the floats of the first for the second (up to
-// 120 bytes spilled). `change` is 0, which only the launch knows, and only when the sum is there.
+// 120 bytes spilled). `change` is 0, which the compiler cannot know, and is there when the sum is.
 template <typename T, int V> FERRYMAN_DEVICE void disguise(Pack<T, V>& pack, u32 change) {
 #pragma unroll
     for (int i = 0; i < Pack<T, V>::WORDS; ++i) {
@@ -71,10 +71,8 @@ template <typename T, int V> FERRYMAN_DEVICE void disguise(Pack<T, V>& pack, u32
     }
 }
 
-// FETCH: L2 is told to fetch the row that lies `ahead` rows on, unless that is 0 (sm_90 and newer).
-template <typename L, bool FETCH>
-FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Type* out, i64 rows, i64 n, i64 ahead,
-                                      i64 blocks) {
+template <typename L>
+FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Type* out, i64 rows, i64 n, i64 blocks) {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
     FERRYMAN_SHARED(float, scratch, (Share<L>::Reduction::SCRATCH));
@@ -82,7 +80,7 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
     const int thread = platform::thread_index();
     const int columns = columns_of_block<L>(n), first = Share<L>::rank() * columns;
     const int end = first + columns < (int)n ? first + columns : (int)n;
-    const u32 nothing = (u32)(ahead >> 32);
+    const u32 nothing = (u32)(blocks >> 32);
     const i64 step = blocks / L::CLUSTER * L::ROWS, start = platform::block_index() / L::CLUSTER * L::ROWS;
     for (i64 base = start; base < rows; base += step) {  // base: the same for the whole block, so that barriers are met
         const i64 row = base + thread / L::LANES;
@@ -100,14 +98,6 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
                 zero(g[i]), zero(p[i]);
             }
         }
-#if defined(FERRYMAN_CLUSTER_KERNEL)
-        if constexpr (FETCH) {
-            if (thread == 0 && ahead != 0 && row + ahead < rows && first < end) {
-                platform::prefetch(op.grad + ahead * grad.stride + first, (end - first) * (int)sizeof(T));
-                platform::prefetch(op.y + ahead * y.stride + first, (end - first) * (int)sizeof(T));
-            }
-        }
-#endif
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < L::PACKS; ++i) SoftmaxBackward<L>::add(sum, g[i], p[i]);
@@ -127,11 +117,11 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
 
 }  // namespace ferryman
 
-#define FERRYMAN_SOFTMAX_BACKWARD(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER, FETCH)                      \
+#define FERRYMAN_SOFTMAX_BACKWARD(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER)                              \
     FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                               \
     void name(const ferryman::T* grad, ferryman::i64 grad_stride, const ferryman::T* y, ferryman::i64 y_stride,      \
-              ferryman::T* out, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 ahead, ferryman::i64 blocks) {    \
+              ferryman::T* out, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 blocks) {                         \
         using namespace ferryman;                                                                                    \
-        softmax_backward<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>, FETCH>(                        \
-            RowInput{grad, grad_stride}, RowInput{y, y_stride}, out, rows, n, ahead, blocks);                        \
+        softmax_backward<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>>(                               \
+            RowInput{grad, grad_stride}, RowInput{y, y_stride}, out, rows, n, blocks);                               \
     }
