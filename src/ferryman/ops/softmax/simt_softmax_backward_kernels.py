@@ -35,8 +35,9 @@ class _Form(NamedTuple):
         lanes = -(-columns // (self.packs * _WAVE)) * _WAVE
         if lanes > self.threads:
             return None
-        fit = "EXACT" if lanes * self.packs * self.cluster == packs else "RAGGED"
-        arguments = (VECTOR_BYTES // itemsize, lanes, 1, self.packs, fit, self.fitting // lanes, self.cluster)
+        exact = self.cluster == 1 and lanes * self.packs == packs  # of a cluster, it would spill 4 bytes
+        fit, bound = "EXACT" if exact else "RAGGED", self.fitting // lanes
+        arguments = (VECTOR_BYTES // itemsize, lanes, 1, self.packs, fit, bound, self.cluster)
         return RowPlan(arguments, lanes, 1, 0, 0, 0)
 
 
@@ -65,7 +66,7 @@ def plan(n: int, itemsize: int, vector: bool, spread: int, target: Target) -> Ro
 
 @functools.lru_cache(maxsize=None)
 def _unit(kind: str, plan: RowPlan) -> Unit:
-    source = family_source(_FILE, True, plan.on_hopper)
+    source = family_source(_FILE, True, plan.cluster > 1)
     found = unit(source, "FERRYMAN_SOFTMAX_BACKWARD", "softmax_backward", kind, *plan.arguments)
     return found._replace(cluster=plan.cluster)
 
@@ -86,7 +87,7 @@ def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
     first, second, result = grad.data_ptr(), y.data_ptr(), out.data_ptr()
     vector = vectorised(y.element_size(), n | grad_stride | stride if rows > 1 else n, first | second | result)
     chosen, found = _choose(y.dtype, n, vector, threads_a_row(rows, target.units), target)
-    blocks = found.blocks(rows)
+    blocks = rows * found.cluster if found.cluster > 1 else found.blocks(rows)
     runtime(target).launch(
         chosen, y.device, blocks, found.threads, 0,
         (first, grad_stride, second, stride, result, rows, n, blocks),

@@ -71,18 +71,62 @@ template <typename T, int V> FERRYMAN_DEVICE void disguise(Pack<T, V>& pack, u32
     }
 }
 
+// Adds over the threads of a row. Every thread of the block, or cluster, must call it.
+template <typename L, int CLUSTER = L::CLUSTER> struct RowSum;
+template <typename L> struct RowSum<L, 1> {
+    typedef RowReduction<L::LANES, L::ROWS> Reduction;
+    static constexpr int SCRATCH = Reduction::SCRATCH;
+    Reduction reduction;
+    FERRYMAN_DEVICE explicit RowSum(float* scratch) : reduction{scratch, 0} {}
+    static FERRYMAN_DEVICE int rank() { return 0; }
+    FERRYMAN_DEVICE float of(float value) { return reduction.template reduce<Sum>(value); }
+};
+
+#if defined(FERRYMAN_CLUSTER_KERNEL)
+// A cluster has a row of its own, so there is one exchange: each wave posts its sum to all blocks.
+template <typename L, int CLUSTER> struct RowSum {
+    static constexpr int WAVES = L::LANES / WAVE, SCRATCH = WAVES * CLUSTER;
+    float* parts;
+    platform::Arrival* arrival;
+
+    FERRYMAN_DEVICE explicit RowSum(float* scratch) : parts(scratch) {
+        FERRYMAN_SHARED(platform::Arrival, place, 1);
+        arrival = place;
+        if (platform::thread_index() == 0) {
+            platform::arrival_begin(arrival);
+            platform::arrival_publish();
+            platform::arrival_expect(arrival, SCRATCH * sizeof(float));
+        }
+        platform::cluster_arrive();
+    }
+    static FERRYMAN_DEVICE int rank() { return platform::cluster_rank(); }
+    FERRYMAN_DEVICE float of(float value) {
+        const int thread = platform::thread_index(), lane = thread & (WAVE - 1);
+        value = wave_reduce<Sum, WAVE>(value);
+        platform::cluster_wait();
+        if (lane < CLUSTER) platform::cluster_post(parts + rank() * WAVES + thread / WAVE, lane, value, arrival);
+        platform::arrival_wait(arrival, 0);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < SCRATCH; i += WAVE)
+            if (i + lane < SCRATCH) sum += parts[i + lane];
+        return wave_reduce<Sum, WAVE>(sum);
+    }
+};
+#endif
+
 template <typename L>
 FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Type* out, i64 rows, i64 n, i64 blocks) {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
-    FERRYMAN_SHARED(float, scratch, (Share<L>::Reduction::SCRATCH));
-    typename Share<L>::Reduction reduction = Share<L>::begin(scratch);
+    FERRYMAN_SHARED(float, scratch, (RowSum<L>::SCRATCH));
+    RowSum<L> row_sum(scratch);
     const int thread = platform::thread_index();
-    const int columns = columns_of_block<L>(n), first = Share<L>::rank() * columns;
+    const int columns = columns_of_block<L>(n), first = RowSum<L>::rank() * columns;
     const int end = first + columns < (int)n ? first + columns : (int)n;
     const u32 nothing = (u32)(blocks >> 32);
-    const i64 step = blocks / L::CLUSTER * L::ROWS, start = platform::block_index() / L::CLUSTER * L::ROWS;
-    for (i64 base = start; base < rows; base += step) {  // base: the same for the whole block, so that barriers are met
+    i64 base = platform::block_index() / L::CLUSTER * L::ROWS;  // the same for the whole block, so that barriers are met
+    for (; base < rows; base += blocks / L::CLUSTER * L::ROWS) {
         const i64 row = base + thread / L::LANES;
         const bool live = L::ROWS == 1 || row < rows;
         const SoftmaxBackward<L> op{(const T*)grad.data + row * grad.stride, (const T*)y.data + row * y.stride,
@@ -102,8 +146,7 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
 #pragma unroll
         for (int i = 0; i < L::PACKS; ++i) SoftmaxBackward<L>::add(sum, g[i], p[i]);
         if constexpr (L::FIT == LONG) op.template stream<false>(n, sum);
-        if (base == start) Share<L>::meet();
-        sum = reduction.template reduce<Sum>(sum);
+        sum = row_sum.of(sum);
         const u32 change = nothing & platform::bits_of(sum);
 #pragma unroll
         for (int i = 0; i < L::PACKS; ++i) disguise(g[i], change), disguise(p[i], change);
