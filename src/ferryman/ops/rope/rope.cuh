@@ -38,7 +38,7 @@ FERRYMAN_DEVICE void transpose(float& first, float& second) {
 // thread has any of their elements; the rest, beyond `rotary`, stays.
 template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD>
 FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
-                          i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, int, int, i64 blocks) {
+                          i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, i64 blocks) {
     constexpr bool TWO = !INTERLEAVED || V == 1;  // a unit is two packs, `distance` apart
     constexpr int TOGETHER = 2;                   // heads: four loads of 16 bytes in flight
     constexpr Access READ = OVER ? WRITTEN : ONCE;
@@ -169,32 +169,46 @@ FERRYMAN_DEVICE void load_heads(Pack<T, V> (&x)[TOGETHER], const T*& in, i64 ste
     }
 }
 
-// A block takes `tokens_at_once` tokens of a part of the heads of q or of k, so that its loads are near each other, and
-// its stores. Blocks go over the heads first, then over the batch, which may share its angles, then over the tokens.
+// How blocks of `rope_packs` go over the work. All but `heads_at_once` and the shares are found without a division, whose
+// latency each block would wait for: numbers of bits, and 2^32 / n rounded up.
+struct RopeWalk {
+    int lane_bits, token_bits;     // lanes of a head; tokens of a tile
+    int heads_at_once;
+    int q_share, k_share;          // heads that a block takes
+    u32 q_groups, groups;          // blocks for a tile's heads of q; of q and of k
+    u64 groups_inverse;
+    int tile_bits;                 // tiles of a stretch
+    u64 batches_inverse;
+    u32 work;
+};
+
+FERRYMAN_DEVICE u32 divided(u32 a, u64 inverse) { return (u32)(a * inverse >> 32); }  // exact where a * n < 2^32
+
+// A block takes a tile of tokens of some heads of q or of k, so that its loads are near each other, and its stores. Blocks
+// go over the heads first, then over a stretch of tokens, then over the batch, which may share the stretch's angles.
 template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD, int TOGETHER>
-FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
-                                i64 dim, i64 rotary, int lanes, int heads_at_once, int tokens_at_once, int q_heads,
-                                int k_heads, i64 blocks) {
+FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, u32 batches, int tokens,
+                                int dim, int rotary, RopeWalk walk, u32 blocks) {
     constexpr Access READ = OVER ? WRITTEN : ONCE;
-    const int thread = platform::thread_index(), lane = thread % lanes, column = lane * V;
-    const int token_slot = thread / lanes % tokens_at_once, head_slot = thread / lanes / tokens_at_once;
-    const bool rotated = column < (int)rotary;
-    const int across = (int)rotary / 2 / V;
-    const int q_groups = ((int)q.heads + q_heads - 1) / q_heads, groups = q_groups + ((int)k.heads + k_heads - 1) / k_heads;
-    const i64 work = (tokens + tokens_at_once - 1) / tokens_at_once * batches * groups;
-    for (i64 item = platform::block_index(); item < work; item += blocks) {
-        i64 rest, group, place, b;
-        divide(item, (i64)groups, rest, group);
-        divide(rest, batches, place, b);
-        const i64 s = place * tokens_at_once + token_slot;
-        const bool of_q = group < q_groups;
-        const int heads = (int)(of_q ? q.heads : k.heads), share = of_q ? q_heads : k_heads;
-        const int from = (int)(of_q ? group : group - q_groups) * share;
+    const int thread = platform::thread_index(), column = (thread & ((1 << walk.lane_bits) - 1)) * V;
+    const int slot = thread >> walk.lane_bits, token_slot = slot & ((1 << walk.token_bits) - 1);
+    const int head_slot = slot >> walk.token_bits, heads_at_once = walk.heads_at_once;
+    const bool rotated = column < rotary;
+    const int across = rotary / 2 / V;
+    for (u32 item = (u32)platform::block_index(); item < walk.work; item += blocks) {
+        const u32 rest = divided(item, walk.groups_inverse), group = item - rest * walk.groups;
+        const u32 stretch = divided(rest >> walk.tile_bits, walk.batches_inverse);
+        const i64 b = (rest >> walk.tile_bits) - stretch * batches;
+        const int tile = (int)(stretch << walk.tile_bits | (rest & ((1u << walk.tile_bits) - 1)));
+        const i64 s = ((i64)tile << walk.token_bits) + token_slot;
+        const bool of_q = group < walk.q_groups;
+        const int heads = (int)(of_q ? q.heads : k.heads), share = of_q ? walk.q_share : walk.k_share;
+        const int from = (int)(of_q ? group : group - walk.q_groups) * share;
         const int end = from + share < heads ? from + share : heads;
         // All threads stay for the shuffles. Heads from this thread's first on: none where it has no token.
-        const bool live = s < tokens && head_slot < heads_at_once;
+        const bool live = s < tokens;
         int left = live ? end - from - head_slot : 0;
-        const i64 in_head = of_q ? q.head : k.head, out_head = OVER ? in_head : tokens * dim;
+        const i64 in_head = of_q ? q.head : k.head, out_head = OVER ? in_head : (i64)tokens * dim;
         const T* in = (const T*)(of_q ? q.data : k.data) + b * (of_q ? q.batch : k.batch) +
                       s * (of_q ? q.token : k.token) + (from + head_slot) * in_head + column;
         T* out = OVER ? (T*)in
@@ -207,8 +221,8 @@ FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeT
             load<AGAIN>(f, (const C*)sin.data + b * sin.batch + s * sin.token + column);
         }
         load_heads<READ>(x, in, heads_at_once * in_head, left, heads_at_once);  // before anything waits for the angles
-        f = factors<INTERLEAVED, BACKWARD>(f, across, column < (int)rotary / 2);
-        for (int turns = (end - from + heads_at_once * TOGETHER - 1) / (heads_at_once * TOGETHER); turns > 0; --turns) {
+        f = factors<INTERLEAVED, BACKWARD>(f, across, column < rotary / 2);
+        for (int h = from;;) {
             forget(c), forget(f);
 #pragma unroll
             for (int j = 0; j < TOGETHER; ++j) {
@@ -226,7 +240,7 @@ FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeT
                 if (j * heads_at_once < left) store(out, x[j]);
                 out += heads_at_once * out_head;
             }
-            if (turns == 1) break;
+            if ((h += heads_at_once * TOGETHER) >= end) break;
             left -= heads_at_once * TOGETHER;
             load_heads<READ>(x, in, heads_at_once * in_head, left, heads_at_once);
         }
@@ -235,26 +249,37 @@ FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeT
 
 }  // namespace ferryman
 
-#define FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, BLOCKS, CALL)                                                       \
-    FERRYMAN_KERNEL(THREADS, BLOCKS)                                                                                 \
-    void name(const ferryman::T* q, const ferryman::T* k, const ferryman::C* cos, const ferryman::C* sin,            \
-              ferryman::T* q_out, ferryman::T* k_out, ferryman::i64 q_batch, ferryman::i64 q_head,                   \
-              ferryman::i64 q_token, ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token,             \
-              ferryman::i64 cos_batch, ferryman::i64 cos_token, ferryman::i64 sin_batch,                             \
-              ferryman::i64 sin_token, ferryman::i64 q_heads, ferryman::i64 k_heads, ferryman::i64 batches,          \
-              ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary, ferryman::i64 lanes,                    \
-              ferryman::i64 heads_at_once, ferryman::i64 tokens_at_once, ferryman::i64 q_heads_a_block,              \
-              ferryman::i64 k_heads_a_block, ferryman::i64 blocks) {                                                 \
-        using namespace ferryman;                                                                                    \
-        CALL(RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                                \
-             RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads}, RopeTable{cos, cos_batch, cos_token},          \
-             RopeTable{sin, sin_batch, sin_token}, batches, tokens, dim, rotary, (int)lanes, (int)heads_at_once,     \
-             (int)tokens_at_once, (int)q_heads_a_block, (int)k_heads_a_block, blocks);                               \
-    }
+#define FERRYMAN_ROPE_TENSORS(T, C)                                                                                  \
+    const ferryman::T *q, const ferryman::T *k, const ferryman::C *cos, const ferryman::C *sin, ferryman::T *q_out,  \
+        ferryman::T *k_out, ferryman::i64 q_batch, ferryman::i64 q_head, ferryman::i64 q_token,                      \
+        ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token, ferryman::i64 cos_batch,                 \
+        ferryman::i64 cos_token, ferryman::i64 sin_batch, ferryman::i64 sin_token, ferryman::i64 q_heads,            \
+        ferryman::i64 k_heads, ferryman::i64 batches, ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary
+#define FERRYMAN_ROPE_ARGUMENTS                                                                                      \
+    ferryman::RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                               \
+        ferryman::RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads},                                           \
+        ferryman::RopeTable{cos, cos_batch, cos_token}, ferryman::RopeTable{sin, sin_batch, sin_token}
+
 // 96 registers: at 80 the tables of two packs spill
 #define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS)                                           \
-    FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, 640 / THREADS,                                                         \
-                         (rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>))
-#define FERRYMAN_ROPE_PACKS(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS, TOGETHER)                                     \
-    FERRYMAN_ROPE_KERNEL(name, T, C, THREADS, (ferryman::PacksFitting<ferryman::T, ferryman::C>::threads / THREADS),                                                        \
-                         (rope_packs<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD, TOGETHER>))
+    FERRYMAN_KERNEL(THREADS, 640 / THREADS)                                                                          \
+    void name(FERRYMAN_ROPE_TENSORS(T, C), ferryman::i64 units, ferryman::i64 heads_at_once,                         \
+              ferryman::i64 tokens_at_once, ferryman::i64 blocks) {                                                  \
+        ferryman::rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>(                                    \
+            FERRYMAN_ROPE_ARGUMENTS, batches, tokens, dim, rotary, (int)units, (int)heads_at_once,                   \
+            (int)tokens_at_once, blocks);                                                                            \
+    }
+
+#define FERRYMAN_ROPE_PACKS(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS, TOGETHER)                           \
+    FERRYMAN_KERNEL(THREADS, (ferryman::PacksFitting<ferryman::T, ferryman::C>::threads / THREADS))                  \
+    void name(FERRYMAN_ROPE_TENSORS(T, C), ferryman::i64 lane_bits, ferryman::i64 token_bits,                        \
+              ferryman::i64 heads_at_once, ferryman::i64 q_share, ferryman::i64 k_share, ferryman::i64 q_groups,     \
+              ferryman::i64 groups, ferryman::i64 groups_inverse, ferryman::i64 tile_bits,                           \
+              ferryman::i64 batches_inverse, ferryman::i64 work, ferryman::i64 blocks) {                             \
+        using namespace ferryman;                                                                                    \
+        const RopeWalk walk{(int)lane_bits, (int)token_bits, (int)heads_at_once, (int)q_share, (int)k_share,         \
+                            (u32)q_groups, (u32)groups, (u64)groups_inverse, (int)tile_bits, (u64)batches_inverse,   \
+                            (u32)work};                                                                              \
+        rope_packs<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD, TOGETHER>(                              \
+            FERRYMAN_ROPE_ARGUMENTS, (u32)batches, (int)tokens, (int)dim, (int)rotary, walk, (u32)blocks);           \
+    }

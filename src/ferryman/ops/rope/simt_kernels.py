@@ -17,6 +17,7 @@ from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, r
 _FILE = Path(__file__).with_name("rope.cuh")
 _THREADS, _PACKS_THREADS, _TOGETHER = 128, 128, 4
 _HEADS = 16  # that a block of packs takes of one tensor, at most
+_STRETCH = 512  # tokens after which the next of a batch begins: their angles are in the second cache by then
 _FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
 
 
@@ -54,7 +55,7 @@ class _Walk(NamedTuple):
 
     unit: Unit
     threads: int
-    arguments: tuple[int, ...]  # lanes of a head, heads and tokens at once, heads of q and k a block takes, blocks
+    arguments: tuple[int, ...]  # as rope.cuh names them; the last is the number of blocks
 
 
 @functools.lru_cache(maxsize=1024)
@@ -69,8 +70,10 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
     lanes = (rotary if over else dim) // width
     pairs = 2 * turned // width  # neighbouring lanes that hold both of every pair
     shuffled = interleaved or (pairs & (pairs - 1) == 0 and pairs <= target.wave and lanes % max(pairs, 1) == 0)
-    if vector and rotary and lanes <= _PACKS_THREADS and shuffled:
-        return _packs(names, width, interleaved, way, sizes, lanes, target)
+    if vector and rotary and lanes <= _PACKS_THREADS and lanes & (lanes - 1) == 0 and shuffled:
+        packs = _Packs.of(sizes, lanes, target)
+        if packs.exact:
+            return _Walk(_unit(way, True, *names, width, interleaved), _PACKS_THREADS, packs.arguments)
     step = 2 if interleaved and width == 1 else width
     rest = 0 if over else -(-(dim - rotary) // width)
     lanes = min(max(turned // step + rest, 1), _THREADS)
@@ -78,25 +81,53 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
     tokens_at_once = max(1, _THREADS // (lanes * heads_at_once))
     blocks = grid_of(-(-batch * tokens // tokens_at_once), _THREADS)
     return _Walk(_unit(way, False, *names, width, interleaved), _THREADS,
-                 (lanes, heads_at_once, tokens_at_once, 0, 0, blocks))  # fmt: skip
+                 (lanes, heads_at_once, tokens_at_once, blocks))  # fmt: skip
 
 
-def _packs(names: tuple[str, str], width: int, interleaved: bool, way: str, sizes: tuple[int, ...], lanes: int,
-           target: Target) -> _Walk:  # fmt: skip
-    q_heads, k_heads, batch, tokens, _, _ = sizes
-    slots = _PACKS_THREADS // lanes
-    tokens_at_once = min(max(1, slots // 2), tokens)
-    heads_at_once = slots // tokens_at_once
-    places = -(-tokens // tokens_at_once) * batch
-    for most in (_HEADS, 8, 4):  # of few tokens, fewer heads, so that every SM or CU has blocks
-        # as even as can be: 9 heads are 5 and 4, not 8 and 1
-        shares = [-(-heads // -(-heads // most)) if heads else 1 for heads in (q_heads, k_heads)]
-        groups = sum(-(-heads // share) for heads, share in zip((q_heads, k_heads), shares, strict=True))
-        if places * groups >= 4 * target.units:
-            break
-    blocks = grid_of(places * groups, _PACKS_THREADS)
-    return _Walk(_unit(way, True, *names, width, interleaved), _PACKS_THREADS,
-                 (lanes, heads_at_once, tokens_at_once, *shares, blocks))  # fmt: skip
+class _Packs(NamedTuple):
+    """How blocks go over tiles of tokens and shares of heads: `RopeWalk` of rope.cuh."""
+
+    lanes: int
+    tokens: int  # of a tile
+    shares: tuple[int, int]  # heads of q and of k that a block takes
+    groups: tuple[int, int]  # blocks for a tile's heads of q and of k
+    stretch: int  # tiles
+    stretches: int
+    batch: int
+
+    @classmethod
+    def of(cls, sizes: tuple[int, ...], lanes: int, target: Target) -> _Packs:
+        q_heads, k_heads, batch, tokens, _, _ = sizes
+        slots = _PACKS_THREADS // lanes
+        tile = min(max(1, slots // 2), 1 << (tokens - 1).bit_length())
+        tiles = -(-tokens // tile)
+        stretch = min(_STRETCH // tile, 1 << (tiles - 1).bit_length()) if batch > 1 else 1
+        for most in (_HEADS, 8, 4):  # of few tokens, fewer heads, so that every SM or CU has blocks
+            # as even as can be: 9 heads are 5 and 4, not 8 and 1
+            shares = [-(-heads // -(-heads // most)) if heads else 1 for heads in (q_heads, k_heads)]
+            groups = [-(-heads // share) for heads, share in zip((q_heads, k_heads), shares, strict=True)]
+            if tiles * batch * sum(groups) >= 4 * target.units:
+                break
+        return cls(lanes, tile, (shares[0], shares[1]), (groups[0], groups[1]), stretch, -(-tiles // stretch), batch)
+
+    @property
+    def work(self) -> int:
+        return self.stretches * self.stretch * self.batch * sum(self.groups)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the kernel's quotients are: those by the inverse of n, of numbers below 2^32 / n."""
+        return self.work * max(sum(self.groups), self.batch) < 2**32
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        groups = sum(self.groups)
+        heads_at_once = _PACKS_THREADS // (self.lanes * self.tokens)
+        return (
+            self.lanes.bit_length() - 1, self.tokens.bit_length() - 1, heads_at_once, *self.shares, self.groups[0],
+            groups, -(-(2**32) // groups), self.stretch.bit_length() - 1, -(-(2**32) // self.batch), self.work,
+            grid_of(self.work, _PACKS_THREADS),
+        )  # fmt: skip
 
 
 def _unit_stride(x: Tensor) -> Tensor:
