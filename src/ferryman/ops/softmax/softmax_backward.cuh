@@ -1,5 +1,5 @@
 // softmax backward over rows: dx = y * (grad - sum(grad * y)). A row's packs of both tensors stay in registers from the sum
-// to the product, so that memory is read once. FIT as in rows.cuh, without RING; what does not fit a LONG row's threads
+// to the product, so that memory is read once. FIT is EXACT, RAGGED or LONG, as in rows.cuh; what does not fit a LONG row's threads
 // is read again through L2, last read first.
 
 namespace ferryman {
@@ -126,11 +126,11 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
     const int end = first + columns < (int)n ? first + columns : (int)n;
     const u32 nothing = (u32)(blocks >> 32);
     i64 base = platform::block_index() / L::CLUSTER * L::ROWS;  // the same for the whole block, so that barriers are met
-    for (; base < rows; base += blocks / L::CLUSTER * L::ROWS) {
-        const i64 row = base + thread / L::LANES;
+    do {  // no more blocks than groups of rows: what the first of a block is need not be waited for
+        const i64 row = L::ROWS == 1 ? base : base + thread / L::LANES;
         const bool live = L::ROWS == 1 || row < rows;
         const SoftmaxBackward<L> op{(const T*)grad.data + row * grad.stride, (const T*)y.data + row * y.stride,
-                                    out + row * n, first, end, thread % L::LANES};
+                                    out + row * n, first, end, L::ROWS == 1 ? thread : thread % L::LANES};
         P g[L::PACKS], p[L::PACKS];
 #pragma unroll
         for (int i = 0; i < L::PACKS; ++i) {
@@ -150,12 +150,12 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
         const u32 change = nothing & platform::bits_of(sum);
 #pragma unroll
         for (int i = 0; i < L::PACKS; ++i) disguise(g[i], change), disguise(p[i], change);
-        if (!live) continue;
         if constexpr (L::FIT == LONG) op.template stream<true>(n, sum);
 #pragma unroll
         for (int i = 0; i < L::PACKS; ++i)
-            if (op.inside(op.column_of(i))) op.emit(g[i], p[i], op.column_of(i), sum);
-    }
+            if (live && op.inside(op.column_of(i))) op.emit(g[i], p[i], op.column_of(i), sum);
+        base += blocks / L::CLUSTER * L::ROWS;
+    } while (base < rows);
 }
 
 }  // namespace ferryman
