@@ -15,9 +15,11 @@ from ferryman.backends.base import Target
 from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, runtime, type_name, unit, vectorised
 
 _FILE = Path(__file__).with_name("rope.cuh")
-_THREADS, _PACKS_THREADS, _TOGETHER = 128, 128, 4
-_HEADS = 16  # that a block of packs takes of one tensor, at most
-_STRETCH = 512  # tokens after which the next of a batch begins: their angles are in the second cache by then
+_THREADS = 128
+# Measured on one H200. Small blocks of few tokens: each thread has a pack in 4 heads, and all its loads at once.
+_PACKS_THREADS, _TOGETHER, _HEADS_AT_ONCE = 64, 4, (4, 2, 1)
+_BUSY = 0.9  # of the threads, where more heads are taken at once
+_RESIDENT = 1024 // _PACKS_THREADS  # blocks of an SM
 _FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
 
 
@@ -84,6 +86,11 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
                  (lanes, heads_at_once, tokens_at_once, blocks))  # fmt: skip
 
 
+def _busy(at_once: int, *heads: int) -> float:
+    """The share of threads that have a head, where every turn takes ``at_once`` of one tensor."""
+    return sum(heads) / (at_once * sum(-(-n // at_once) for n in heads))
+
+
 class _Packs(NamedTuple):
     """How blocks go over tiles of tokens and shares of heads: `RopeWalk` of rope.cuh."""
 
@@ -99,15 +106,16 @@ class _Packs(NamedTuple):
     def of(cls, sizes: tuple[int, ...], lanes: int, target: Target) -> _Packs:
         q_heads, k_heads, batch, tokens, _, _ = sizes
         slots = _PACKS_THREADS // lanes
-        tile = min(max(1, slots // 2), 1 << (tokens - 1).bit_length())
+        heads = next(h for h in _HEADS_AT_ONCE if h == 1 or (h <= slots and _busy(h, q_heads, k_heads) > _BUSY))
+        tile = min(slots // heads, 1 << (tokens - 1).bit_length())
         tiles = -(-tokens // tile)
-        stretch = min(_STRETCH // tile, 1 << (tiles - 1).bit_length()) if batch > 1 else 1
-        for most in (_HEADS, 8, 4):  # of few tokens, fewer heads, so that every SM or CU has blocks
-            # as even as can be: 9 heads are 5 and 4, not 8 and 1
-            shares = [-(-heads // -(-heads // most)) if heads else 1 for heads in (q_heads, k_heads)]
-            groups = [-(-heads // share) for heads, share in zip((q_heads, k_heads), shares, strict=True)]
-            if tiles * batch * sum(groups) >= 4 * target.units:
-                break
+        most = max(2 * _TOGETHER, _TOGETHER * heads)
+        # as even as can be, and whole turns: 9 heads are 5 and 4, 40 are 16, 16 and 8
+        shares = [-(-n // (-(-n // most) * heads)) * heads if n else 1 for n in (q_heads, k_heads)]
+        groups = [-(-n // share) for n, share in zip((q_heads, k_heads), shares, strict=True)]
+        # as many as the device has at work: with fewer it would read and write in several places, powers of two apart
+        together = max(1, target.units * _RESIDENT // sum(groups))
+        stretch = min(1 << (together.bit_length() - 1), 1 << (tiles - 1).bit_length()) if batch > 1 else 1
         return cls(lanes, tile, (shares[0], shares[1]), (groups[0], groups[1]), stretch, -(-tiles // stretch), batch)
 
     @property
