@@ -57,6 +57,21 @@ class Saved(SimpleNamespace):
         raise NotServed("its forward overwrites its input")
 
 
+class Overwriting:
+    """A call that leaves its results in its own arguments: ``kept`` maps each of these, copies that nobody else has, to
+    what it held. The tool restores them, untimed, before every sample."""
+
+    def __init__(self, call: Call, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.call, self.kept = call, tuple(kept)
+
+    def __call__(self) -> Any:
+        return self.call()
+
+    def restore(self) -> None:
+        for own, given in self.kept:
+            own.copy_(given)
+
+
 def backward(function: Any, forward: Sequence[Any], grads: Sequence[Tensor], take: Sequence[int]) -> Call:
     """The backward of an autograd.Function after one forward: the gradients at ``take``."""
     saved = Saved(needs_input_grad=(True,) * len(forward))

@@ -1,5 +1,6 @@
 """Liger kernels. Its rope writes over q and k, and its cross entropy's gradient over the logits: the mutating ops'
-peers, not those of `rope` and `cross_entropy` with a backward.
+peers, not those of `rope` and `cross_entropy` with a backward. The backward of its gated activations and of its rope
+write over what they are given, too: as many bytes as an op that does not.
 """
 
 from __future__ import annotations
@@ -75,6 +76,25 @@ def gelu_mul(gate: Any, up: Any, approximate: str) -> _common.Call:
     return lambda: Function.apply(gate, up)
 
 
+def silu_mul_backward(grad: Any, gate: Any, up: Any) -> _common.Call:
+    from liger_kernel.ops.swiglu import swiglu_backward
+
+    return _gated_backward(swiglu_backward, grad, gate, up)
+
+
+def gelu_mul_backward(grad: Any, gate: Any, up: Any, approximate: str) -> _common.Call:
+    from liger_kernel.ops.geglu import geglu_backward
+
+    _common.plain(exact_gelu=approximate != "tanh")
+    return _gated_backward(geglu_backward, grad, gate, up)
+
+
+def _gated_backward(function: Any, grad: Any, gate: Any, up: Any) -> _common.Call:
+    own_gate, own_up = gate.clone(), up.clone()  # the gradients go over both
+    kept = ((own_gate, gate), (own_up, up))
+    return _common.Overwriting(lambda: function(own_gate, own_up, grad), kept)
+
+
 def softmax(x: Any) -> _common.Call:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction as Function
 
@@ -111,21 +131,35 @@ def cross_entropy_inplace_grad(logits: Any, target: Any, ignore_index: int, labe
     return call
 
 
-def rope_(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> _common.Call:
-    from liger_kernel.ops.rope import LigerRopeFunction as Function
-
+def _half_angles(q: Any, cos: Any, sin: Any, interleaved: bool) -> None:
     _common.plain(interleaved=interleaved)
     if cos.shape[-1] != q.shape[-1]:
         raise _common.NotServed("no partial rotation")
     half = cos.shape[-1] // 2
     if not all(torch.equal(angle[..., :half], angle[..., half:]) for angle in (cos, sin)):
         raise _common.NotServed("it reads half of the angles, and takes the other half to be equal")
+
+
+def rope_(q: Any, k: Any, cos: Any, sin: Any, interleaved: bool) -> _common.Call:
+    from liger_kernel.ops.rope import LigerRopeFunction as Function
+
+    _half_angles(q, cos, sin, interleaved)
     if not all(x.transpose(1, 2).is_contiguous() for x in (q, k)):
         raise _common.NotServed("it copies what is not (batch, seq, heads, head_dim) in memory, and rotates the copy")
     return lambda: Function.apply(q, k, cos, sin)
 
 
+def rope_backward(grad_q: Any, grad_k: Any, cos: Any, sin: Any, interleaved: bool) -> _common.Call:
+    from liger_kernel.ops.rope import rope_backward as function
+
+    _half_angles(grad_q, cos, sin, interleaved)
+    # It writes over gradients that are (batch, seq, heads, head_dim) in memory, and copies others first: it gets those.
+    own = [x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in (grad_q, grad_k)]
+    return _common.Overwriting(lambda: function(*own, cos, sin), zip(own, (grad_q, grad_k), strict=True))
+
+
 OPS = {f.__name__: f for f in (
     rms_norm, rms_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm, layer_norm_backward, silu_mul,
-    gelu_mul, softmax, softmax_backward, cross_entropy, cross_entropy_inplace_grad, rope_,
+    silu_mul_backward, gelu_mul, gelu_mul_backward, softmax, softmax_backward, cross_entropy,
+    cross_entropy_inplace_grad, rope_, rope_backward,
 )}  # fmt: skip

@@ -18,6 +18,7 @@ from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
+from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +100,11 @@ def test_rows_of_every_width(n: int, dtype: torch.dtype, target: Target) -> None
         p = torch.softmax(d, -1)
         slack = (16 + 3 * (d.amax(-1, keepdim=True) - d)) * UNIT[F32] * p
         _close(_thrice(softmax.softmax, x, target), p, slack)
+        y, grad = p.to(dtype).double(), r.double()
+        inner = grad * y
+        slack = UNIT[F32] * y * (24 * inner.abs().sum(-1, keepdim=True) + 4 * grad.abs())
+        expected = y * (grad - inner.sum(-1, keepdim=True))
+        _close(_thrice(softmax_backward, r, p.to(dtype), target), expected, slack)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
@@ -132,6 +138,8 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
         (1, 4, 1, 1, 80, 80),
         (1, 3, 3, 5, 96, 32),
         (1, 2, 1, 9, 67, 32),
+        (3, 9, 2, 1021, 64, 64),
+        (2, 5, 3, 301, 128, 64),
     ):
         q, k = (_random(b, s, h, d, dtype=x).transpose(1, 2) for h in (hq, hk))
         cos, sin = _random(1, s, r, dtype=c), _random(1, s, r, dtype=c, scale=0.5)
@@ -143,6 +151,17 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
                 (-h[..., r // 2 :], h[..., : r // 2]), -1)  # fmt: skip
             _close(out[..., :r], h * e + o * f, 2 * UNIT[F32] * ((h * e).abs() + (o * f).abs()))
             assert torch.equal(out[..., r:], tensor[..., r:]) and out.is_contiguous()
+        over = [tensor.clone() for tensor in (q, k)]
+        rope.rope_(*over, cos, sin, interleaved, target)
+        assert all(torch.equal(a, b) for a, b in zip(over, got, strict=True))
+        # the transposed rotation: <rope(x), g> == <x, backward(g)>
+        grads = [_random(*x.shape, dtype=x.dtype, scale=2.0) for x in (q, k)]
+        back = _thrice(rope.rope_backward, *grads, cos, sin, interleaved, target)
+        for tensor, out, grad, found in zip((q, k), got, grads, back, strict=True):
+            assert torch.equal(found[..., r:], grad[..., r:])
+            there, here = (out.double() * grad.double()), (tensor.double() * found.double())
+            size = there.abs().sum() * UNIT[tensor.dtype] * 2
+            assert float((there.sum() - here.sum()).abs()) <= float(size) + 1e-3
 
 
 @pytest.mark.parametrize("n", [20_008, 65_536, 131_080])

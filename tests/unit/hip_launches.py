@@ -18,6 +18,7 @@ from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
+from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
 
 Arguments = tuple[int | float, ...]
 
@@ -45,6 +46,7 @@ def calls(target: Target) -> Iterator[None]:
             yield norm.layer_norm(x, weight, weight, 1e-5, target)  # type: ignore[misc]
             yield norm.layer_norm(x, None, None, 1e-5, target)  # type: ignore[misc]
             yield softmax.softmax(x, target)  # type: ignore[misc]
+            yield softmax_backward(x, x, target)  # type: ignore[misc]
             yield activation.silu_mul(x, x, target)  # type: ignore[misc]
             yield activation.gelu_mul(x, x, "tanh", target)  # type: ignore[misc]
         q, table = torch.zeros(2, 4, 3, 64, dtype=kind), torch.zeros(1, 3, 64, dtype=kind)

@@ -16,6 +16,7 @@ from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
+from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
 from tests.unit.simt_references import (
     BF16,
     F16,
@@ -25,8 +26,10 @@ from tests.unit.simt_references import (
     gelu_reference,
     layer_norm_reference,
     rms_reference,
+    rope_backward_reference,
     rope_reference,
     silu_reference,
+    softmax_backward_reference,
     softmax_reference,
 )
 
@@ -282,6 +285,60 @@ def _layout_cases() -> Iterator[Case]:
     )
 
 
+def _softmax_backward_cases() -> Iterator[Case]:
+    """Rows of part of a wave, of a block, beyond one (LONG), of a cluster; views; values that are not finite."""
+
+    def make(rows: int, n: int, dtype: torch.dtype) -> Inputs:
+        return _random(rows, n, dtype=dtype), _random(rows, n, dtype=dtype, scale=3.0).float().softmax(-1).to(dtype)
+
+    def case(name: str, made: Callable[[], Inputs], fit: str, *where: Any) -> Case:
+        return Case(f"softmax_backward_{name}", softmax_backward, made, softmax_backward_reference, fit, *where)
+
+    for rows, n, fit in (
+        (3, 1, "EXACT"), (65, 8, "EXACT"), (9, 96, "RAGGED"), (3, 127, "_1_"), (9, 1024, "EXACT"), (2, 1021, "_1_"),
+        (3, 4096, "EXACT"), (2, 4104, "RAGGED"), (3, 16_384, "EXACT"), (2, 20_008, "RAGGED"), (3, 65_536, "LONG"),
+        (2, 80_008, "LONG"), (2, 20_011, "LONG"),
+    ):  # fmt: skip
+        yield case(f"{n}", lambda r=rows, n=n: make(r, n, BF16), fit)
+    for dtype in (F32, F16):
+        yield case(f"{dtype}".removeprefix("torch."), lambda d=dtype: make(3, 1000, d), "RAGGED")
+    clusters = (232_448, _CLUSTERS)
+    for rows, n, fit in (
+        (5, 1000, "_128_1_1_RAGGED_12_1"), (5, 4096, "_512_1_1_EXACT_3_1"), (5, 8192, "_512_1_2_EXACT_3_1"),
+        (5, 8200, "_288_1_2_RAGGED_5_2"), (5, 16_384, "_512_1_2_RAGGED_3_2"), (5, 20_008, "_320_1_2_RAGGED_4_4"),
+        (9, 32_768, "_512_1_2_RAGGED_3_4"), (3, 50_264, "_416_1_4_RAGGED_2_4"), (5, 65_536, "_512_1_4_RAGGED_2_4"),
+        (3, 66_056, "_288_1_4_RAGGED_3_8"), (2, 131_064, "_512_1_4_RAGGED_2_8"), (2, 262_152, "LONG"),
+    ):  # fmt: skip
+        yield case(f"cluster_{n}", lambda r=rows, n=n: make(r, n, BF16), fit, *clusters)
+    yield case("cluster_float32", lambda: make(5, 16_388, F32), "_288_1_4_RAGGED_3_4", *clusters)
+    for rows, n, fit in (
+        (2, 4096, "_512_1_1_EXACT_3_1"), (1, 9000, "_160_1_1_RAGGED_6_8"), (3, 20_008, "_160_1_2_RAGGED_6_8"),
+        (20, 32_768, "_512_1_2_RAGGED_3_4"), (1, 66_056, "_288_1_4_RAGGED_3_8"),
+    ):  # fmt: skip
+        yield case(f"few_{n}", lambda r=rows, n=n: make(r, n, BF16), fit, *clusters, 16)
+    base = _random(6, 4, 520, dtype=BF16)
+    layouts: dict[str, tuple[Callable[[], Tensor], str]] = {
+        "row_stride": (lambda: _random(6, 1040, dtype=BF16)[:, 520:], "_8_"),
+        "odd_stride": (lambda: _random(6, 521, dtype=BF16)[:, :520], "_1_"),
+        "misaligned": (lambda: _misaligned(_random(6, 520, dtype=BF16)), "_1_"),
+        "transposed": (lambda: base.transpose(0, 1)[:2, :3].reshape(6, 520), "_8_"),
+        "broadcast": (lambda: _random(520, dtype=BF16).expand(6, 520), "_8_"),
+        "strided_last": (lambda: _random(6, 1040, dtype=BF16)[:, ::2], "_8_"),
+    }
+    for name, (view, fit) in layouts.items():
+        yield case(name, lambda v=view: (v(), make(6, 520, BF16)[1]), fit)
+        yield case(f"{name}_of_y", lambda v=view: (make(6, 520, BF16)[0], v()), fit)
+
+    def hostile(n: int) -> Inputs:
+        grad, y = make(6, n, BF16)
+        grad[0, n - 1], grad[1, 9], grad[2, 0], y[3, 5], y[4] = math.nan, math.inf, -math.inf, math.nan, 0.0
+        return grad, y
+
+    yield case("hostile", lambda: hostile(1000), "RAGGED")
+    yield case("hostile_long", lambda: hostile(65_544), "LONG")
+    yield case("hostile_cluster", lambda: hostile(65_544), "RAGGED", *clusters)
+
+
 def _activation_cases() -> Iterator[Case]:
     shapes = {
         "one": (1,),
@@ -360,13 +417,21 @@ def _rope_cases() -> Iterator[Case]:
         shapes = {
             "decode": (1, 32, 8, 1, 128, 128, 1), "d80": (2, 3, 1, 5, 80, 80, 2), "partial": (1, 2, 2, 7, 96, 32, 1),
             "odd_rest": (1, 2, 1, 3, 67, 32, 1), "tiny": (1, 1, 1, 40, 2, 2, 1), "d600": (1, 2, 1, 2, 1200, 1200, 1),
-            "half_off": (1, 2, 1, 3, 64, 20, 1),
+            "half_off": (1, 2, 1, 3, 64, 20, 1), "partial_packs": (2, 9, 2, 19, 128, 64, 1),
         }  # fmt: skip
         for name, (b, hq, hk, s, d, r, tables) in shapes.items():
             for layout in ("contiguous", "heads_inside", "fused", "misaligned"):
                 args = (b, hq, hk, s, d, r, BF16, F32, tables, interleaved, layout)
                 yield Case(f"rope_{name}_{layout}_{interleaved}", rope.rope, lambda a=args: make(*a), rope_reference,
                            "_1_" if layout == "misaligned" else "")  # fmt: skip
+                yield Case(f"rope_backward_{name}_{layout}_{interleaved}", rope.rope_backward, lambda a=args: make(*a),
+                           rope_backward_reference, "_1_" if layout == "misaligned" else "")  # fmt: skip
+        # heads and tokens that no block of them divides: 9 are 5 and 4, 37 tokens two blocks of 16 and one of 5
+        for kernel, reference in ((rope.rope, rope_reference), (rope.rope_backward, rope_backward_reference)):
+            for x in (F32, BF16):
+                args = (2, 9, 3, 37, 128, 128, x, x, 2, interleaved, "heads_inside")
+                yield Case(f"{kernel.__name__}_shares_{x}_{interleaved}".replace("torch.", ""), kernel,
+                           lambda a=args: make(*a), reference, "packs")  # fmt: skip
 
 
 def _special_cases() -> Iterator[Case]:
@@ -433,3 +498,4 @@ def _special_cases() -> Iterator[Case]:
 
 
 CASES = [*_row_cases(), *_cluster_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]
+CASES += _softmax_backward_cases()

@@ -29,6 +29,7 @@ from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
+from ferryman.ops.softmax import simt_softmax_backward_kernels as softmax_backward
 
 _HEADER = Path(__file__).with_name("simt_emulation.h")
 _FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=fast", "-DFERRYMAN_EMULATED")
@@ -40,12 +41,13 @@ def target(wave: int, shared_memory: int = 65_536, units: int = 1, features: fro
 
 def all_units(arch: str) -> list[simt.Unit]:
     """Every unit of every family, planned for an architecture."""
-    return [unit for family in (norm, activation, softmax, rope) for unit in family.units(target_for(arch))]
+    families = (norm, activation, softmax, softmax_backward, rope)
+    return [unit for family in families for unit in family.units(target_for(arch))]
 
 
 def some_units(arch: str) -> list[simt.Unit]:
     """The first, a middle and the last unit of every op: part of a wave, the scalar path, a long row."""
-    ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax", "rope")
+    ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax_backward", "softmax", "rope")
     found: dict[str, list[simt.Unit]] = {op: [] for op in ops}
     for unit in all_units(arch):
         found[next(op for op in ops if unit.name.startswith(op))].append(unit)

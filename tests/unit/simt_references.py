@@ -56,6 +56,12 @@ def softmax_reference(x: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(y, (16 + 3 * distance) * U * y + 2.0**-126)]
 
 
+def softmax_backward_reference(grad: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+    inner = grad * y
+    slack = y.abs() * (24 * U * inner.abs().sum(-1, keepdim=True) + 4 * U * grad.abs())
+    return [(y * (grad - inner.sum(-1, keepdim=True)), slack)]
+
+
 def silu_reference(g: Tensor, u: Tensor) -> list[tuple[Tensor, Tensor]]:
     y = torch.nn.functional.silu(g) * u
     return [(y, (8 + 2 * g.abs().clamp(max=200)) * U * y.abs() + 2.0**-126 * (g * u).abs())]
@@ -88,3 +94,12 @@ def rope_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: 
             (torch.cat((turned * c + other * s, rest), -1), torch.cat((slack, torch.full_like(rest, -1.0)), -1))
         )
     return found
+
+
+def rope_backward_reference(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """The transposed rotation: that of the negated sines, each taken from the other element of its pair."""
+    half = sin.shape[-1] // 2
+    other = sin.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else sin.roll(half, -1)
+    return rope_reference(q, k, cos, -other, interleaved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,26 @@ def test_contenders_take_turns_and_only_right_peers_are_timed(quick: None, tmp_p
     text = report.markdown(found)
     assert "no roofline" in text and "| right (peer) |" in text and "absent took no part: it is not installed" in text
     assert report.standing(found)[0].startswith("silu_mul: ")
+
+
+OVER = """own = gate.clone()
+class Call:
+    def __call__(self):
+        return torch.mul(silu(own), up, out=own)
+    def restore(self):
+        silu_mul.restored = getattr(silu_mul, "restored", 0) + 1
+        own.copy_(gate)
+return Call()"""
+
+
+def test_a_peer_that_writes_over_its_arguments_gets_them_back_before_every_round(quick: None, tmp_path: Path) -> None:
+    adapter(tmp_path, "over", OVER)
+    (cell,) = bench.run(ops=["silu_mul"], device="cpu", peer_names=None, peers_from=tmp_path).cells
+    (time,) = [t for t in cell.times if t.name == "over"]
+    assert time.seconds and time.warm_seconds is None and time.skipped is None
+    assert (
+        sys.modules["ferryman_peers.over"].silu_mul.restored >= runner.TRIALS * cell.sets
+    )  # all sets', in every round
 
 
 def test_every_op_has_inputs_and_a_backward_gets_its_forwards(quick: None) -> None:

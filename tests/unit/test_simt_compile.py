@@ -121,8 +121,10 @@ def test_units_cover_every_combination_of_dtypes() -> None:
             assert w == "none" or any(n.startswith(f"add_rms_norm_{x}_{w}_true") for n in names)
             assert all(any(n.startswith(f"layer_norm_{x}_{w}_{b}_") for n in names) for b in (*types, "none"))
         for c in types:
-            assert sum(n.startswith(f"rope_{x}_{c}_") for n in names) == 4
-        for op in ("softmax", "silu_mul_Silu", "gelu_mul_GeluTanh", "gelu_mul_GeluErf"):
+            for way in ("rope", "rope_over", "rope_backward"):
+                assert sum(n.startswith(f"{way}_{x}_{c}_") for n in names) == 4
+                assert sum(n.startswith(f"{way}_packs_{x}_{c}_") for n in names) == 2
+        for op in ("softmax", "softmax_backward", "silu_mul_Silu", "gelu_mul_GeluTanh", "gelu_mul_GeluErf"):
             assert any(n.startswith(f"{op}_{x}_") for n in names)
 
 

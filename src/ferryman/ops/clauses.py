@@ -84,6 +84,12 @@ def dtypes(arg: str, *allowed: torch.dtype) -> Clause:
     return Clause(f"{arg} in {names}", (f"{arg}.dtype",), read(f"{arg}.dtype"), lambda d: d is None or d in allowed)
 
 
+def same_dtype(arg: str, other: str) -> Clause:
+    both = read(f"{arg}.dtype"), read(f"{other}.dtype")
+    return Clause(f"{arg} of {other}'s dtype", (f"{arg}.dtype", f"{other}.dtype"),
+                  lambda view: tuple(_show(of(view)) for of in both), lambda d: d[0] == d[1])  # fmt: skip
+
+
 def unit_stride(arg: str) -> Clause:
     """The last dimension is contiguous (or has at most one element)."""
 

@@ -1,9 +1,9 @@
 // Rotary embedding of q and k in one launch. y = x*cos + rot(x)*sin on the first `rotary` dimensions, the rest
-// copied. A block takes whole tokens: its threads are (token, head, unit), and a thread keeps its unit's cosines
-// and sines in registers while it walks over the heads.
+// copied; BACKWARD, the transposed rotation. A thread keeps its cosines and sines in registers while it walks over heads.
 //
-// A unit is what one thread handles of one head: two packs, at d and d + rotary/2; interleaved: one pack of
-// neighbouring pairs, or two lone neighbours where memory is not aligned; beyond `rotary`: one pack to copy.
+// `rope_packs`, where a head is whole packs: a thread has one, and gets the other of each pair from its own pack
+// (interleaved) or by a shuffle. `rope`, for anything else: a thread has units of a head: two packs, at d and
+// d + rotary/2; interleaved, two lone neighbours; beyond `rotary`, one pack to copy.
 
 namespace ferryman {
 
@@ -25,9 +25,18 @@ template <typename C, int V> FERRYMAN_DEVICE void load_table(float (&out)[V], co
     unpack(pack, out);
 }
 
+// Which product is rounded is not left to the compiler: both kernels give the same bits, so `rope_` gives those of `rope`.
+FERRYMAN_DEVICE float turned(float x, float cos, float other, float sin) { return platform::fma(x, cos, other * sin); }
+
+// The sines of a pair, for the transposed rotation: x cos + rot(x) sin becomes x cos - rot(x) sin of the other.
+FERRYMAN_DEVICE void transpose(float& first, float& second) {
+    const float was = first;
+    first = -second, second = -was;
+}
+
 // OVER: the result goes where the input was. A thread loads both packs of a unit before it stores either, and no other
 // thread has any of their elements; the rest, beyond `rotary`, stays.
-template <typename T, typename C, int V, bool INTERLEAVED, bool OVER>
+template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD>
 FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, i64 batches, i64 tokens,
                           i64 dim, i64 rotary, int units, int heads_at_once, int tokens_at_once, i64 blocks) {
     constexpr bool TWO = !INTERLEAVED || V == 1;  // a unit is two packs, `distance` apart
@@ -59,6 +68,13 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
                 if constexpr (TWO) {
                     load_table<C>(cos_high, cos, c + distance);
                     load_table<C>(sin_high, sin, d + distance);
+                    if constexpr (BACKWARD) {
+#pragma unroll
+                        for (int i = 0; i < V; ++i) transpose(sin_low[i], sin_high[i]);
+                    }
+                } else if constexpr (BACKWARD) {
+#pragma unroll
+                    for (int i = 0; i < V; i += 2) transpose(sin_low[i], sin_low[i + 1]);
                 }
             }
             const T* q_in = (const T*)q.data + b * q.batch + s * q.token + first;
@@ -89,8 +105,8 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
 #pragma unroll
                             for (int i = 0; i < V; ++i) {
                                 float x = a[i], y = c[i];
-                                a[i] = x * cos_low[i] - y * sin_low[i];
-                                c[i] = y * cos_high[i] + x * sin_high[i];
+                                a[i] = turned(x, cos_low[i], y, -sin_low[i]);
+                                c[i] = turned(y, cos_high[i], x, sin_high[i]);
                             }
                             pack(high[j], c);
                             store(out + distance, high[j]);
@@ -98,8 +114,8 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
 #pragma unroll
                             for (int i = 0; i < V; i += 2) {
                                 float x = a[i], y = a[i + 1];
-                                a[i] = x * cos_low[i] - y * sin_low[i];
-                                a[i + 1] = y * cos_low[i + 1] + x * sin_low[i + 1];
+                                a[i] = turned(x, cos_low[i], y, -sin_low[i]);
+                                a[i + 1] = turned(y, cos_low[i + 1], x, sin_low[i + 1]);
                             }
                         }
                         pack(low[j], a);
@@ -111,21 +127,159 @@ FERRYMAN_DEVICE void rope(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable s
     }
 }
 
+// The other element of every pair: `across` lanes away, or the neighbour in the pack.
+template <bool INTERLEAVED, typename T, int V> FERRYMAN_DEVICE Pack<T, V> partner(const Pack<T, V>& pack, int across) {
+    Pack<T, V> other;
+#pragma unroll
+    for (int i = 0; i < Pack<T, V>::WORDS; ++i) {
+        if constexpr (!INTERLEAVED) other.word[i] = platform::shuffle_xor(pack.word[i], across);
+        else if constexpr (sizeof(T) == 4) other.word[i] = pack.word[i ^ 1];
+        else other.word[i] = pack.word[i] << 16 | pack.word[i] >> 16;
+    }
+    return other;
+}
+
+// The factors of the others: the sines, negative for the first of each pair; BACKWARD, the others' sines, negative for the
+// second.
+template <bool INTERLEAVED, bool BACKWARD, typename C, int V>
+FERRYMAN_DEVICE Pack<C, V> factors(const Pack<C, V>& sin, int across, bool first) {
+    constexpr u32 ALL = sizeof(C) == 4 ? 0x80000000u : 0x80008000u;
+    Pack<C, V> factor = sin;
+    if constexpr (BACKWARD) factor = partner<INTERLEAVED>(sin, across);
+#pragma unroll
+    for (int i = 0; i < Pack<C, V>::WORDS; ++i) {
+        if constexpr (!INTERLEAVED) factor.word[i] ^= first != BACKWARD ? ALL : 0u;
+        else if constexpr (sizeof(C) == 4) factor.word[i] ^= (i % 2 == 0) != BACKWARD ? ALL : 0u;
+        else factor.word[i] ^= BACKWARD ? 0x80000000u : 0x8000u;
+    }
+    return factor;
+}
+
+// Threads that should fit an SM: of 64 registers, or 80 where tables and heads are of different types.
+template <typename T, typename C> struct PacksFitting { static constexpr int threads = 768; };
+template <typename T> struct PacksFitting<T, T> { static constexpr int threads = 1024; };
+
+// TOGETHER packs of a thread, in every `heads_at_once`th of the `left` heads from `in` on, which is moved past them.
+template <Access READ, int TOGETHER, typename T, int V>
+FERRYMAN_DEVICE void load_heads(Pack<T, V> (&x)[TOGETHER], const T*& in, i64 step, int left, int heads_at_once) {
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j, in += step) {
+        if (j * heads_at_once < left) load<READ>(x[j], in);
+        else zero(x[j]);
+    }
+}
+
+// How blocks of `rope_packs` go over the work. All but `heads_at_once` and the shares are found without a division, whose
+// latency each block would wait for: numbers of bits, and 2^32 / n rounded up.
+struct RopeWalk {
+    int lane_bits, token_bits;     // lanes of a head; tokens of a tile
+    int heads_at_once;
+    int q_share, k_share;          // heads that a block takes
+    u32 q_groups, groups;          // blocks for a tile's heads of q; of q and of k
+    u64 groups_inverse;
+    int tile_bits;                 // tiles of a stretch
+    u64 batches_inverse;
+    u32 work;
+};
+
+FERRYMAN_DEVICE u32 divided(u32 a, u64 inverse) { return (u32)(a * inverse >> 32); }  // exact where a * n < 2^32
+
+// A block takes a tile of tokens of some heads of q or of k, so that its loads are near each other, and its stores. Blocks
+// go over the heads first, then over a stretch of tokens, then over the batch, which may share the stretch's angles.
+template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD, int TOGETHER>
+FERRYMAN_DEVICE void rope_packs(RopeTensor q, RopeTensor k, RopeTable cos, RopeTable sin, u32 batches, int tokens,
+                                int dim, int rotary, RopeWalk walk, u32 blocks) {
+    constexpr Access READ = OVER ? WRITTEN : ONCE;
+    const int thread = platform::thread_index(), column = (thread & ((1 << walk.lane_bits) - 1)) * V;
+    const int slot = thread >> walk.lane_bits, token_slot = slot & ((1 << walk.token_bits) - 1);
+    const int head_slot = slot >> walk.token_bits, heads_at_once = walk.heads_at_once;
+    const bool rotated = column < rotary;
+    const int across = rotary / 2 / V;
+    for (u32 item = (u32)platform::block_index(); item < walk.work; item += blocks) {
+        const u32 rest = divided(item, walk.groups_inverse), group = item - rest * walk.groups;
+        const u32 stretch = divided(rest >> walk.tile_bits, walk.batches_inverse);
+        const i64 b = (rest >> walk.tile_bits) - stretch * batches;
+        const int tile = (int)(stretch << walk.tile_bits | (rest & ((1u << walk.tile_bits) - 1)));
+        const i64 s = ((i64)tile << walk.token_bits) + token_slot;
+        const bool of_q = group < walk.q_groups;
+        const int heads = (int)(of_q ? q.heads : k.heads), share = of_q ? walk.q_share : walk.k_share;
+        const int from = (int)(of_q ? group : group - walk.q_groups) * share;
+        const int end = from + share < heads ? from + share : heads;
+        // All threads stay for the shuffles. Heads from this thread's first on: none where it has no token.
+        const bool live = s < tokens;
+        int left = live ? end - from - head_slot : 0;
+        const i64 in_head = of_q ? q.head : k.head, out_head = OVER ? in_head : (i64)tokens * dim;
+        const T* in = (const T*)(of_q ? q.data : k.data) + b * (of_q ? q.batch : k.batch) +
+                      s * (of_q ? q.token : k.token) + (from + head_slot) * in_head + column;
+        T* out = OVER ? (T*)in
+                      : (T*)(of_q ? q.out : k.out) + (b * heads + from + head_slot) * out_head + s * dim + column;
+        Pack<T, V> x[TOGETHER];
+        Pack<C, V> c, f;
+        zero(c), zero(f);
+        if (live && rotated) {
+            load<AGAIN>(c, (const C*)cos.data + b * cos.batch + s * cos.token + column);
+            load<AGAIN>(f, (const C*)sin.data + b * sin.batch + s * sin.token + column);
+        }
+        load_heads<READ>(x, in, heads_at_once * in_head, left, heads_at_once);  // before anything waits for the angles
+        f = factors<INTERLEAVED, BACKWARD>(f, across, column < rotary / 2);
+        for (int h = from;;) {
+            forget(c), forget(f);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) {
+                const Pack<T, V> other = partner<INTERLEAVED>(x[j], across);
+                if (rotated) {
+                    float values[V], others[V], cosines[V], sines[V];
+                    unpack(x[j], values);
+                    unpack(other, others);
+                    unpack(c, cosines);
+                    unpack(f, sines);
+#pragma unroll
+                    for (int i = 0; i < V; ++i) values[i] = turned(values[i], cosines[i], others[i], sines[i]);
+                    pack(x[j], values);
+                }
+                if (j * heads_at_once < left) store(out, x[j]);
+                out += heads_at_once * out_head;
+            }
+            if ((h += heads_at_once * TOGETHER) >= end) break;
+            left -= heads_at_once * TOGETHER;
+            load_heads<READ>(x, in, heads_at_once * in_head, left, heads_at_once);
+        }
+    }
+}
+
 }  // namespace ferryman
 
-#define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, THREADS, OVER)                                                 \
-    FERRYMAN_KERNEL(THREADS, 640 / THREADS) /* 96 registers: at 80 the tables of two packs spill */              \
-    void name(const ferryman::T* q, const ferryman::T* k, const ferryman::C* cos, const ferryman::C* sin,        \
-              ferryman::T* q_out, ferryman::T* k_out, ferryman::i64 q_batch, ferryman::i64 q_head,               \
-              ferryman::i64 q_token, ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token,         \
-              ferryman::i64 cos_batch, ferryman::i64 cos_token, ferryman::i64 sin_batch,                         \
-              ferryman::i64 sin_token, ferryman::i64 q_heads, ferryman::i64 k_heads, ferryman::i64 batches,      \
-              ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary, ferryman::i64 units,                \
-              ferryman::i64 heads_at_once, ferryman::i64 tokens_at_once, ferryman::i64 blocks) {                 \
-        using namespace ferryman;                                                                                \
-        rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER>(                                                    \
-            RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                             \
-            RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads}, RopeTable{cos, cos_batch, cos_token},       \
-            RopeTable{sin, sin_batch, sin_token}, batches, tokens, dim, rotary, (int)units, (int)heads_at_once,  \
-            (int)tokens_at_once, blocks);                                                                        \
+#define FERRYMAN_ROPE_TENSORS(T, C)                                                                                  \
+    const ferryman::T *q, const ferryman::T *k, const ferryman::C *cos, const ferryman::C *sin, ferryman::T *q_out,  \
+        ferryman::T *k_out, ferryman::i64 q_batch, ferryman::i64 q_head, ferryman::i64 q_token,                      \
+        ferryman::i64 k_batch, ferryman::i64 k_head, ferryman::i64 k_token, ferryman::i64 cos_batch,                 \
+        ferryman::i64 cos_token, ferryman::i64 sin_batch, ferryman::i64 sin_token, ferryman::i64 q_heads,            \
+        ferryman::i64 k_heads, ferryman::i64 batches, ferryman::i64 tokens, ferryman::i64 dim, ferryman::i64 rotary
+#define FERRYMAN_ROPE_ARGUMENTS                                                                                      \
+    ferryman::RopeTensor{q, q_out, q_batch, q_head, q_token, q_heads},                                               \
+        ferryman::RopeTensor{k, k_out, k_batch, k_head, k_token, k_heads},                                           \
+        ferryman::RopeTable{cos, cos_batch, cos_token}, ferryman::RopeTable{sin, sin_batch, sin_token}
+
+// 96 registers: at 80 the tables of two packs spill
+#define FERRYMAN_ROPE(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS)                                           \
+    FERRYMAN_KERNEL(THREADS, 640 / THREADS)                                                                          \
+    void name(FERRYMAN_ROPE_TENSORS(T, C), ferryman::i64 units, ferryman::i64 heads_at_once,                         \
+              ferryman::i64 tokens_at_once, ferryman::i64 blocks) {                                                  \
+        ferryman::rope<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD>(                                    \
+            FERRYMAN_ROPE_ARGUMENTS, batches, tokens, dim, rotary, (int)units, (int)heads_at_once,                   \
+            (int)tokens_at_once, blocks);                                                                            \
+    }
+
+#define FERRYMAN_ROPE_PACKS(name, T, C, V, INTERLEAVED, OVER, BACKWARD, THREADS, TOGETHER)                           \
+    FERRYMAN_KERNEL(THREADS, (ferryman::PacksFitting<ferryman::T, ferryman::C>::threads / THREADS))                  \
+    void name(FERRYMAN_ROPE_TENSORS(T, C), ferryman::i64 lane_bits, ferryman::i64 token_bits,                        \
+              ferryman::i64 heads_at_once, ferryman::i64 q_share, ferryman::i64 k_share, ferryman::i64 q_groups,     \
+              ferryman::i64 groups, ferryman::i64 groups_inverse, ferryman::i64 tile_bits,                           \
+              ferryman::i64 batches_inverse, ferryman::i64 work, ferryman::i64 blocks) {                             \
+        using namespace ferryman;                                                                                    \
+        const RopeWalk walk{(int)lane_bits, (int)token_bits, (int)heads_at_once, (int)q_share, (int)k_share,         \
+                            (u32)q_groups, (u32)groups, (u64)groups_inverse, (int)tile_bits, (u64)batches_inverse,   \
+                            (u32)work};                                                                              \
+        rope_packs<ferryman::T, ferryman::C, V, INTERLEAVED, OVER, BACKWARD, TOGETHER>(                              \
+            FERRYMAN_ROPE_ARGUMENTS, (u32)batches, (int)tokens, (int)dim, (int)rotary, walk, (u32)blocks);           \
     }

@@ -1,4 +1,4 @@
-"""rope in portable C++ (`rope.cuh`), for CUDA and HIP: q and k in one launch."""
+"""rope and its backward in portable C++ (`rope.cuh`), for CUDA and HIP: q and k in one launch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, r
 
 _FILE = Path(__file__).with_name("rope.cuh")
 _THREADS = 128
+# Measured on one H200. Small blocks of few tokens: each thread has a pack in 4 heads, and all its loads at once.
+_PACKS_THREADS, _TOGETHER, _HEADS_AT_ONCE = 64, 4, (4, 2, 1)
+_BUSY = 0.9  # of the threads, where more heads are taken at once
+_RESIDENT = 1024 // _PACKS_THREADS  # blocks of an SM
+_FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(kind: str, table: str, width: int, interleaved: bool, over: bool) -> Unit:
-    name = "rope_over" if over else "rope"
-    return unit(family_source(_FILE, False), "FERRYMAN_ROPE", name, kind, table, width, interleaved, _THREADS, over)
+def _unit(way: str, packs: bool, kind: str, table: str, width: int, interleaved: bool) -> Unit:
+    source, types = family_source(_FILE, False), (kind, table, width, interleaved, way == _OVER, way == _BACKWARD)
+    if packs:
+        return unit(source, "FERRYMAN_ROPE_PACKS", f"{way}_packs", *types, _PACKS_THREADS, _TOGETHER)
+    return unit(source, "FERRYMAN_ROPE", way, *types, _THREADS)
 
 
 class _Layout(NamedTuple):
@@ -45,23 +52,90 @@ def _layout(q: torch.Size, k: torch.Size, cos: torch.Size, strides: tuple[tuple[
     return _Layout(lengths, (*strides[0][:3], *strides[1][:3], *tables[0], *tables[1], *sizes))
 
 
+class _Walk(NamedTuple):
+    """How a kernel's threads go over (token, head, lane)."""
+
+    unit: Unit
+    threads: int
+    arguments: tuple[int, ...]  # as rope.cuh names them; the last is the number of blocks
+
+
 @functools.lru_cache(maxsize=1024)
-def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, over: bool,
-            sizes: tuple[int, ...]) -> tuple[Unit, int, tuple[int, int, int, int]]:  # fmt: skip
-    """(unit, blocks, (units of a head at once, heads at once, tokens at once, blocks))."""
+def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, way: str, sizes: tuple[int, ...],
+            target: Target) -> _Walk:  # fmt: skip
     q_heads, k_heads, batch, tokens, dim, rotary = sizes
-    turned = rotary if interleaved else rotary // 2
+    names = type_name(kind), type_name(table)
+    turned, over = rotary if interleaved else rotary // 2, way == _OVER
     # both halves of a head must start on a vector, and the untouched rest too
     vector = vector and vectorised(kind.itemsize, turned if over else dim | turned, 0)
     width = VECTOR_BYTES // kind.itemsize if vector else 1
+    lanes = (rotary if over else dim) // width
+    pairs = 2 * turned // width  # neighbouring lanes that hold both of every pair
+    shuffled = interleaved or (pairs & (pairs - 1) == 0 and pairs <= target.wave and lanes % max(pairs, 1) == 0)
+    if vector and rotary and lanes <= _PACKS_THREADS and lanes & (lanes - 1) == 0 and shuffled:
+        packs = _Packs.of(sizes, lanes, target)
+        if packs.exact:
+            return _Walk(_unit(way, True, *names, width, interleaved), _PACKS_THREADS, packs.arguments)
     step = 2 if interleaved and width == 1 else width
     rest = 0 if over else -(-(dim - rotary) // width)
     lanes = min(max(turned // step + rest, 1), _THREADS)
     heads_at_once = min(q_heads + k_heads, _THREADS // lanes)
     tokens_at_once = max(1, _THREADS // (lanes * heads_at_once))
     blocks = grid_of(-(-batch * tokens // tokens_at_once), _THREADS)
-    chosen = _unit(type_name(kind), type_name(table), width, interleaved, over)
-    return chosen, blocks, (lanes, heads_at_once, tokens_at_once, blocks)
+    return _Walk(_unit(way, False, *names, width, interleaved), _THREADS,
+                 (lanes, heads_at_once, tokens_at_once, blocks))  # fmt: skip
+
+
+def _busy(at_once: int, *heads: int) -> float:
+    """The share of threads that have a head, where every turn takes ``at_once`` of one tensor."""
+    return sum(heads) / (at_once * sum(-(-n // at_once) for n in heads))
+
+
+class _Packs(NamedTuple):
+    """How blocks go over tiles of tokens and shares of heads: `RopeWalk` of rope.cuh."""
+
+    lanes: int
+    tokens: int  # of a tile
+    shares: tuple[int, int]  # heads of q and of k that a block takes
+    groups: tuple[int, int]  # blocks for a tile's heads of q and of k
+    stretch: int  # tiles
+    stretches: int
+    batch: int
+
+    @classmethod
+    def of(cls, sizes: tuple[int, ...], lanes: int, target: Target) -> _Packs:
+        q_heads, k_heads, batch, tokens, _, _ = sizes
+        slots = _PACKS_THREADS // lanes
+        heads = next(h for h in _HEADS_AT_ONCE if h == 1 or (h <= slots and _busy(h, q_heads, k_heads) > _BUSY))
+        tile = min(slots // heads, 1 << (tokens - 1).bit_length())
+        tiles = -(-tokens // tile)
+        most = max(2 * _TOGETHER, _TOGETHER * heads)
+        # as even as can be, and whole turns: 9 heads are 5 and 4, 40 are 16, 16 and 8
+        shares = [-(-n // (-(-n // most) * heads)) * heads if n else 1 for n in (q_heads, k_heads)]
+        groups = [-(-n // share) for n, share in zip((q_heads, k_heads), shares, strict=True)]
+        # as many as the device has at work: with fewer it would read and write in several places, powers of two apart
+        together = max(1, target.units * _RESIDENT // sum(groups))
+        stretch = min(1 << (together.bit_length() - 1), 1 << (tiles - 1).bit_length()) if batch > 1 else 1
+        return cls(lanes, tile, (shares[0], shares[1]), (groups[0], groups[1]), stretch, -(-tiles // stretch), batch)
+
+    @property
+    def work(self) -> int:
+        return self.stretches * self.stretch * self.batch * sum(self.groups)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the kernel's quotients are: those by the inverse of n, of numbers below 2^32 / n."""
+        return self.work * max(sum(self.groups), self.batch) < 2**32
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        groups = sum(self.groups)
+        heads_at_once = _PACKS_THREADS // (self.lanes * self.tokens)
+        return (
+            self.lanes.bit_length() - 1, self.tokens.bit_length() - 1, heads_at_once, *self.shares, self.groups[0],
+            groups, -(-(2**32) // groups), self.stretch.bit_length() - 1, -(-(2**32) // self.batch), self.work,
+            grid_of(self.work, _PACKS_THREADS),
+        )  # fmt: skip
 
 
 def _unit_stride(x: Tensor) -> Tensor:
@@ -69,37 +143,51 @@ def _unit_stride(x: Tensor) -> Tensor:
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
-    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    return _launch(_unit_stride(q), _unit_stride(k), cos, sin, interleaved, q_out, k_out, target)
+    return _elsewhere(q, k, cos, sin, interleaved, _FORWARD, target)
+
+
+def rope_backward(
+    grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target
+) -> tuple[Tensor, Tensor]:
+    return _elsewhere(grad_q, grad_k, cos, sin, interleaved, _BACKWARD, target)
 
 
 def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, target: Target) -> tuple[Tensor, Tensor]:
-    return _launch(q, k, cos, sin, interleaved, q, k, target)
+    return _launch(q, k, cos, sin, interleaved, _OVER, q, k, target)
+
+
+def _elsewhere(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, way: str, target: Target
+) -> tuple[Tensor, Tensor]:
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    return _launch(_unit_stride(q), _unit_stride(k), cos, sin, interleaved, way, q_out, k_out, target)
 
 
 def _launch(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, q_out: Tensor, k_out: Tensor, target: Target
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, way: str, q_out: Tensor, k_out: Tensor,
+    target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
-    over = q_out is q
     cos, sin = _unit_stride(cos), _unit_stride(sin)
     lengths, arguments = _layout(q.shape, k.shape, cos.shape, (q.stride(), k.stride(), cos.stride(), sin.stride()))
     a, b, c, d, e, f = q.data_ptr(), k.data_ptr(), cos.data_ptr(), sin.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
     vector = vectorised(q.element_size(), lengths, a | b | c | d | e | f)
-    chosen, blocks, walk = _choose(q.dtype, cos.dtype, interleaved, vector, over, arguments[-6:])
-    runtime(target).launch(chosen, q.device, blocks, _THREADS, 0, (a, b, c, d, e, f, *arguments, *walk))
+    walk = _choose(q.dtype, cos.dtype, interleaved, vector, way, arguments[-6:], target)
+    runtime(target).launch(
+        walk.unit, q.device, walk.arguments[-1], walk.threads, 0, (a, b, c, d, e, f, *arguments, *walk.arguments)
+    )
     return q_out, k_out
 
 
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family; the target's limits do not matter here."""
     widths = {"f32": (1, 4), "f16": (1, 8), "bf16": (1, 8)}
-    return [
-        _unit(kind, table, width, interleaved, over)
-        for (kind, pair), table, interleaved, over in itertools.product(
-            widths.items(), widths, (False, True), (False, True)
-        )
-        for width in pair
-    ]
+    found = []
+    for way, (kind, (one, vector)), table, interleaved in itertools.product(
+        (_FORWARD, _OVER, _BACKWARD), widths.items(), widths, (False, True)
+    ):  # fmt: skip
+        found += [_unit(way, False, kind, table, width, interleaved) for width in (one, vector)]
+        found.append(_unit(way, True, kind, table, vector, interleaved))
+    return found

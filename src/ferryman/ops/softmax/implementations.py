@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import at_least, at_most, feature, not_multiple_of, unit_stride
+from ferryman.ops.clauses import at_least, at_most, feature, not_multiple_of, same_dtype, unit_stride
 from ferryman.ops.menu import menu
 
 _HERE = "ferryman.ops.softmax"
@@ -14,6 +14,7 @@ _CLUSTERS = (
     feature("clusters"), unit_stride("logits"), at_least("logits.shape[-1]", 2**14 + 1),
     at_most("logits.shape[-1]", 2**18 - 64),
 )  # fmt: skip
+_BACKWARD = (same_dtype("grad", "y"), unit_stride("grad"), unit_stride("y"))
 # Rows of multiples of 16 are read in whole words by Triton too, and faster: the row streams through.
 _ODD = (*_CLUSTERS, not_multiple_of("logits.shape[-1]", 16))
 
@@ -22,9 +23,11 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "triton", _ALL, replayable=True),
     *menu(_HERE, "triton", _OVER, module="loss_kernels", replayable=True),
     *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
+    *menu(_HERE, "cuda", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
     *menu(_HERE, "cuda", "cross_entropy_inplace_grad", module="simt_loss_kernels", when=_CLUSTERS, replayable=True),
     *menu(
         _HERE, "cuda", "cross_entropy cross_entropy_backward", module="simt_loss_kernels", when=_ODD, replayable=True
     ),
     *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
+    *menu(_HERE, "hip", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
 )

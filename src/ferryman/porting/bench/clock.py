@@ -6,7 +6,8 @@ Results are kept until the capture ends, so that each call writes to memory of i
 around rounds of eager calls.
 
 A call that writes over its inputs finds others the next time: they are restored before every sample, which is then one
-round, and there is no time on the same inputs again and again.
+round, and there is no time on the same inputs again and again. What restoring leaves in the last cache to be written
+back is displaced before the sample begins, or the call would pay for it (up to 8% of two calls of 170 MB on an H200).
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class DeviceTimer(Timer):
     ) -> None:  # fmt: skip
         super().__init__(calls, device, restore)
         self.watching = watching
+        self.others: torch.Tensor | None = None  # what displaces everything else from the last cache
+        if restore is not None:
+            cache = torch.cuda.get_device_properties(device).L2_cache_size
+            self.others = torch.zeros(2 * cache // 4, dtype=torch.int32, device=device)
         self.graphs: list[tuple[torch.cuda.CUDAGraph, int]] = []  # cold, warm; how many calls each holds
         self.method = "device events"
         rough = min(self._events(lambda: self._each(self.calls), len(self.calls), 1) for _ in range(3))
@@ -135,8 +140,9 @@ class DeviceTimer(Timer):
                 for _ in range(self.rounds):
                     work()
                 self.watching()  # while the device has that work to do
-            if self.restore is not None:
+            if self.restore is not None and self.others is not None:
                 self.restore()
+                self.others.max()
             found.append(self._events(work, number, self.rounds))
         return statistics.median(found)
 

@@ -72,7 +72,7 @@ def _made(op: str, grid: Grid) -> Iterator[Case]:
             (32, 1, 32, 8, 128), (1, 512, 32, 8, 128), (4, 4096, 32, 8, 128), (4, 4096, 16, 16, 64),
         ]  # fmt: skip
         for b, s, h, kv, d in shapes4:
-            angle = TensorSpec((1, s, d), fill="angles" if op == "rope_" else "unit")  # Liger's reads one half only
+            angle = TensorSpec((1, s, d), fill="angles")  # Liger's reads one half only
             q, k = TensorSpec((b, h, s, d), layout="heads"), TensorSpec((b, kv, s, d), layout="heads")
             yield Case(f"B{b} H{h}/{kv} S{s} D{d}", {"q": q, "k": k, "cos": angle, "sin": angle, "interleaved": False})
     elif op == "linear":

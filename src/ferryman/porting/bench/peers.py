@@ -3,8 +3,9 @@
 An adapter names itself (``NAME``), says why it cannot run here (``available()``: a reason, or None), gives its
 library's version (``version()``), and maps ops to functions (``OPS``). Such a function takes the op's arguments in
 schema order, and returns a call without arguments whose result are the op's outputs, or the first of them. What a
-user's forward would have kept for a backward, the function works out before; the call alone is timed. Raising
-`NotServed` says that the library has no form for these arguments.
+user's forward would have kept for a backward, the function works out before; the call alone is timed. A call that
+writes over what it was given owns that, and has a method ``restore``. Raising `NotServed` says that the library has no
+form for these arguments.
 """
 
 from __future__ import annotations

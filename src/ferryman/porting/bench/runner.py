@@ -294,11 +294,18 @@ def prepare(
     try:
         with torch.no_grad():
             calls = [contender.call_of(args) for args in sets]
-            contender.timer = clock.timer(calls, device, sample, None if contender.name == COPY else restore)
+            owned = [call.restore for call in calls if hasattr(call, "restore")]
+            again = functools.partial(_each, owned) if owned else None if contender.name == COPY else restore
+            contender.timer = clock.timer(calls, device, sample, again)
             contender.method, contender.note = contender.timer.method, contender.timer.note
     except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
         _still_there(device)
         contender.skipped = f"{type(error).__name__}: {_line(error)}"
+
+
+def _each(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def promising(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> list[Contender]:

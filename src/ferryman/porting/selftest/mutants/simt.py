@@ -10,6 +10,7 @@ BUGS = Bugs()
 NORM, SOFTMAX, ACTIVATION, ROPE = (
     "ops/norm/norm.cuh", "ops/softmax/softmax.cuh", "ops/activation/activation.cuh", "ops/rope/rope.cuh",
 )  # fmt: skip
+SOFTMAX_BACKWARD = "ops/softmax/softmax_backward.cuh"
 ROWS, PORTABLE = "backends/simt/rows.cuh", "backends/simt/portable.cuh"
 edit = functools.partial(BUGS.edit, "simt")
 
@@ -211,8 +212,8 @@ edit(
     "rope",
     "low_sine_for_both",
     ROPE,
-    "c[i] = y * cos_high[i] + x * sin_high[i];",
-    "c[i] = y * cos_high[i] + x * sin_low[i];",
+    "sin.data + b * sin.batch + s * sin.token + column);",
+    "sin.data + b * sin.batch + s * sin.token + column % ((int)rotary / 2));",
     first="d64",
 )
 edit(
@@ -220,8 +221,8 @@ edit(
     "rope",
     "first_batch_serves_all",
     ROPE,
-    "const i64 c = b * cos.batch + s * cos.token + first",
-    "const i64 c = s * cos.token + first",
+    "(const C*)cos.data + b * cos.batch + s * cos.token + column",
+    "(const C*)cos.data + s * cos.token + column",
     first="per_batch",
 )
 edit(
@@ -229,8 +230,8 @@ edit(
     "rope",
     "rotated_backwards",
     ROPE,
-    "a[i] = x * cos_low[i] - y * sin_low[i];\n                                c[i]",
-    "a[i] = x * cos_low[i] + y * sin_low[i];\n                                c[i]",
+    "factor.word[i] ^= first != BACKWARD ? ALL : 0u;",
+    "factor.word[i] ^= first == BACKWARD ? ALL : 0u;",
     first="d64",
 )
 edit(
@@ -238,9 +239,36 @@ edit(
     "rope",
     "last_head_skipped",
     ROPE,
-    "all_heads = (int)(q.heads + k.heads);",
-    "all_heads = (int)(q.heads + k.heads) - 1;",
+    "const int end = from + share < heads ? from + share : heads;",
+    "const int end = from + share < heads ? from + share : heads - 1;",
     first="d64",
+)
+edit(
+    "angle tables",
+    "rope_backward",
+    "sines_stay_with_their_elements",
+    ROPE,
+    "if constexpr (BACKWARD) factor = partner<INTERLEAVED>(sin, across);",
+    "if constexpr (BACKWARD) factor = sin;",
+    first="d64",
+)
+edit(
+    "gradient term missing",
+    "softmax_backward",
+    "sum_left_out",
+    SOFTMAX_BACKWARD,
+    "a[i] = b[i] * (a[i] - sum);",
+    "a[i] = b[i] * a[i];",
+    first="prime",
+)
+edit(
+    "strides ignored",
+    "softmax_backward",
+    "rows_of_y_are_those_of_grad",
+    SOFTMAX_BACKWARD,
+    "(const T*)y.data + row * y.stride",
+    "(const T*)y.data + row * grad.stride",
+    first="layout_rows",
 )
 edit(
     "launch geometry",
