@@ -843,14 +843,12 @@ _SPILLS_ALLOWED: dict[str, dict[str, tuple[int, int, int]]] = {
     "gfx90a": {"half": (2, 0, 0), "float": (0, 5, 5)},
     "rdna": {"half": (295, 469, 420), "float": (626, 967, 872)},  # no smaller tiles were looked for
 }
-# Of Hopper's own kernels: what is live round the loop over blocks. In that over whole blocks at most 9 loads.
-_SPILLS_OF_HOPPER = {"attention_backward_dkv_hopper": 256, "attention_backward_dq_hopper": 72}
 
 
 def _spills_allowed(target: Target, dtype: torch.dtype, kernel: str) -> int:
     by_kind = _SPILLS_ALLOWED.get(target.arch) or _SPILLS_ALLOWED.get(_family(target))
     if by_kind is None:
-        return _SPILLS_OF_HOPPER.get(kernel, 0)
+        return 0
     allowed = by_kind["float" if dtype == torch.float32 else "half"]
     kernels = ("attention_forward", "attention_backward_dq", "attention_backward_dkv")
     return dict(zip(kernels, allowed, strict=True)).get(kernel, 0)
