@@ -22,6 +22,7 @@ U32 = 2.0**-24
 FUSED = ["attention_backward_rows", "attention_backward_dkv_hopper", "attention_backward_cast"]
 APART = ["attention_backward_rows", "attention_backward_dkv_hopper", "attention_backward_dq_hopper"]
 PLAIN = ["attention_backward_dq", "attention_backward_dkv"]
+FEW = ["attention_backward_few", "attention_backward_few_sum"]
 
 
 @pytest.fixture
@@ -37,10 +38,10 @@ def target() -> Any:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, target: Any) -> Iterator[list[str]]:
     """The names of the backward kernels that were launched, in order."""
-    from ferryman.ops.attention import hopper_backward_kernels, triton_kernels
+    from ferryman.ops.attention import few_queries_kernels, hopper_backward_kernels, triton_kernels
 
     names: list[str] = []
-    for module in (hopper_backward_kernels, triton_kernels):
+    for module in (few_queries_kernels, hopper_backward_kernels, triton_kernels):
         launch = module.launch
 
         def note(kernel: Any, *args: Any, _launch: Any = launch, **meta: Any) -> None:
@@ -158,6 +159,43 @@ def test_within_the_bounds_of_float64(
     got = attention_backward(grad_out, grad_lse, q, k, v, out, lse, causal, None, None, 0.0, None, target)
     assert ran == expected(dim)
     judge(got, grad_out, grad_lse, q, k, v, out, lse, causal, dim**-0.5)
+
+
+FEW_SHAPES = [
+    (2, 8, 2, 1, 1111, True), (40, 32, 8, 1, 600, True), (1, 16, 1, 1, 5000, False), (2, 4, 4, 5, 77, True),
+    (1, 4, 2, 8, 3, True), (3, 3, 3, 16, 333, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+@pytest.mark.parametrize(("batch", "heads", "kv_heads", "queries", "keys", "causal"), FEW_SHAPES)
+def test_few_queries_read_the_keys_once(
+    ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool, dim: int
+) -> None:
+    """16 rows at most, of all heads of a group: repeatable, and within the same bounds."""
+    from ferryman.ops.attention.triton_kernels import attention_backward
+
+    grad_out, q, k, v = made(batch, heads, kv_heads, queries, keys, dim, torch.bfloat16)
+    out, lse = forward64(q, k, v, causal, dim**-0.5)
+    more = (q, k, v, out, lse, causal, None, None, 0.0, None, target)
+    got, again = (attention_backward(grad_out, None, *more) for _ in range(2))
+    assert ran == FEW * 2 and all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    judge(got, grad_out, None, q, k, v, out, lse, causal, dim**-0.5)
+
+
+def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target: Any) -> None:
+    """An Inf in V at a key reaches dQ of its group's rows and dK of that key, no other."""
+    from ferryman.ops.attention.triton_kernels import attention_backward
+
+    grad_out, q, k, v = made(1, 8, 2, 1, 700, 128, torch.bfloat16)
+    out, lse = forward64(q, k, v, True, 128**-0.5)
+    finite = attention_backward(grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None, target)
+    v[0, 1, 5, 3] = math.inf
+    got = attention_backward(grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None, target)
+    assert ran == FEW * 2
+    assert torch.equal(got[0][:, :4], finite[0][:, :4]) and not got[0][:, 4:].isfinite().any()
+    got[1][0, 1, 5] = finite[1][0, 1, 5]
+    assert torch.equal(got[1], finite[1]) and torch.equal(got[2], finite[2])
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -122,7 +122,20 @@ CASES: dict[str, Shape] = {
     "decode-split": Shape(queries=1, keys=1111, causal=True, heads=4, kv_heads=1, dim=80, dtype="float16"),
     "decode-split-window": Shape(queries=2, keys=1111, causal=True, window=300, heads=4, kv_heads=2),
     "decode-split-mask": Shape(queries=2, keys=1030, mask="bool full", softcap=3.0, heads=2, kv_heads=1),
+    "decode-three-f16": Shape(batch=2, queries=3, keys=90, causal=True, heads=8, kv_heads=2, dtype="float16"),
+    "decode-full-f16": Shape(queries=2, keys=64, heads=4, kv_heads=2, dtype="float16", dim=128, layout="bshd"),
+    "decode-fewer-keys-f16": Shape(queries=4, keys=2, causal=True, heads=4, kv_heads=1, dtype="float16"),
+    "decode-split-window-f16": Shape(queries=2, keys=1111, causal=True, window=300, heads=4, kv_heads=2,
+                                     dtype="float16"),
+    "decode-window-f16": Shape(queries=5, keys=77, window=7, heads=3, kv_heads=1, dim=72, dtype="float16"),
+    "decode-fold-f16": Shape(target="gfx942", queries=5, keys=333, causal=True, window=70, heads=3, kv_heads=1,
+                             dtype="float16"),
+    "decode-gfx942-f16": Shape(target="gfx942", queries=3, keys=1100, causal=True, heads=4, kv_heads=1, dim=80,
+                               dtype="float16"),
+    "decode-sm90-f16": Shape(target="sm_90", batch=2, queries=1, keys=1100, causal=True, heads=8, kv_heads=2, dim=128,
+                             dtype="float16"),
     "one-by-one": Shape(queries=1, keys=1),
+    "one-by-one-f16": Shape(queries=1, keys=1, dtype="float16"),
     "scale": Shape(scale=0.3, causal=True),
     "scale-negative": Shape(scale=-0.2, causal=True, softcap=2.0),
     "scale-zero": Shape(scale=0.0),
@@ -509,6 +522,8 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
     assert not [row for row in rows if "error" in row]
     kernels = {"attention_forward", "attention_merge", "attention_backward_dq", "attention_backward_dkv"}
     wanted_rows = {(kernel, dim) for kernel in kernels for dim in dims}
+    if arch != "gfx1100" and dtype != "float32":
+        wanted_rows |= {("attention_backward_few", dim) for dim in dims} | {("attention_backward_few_sum", None)}
     if arch == "sm_90" and dtype != "float32":
         hopper = ("forward_hopper", "backward_rows", "backward_dkv_hopper", "backward_dq_hopper")
         wanted_rows |= {(f"attention_{kernel}", dim) for kernel in hopper for dim in dims if dim in (64, 128)}
@@ -523,10 +538,31 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
             assert "serialized" not in row["ptxas"], row  # ptxas waits after each product where registers run out
         spilled = max(row["vgpr_spills"], row["sgpr_spills"]) if arch.startswith("gfx") else row["spills"]
         assert spilled <= row["allowed"], row
-        if row["kernel"] in ("attention_backward_dkv_hopper", "attention_backward_dq_hopper"):
-            continue  # outside of the loop over whole blocks
         if arch in ("sm_80", "sm_90", "gfx942", "gfx950"):
             assert row["spills"] == 0, row
+
+
+@pytest.mark.parametrize(("arch", "dtype", "few"), [
+    ("sm_90", "bfloat16", True), ("gfx942", "float16", True), ("gfx1100", "bfloat16", False),
+    ("sm_90", "float32", False),
+])  # fmt: skip
+def test_one_query_has_a_backward_of_its_own(arch: str, dtype: str, few: bool) -> None:
+    """But for a mask or a softcap, float32, and where it would spill."""
+    from ferryman.ops.attention.triton_kernels import specialisations
+
+    names = [one.name for one in specialisations(TARGETS[arch], dtype, (128,))]
+    assert ("attention_backward_few" in names) == ("attention_backward_few_sum" in names) == few
+    assert "attention_backward_dkv" in names
+
+
+def test_keys_are_divided_for_two_programs_per_unit() -> None:
+    """To the nearest: 256 programs of 132 units run at once, 512 in two waves."""
+    from ferryman.ops.attention.triton_kernels import _num_splits
+
+    hopper = TARGETS["sm_90"]
+    splits = [_num_splits(hopper, programs, 32768) for programs in (8, 64, 100, 132, 176, 177, 256, 1024)]
+    assert splits == [33, 4, 3, 2, 2, 1, 1, 1]
+    assert _num_splits(hopper, 1, 600) == 2 and _num_splits(hopper, 1, 10**6) == 128 and _num_splits(hopper, 8, 1) == 1
 
 
 DIMS = (64, 80, 128, 256)

@@ -5,8 +5,9 @@ the two multiply 7 times: each tile of keys adds its part of dQ to a float32 sum
 torch.use_deterministic_algorithms asks for the two kernels there too.
 
 H200, bf16, TFLOP/s (of 5 products) to cuDNN's backward beside it, whose own clock moves by 10% with the power; medians:
-causal B2 H32 S8192 D128 506 to 508, the two kernels 451; with 8 KV heads 483 to 486, 464; B4 H32 S4096 D64 356 to 358,
-with 8 KV heads 369 to 358; full B2 H32 S4096 D128 515 to 520, 440. Before, with plain Triton kernels: 245, 242, 166.
+causal B2 H32 S8192 D128 549 to 485, the two kernels 457; with 8 KV heads 546 to 470, 453; B4 H32 S2048 D128 415 to 367;
+B4 H32 S4096 D64 388 to 356, with 8 KV heads 397 to 347; full B2 H32 S4096 D128 550 to 505, 448. With plain kernels the
+first, second and fourth: 245, 242, 166. When these kernels spilled (by up to 248 bytes): 496, 497, 362, 383, 378, 508.
 Tried: one kernel at D64, in which a third warpgroup sums dQ (1781 us) or the two do (1793 to 2013; the two kernels,
 which are repeatable, 1905); dK before dQ (0.87 of the speed); tiles dealt in advance, which end unevenly (0.94).
 """

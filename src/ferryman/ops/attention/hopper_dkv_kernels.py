@@ -23,30 +23,50 @@ from ferryman.ops.attention.hopper_kernels import _barriers, _named_barrier
 WORKERS = gl.constexpr(2)
 BLOCK_N = gl.constexpr(128)  # 64 keys for each of the workers
 STAGES = gl.constexpr(2)
+FACTS = gl.constexpr(8)  # int32 for each tile in the ring
+# What `_claim` says of a tile: the KV head of the batch, or -1 where all are done; its first key; how many turns there
+# are, and how many of them, the first ones, need masks; the first query of turn 0, and what turn 0 adds to it
+HEAD, FIRST, TURNS, MASKED, START, JUMP = map(gl.constexpr, range(6))
 
 
 @gluon.jit
-def claim_tile(counter, ring, full, turn):
-    """The producer's: the next tile of the grid, told to the consumers. Programs that are done early take more."""
-    index = gl.atomic_add(counter, 1, sem="relaxed")
+def tell(ring, full, turn, facts):
+    """The producer's: what the consumers need to know of a tile."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    ring.index(turn % 2).store(gl.full([1], index, gl.int32, layout))
-    mbarrier.arrive(full.index(turn % 2))
-    return index
+    for i in gl.static_range(len(facts)):
+        ring.index((turn & 1) * FACTS + i).store(gl.full([1], facts[i], gl.int32, layout))
+    mbarrier.arrive(full.index(turn & 1))
 
 
 @gluon.jit
-def told_tile(ring, full, turn):
-    """The consumers': a slot is told anew after everyone has released the tile of that turn."""
+def told(ring, turn, FACT: gl.constexpr):
+    """The consumers'. A slot is told anew after everyone has released the tile of that turn. Facts are read where they
+    are used: registers, all of which the loops need, are scarcer than loads."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    mbarrier.wait(full.index(turn % 2), (turn // 2) & 1)
-    return gl.max(ring.index(turn % 2).load(layout), 0)
+    return gl.max(ring.index((turn & 1) * FACTS + FACT).load(layout), 0)
+
+
+@gluon.jit
+def hidden(x):
+    """The integer ``x``, of which LLVM then knows nothing: what is computed from it stays where it is used."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1)
+
+
+@triton.constexpr_function
+def _rows_layout(head_dim):
+    registers = [[0, 1], [0, 2], [8, 0], [0, 16], [0, 32], [0, 64]][: 4 + head_dim // 64]
+    lanes = [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, head_dim])
 
 
 @gluon.jit
 def store_rows(x, to, base, first, num_rows, HEAD_DIM: gl.constexpr):
-    """64 rows from ``first`` on, where inside, of a contiguous (rows, HEAD_DIM) matrix that begins at row ``base``."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    """64 rows from ``first`` on, where inside, of a contiguous (rows, HEAD_DIM) matrix that begins at row ``base``.
+
+    From the product's layout, in which two lanes then swap halves: 8 bytes for each, a sector for four. By way of
+    shared memory 16 would be stored, whose addresses the compiler keeps in registers during the loops.
+    """
+    layout: gl.constexpr = _rows_layout(HEAD_DIM)
     x = gl.convert_layout(x, layout)
     rows = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
     cols = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
@@ -54,12 +74,17 @@ def store_rows(x, to, base, first, num_rows, HEAD_DIM: gl.constexpr):
 
 
 @gluon.jit
-def _place(index, num_tiles, heads, heads_together, num_queries, num_keys, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr):
-    """(first key, KV head of the batch, first block of queries, blocks, how many turns need masks, 1 if the last block
-    is the first turn): the keys that most queries see are first, and so are the blocks that need masks."""
+def _claim(
+    counter, num_tiles, heads, heads_together, num_queries, num_keys, CAUSAL: gl.constexpr, BLOCK_M: gl.constexpr
+):
+    """The next tile of the grid (HEAD, FIRST, ..): programs that are done early take more.
+
+    The keys that most queries see are first, and so are the blocks of queries that need masks.
+    """
+    index = gl.atomic_add(counter, 1, sem="relaxed")
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
-    count = gl.minimum(heads_together, heads - head_first)
+    count = gl.maximum(gl.minimum(heads_together, heads - head_first), 1)
     within = index % group_size
     first = within // count * BLOCK_N
     head = head_first + within % count
@@ -75,15 +100,42 @@ def _place(index, num_tiles, heads, heads_together, num_queries, num_keys, CAUSA
     edges = gl.minimum(tail + gl.maximum(full - low, 0), turns)
     if first + BLOCK_N > num_keys:
         edges = turns
-    return first, head, low, turns, edges, tail
+    if index >= num_tiles * heads:
+        head = -1
+    return head, first, turns, edges, (low - tail) * BLOCK_M, tail * turns * BLOCK_M
 
 
 @gluon.jit
-def _block_of(turn, low, turns, tail):
-    block = low + turn - tail
-    if turn < tail:
-        block = low + turns - 1
-    return block
+def _row_of(turn, start, jump, BLOCK_M: gl.constexpr):
+    """The first query of a turn: a ragged block is the first turn, the others follow in order."""
+    row = start + turn * BLOCK_M
+    if turn == 0:
+        row += jump
+    return row
+
+
+@gluon.jit
+def below(bounds, columns):
+    """columns < bounds, (rows, columns), in a product's layout, where the columns of a thread differ by constants.
+
+    With the thread's own part taken from the bound, each is compared with an immediate; compared as they are, LLVM
+    keeps all of them in registers round the loops.
+    """
+    return (columns & ~6)[None, :] < bounds[:, None] - (columns & 6)[None, :]
+
+
+@gluon.jit
+def _masks(
+    first_key, row, num_queries, num_keys, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, layout: gl.constexpr
+):  # fmt: skip
+    """(which pairs of 64 keys and the queries from ``row`` on are there, which of them see each other)."""
+    columns = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
+    keys = first_key + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    inside = below(gl.where(keys < num_keys, num_queries - row, 0), columns)
+    seen = inside
+    if CAUSAL:
+        seen = seen & (below(keys - (num_keys - num_queries) - row, columns) == 0)
+    return inside, seen
 
 
 @triton.constexpr_function
@@ -126,56 +178,78 @@ def _add_dq(dq, sums, row, WORKER: gl.constexpr):
 
 @gluon.jit
 def _consume_blocks(
-    dk, dv, step, begin, end, low, turns, tail, first_key, num_queries, num_keys, score_scale, sums, sums_row,
-    k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, q_full, q_empty, do_full, do_empty,
+    dk, dv, step, tile, member, arguments,
     WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, FUSED: gl.constexpr,
-    EDGE: gl.constexpr,
+    TURNS_OF: gl.constexpr,
 ):  # fmt: skip
-    """dK += dS^T Q and dV += P^T dO over turns ``begin`` to ``end``. EDGE: some pair of a query and a key is hidden.
+    """dK += dS^T Q and dV += P^T dO over the blocks of queries of one head: those that need masks ("masked"), because
+    some query does not see some key, the others ("whole"), or "all".
 
-    P is rounded as late as dP is there: 16 bits of it beside all of S and dP spill registers (0.97 of the speed).
+    dK, dV, S and dP leave a thread some 30 registers. Two loops are 5% faster at D64; the fused kernel, whose two spill
+    32 bytes, is 10% faster with one. P is rounded as late as dP is there: 16 bits of it beside all of S and dP spill.
     """
+    (
+        _, _, sums, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, tile_ring, _, _, _, _,
+        q_full, q_empty, do_full, do_empty, group, num_queries, num_keys, padded, score_scale, _,
+    ) = arguments  # fmt: skip
     dtype: gl.constexpr = q_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
-    key_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     row_layout: gl.constexpr = gl.SliceLayout(0, score_layout)
     none = gl.zeros([64, BLOCK_M], gl.float32, score_layout)
+    if FUSED:
+        sums_row = (told(tile_ring, tile, HEAD) * group + member) * hidden(padded)
+    masked = told(tile_ring, tile, MASKED)
+    start = told(tile_ring, tile, START)
+    jump = told(tile_ring, tile, JUMP)
+    begin = 0
+    end = masked
+    if TURNS_OF == "whole":
+        begin = masked
+    if TURNS_OF != "masked":
+        end = told(tile_ring, tile, TURNS)
     for turn in range(begin, end):
-        slot = step % STAGES
-        phase = (step // STAGES) & 1
-        block = low + turn - tail
-        if EDGE:
-            block = _block_of(turn, low, turns, tail)
+        row = start + turn * BLOCK_M
+        if TURNS_OF != "whole":
+            row = _row_of(turn, start, jump, BLOCK_M)
+        slot = step & (STAGES - 1)
+        phase = (step & STAGES) // STAGES
+        own = hidden(WORKER)  # 16 descriptors of K and V would stay in 32 registers
         q_tile = q_ring.index(slot)
         do_tile = do_ring.index(slot)
         mbarrier.wait(q_full.index(slot), phase)
-        scores = warpgroup_mma(k_tiles.index(WORKER), q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        scores = warpgroup_mma(k_tiles.index(own), q_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(do_full.index(slot), phase)
-        dp = warpgroup_mma(v_tiles.index(WORKER), do_tile.permute((1, 0)), none, use_acc=False, is_async=True)
+        dp = warpgroup_mma(v_tiles.index(own), do_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(1, [scores])
         row_lse = lse_ring.index(slot).load(row_layout)
         p = gl.exp2(scores * score_scale - row_lse[None, :])
-        if EDGE:
-            # the bounds of a key's queries within the block, once: each element is then compared with them
-            start = block * BLOCK_M
-            rows = gl.arange(0, BLOCK_M, row_layout)
-            keys = first_key + gl.arange(0, 64, key_layout)
-            inside = rows[None, :] < gl.where(keys < num_keys, num_queries - start, 0)[:, None]
-            seen = inside
-            if CAUSAL:
-                seen = seen & (rows[None, :] >= (keys - (num_keys - num_queries + start))[:, None])
-            p = gl.where(seen, p, 0.0)
+        if TURNS_OF == "masked":
+            first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+            masks = _masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
+            p = gl.where(masks[1], p, 0.0)
         dp = warpgroup_mma_wait(0, [dp])
+        if TURNS_OF != "all":
+            dv = warpgroup_mma(gl.convert_layout(p.to(dtype), a_layout), do_tile, dv, is_async=True)
         row_delta = delta_ring.index(slot).load(row_layout)
-        dv = warpgroup_mma(gl.convert_layout(p.to(dtype), a_layout), do_tile, dv, is_async=True)
-        ds = p * (dp - row_delta[None, :])
-        if EDGE:
-            ds = gl.where(inside, ds, 0.0)  # P is 0 there, but dP is NaN beside an Inf of V or dO
-        ds = ds.to(dtype)
+        ds = dp - row_delta[None, :]
+        # P is 0 where there is nothing, but dP is NaN beside an Inf of V or dO. The mask of dS is made anew: 64
+        # predicates would be kept in registers.
+        if TURNS_OF == "masked":
+            first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+            masks = _masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
+            ds = gl.where(masks[0], ds, 0.0)
+        if TURNS_OF == "all":
+            if turn < masked:
+                first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
+                inside, seen = _masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
+                p = gl.where(seen, p, 0.0)
+                ds = gl.where(inside, ds, 0.0)
+            dv = warpgroup_mma(gl.convert_layout(p.to(dtype), a_layout), do_tile, dv, is_async=True)
+        ds = (p * ds).to(dtype)
         if FUSED:
-            buffer = step % 2 * WORKERS
+            buffer = (step & 1) * WORKERS
             ds_ring.index(buffer + WORKER).store(ds)
             fence_async_shared()
             _named_barrier("sync", 8)  # both are done with the dS of two steps before, too
@@ -191,7 +265,7 @@ def _consume_blocks(
             dv = warpgroup_mma_wait(1 + WORKERS, [dv])
             mbarrier.arrive(do_empty.index(slot))
             dq = warpgroup_mma_wait(1, [dq])
-            _add_dq(dq, sums, sums_row + block * BLOCK_M, WORKER)
+            _add_dq(dq, sums, sums_row + row, WORKER)
         else:
             dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q_tile, dk, is_async=True)
             dv = warpgroup_mma_wait(1, [dv])
@@ -209,42 +283,38 @@ def _consume(
 ):  # fmt: skip
     """64 keys of each tile; the heads of a group one after the other, so that dK and dV are sums in one order."""
     (
-        grad_k, grad_v, sums, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, tile_ring,
-        tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty,
-        num_tiles, all_heads, group, heads_together, num_queries, num_keys, padded, score_scale, grad_scale,
+        grad_k, grad_v, _, _, _, q_ring, _, _, _, _, tile_ring, tile_full, k_full, v_full, kv_empty, _, _, _, _,
+        group, _, num_keys, _, _, grad_scale,
     ) = arguments  # fmt: skip
     dtype: gl.constexpr = q_ring.dtype
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     step = 0
     tile = 0
-    index = told_tile(tile_ring, tile_full, tile)
-    while index < num_tiles * all_heads:
-        first, head, low, turns, edges, tail = _place(
-            index, num_tiles, all_heads, heads_together, num_queries, num_keys, CAUSAL, BLOCK_M
-        )
-        first += 64 * WORKER
+    mbarrier.wait(tile_full.index(0), 0)
+    while told(tile_ring, tile, HEAD) >= 0:
         dk = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
         dv = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
         mbarrier.wait(k_full, tile & 1)
         mbarrier.wait(v_full, tile & 1)
         for member in range(group):
-            sums_row = (head * group + member) * padded
-            dk, dv, step = _consume_blocks(
-                dk, dv, step, 0, edges, low, turns, tail, first, num_queries, num_keys, score_scale, sums, sums_row,
-                k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, q_full, q_empty, do_full, do_empty,
-                WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, True,
-            )  # fmt: skip
-            dk, dv, step = _consume_blocks(
-                dk, dv, step, edges, turns, low, turns, tail, first, num_queries, num_keys, score_scale, sums, sums_row,
-                k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, q_full, q_empty, do_full, do_empty,
-                WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, False,
-            )  # fmt: skip
+            if FUSED:
+                dk, dv, step = _consume_blocks(
+                    dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, "all"
+                )
+            else:
+                dk, dv, step = _consume_blocks(
+                    dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, "masked"
+                )
+                dk, dv, step = _consume_blocks(
+                    dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, "whole"
+                )
+        base = told(tile_ring, tile, HEAD).to(gl.int64) * num_keys
+        first = told(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(kv_empty)
-        base = head.to(gl.int64) * num_keys
         store_rows((dk * grad_scale).to(dtype), grad_k, base, first, num_keys, HEAD_DIM)
         store_rows(dv.to(dtype), grad_v, base, first, num_keys, HEAD_DIM)
         tile += 1
-        index = told_tile(tile_ring, tile_full, tile)
+        mbarrier.wait(tile_full.index(tile & 1), (tile & 2) // 2)
 
 
 @gluon.jit
@@ -253,57 +323,59 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
     (
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring,
         tile_ring, tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, counter,
-        num_tiles, kv_heads, all_heads, group, heads_together, num_queries, num_keys, padded,
+        batch, kv_heads, group, heads_together, num_queries, num_keys, padded,
     ) = arguments  # fmt: skip
+    num_tiles = gl.cdiv(hidden(num_keys), BLOCK_N)  # computed before, these would be kept by the consumers, too
+    all_heads = hidden(batch) * kv_heads
     dtype: gl.constexpr = q_ring.dtype
     q_layout: gl.constexpr = q_desc.layout
     kv_layout: gl.constexpr = k_desc.layout
     step = 0
     tile = 0
-    index = claim_tile(counter, tile_ring, tile_full, tile)
-    while index < num_tiles * all_heads:
-        first, head, low, turns, _, tail = _place(
-            index, num_tiles, all_heads, heads_together, num_queries, num_keys, CAUSAL, BLOCK_M
-        )
-        batch = head // kv_heads
+    facts = _claim(counter, num_tiles, all_heads, heads_together, num_queries, num_keys, CAUSAL, BLOCK_M)
+    tell(tile_ring, tile_full, tile, facts)
+    while facts[0] >= 0:
+        head, first, turns, _, start, jump = facts
+        batch_id = head // kv_heads
         kv_head = head % kv_heads
         mbarrier.wait(kv_empty, tile & 1 ^ 1)
         mbarrier.expect(k_full, BLOCK_N * HEAD_DIM * 2)
         for worker in gl.static_range(WORKERS):
             tma.async_copy_global_to_shared(
-                k_desc, [batch, kv_head, first + 64 * worker, 0], k_full,
+                k_desc, [batch_id, kv_head, first + 64 * worker, 0], k_full,
                 k_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], kv_layout),
             )  # fmt: skip
         mbarrier.expect(v_full, BLOCK_N * HEAD_DIM * 2)
         for worker in gl.static_range(WORKERS):
             tma.async_copy_global_to_shared(
-                v_desc, [batch, kv_head, first + 64 * worker, 0], v_full,
+                v_desc, [batch_id, kv_head, first + 64 * worker, 0], v_full,
                 v_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], kv_layout),
             )  # fmt: skip
         for member in range(group):
             query_head = kv_head * group + member
-            rows = (head * group + member) * padded
+            rows = (head * group + member) * hidden(padded)
             for turn in range(turns):
-                row = _block_of(turn, low, turns, tail) * BLOCK_M
-                slot = step % STAGES
-                free = (step // STAGES) & 1 ^ 1
+                row = _row_of(turn, start, jump, BLOCK_M)
+                slot = step & (STAGES - 1)
+                free = (step & STAGES) // STAGES ^ 1
                 mbarrier.wait(q_empty.index(slot), free)
                 mbarrier.expect(q_full.index(slot), BLOCK_M * (HEAD_DIM * 2 + 4))
                 tma.async_copy_global_to_shared(
-                    q_desc, [batch, query_head, row, 0], q_full.index(slot),
+                    q_desc, [batch_id, query_head, row, 0], q_full.index(slot),
                     q_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_M, HEAD_DIM], q_layout),
                 )  # fmt: skip
                 tma.async_copy_global_to_shared(lse_desc, [rows + row], q_full.index(slot), lse_ring.index(slot))
                 mbarrier.wait(do_empty.index(slot), free)
                 mbarrier.expect(do_full.index(slot), BLOCK_M * (HEAD_DIM * 2 + 4))
                 tma.async_copy_global_to_shared(
-                    do_desc, [batch, query_head, row, 0], do_full.index(slot),
+                    do_desc, [batch_id, query_head, row, 0], do_full.index(slot),
                     do_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_M, HEAD_DIM], q_layout),
                 )  # fmt: skip
                 tma.async_copy_global_to_shared(delta_desc, [rows + row], do_full.index(slot), delta_ring.index(slot))
                 step += 1
         tile += 1
-        index = claim_tile(counter, tile_ring, tile_full, tile)
+        facts = _claim(counter, num_tiles, all_heads, heads_together, num_queries, num_keys, CAUSAL, BLOCK_M)
+        tell(tile_ring, tile_full, tile, facts)
 
 
 DYNAMIC = [
@@ -325,7 +397,6 @@ def attention_backward_dkv_hopper(
     FUSED: sums (B, H, padded, D) float32, zeros, take dQ before its scale. counter: int32, zero.
     """
     dtype: gl.constexpr = q.dtype.element_ty
-    num_tiles = gl.cdiv(num_keys, BLOCK_N)
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, HEAD_DIM], dtype)
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, BLOCK_M, HEAD_DIM], dtype)
     row_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
@@ -357,7 +428,7 @@ def attention_backward_dkv_hopper(
     if FUSED:
         ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, BLOCK_M], dtype)
         ds_ring = gl.allocate_shared_memory(dtype, [2 * WORKERS, 64, BLOCK_M], ds_layout)
-    tile_ring = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_ring = gl.allocate_shared_memory(gl.int32, [2 * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tile_full = _barriers(2, 1)
     k_full = _barriers(1, 1).index(0)
     v_full = _barriers(1, 1).index(0)
@@ -369,12 +440,12 @@ def attention_backward_dkv_hopper(
     consumer = (
         grad_k, grad_v, sums, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, tile_ring,
         tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty,
-        num_tiles, batch * kv_heads, group, heads_together, num_queries, num_keys, padded, score_scale, grad_scale,
+        group, num_queries, num_keys, padded, score_scale, grad_scale,
     )  # fmt: skip
     producer = (
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring,
         tile_ring, tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, counter,
-        num_tiles, kv_heads, batch * kv_heads, group, heads_together, num_queries, num_keys, padded,
+        batch, kv_heads, group, heads_together, num_queries, num_keys, padded,
     )  # fmt: skip
     gl.warp_specialize(
         [

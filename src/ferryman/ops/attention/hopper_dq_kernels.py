@@ -10,21 +10,25 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC, claim_tile, store_rows, told_tile
+from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC, FACTS, below, store_rows, tell, told
 from ferryman.ops.attention.hopper_kernels import _barriers
 
 WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)
+# What `_claim` says of a tile: the head of the batch, or -1 where all are done; its first query row; how many blocks of
+# keys some row sees, and how many of them, the leading ones, all rows see
+HEAD, FIRST, BLOCKS, WHOLE = map(gl.constexpr, range(4))
 
 
 @gluon.jit
-def _place(index, num_tiles, heads, heads_together, num_queries, num_keys, CAUSAL: gl.constexpr):
-    """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see)."""
+def _claim(counter, num_tiles, heads, heads_together, num_queries, num_keys, CAUSAL: gl.constexpr):
+    """The next tile of the grid (HEAD, FIRST, ..): programs that are done early take more."""
+    index = gl.atomic_add(counter, 1, sem="relaxed")
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
-    count = gl.minimum(heads_together, heads - head_first)
+    count = gl.maximum(gl.minimum(heads_together, heads - head_first), 1)
     within = index % group_size
     tile = within // count
     head = head_first + within % count
@@ -36,23 +40,32 @@ def _place(index, num_tiles, heads, heads_together, num_queries, num_keys, CAUSA
         last = gl.minimum(tile * BLOCK_M + BLOCK_M, num_queries)
         blocks = gl.minimum(blocks, gl.cdiv(gl.maximum(last + shift, 0), BLOCK_N))
         full = gl.minimum(full, gl.maximum(tile * BLOCK_M + shift + 1, 0) // BLOCK_N)
-    return tile * BLOCK_M, head, blocks, gl.minimum(full, blocks)
+    if index >= num_tiles * heads:
+        head = -1
+    return head, tile * BLOCK_M, blocks, gl.minimum(full, blocks)
 
 
 @gluon.jit
 def _consume_blocks(
-    dq, step, first, last, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, row_lse, row_delta,
+    dq, step, tile, tile_ring, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty, row_lse, row_delta,
     position, num_keys, score_scale, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
-    """dQ += dS K over blocks ``first`` down to ``last``. EDGE: some key of a block is hidden from some row."""
+    """dQ += dS K over blocks of keys, the last one first. EDGE: those with a key that is hidden from some row; without
+    it those before. In one loop that asks at each block 0.98 of the speed at D128, 0.96 at D64."""
     dtype: gl.constexpr = k_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     a_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     none = gl.zeros([64, BLOCK_N], gl.float32, score_layout)
-    for block in range(first, last - 1, -1):
-        slot = step % STAGES
-        phase = (step // STAGES) & 1
+    first = told(tile_ring, tile, BLOCKS)
+    last = told(tile_ring, tile, WHOLE)
+    if not EDGE:
+        first = last
+        last = 0
+    for block in range(first - 1, last - 1, -1):
+        slot = step & (STAGES - 1)
+        phase = (step & STAGES) // STAGES
         k_tile = k_ring.index(slot)
         mbarrier.wait(k_full.index(slot), phase)
         scores = warpgroup_mma(q_tile, k_tile.permute((1, 0)), none, use_acc=False, is_async=True)
@@ -60,19 +73,19 @@ def _consume_blocks(
         dp = warpgroup_mma(do_tile, v_ring.index(slot).permute((1, 0)), none, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(1, [scores])
         p = gl.exp2(scores * score_scale - row_lse[:, None])
-        if EDGE:
-            keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))[None, :]
-            inside = keys < num_keys - block * BLOCK_N
-            seen = inside
-            if CAUSAL:
-                seen = keys < gl.minimum(position + 1, num_keys)[:, None] - block * BLOCK_N
-            p = gl.where(seen, p, 0.0)
         dp = warpgroup_mma_wait(0, [dp])
         mbarrier.arrive(v_empty.index(slot))
-        ds = p * (dp - row_delta[:, None])
+        ds = dp - row_delta[:, None]
         if EDGE:
+            columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, score_layout))
+            inside = below(gl.full([64], num_keys - block * BLOCK_N, gl.int32, row_layout), columns)
             ds = gl.where(inside, ds, 0.0)  # P is 0 beside a padded key, but dP is NaN where dO is Inf
-        dq = warpgroup_mma(gl.convert_layout(ds.to(dtype), a_layout), k_tile, dq, is_async=True)
+            seen = inside
+            if CAUSAL:
+                seen = below(gl.minimum(position + 1, num_keys) - block * BLOCK_N, columns)
+            p = gl.where(seen, p, 0.0)
+        ds = (p * ds).to(dtype)
+        dq = warpgroup_mma(gl.convert_layout(ds, a_layout), k_tile, dq, is_async=True)
         dq = warpgroup_mma_wait(0, [dq])
         mbarrier.arrive(k_empty.index(slot))
         step += 1
@@ -85,7 +98,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
     (
         grad_q, rows_lse, rows_delta, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,
         k_full, k_empty, v_full, v_empty,
-        num_tiles, batch_heads, heads_together, num_queries, num_keys, padded, score_scale, grad_scale,
+        num_queries, num_keys, padded, score_scale, grad_scale,
     ) = arguments  # fmt: skip
     dtype: gl.constexpr = k_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -94,28 +107,29 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
     do_tile = do_tiles.index(WORKER)
     step = 0
     tile = 0
-    index = told_tile(tile_ring, tile_full, tile)
-    while index < num_tiles * batch_heads:
-        row, head, blocks, full = _place(index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
-        row += 64 * WORKER
-        rows = row + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
+    mbarrier.wait(tile_full.index(0), 0)
+    while told(tile_ring, tile, HEAD) >= 0:
+        head = told(tile_ring, tile, HEAD)
+        rows = told(tile_ring, tile, FIRST) + 64 * WORKER + gl.arange(0, 64, gl.SliceLayout(1, score_layout))
         row_lse = gl.load(rows_lse + (head.to(gl.int64) * padded + rows))
         row_delta = gl.load(rows_delta + (head.to(gl.int64) * padded + rows))
         position = rows + (num_keys - num_queries)
         dq = gl.zeros([64, HEAD_DIM], gl.float32, acc_layout)
         mbarrier.wait(q_full, tile & 1)
         dq, step = _consume_blocks(
-            dq, step, blocks - 1, full, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+            dq, step, tile, tile_ring, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
             row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, CAUSAL, True,
         )  # fmt: skip
         dq, step = _consume_blocks(
-            dq, step, full - 1, 0, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
+            dq, step, tile, tile_ring, q_tile, do_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
             row_lse, row_delta, position, num_keys, score_scale, HEAD_DIM, CAUSAL, False,
         )  # fmt: skip
+        base = told(tile_ring, tile, HEAD).to(gl.int64) * num_queries
+        first = told(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(q_empty)
-        store_rows((dq * grad_scale).to(dtype), grad_q, head.to(gl.int64) * num_queries, row, num_queries, HEAD_DIM)
+        store_rows((dq * grad_scale).to(dtype), grad_q, base, first, num_queries, HEAD_DIM)
         tile += 1
-        index = told_tile(tile_ring, tile_full, tile)
+        mbarrier.wait(tile_full.index(tile & 1), (tile & 2) // 2)
 
 
 @gluon.jit
@@ -131,9 +145,10 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
     kv_layout: gl.constexpr = k_desc.layout
     step = 0
     tile = 0
-    index = claim_tile(counter, tile_ring, tile_full, tile)
-    while index < num_tiles * batch_heads:
-        row, head, blocks, _ = _place(index, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+    facts = _claim(counter, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+    tell(tile_ring, tile_full, tile, facts)
+    while facts[0] >= 0:
+        head, row, blocks, _ = facts
         batch = head // num_heads
         query_head = head % num_heads
         kv_head = query_head // group
@@ -149,8 +164,8 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
                 do_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
             )  # fmt: skip
         for block in range(blocks - 1, -1, -1):
-            slot = step % STAGES
-            free = (step // STAGES) & 1 ^ 1
+            slot = step & (STAGES - 1)
+            free = (step & STAGES) // STAGES ^ 1
             mbarrier.wait(k_empty.index(slot), free)
             mbarrier.expect(k_full.index(slot), BLOCK_N * HEAD_DIM * 2)
             tma.async_copy_global_to_shared(
@@ -165,7 +180,8 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
             )  # fmt: skip
             step += 1
         tile += 1
-        index = claim_tile(counter, tile_ring, tile_full, tile)
+        facts = _claim(counter, num_tiles, batch_heads, heads_together, num_queries, num_keys, CAUSAL)
+        tell(tile_ring, tile_full, tile, facts)
 
 
 @gluon.jit(do_not_specialize=DYNAMIC)
@@ -202,7 +218,7 @@ def attention_backward_dq_hopper(
     do_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
-    tile_ring = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile_ring = gl.allocate_shared_memory(gl.int32, [2 * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     tile_full = _barriers(2, 1)
     q_full = _barriers(1, 1).index(0)
     q_empty = _barriers(1, WORKERS).index(0)
@@ -213,7 +229,7 @@ def attention_backward_dq_hopper(
     consumer = (
         grad_q, rows_lse, rows_delta, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,
         k_full, k_empty, v_full, v_empty,
-        num_tiles, batch_heads, heads_together, num_queries, num_keys, padded, score_scale, grad_scale,
+        num_queries, num_keys, padded, score_scale, grad_scale,
     )  # fmt: skip
     producer = (
         q_desc, do_desc, k_desc, v_desc, q_tiles, do_tiles, k_ring, v_ring, tile_ring, tile_full, q_full, q_empty,

@@ -1,0 +1,214 @@
+"""Attention's backward pass where few query rows meet many keys (decoding), in Triton: K and V are read once.
+
+The query rows of a KV head's whole group are one tile of 16, which the keys go by; each block of them is written to dK
+and dV at once, and dQ is summed in registers. The keys of a head are divided over programs, whose float32 parts of dQ a
+second kernel adds in order: no atomics, bitwise repeatable. Limit: the bytes of K, V, dK and dV.
+
+H200, bf16, us (cuDNN, the kernels for many queries, a copy of K and V), one query of 32 heads: 8 KV heads of D128, B32
+with 4096 keys 296 (1757, 2373, 259), B1 with 32768 keys 87 (466, 1412, 68); B32 with 32 KV heads of D64, 2048 keys, 296
+(462, 1154, 257).
+
+Same meaning and rounding points as ``triton_kernels.attention_backward``, which serves whatever `serves` refuses.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ferryman.backends.base import Target
+from ferryman.backends.triton import launch
+from ferryman.ops.attention.triton_kernels import (
+    LOG2E,
+    Config,
+    _block_d,
+    _family,
+    _hide_queries,
+    _load_rows,
+    _num_splits,
+    _options,
+    _precision,
+    _too_wide,
+    _wide,
+)
+
+_ROWS = 16  # the least that a matrix unit takes
+
+
+@triton.jit
+def _few_range(
+    dq, q, do, k, v, grad_k, grad_v, lse, delta, query, query_inside, lo, hi, num_queries, num_keys, window,
+    stride_kn, stride_vn, score_scale, grad_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of keys [lo, hi) are written, their part of dQ is added. Scores are kept transposed, (keys, queries).
+
+    EDGE: a block may reach beyond the keys, the diagonal or the window. Query rows beyond the end are hidden always.
+    """
+    tile = tl.arange(0, BLOCK_N)
+    offsets = tile
+    if WIDE:
+        offsets = tile.to(tl.int64)
+    cols = tl.arange(0, BLOCK_D)
+    for start in tl.range(lo, hi, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        left = num_keys - start
+        k_tile = _load_rows(k + _wide(start) * stride_kn, stride_kn, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
+        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
+        scores = tl.dot(k_tile, tl.trans(q), input_precision=PRECISION) * score_scale
+        dp = tl.dot(v_tile, tl.trans(do), input_precision=PRECISION)
+        if EDGE:
+            scores = _hide_queries(
+                scores, query, query_inside, (start + tile)[:, None], num_queries, num_keys, window,
+                CAUSAL, HAS_WINDOW, FOLD,
+            )  # fmt: skip
+        else:
+            scores = tl.where(query_inside, scores, float("-inf"))
+        p = tl.exp2(scores - lse)
+        ds = p * (dp - delta)
+        inside = query_inside  # 0 * v is NaN where v is Inf, and so is do * 0 where do is
+        if EDGE:
+            inside = inside & (tile < left)[:, None]
+        ds = tl.where(inside, ds, 0.0).to(k_tile.dtype)
+        dv = tl.dot(p.to(do.dtype), do, input_precision=PRECISION)
+        dk = tl.dot(ds, q, input_precision=PRECISION) * grad_scale
+        dq = tl.dot(tl.trans(ds), k_tile, dq, input_precision=PRECISION)
+        where = _wide(start) * HEAD_DIM + (tile[:, None] * HEAD_DIM + cols[None, :])
+        if EDGE:
+            stored = (tile < left)[:, None] & (cols < HEAD_DIM)[None, :]
+            tl.store(grad_k + where, dk.to(grad_k.dtype.element_ty), mask=stored)
+            tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=stored)
+        elif HEAD_DIM < BLOCK_D:
+            tl.store(grad_k + where, dk.to(grad_k.dtype.element_ty), mask=cols[None, :] < HEAD_DIM)
+            tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=cols[None, :] < HEAD_DIM)
+        else:
+            tl.store(grad_k + where, dk.to(grad_k.dtype.element_ty))
+            tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty))
+    return dq
+
+
+@triton.jit(do_not_specialize=["num_heads", "group", "num_queries", "num_keys", "window", "score_scale", "grad_scale"])
+def attention_backward_few(
+    q, k, v, out, grad_out, grad_lse, lse, parts, grad_k, grad_v,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
+    num_heads, group, num_queries, num_keys, window, score_scale, grad_scale,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_GRAD_LSE: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Grid (batch * KV heads, splits). parts (splits, B, H, Sq, D) float32: dQ, before its scale, of a share of keys.
+    A tile's rows are (query, head of the group) pairs, query-major."""
+    head_id = tl.program_id(0)
+    kv_heads = num_heads // group
+    batch = head_id // kv_heads
+    kv_head = head_id % kv_heads
+    rows = tl.arange(0, BLOCK_M)
+    row_inside = rows < num_queries * group
+    query = rows // group
+    head = kv_head * group + rows % group
+    cols = tl.arange(0, BLOCK_D)
+    inside = row_inside[:, None] & (cols < HEAD_DIM)[None, :]
+    wide_head = head.to(tl.int64)
+    wide_query = query.to(tl.int64)
+
+    of_q = (_wide(batch) * stride_qb + wide_head * stride_qh + wide_query * stride_qm)[:, None] + cols[None, :]
+    of_out = (_wide(batch) * stride_ob + wide_head * stride_oh + wide_query * stride_om)[:, None] + cols[None, :]
+    of_do = (_wide(batch) * stride_gb + wide_head * stride_gh + wide_query * stride_gm)[:, None] + cols[None, :]
+    q_tile = tl.load(q + of_q, mask=inside, other=0.0)
+    o_tile = tl.load(out + of_out, mask=inside, other=0.0)
+    do_tile = tl.load(grad_out + of_do, mask=inside, other=0.0)
+    per_row = (_wide(batch) * num_heads + wide_head) * num_queries + wide_query
+    row_delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_GRAD_LSE:
+        row_delta -= tl.load(grad_lse + per_row, mask=row_inside, other=0.0).to(tl.float32)
+    row_lse = tl.load(lse + per_row, mask=row_inside, other=float("-inf")) * LOG2E
+    row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)  # rows that see nothing: P = exp2(-inf) = 0
+
+    k += _wide(batch) * stride_kb + _wide(kv_head) * stride_kh
+    v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
+    grad_k += _wide(head_id) * num_keys * HEAD_DIM
+    grad_v += _wide(head_id) * num_keys * HEAD_DIM
+    share = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), tl.num_programs(1)) * BLOCK_N
+    lo = tl.program_id(1) * share
+    hi = tl.minimum(lo + share, num_keys)
+    full = num_keys
+    if CAUSAL:
+        full = tl.maximum(num_keys - num_queries + 1, 0)  # keys that every row sees
+    if HAS_WINDOW:
+        full = 0
+    full = tl.maximum(tl.minimum(full // BLOCK_N * BLOCK_N, hi), lo)
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dq = _few_range(
+        dq, q_tile, do_tile, k, v, grad_k, grad_v, row_lse[None, :], row_delta[None, :], query[None, :],
+        row_inside[None, :], lo, full, num_queries, num_keys, window, stride_kn, stride_vn, score_scale, grad_scale,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, WIDE, FOLD, PRECISION, False,
+    )  # fmt: skip
+    dq = _few_range(
+        dq, q_tile, do_tile, k, v, grad_k, grad_v, row_lse[None, :], row_delta[None, :], query[None, :],
+        row_inside[None, :], full, hi, num_queries, num_keys, window, stride_kn, stride_vn, score_scale, grad_scale,
+        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, WIDE, FOLD, PRECISION, True,
+    )  # fmt: skip
+    all_rows = _wide(tl.num_programs(0)) * group * num_queries
+    to = parts + ((_wide(tl.program_id(1)) * all_rows + per_row) * HEAD_DIM)[:, None] + cols[None, :]
+    tl.store(to, dq, mask=inside)
+
+
+@triton.jit(do_not_specialize=["elements", "splits", "grad_scale"])
+def attention_backward_few_sum(parts, grad_q, elements, splits, grad_scale, BLOCK: tl.constexpr):
+    """grad_q: the sum of parts (splits, elements) float32, in order, scaled and rounded."""
+    index = _wide(tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < elements
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.range(0, splits):
+        total += tl.load(parts + _wide(split) * elements + index, mask=inside, other=0.0)
+    tl.store(grad_q + index, (total * grad_scale).to(grad_q.dtype.element_ty), mask=inside)
+
+
+def serves(q: torch.Tensor, k: torch.Tensor, softcap: float, mask: torch.Tensor | None, target: Target) -> bool:
+    """Whether `backward` takes the call. RDNA3's matrix instruction wants both operands twice in registers: there it
+    spills at any tile from D128 on."""
+    rows = q.shape[2] * (q.shape[1] // k.shape[1])
+    plain = softcap == 0.0 and mask is None and q.dtype in (torch.float16, torch.bfloat16)
+    return plain and rows <= _ROWS and _family(target) != "rdna"
+
+
+def _config(target: Target, head_dim: int) -> Config:
+    wide = _block_d(head_dim) > 128
+    if target.vendor == "amd":
+        return Config(_ROWS, 16 if wide else 32, 8, 1, {"matrix_instr_nonkdim": 16, "waves_per_eu": 2})
+    if _family(target) == "nvidia-227k" and not wide:
+        return Config(_ROWS, 64 if head_dim <= 64 else 32, 4, 3)
+    if target.vendor == "nvidia" and not wide:
+        return Config(_ROWS, 32, 4, 2)
+    return Config(_ROWS, 32, 8, 2)
+
+
+def backward(
+    grad_out: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor,
+    causal: bool, scale: float, window: int | None, target: Target,
+) -> None:  # fmt: skip
+    """The gradients, contiguous, are written; the rest as in ``triton_kernels.attention_backward``."""
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    config = _config(target, dim)
+    splits = _num_splits(target, batch * kv_heads, keys)
+    parts = torch.empty((splits, *grad_q.shape), dtype=torch.float32, device=q.device)
+    launch(
+        attention_backward_few, (batch * kv_heads, splits),
+        q, k, v, out, grad_out, grad_lse, lse, parts, grad_k, grad_v,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad_out.stride()[:3],
+        heads, heads // kv_heads, queries, keys, min(window or 0, queries + keys), scale * LOG2E.value, scale,
+        device=q.device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+        CAUSAL=causal, HAS_WINDOW=window is not None, HAS_GRAD_LSE=grad_lse is not None,
+        WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2))), FOLD=target.vendor == "amd",
+        PRECISION=_precision(q.dtype), **_options(config),
+    )  # fmt: skip
+    launch(
+        attention_backward_few_sum, (triton.cdiv(grad_q.numel(), 1024),),
+        parts, grad_q, grad_q.numel(), splits, scale,
+        device=q.device, BLOCK=1024, num_warps=4, num_stages=1,
+    )  # fmt: skip
