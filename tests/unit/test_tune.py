@@ -58,6 +58,16 @@ def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(
     assert len(document.choices["silu_mul"]) == 2 and lockfile_document.differing(document, CPU) == []
 
 
+def test_an_output_that_is_empty_ends_no_process(planted: None, tmp_path: Path) -> None:
+    """linear_backward gives an empty gradient for a bias that is None: the candidate was recorded as a crash."""
+    path = tmp_path / "lock.json"
+    given = {"device": "cpu", "dtype": torch.float32, "silence": 60.0, "command": WORKER}
+    found = tuning.tune(path, ["linear_backward"], ["torch", "definition"], **given)  # type: ignore[arg-type]
+    assert [one.case for one in found] == ["square", "ragged"]  # without a bias, and with one
+    for one in found:
+        assert one.entry is not None and [c.error for c in one.entry.candidates] == [None, None]
+
+
 def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, tmp_path: Path) -> None:
     found = tune(tmp_path / "lock.json", "hang", "torch", silence=4.0)
     assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2

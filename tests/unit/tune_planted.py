@@ -15,6 +15,7 @@ from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, grid
+from ferryman.porting.cases import forward_of
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late")
 LINES = {name: Implementation("silu_mul", name, "nowhere:none") for name in NAMES}
@@ -75,7 +76,7 @@ def plant(put: Callable[[Any, str, Any], None]) -> None:
 
 
 def cases(op: Primitive, size: str, device: torch.device) -> list[Case]:
-    return [case for case in op.cases() if case.tier == "small"][:2]
+    return [case for case in (forward_of(op) or op).cases() if case.tier == "small"][:2]
 
 
 if __name__ == "__main__":
