@@ -89,7 +89,7 @@ def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str
     behind: dict[str, tuple[float, float]] = {}  # candidate -> weighted log of its time over the best, weight
     for other, entry in entries.items():
         apart = distance(region, other, entry)
-        times = {c.implementation: c.seconds for c in entry.candidates if c.seconds is not None}
+        times = entry.times
         if apart is None or apart > REACH or not times:
             continue
         assert entry.bytes is not None and entry.flops is not None

@@ -186,8 +186,11 @@ def _sets(device: torch.device, size: int, cache: int) -> int:
 
 
 def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
-    """The op's menu on these inputs, or the part of it that the plan names; with the reasons where one refuses."""
-    target, view = select.target_of(plan.profile), select.View.of(op, args, plan.profile)
+    """The op's menu on these inputs, or the part of it that the plan names; with the reasons where one refuses.
+
+    Each as dispatch would run it: in the configuration that was measured fastest, where the lockfile has one.
+    """
+    view = select.View.of(op, args, plan.profile)
     found = []
     for line in registry.implementations(op.name):
         asked = line.name in plan.implementations
@@ -195,13 +198,19 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
             continue
         if plan.profile.vendor not in registry.backends()[line.backend].vendors:
             continue
-        made = Contender(
-            line.name, "implementation", functools.partial(_launched, line, target), functools.partial(_public, op)
-        )
         why = select.refusals(line, view, plan.profile)
+        made = configured(plan, op, line, "" if why else select.configuration_of(op, args, plan.profile, line))
         made.skipped = "; ".join(why) if why else None
         found.append(made)
     return found
+
+
+def configured(plan: Plan, op: Primitive, line: Implementation, configuration: str = "") -> Contender:
+    """One implementation in one of its configurations; "" is its own plan."""
+    target = select.target_of(plan.profile, configuration)
+    return Contender(
+        line.name, "implementation", functools.partial(_launched, line, target), functools.partial(_public, op)
+    )
 
 
 def _launched(line: Implementation, target: Any, args: tuple[Any, ...]) -> Callable[[], Any]:

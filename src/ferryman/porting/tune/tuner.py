@@ -197,19 +197,26 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
     if found["untrusted"]:
         return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
     measured = {name: statistics.median(values) for name, values in found["trials"].items()}
-    times = {name: measured[name] for name in sorted(measured, key=names.index)}  # by preference, which settles a tie
+    # by preference, which settles a tie; an implementation's own plan before its other configurations
+    times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
         return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
     winner = _best(times, found["noise"] or 0.0)
-    candidates = [Candidate(implementation=n, seconds=s) for n, s in times.items()]
-    candidates += [Candidate(implementation=n, error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
+    candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
+    candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(
-        implementation=winner, seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
+        **_named(winner), seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
         bytes=found["bytes"], flops=found["flops"], case=f"{case} {found['dtype']}", time=lockfile_document.now(),
         candidates=candidates,
     )  # fmt: skip
     lockfile_document.record(path, profile, {op: {found["key"]: entry}})
     return Outcome(op, case, "written", entry)
+
+
+def _named(candidate: str) -> dict[str, Any]:
+    """A worker's name of a candidate, as the lockfile has it."""
+    implementation, _, configuration = candidate.partition(" ")
+    return {"implementation": implementation, "configuration": {"name": configuration} if configuration else {}}
 
 
 def _best(times: dict[str, float], noise: float) -> str:
