@@ -15,7 +15,7 @@ import ferryman
 from ferryman import ops
 from ferryman.cli import doctor
 from ferryman.device_profiles import detect
-from ferryman.dispatch import cost, lockfile, lockfile_document, registry
+from ferryman.dispatch import cost, lockfile, lockfile_document, registry, select, state
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
@@ -66,6 +66,43 @@ def test_an_output_that_is_empty_ends_no_process(planted: None, tmp_path: Path) 
     assert [one.case for one in found] == ["square", "ragged"]  # without a bias, and with one
     for one in found:
         assert one.entry is not None and [c.error for c in one.entry.candidates] == [None, None]
+
+
+def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock.json"
+    entry = next(o.entry for o in tune(path, "forms", "slow"))
+    assert entry is not None and (entry.implementation, entry.configuration) == ("forms", {"name": "narrow"})
+    tried = {(c.implementation, c.configuration.get("name")): c for c in entry.candidates}
+    assert set(tried) == {("forms", None), ("forms", "narrow"), ("forms", "broken"), ("slow", None)}
+    assert tried["forms", "broken"].error == "RuntimeError: no such registers"
+    assert entry.times["forms"] == tried["forms", "narrow"].seconds
+    # dispatch hands the launcher the name, and takes none that the implementation does not list for the call
+    args = [
+        torch.randn(*spec.shape) for spec in tune_planted.cases(SILU, "small", torch.device("cpu"))[0].args.values()
+    ]
+    target = select.target_of(CPU, "narrow")
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    seen: list[Any] = []
+    launcher = registry.launcher
+    monkeypatch.setattr(
+        registry, "launcher", lambda line: lambda *given: seen.append(given[-1]) or launcher(line)(*given)
+    )
+    try:
+        for name in ("narrow", "hopeless", "gone", "Not An Identifier"):
+            path.write_text(path.read_text().replace('"narrow"', f'"{name}"'))
+            ferryman.reload()
+            decision = select.select(SILU, args, CPU, state.State({}, False))
+            listed = name in ("narrow", "hopeless")
+            assert decision.implementation.name == "forms" and decision.configuration == (name if listed else ""), name
+            if name == "narrow":
+                ops.silu_mul(*args)
+                assert seen == [target]
+            path.write_text(path.read_text().replace(f'"{name}"', '"narrow"'))
+    finally:
+        monkeypatch.undo()
+        ferryman.reload()
 
 
 def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ def rank(
     names: Sequence[str] | None = None,
 ) -> list[Ranked]:  # fmt: skip
     """Every implementation that can serve a call in its own plan, the most promising first; then the other
-    configurations, by predicted time. The definition, which runs anywhere, is left out unless
-    ``names`` has it.
+    configurations, by predicted time.
 
     args: in schema order; tensors may be on "meta". device: a profile or its name, which need not be here; by default
-    the accelerator, else the CPU. names: these implementations only, in order of preference. Raises UnknownName.
+    the accelerator, else the CPU. names: these implementations only, in order of preference; without them the
+    definition is left out, which runs anywhere. Raises UnknownName.
     """
     known, profile = op if isinstance(op, Primitive) else registry.primitive(op), resolve(device)
     view = select.View.of(known, args, profile)
