@@ -169,6 +169,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     found = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
     )  # the noise is the first's
+    found += _own_plans(plan, op, sets[0])
     for contender in found:
         runner.prepare(contender, sets, plan.device, seen.sample, again)
     racing = [c for c in found if c.timer is not None]
@@ -194,6 +195,16 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "predicted_seconds": decision.seconds.get(chosen),
         "untrusted": distrust(seen.condition(), spread(c.trials for c in kept)),
     }  # fmt: skip
+
+
+def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[runner.Contender]:
+    """What `runner.implementations` has in a tuned configuration, as it would run without a lockfile."""
+    found, view = [], select.View.of(op, args, plan.profile)
+    for line in registry.implementations(op.name):
+        if not select.refusals(line, view, plan.profile) and select.configuration_of(op, args, plan.profile, line):
+            found.append(runner.configured(plan, op, line))
+            found[-1].name += ", its own plan"
+    return found
 
 
 def work(given: argparse.Namespace, start: int) -> None:
