@@ -84,8 +84,28 @@ def test_every_configuration_can_serve_its_call_and_has_a_name_of_its_own() -> N
 
 def test_every_menu_line_that_has_configurations_ranks_its_op_s_standard_case() -> None:
     lines = [line for op in registry.primitives() for line in registry.implementations(op) if line.configurations]
-    assert {(line.op, line.name) for line in lines} == {("linear", "cuda")}
-    assert lines[0].ranked_configurations((*arguments(0, 8, 8),), select.target_of(H200)) == {}
+    assert {(line.op, line.name) for line in lines} == {("linear", "cuda"), ("attention", "triton")}
+    linear = next(line for line in lines if line.op == "linear")
+    assert linear.ranked_configurations(arguments(0, 8, 8), select.target_of(H200)) == {}
+
+
+def test_decoding_attention_ranks_in_how_many_pieces_keys_are_read() -> None:
+    triton = pytest.importorskip("ferryman.ops.attention.triton_kernels")
+
+    def ranked(batch: int, heads: int, kv: int, queries: int, keys: int) -> dict[str, float]:
+        sizes = (batch, heads, queries, 128), (batch, kv, keys, 128)
+        q, k = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
+        found: dict[str, float] = triton.configurations(q, k, k, True, None, None, 0.0, None, select.target_of(H200))
+        return found
+
+    found = ranked(1, 32, 8, 1, 32_768)
+    own, *others = found
+    assert own == f"splits_{triton._num_splits(select.target_of(H200), 8, 32_768)}" == "splits_33"
+    assert set(others) == {"splits_8", "splits_16", "splits_24", "splits_49", "splits_66"}
+    assert list(found.values()) == sorted(found.values()) and all(IDENTIFIER.fullmatch(name) for name in found)
+    assert ranked(1, 32, 8, 512, 512) == ranked(1, 32, 8, 1, 200) == ranked(0, 32, 8, 1, 4096) == {}
+    assert len(ranked(64, 32, 8, 1, 4096)) > 1  # enough programs without a split: one piece is the plan, more are tried
+    assert next(iter(ranked(64, 32, 8, 1, 4096))) == "splits_1"
 
 
 def test_the_command_shows_the_order_and_measures_nothing() -> None:

@@ -932,9 +932,43 @@ def _heads_together(target: Target, kv_heads: int, num_keys: int, head_dim: int,
     return max(1, min(kv_heads, target.l2_bytes // 2 // (2 * num_keys * head_dim * element_size)))
 
 
+_LEAST_KEYS = 128  # of a piece that is worth a measurement
+_MERGED_BLOCKS = 0.05  # what merging one piece more costs, in blocks of keys
+
+
 def _num_splits(target: Target, programs: int, num_keys: int) -> int:
     """Pieces for two programs per unit, of at least 256 keys each: merging smaller ones costs more than it saves."""
     return max(1, min(-(-2 * target.units // max(1, programs)), num_keys // 256, 128))
+
+
+def _decoding(q: torch.Tensor, k: torch.Tensor, target: Target) -> int | None:
+    """How many programs there are before keys are split, where a KV head's queries fit the decoding tile; else None."""
+    batch, heads, queries, dim = q.shape
+    kv_heads = k.shape[1]
+    rows = queries * (heads // kv_heads)
+    return batch * kv_heads if rows <= _decode_config(target, q.dtype, dim).block_m else None
+
+
+def configurations(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
+    softcap: float, mask: torch.Tensor | None, target: Target,
+) -> dict[str, float]:  # fmt: skip
+    """In how many pieces the keys of a decoding call are read, for the menu: as `_num_splits` says, fewer, more. Their
+    times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
+    keys = k.shape[2]
+    programs = None if q.numel() == 0 else _decoding(q, k, target)
+    if programs is None or keys < 2 * _LEAST_KEYS:
+        return {}
+    blocks = -(-keys // _decode_config(target, q.dtype, q.shape[-1]).block_n)
+
+    def time(splits: int) -> float:
+        return -(-programs * splits // (2 * target.units)) * -(-blocks // splits) + _MERGED_BLOCKS * splits
+
+    own = _num_splits(target, programs, keys)
+    most = min(128, keys // _LEAST_KEYS)
+    others = {s for s in (own // 4, own // 2, 3 * own // 4, 3 * own // 2, 2 * own, 4 * own) if 1 <= s <= most} - {own}
+    times = {s: max(time(s), time(own)) for s in sorted(others, key=time)}
+    return {f"splits_{s}": t for s, t in {own: time(own), **times}.items()}
 
 
 @functools.cache
@@ -987,11 +1021,10 @@ def attention(
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     group = heads // kv_heads
 
-    decode = _decode_config(target, q.dtype, dim)
-    pack = queries * group <= decode.block_m
-    config = decode if pack else _config(target, q.dtype, dim, "forward", rich)
-    grid_heads = batch * (kv_heads if pack else heads)
-    programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
+    decoding = _decoding(q, k, target)
+    pack = decoding is not None
+    config = _decode_config(target, q.dtype, dim) if pack else _config(target, q.dtype, dim, "forward", rich)
+    programs = batch * heads * triton.cdiv(queries, config.block_m) if decoding is None else decoding
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
@@ -999,7 +1032,10 @@ def attention(
             together = batch * heads  # tiles are dealt in advance: those of all heads end evenly, a group's do not
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
-    splits = _num_splits(target, programs, keys) if pack else 1
+    splits = 1
+    if pack:
+        named = target.configuration.removeprefix("splits_")
+        splits = int(named) if named else _num_splits(target, programs, keys)
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
     )  # fmt: skip
