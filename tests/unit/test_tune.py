@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,33 @@ def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, 
     errors = [c.error for o in found for c in o.entry.candidates if c.seconds is None]  # type: ignore[union-attr]
     told = "nothing within 4 s (time limit)"
     assert errors == [told, f"left out: on {found[0].case} it gave {told}"]  # one limit for the op, not one a case
+
+
+def test_candidates_run_once_ahead_in_processes_of_their_own(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("FERRYMAN_TEST_NOTES", str(notes))
+    monkeypatch.setattr(tuner, "AHEAD_CELLS", 1)
+    found = tune(tmp_path / "lock.json", "noted", "torch", ahead=2)
+    # each of the two cells was run by another process before the one that measured them both
+    by = [line.split() for line in notes.read_text().splitlines()]
+    pids = list(dict.fromkeys(pid for pid, _ in by))
+    ahead = {pid: [size for p, size in by if p == pid] for pid in pids[:2]}
+    assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [1, 1] and len({s for [s] in ahead.values()}) == 2
+    assert all(one.entry is not None for one in found)
+    # one that hangs costs the limit, one that crashes its process; the measurement records them
+    monkeypatch.setattr(tuner, "AHEAD_SECONDS", 8.0)
+    start = time.monotonic()
+    again = tune(tmp_path / "other.json", "crash", "hang", "torch", ahead=2, silence=4.0)
+    assert time.monotonic() - start < 60
+    for one in again:
+        assert one.entry is not None and one.entry.implementation == "torch"
+        assert {c.implementation for c in one.entry.candidates if c.error} == {"crash", "hang"}
+    # on a CPU nothing is compiled ahead unless asked
+    notes.unlink()
+    assert all(o.entry is not None for o in tune(tmp_path / "third.json", "noted", "torch"))
+    assert len({line.split()[0] for line in notes.read_text().splitlines()}) == 1
 
 
 def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:

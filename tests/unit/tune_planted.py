@@ -19,7 +19,7 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, grid
 from ferryman.porting.cases import forward_of
 
-NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms")
+NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted")
 LINES = {name: Implementation("silu_mul", name, "nowhere:none") for name in NAMES}
 LINES["forms"] = dataclasses.replace(LINES["forms"], configurations="tests.unit.tune_planted:forms_of")
 
@@ -60,6 +60,12 @@ def _forms(gate: Tensor, up: Tensor, target: Target) -> Tensor:
     return _right(gate, up)
 
 
+def _noted(*args: Any) -> Tensor:
+    with open(os.environ["FERRYMAN_TEST_NOTES"], "a") as notes:
+        notes.write(f"{os.getpid()} {args[0].numel()}\n")
+    return _right(*args)
+
+
 class _Late:
     """Right at first; dies in the trials."""
 
@@ -72,7 +78,7 @@ class _Late:
 
 KERNELS: dict[str, Callable[..., Tensor]] = {
     "slow": _slow, "wrong": lambda *args: _right(*args) * 1.1, "crash": _crash, "hang": _hang, "raises": _raise,
-    "late": _Late(), "forms": _forms,
+    "late": _Late(), "forms": _forms, "noted": _noted,
 }  # fmt: skip
 
 

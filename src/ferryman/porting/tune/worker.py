@@ -7,6 +7,7 @@ implementation's, and its configuration's where that is not the implementation's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -71,6 +72,16 @@ def measure(
     }  # fmt: skip
 
 
+@torch.no_grad()
+def run_once(plan: runner.Plan, op: Primitive, case: Case, names: list[str]) -> None:
+    """Every candidate once, for what it compiles; what fails is left to the measurement, which records it."""
+    args = grid.inputs(op, case, plan.dtype, plan.seed, plan.device)
+    for contender in contenders(plan, op, args, names):
+        if contender.skipped is None:
+            with contextlib.suppress(Exception):
+                contender.call_of(runner.spared(op, args))()
+
+
 def candidates(
     op: Primitive, args: Sequence[Any], profile: Profile, names: Sequence[str] | None = None
 ) -> list[rank.Ranked]:  # fmt: skip
@@ -107,8 +118,11 @@ def main() -> int:
             op = registry.primitive(op_name)
             case = next(c for c in grid.cases(op, job["grid"], device) if c.name == case_name)
             plan = runner.Plan(device, profile, DTYPES[job["dtype"]], (), tuple(names), (), job["seed"])
-            say(start=None)
-            say(cell=measure(plan, op, case, names, errors, lambda name: say(start=name)))
+            if job.get("ahead"):
+                run_once(plan, op, case, names)
+            else:
+                say(start=None)
+                say(cell=measure(plan, op, case, names, errors, lambda name: say(start=name)))
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     say(done=True)
