@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ferryman.dispatch.lockfile_document import Entry
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
+CLOSE = (
+    1.0  # within a factor of two these times count for more than the cost model's, which go before those farther off
+)
 CLOSEST = 0.5  # regions nearer than this weigh the same: sizes within one are not told apart
 ALIKE = 0.01  # times nearer than this are one, as for the tuner; preference decides
 _SIZE = r"(?:2\^)?\d{1,18}"

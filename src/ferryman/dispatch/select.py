@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,10 +158,11 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     elif held or cost.knows(op.name, profile):
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, held)
-        if predicted is not None:
+        modelled = cost.predictions(op, work, profile)
+        judged = sum(error < math.inf for _, error in modelled.values())
+        if predicted is not None and (predicted.distance <= near.CLOSE or judged < 2):
             names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
         else:
-            modelled = cost.predictions(op, work, profile)
             seconds = {name: value for name, (value, _) in modelled.items()}
             order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
             if order[: len(names)] != names:
