@@ -386,6 +386,24 @@ def test_leading_dimensions_count_as_rows() -> None:
     assert predicted(2048, {key: one}, 4).distance == 1.0
 
 
+def test_one_row_is_no_neighbour_of_two_and_heads_are_no_batch() -> None:
+    key, one = entry(2, a=1e-6, b=2e-6)
+    assert predicted(1, {key: one}) is None and predicted(4, {key: one}) is not None
+
+    def region(batch: int, heads: int, length: int) -> str:
+        q, k = meta(batch, heads, length, 64), meta(batch, 2, 512, 64)
+        return lockfile.region(ops.attention.primitive, (q, k, k, True, None, None, 0.0, None))
+
+    measured = region(4, 8, 512)
+    assert near.distance(region(4, 8, 512), measured, one) == 0.0
+    assert near.distance(region(2, 16, 512), measured, one) == 1.0  # as many rows, another shape
+    assert (
+        near.distance(region(4, 8, 256), measured, one) == 1.0
+        and near.distance(region(4, 64, 64), measured, one) == 3.0
+    )
+    assert near.distance(region(4, 8, 1), measured, one) is None  # decoding
+
+
 def test_on_a_device_without_rates_times_grow_with_the_bytes() -> None:
     key, one = entry(1024, a=1e-6, b=2e-6)
     assert predicted(2048, {key: one}, profile=CPU).seconds == pytest.approx({"a": 2e-6, "b": 4e-6})
