@@ -32,6 +32,7 @@ TRIALS = 3
 ROTATED_CACHES = 4
 MOST_SETS = 1024  # of tiny inputs: beyond, a graph of as many launches takes longer to capture than to replay
 HOPELESS = 2.0  # times the best: no choice, and its trials would take most of a tuner's time
+CLEARLY = 2.0 * HOPELESS  # by the round that made it ready: it is not even timed once more
 _MOST_OF_FREE = 0.3
 _HOST_CACHE = 32 << 20  # where the profile states none
 _HOST_SETS = 4
@@ -311,9 +312,17 @@ def prepare(
 
 
 def promising(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> list[Contender]:
-    """Those that a first timing puts within HOPELESS times the best. The others keep that timing as their one trial."""
-    first = {}
+    """Those that a first timing puts within HOPELESS times the best. The others keep that timing as their one trial.
+
+    What was CLEARLY behind when it was made ready keeps the time from then.
+    """
+    rough = {c.name: c.timer.rough for c in contenders if c.timer is not None and c.timer.rough is not None}
+    quickest, first = min(rough.values(), default=0.0), {}
     for contender in contenders:
+        known = rough.get(contender.name)
+        if known is not None and known > CLEARLY * quickest:
+            first[contender.name] = known
+            continue
         starting(contender.name)
         first[contender.name] = _cold(contender)
     least = min(first.values(), default=0.0)
