@@ -232,6 +232,20 @@ def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "lock.json").exists()
 
 
+@pytest.mark.parametrize("moving", [0, 2, 9])
+def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, ran = [["the clock moved"]] * moving, []
+    trials = runner.trials
+    monkeypatch.setattr(worker, "distrust", lambda *_: answers.pop() if answers else [])
+    monkeypatch.setattr(runner, "trials", lambda kept, starting: ran.append(len(kept)) or trials(kept, starting))
+    monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch",), (), 0)
+    case = next(case for case in SILU.cases() if case.tier == "small")
+    found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
+    assert ran == [1] * min(moving + 1, worker.ATTEMPTS) and len(found["trials"]["torch"]) == runner.TRIALS
+    assert found["untrusted"] == (["the clock moved"] if moving >= worker.ATTEMPTS else [])
+
+
 def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:
     assert tuner._best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
     assert tuner._best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"
