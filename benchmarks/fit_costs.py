@@ -49,6 +49,7 @@ OUTLIER = 0.1  # relative error from which a cell pulls no harder
 AMPLITUDE, NOISE = 0.3, 0.1  # of what a fit misses: of that which neighbours share, and of each cell for itself
 MOST_ERROR = 0.5  # beyond, a cell tells no more
 LEAST_ERROR = 0.01
+ENOUGH_ROWS = 6  # cells for calls of few rows to be a kind of their own
 FEW_ERROR = 0.05  # with too few cells: what H200's row operations at one size miss at twice or half of it
 GRIDS: tuple[Literal["small", "full"], ...] = ("small", "full")
 
@@ -229,10 +230,9 @@ def table(measured: Sequence[Measured], profile: Profile) -> Table:
         by[one.group][one.work.kind].append(one)
     found: Table = {}
     for group, kinds in sorted(by.items()):
-        for kind in [k for k in kinds if k.startswith(cost.ONE)]:
-            rest = kind.removeprefix(cost.ONE)
-            if len({m.case for m in kinds[kind]}) < cost.ENOUGH and rest in kinds:
-                kinds[rest] = kinds[rest] + kinds.pop(kind)
+        for kind in [k for k in kinds if cost.general(k) != k]:
+            if len({m.case for m in kinds[kind]}) < ENOUGH_ROWS and cost.general(kind) in kinds:
+                kinds[cost.general(kind)] += kinds.pop(kind)
         found[group] = {kind: _lines(kinds[kind], profile) for kind in sorted(kinds)}
     return found
 
@@ -289,7 +289,7 @@ def _judge(
 ) -> None:  # fmt: skip
     one = next(iter(here.values()))
     names = [n for n in dict.fromkeys([*profile.preference(one.op), "torch", *here]) if n in here]
-    lines = fitted.get(one.work.kind) or fitted.get(one.work.kind.removeprefix(cost.ONE)) or {}
+    lines = fitted.get(one.work.kind) or fitted.get(cost.general(one.work.kind)) or {}
     predicted = {
         name: (seconds, known.error if known.cells >= cost.ENOUGH else math.inf)
         for name, known in lines.items()

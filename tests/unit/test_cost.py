@@ -119,7 +119,8 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
         return cost.kind_of(op, (q, k, k, *values.values()))
 
     plain = "q k v causal=True scale=x window=none softcap=0"
-    assert call(512) == call(512, scale=0.1) == plain and call(1) == f"one {plain}"
+    assert call(512) == call(512, scale=0.1) == call(128) == plain
+    assert call(1) == f"one {plain}" and call(2) == call(127) == f"few {plain}" and cost.general(call(2)) == plain
     kinds = {
         call(512, causal=False),
         call(512, window=64),
@@ -128,13 +129,16 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
     }
     assert len(kinds | {plain}) == 5
     assert cost.kind_of(LINEAR, (meta(1, 8), meta(8, 8), meta(8))) == "one x weight"  # a bias moves few bytes
-    assert cost.kind_of(LINEAR, (meta(3, 1, 8), meta(8, 8), None)) == "x weight"
+    assert cost.kind_of(LINEAR, (meta(3, 1, 8), meta(8, 8), None)) == "few x weight"
+    assert cost.kind_of(ops.cross_entropy.primitive, (meta(256, 64), meta(256), -100, 0.0)) == (
+        "logits ignore_index=n label_smoothing=0"
+    )
     # the table: one row is looked for first, and stands among the others where it has no entry of its own
     known = cost.Coefficients(1e-6, 0.5, 0.25, 0.03, 9, {})
     slow = dataclasses.replace(known, fixed=1e-3)
     table = {"linear 16": {"x weight": {"torch": known}}}
     monkeypatch.setattr(cost, "_table", lambda name: table)
-    one, many = (cost.work_of(LINEAR, (meta(m, 64), meta(64, 64), None)) for m in (1, 2))
+    one, many = (cost.work_of(LINEAR, (meta(m, 64), meta(64, 64), None)) for m in (1, 200))
     assert cost.predictions(LINEAR, one, H200)["torch"][0] < 2e-6
     table["linear 16"]["one x weight"] = {"torch": slow}
     assert cost.predictions(LINEAR, one, H200)["torch"][0] > 1e-3 > cost.predictions(LINEAR, many, H200)["torch"][0]

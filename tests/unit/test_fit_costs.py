@@ -117,15 +117,15 @@ def test_what_is_written_is_what_dispatch_reads(fitting: ModuleType) -> None:
     fitted = fitting.table(planted(fitting, "torch", KNOWN, SHAPES), H200)
     text = fitting.written(fitted, H200, {"fitted": "today"})
     ((group, kinds),) = cost.load(text, "text", "h200").items()
-    assert group == "linear 16" and set(kinds) == {"x weight"}  # three calls of one row are too few for a kind
+    assert group == "linear 16" and set(kinds) == {"x weight"}  # three calls of one row, and of 16, are too few
     read, made = kinds["x weight"]["torch"], fitted[group]["x weight"]["torch"]
     assert read.memory == pytest.approx(made.memory, rel=1e-3) and len(read.places) == 15
     assert read.sizes["weight"] == pytest.approx(made.sizes["weight"], abs=1e-3)
     for one in planted(fitting, "torch", KNOWN, SHAPES):
         assert read.seconds(one.work, H200) == pytest.approx(made.seconds(one.work, H200), rel=2e-3)  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) < 400 and text.count("\n") < 200  # lists of numbers on one line
-    # four are enough
-    more = planted(fitting, "torch", KNOWN, [*SHAPES, (1, 2048, 4096)])
+    # six are enough
+    more = planted(fitting, "torch", KNOWN, [*SHAPES, *((1, n, 4096) for n in (2048, 3072, 5120))])
     assert set(fitting.table(more, H200)[group]) == {"x weight", "one x weight"}
 
 

@@ -246,6 +246,14 @@ def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, mo
     assert found["untrusted"] == (["the clock moved"] if moving >= worker.ATTEMPTS else [])
 
 
+def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:
+    sinking = worker.steadied([[1.0, 1.2, 1.4], [2.0, 2.4, 2.8]])
+    assert sinking[0] == pytest.approx([0.5**0.5] * 3) and sinking[1] == pytest.approx([2**0.5] * 3)
+    (steady, moved) = worker.steadied([[1.0, 1.0], [1.0, 1.44]])
+    assert moved[1] / moved[0] == pytest.approx(1.2) and steady[0] / steady[1] == pytest.approx(1.2)
+    assert worker.steadied([[1.0, 1.3]]) == [[1.0, 1.3]] and worker.steadied([]) == []
+
+
 def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:
     assert tuner._best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
     assert tuner._best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"

@@ -36,7 +36,8 @@ LENGTH = 8.0  # powers of two over which what a fit missed at one call says e ti
 AGREEMENT = 0.5
 LAUNCH_SECONDS = 2e-6  # of an empty kernel in a graph, for what has no fit; H200: 1.9 to 2.2
 MOST_BESIDE = 2.0  # e to this: no fit is farther off
-ONE = "one "  # the kinds of calls of one row begin so
+ONE, FEW = "one ", "few "  # so begin the kinds of calls of one row, and of fewer than TILE
+TILE = 128  # rows of a tile of matrix units: below, many a library and launcher has another kernel
 Sizes = Mapping[str, tuple[float, float]]
 
 
@@ -107,16 +108,16 @@ def size_of(shape: Sequence[int]) -> tuple[float, float]:
 
 def kind_of(op: Primitive, args: Sequence[Any]) -> str:
     """What decides on which kernel serves a call besides sizes: its flags, which scalars are zero or absent, whether
-    there is a mask, and whether there is one row or query: products of a vector and decoding have kernels of their own
-    in every library."""
-    said, one = [], None
+    there is a mask, and whether there is one row or query (products of a vector and decoding have kernels of their own
+    in every library), or fewer than TILE."""
+    said, rows = [], None
     for name, value in zip(op.names, args, strict=True):
         kind = op.types[name]
         if isinstance(value, torch.Tensor):
             if value.dim() < 2:
                 continue
-            if one is None:
-                one = value.shape[-2] == 1 if value.dim() > 3 else math.prod(value.shape[:-1]) == 1
+            if rows is None:
+                rows = value.shape[-2] if value.dim() > 3 else math.prod(value.shape[:-1])
             said.append(name)
         elif kind.startswith("float"):
             said.append(f"{name}={'0' if value == 0 else 'x'}")
@@ -124,7 +125,13 @@ def kind_of(op: Primitive, args: Sequence[Any]) -> str:
             said.append(f"{name}={'none' if value is None else 'n'}")
         elif not kind.startswith("Tensor"):
             said.append(f"{name}={value}")
-    return " ".join([*(["one"] if one else []), *said])
+    few = "" if rows is None or rows >= TILE else ONE if rows == 1 else FEW
+    return few + " ".join(said)
+
+
+def general(kind: str) -> str:
+    """A kind without what it says of the number of rows."""
+    return kind.removeprefix(ONE).removeprefix(FEW)
 
 
 def place_of(op: Primitive, args: Sequence[Any]) -> tuple[float, ...]:
@@ -174,7 +181,7 @@ def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[
     to few cells the error is infinite: its times are told, and order nothing."""
     kinds = _table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {})
     found = {}
-    for name, known in (kinds.get(work.kind) or kinds.get(work.kind.removeprefix(ONE)) or {}).items():
+    for name, known in (kinds.get(work.kind) or kinds.get(general(work.kind)) or {}).items():
         seconds = known.seconds(work, profile) if known.covers(work) else None
         if seconds is not None:
             found[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
