@@ -1174,13 +1174,15 @@ def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
     """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full
-    attention, a sliding window, with a softcap too, a padding mask, decoding, and everything at once (window, softcap,
-    float mask, a gradient of lse)."""
+    attention, a sliding window, with a softcap too, a padding mask, decoding (a batch that fills the device, too, whose
+    keys are not split), and everything at once (window, softcap, float mask, a gradient of lse)."""
     kind = getattr(torch, dtype)
 
-    def calls(dim: int, queries: int, causal: bool, window: int | None, cap: float, mask: torch.dtype | None) -> None:
-        q = torch.empty((2, 32, queries, dim), dtype=kind, device="meta")
-        k = torch.empty((2, 8, 4096, dim), dtype=kind, device="meta")
+    def calls(
+        dim: int, queries: int, causal: bool, window: int | None, cap: float, mask: torch.dtype | None, batch: int = 2
+    ) -> None:  # fmt: skip
+        q = torch.empty((batch, 32, queries, dim), dtype=kind, device="meta")
+        k = torch.empty((batch, 8, 4096, dim), dtype=kind, device="meta")
         rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
         options = (causal, None, window, cap, rows)
         out, lse = attention(q, k, k, *options, target)
@@ -1194,5 +1196,6 @@ def specialisations(
         (4096, True, 512, 20.0, None), (4096, False, None, 0.0, torch.bool), (4096, True, 512, 20.0, kind),
         (1, True, None, 0.0, None), (1, True, 512, 0.0, None), (1, True, 512, 20.0, kind),
     ]  # fmt: skip
-    found = recorded(lambda a=(dim, *one): calls(*a) for dim in head_dims for one in kinds)  # type: ignore[misc]
+    whole = ((1, True, None, 0.0, None, target.units),)
+    found = recorded(lambda a=(dim, *one): calls(*a) for dim in head_dims for one in (*kinds, *whole))  # type: ignore[misc]
     return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in found]
