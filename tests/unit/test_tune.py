@@ -100,6 +100,9 @@ def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
             if name == "narrow":
                 ops.silu_mul(*args)
                 assert seen == [target]
+                told = ferryman.explain("silu_mul", *args)
+                assert {r.implementation: r.configuration for r in told.rows if r.configuration} == {"forms": "narrow"}
+                assert "chosen, measured in this region, narrow: " in str(told)
             path.write_text(path.read_text().replace(f'"{name}"', '"narrow"'))
     finally:
         monkeypatch.undo()
