@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ WEIGHTS = (
     (6144, 4096), (5120, 5120), (17_408, 5120), (5120, 17_408), (10_240, 8192), (8192, 28_672), (2048, 2048),
     (3072, 3072), (16_384, 3072), (11_008, 4096), (4096, 11_008), (1024, 4096),
 )  # fmt: skip
+ROW_OPS = ("rms_norm", "add_rms_norm", "softmax", "layer_norm", "silu_mul", "gelu_mul")
 VOCABULARIES = (32_768, 49_152, 100_352, 151_936, 256_000)
 MOST_BYTES = 512 << 20  # of one tensor
 MOST_SCORES = 1 << 31  # of attention: query-key pairs, all heads
@@ -116,8 +118,7 @@ def _shape(op: str, draw: random.Random, less: int) -> Case | None:
 
     if op == "linear":
         (n, k), rows = draw.choice(WEIGHTS), around(1, max(2, 8192 // less))
-        n, k = n // less, k // less
-        return Case(f"{rows}x{n}x{k}", {"x": TensorSpec((rows, k)), "weight": TensorSpec((n, k)), "bias": None})
+        return named(op, f"{rows}x{n // less}x{k // less}")
     if op in ("attention", "attention_with_lse", "rope", "rope_"):
         head_dim, kv = draw.choice((64, 128)), draw.choice((1, 2, 4, 8))
         heads, batch = kv * draw.choice((1, 2, 4, 8)), around(1, 32)
@@ -126,31 +127,45 @@ def _shape(op: str, draw: random.Random, less: int) -> Case | None:
         while batch > 1 and (batch * heads * queries * length > MOST_SCORES // less**2
                              or batch * heads * length * head_dim * 2 > most):  # fmt: skip
             batch //= 2
-        q = TensorSpec((batch, heads, queries, head_dim), layout="heads")
-        k_spec = TensorSpec((batch, kv, length, head_dim), layout="heads")
         if op.startswith("rope"):
-            angle = TensorSpec((1, length, head_dim), fill="unit")
-            arguments: dict[str, Any] = {"q": q, "k": k_spec, "cos": angle, "sin": angle, "interleaved": False}
-            return Case(f"B{batch} H{heads}/{kv} S{length} D{head_dim}", arguments)
-        name = f"B{batch} H{heads}/{kv} Q{queries} K{length} D{head_dim} causal"
-        return Case(name, {"q": q, "k": k_spec, "v": k_spec, "causal": True, "scale": None, "window": None,
-                           "softcap": 0.0, "mask": None})  # fmt: skip
+            return named(op, f"B{batch} H{heads}/{kv} S{length} D{head_dim}")
+        return named(op, f"B{batch} H{heads}/{kv} Q{queries} K{length} D{head_dim} causal")
     if op in ("cross_entropy", "cross_entropy_inplace_grad"):
         width = draw.choice(VOCABULARIES) // less
-        rows = around(16, max(16, most / width))
-        labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
-        return Case(f"{rows}x{width}", {"logits": TensorSpec((rows, width)), "target": labels, "ignore_index": -100,
-                                        "label_smoothing": 0.0})  # fmt: skip
+        return named(op, f"{around(16, max(16, most / width))}x{width}")
     width = draw.choice(WIDTHS) // min(less, 16)
-    rows = around(1, max(2, most / (2 * width)))
+    return named(op, f"{around(1, max(2, most / (2 * width)))}x{width}") if op in ROW_OPS else None
+
+
+def named(op: str, name: str) -> Case:
+    """The case of a forward op that has a drawn name."""
+    sizes = [int(n) for n in re.findall(r"\d+", name)]
+    if op == "linear":
+        rows, n, k = sizes
+        return Case(name, {"x": TensorSpec((rows, k)), "weight": TensorSpec((n, k)), "bias": None})
+    if op.startswith("rope"):
+        batch, heads, kv, length, head_dim = sizes
+        angle = TensorSpec((1, length, head_dim), fill="unit")
+        q, k_spec = (TensorSpec((batch, h, length, head_dim), layout="heads") for h in (heads, kv))
+        return Case(name, {"q": q, "k": k_spec, "cos": angle, "sin": angle, "interleaved": False})
+    if op.startswith("attention"):
+        batch, heads, kv, queries, length, head_dim = sizes
+        q = TensorSpec((batch, heads, queries, head_dim), layout="heads")
+        k_spec = TensorSpec((batch, kv, length, head_dim), layout="heads")
+        return Case(name, {"q": q, "k": k_spec, "v": k_spec, "causal": True, "scale": None, "window": None,
+                           "softcap": 0.0, "mask": None})  # fmt: skip
+    rows, width = sizes
     x, line = TensorSpec((rows, width)), TensorSpec((width,), fill="weight")
+    if op.startswith("cross_entropy"):
+        labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
+        return Case(name, {"logits": x, "target": labels, "ignore_index": -100, "label_smoothing": 0.0})
     norm = {"x": x, "weight": line, "eps": 1e-6, "cast_before_weight": False}
     known: dict[str, dict[str, Any]] = {
         "rms_norm": norm, "add_rms_norm": {**norm, "residual": x}, "softmax": {"x": x},
         "layer_norm": {"x": x, "weight": line, "bias": TensorSpec((width,)), "eps": 1e-5},
         "silu_mul": {"gate": x, "up": x}, "gelu_mul": {"gate": x, "up": x, "approximate": "tanh"},
     }  # fmt: skip
-    return Case(f"{rows}x{width}", known[op]) if op in known else None
+    return Case(name, known[op])
 
 
 def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
@@ -169,6 +184,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     found = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
     )  # the noise is the first's
+    found += _own_plans(plan, op, sets[0])
     for contender in found:
         runner.prepare(contender, sets, plan.device, seen.sample, again)
     racing = [c for c in found if c.timer is not None]
@@ -194,6 +210,16 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "predicted_seconds": decision.seconds.get(chosen),
         "untrusted": distrust(seen.condition(), spread(c.trials for c in kept)),
     }  # fmt: skip
+
+
+def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[runner.Contender]:
+    """What `runner.implementations` has in a tuned configuration, as it would run without a lockfile."""
+    found, view = [], select.View.of(op, args, plan.profile)
+    for line in registry.implementations(op.name):
+        if not select.refusals(line, view, plan.profile) and select.configuration_of(op, args, plan.profile, line):
+            found.append(runner.configured(plan, op, line))
+            found[-1].name += ", its own plan"
+    return found
 
 
 def work(given: argparse.Namespace, start: int) -> None:

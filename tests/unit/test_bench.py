@@ -414,3 +414,13 @@ def test_what_is_hopeless_is_timed_once() -> None:
     assert [c.name for c in kept] == ["a", "b"] and made[2].trials == [2.1] and made[0].trials == []
     assert runner.trials(kept) == 0.0 and runner.promising([]) == []
     assert [len(c.trials) for c in made] == [runner.TRIALS, runner.TRIALS, 1] and timers["c"].asked == 1
+
+
+def test_what_was_clearly_behind_when_it_was_made_ready_is_not_timed_again() -> None:
+    timers = {"a": _Fixed(1.0), "b": _Fixed(1.0), "c": _Fixed(1.0), "d": _Fixed(1.0)}
+    for name, rough in {"a": 1.2, "b": 4.7, "c": 4.9}.items():  # of d nothing is known before
+        timers[name].rough = rough
+    made = [runner.Contender(name, "implementation", lambda args: print, timer=timer) for name, timer in timers.items()]
+    started: list[str] = []
+    assert [c.name for c in runner.promising(made, started.append)] == ["a", "b", "d"] == started
+    assert made[2].trials == [4.9] and timers["c"].asked == 0

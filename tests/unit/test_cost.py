@@ -37,11 +37,12 @@ def planted(**seconds: tuple[float, float, float]) -> str:
     work = cost.work_of(LINEAR, (meta(1024, 1024), meta(1024, 1024), None))
     sizes = {"work": [list(work.sizes["work"])] * 2, "x": box(1024, 1024), "weight": box(1024, 1024)}
     lines = {
-        name: {"fixed": f, "memory": m, "compute": c, "error": 0.03, "cells": 9, "sizes": sizes}
+        name: {"fixed": f, "memory": m, "compute": c, "error": 0.03, "cells": 9, "sizes": sizes, "weights": []}
         for name, (f, m, c) in seconds.items()
     }  # fmt: skip
+    kinds = {"x weight": {"places": [], "implementations": lines}}
     return json.dumps(
-        {"kind": "ferryman-costs", "version": 1, "profile": "h200", "stamp": {}, "ops": {"linear 16": lines}}
+        {"kind": "ferryman-costs", "version": 2, "profile": "h200", "stamp": {}, "ops": {"linear 16": kinds}}
     )
 
 
@@ -84,6 +85,92 @@ def test_beyond_what_was_measured_nothing_is_predicted(use_table: Any) -> None:
     assert cost.predictions(LINEAR, cost.work_of(LINEAR, wide), H200) == {}  # float32 was not measured
     half = cost.work_of(LINEAR, (meta(8, 128, 1024, dtype=torch.float16), meta(1024, 1024), None))
     assert set(cost.predictions(LINEAR, half, H200)) == {"torch", "cuda"}  # rows are counted, not dimensions
+
+
+def test_what_the_formula_missed_counts_the_more_the_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a measured place its weight, e times less LENGTH powers of two away; never more than a factor of e^2."""
+    args = (meta(1024, 1024), meta(1024, 1024), None)
+    work = cost.work_of(LINEAR, args)
+    assert work.place == (10.0,) * 4 and work.kind == "x weight"
+    plain = cost.Coefficients(1e-6, 0.5, 0.25, 0.03, 9, {})
+    base = plain.seconds(work, H200)
+    for place, weight, power in (
+        ((10.0,) * 4, 0.2, 0.2), ((10.0, 10.0, 10.0, 2.0), 0.2, 0.2 / math.e), ((6.0,) * 4, -0.2, -0.2 / math.e),
+        ((10.0,) * 4, 99.0, 2.0),
+    ):  # fmt: skip
+        known = dataclasses.replace(plain, places=(place, (0.0,) * 4), weights=(weight, 0.0))
+        assert known.seconds(work, H200) == pytest.approx(base * math.exp(power)) and known.covers(work)
+    # a call whose tensors have other numbers of dimensions has no place among these
+    assert not dataclasses.replace(plain, places=((1.0, 2.0),), weights=(0.1,)).covers(work)
+    raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
+    raw["ops"]["linear 16"]["x weight"]["places"] = [[1.0, 2.0], [1.0]]
+    with pytest.raises(ProfileError, match="places are of different lengths"):
+        cost.load(json.dumps(raw), "planted", "h200")
+
+
+def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    op = ops.attention.primitive
+
+    def call(queries: int, **other: Any) -> str:
+        q, k = meta(2, 8, queries, 64), meta(2, 2, 512, 64)
+        values = {"causal": True, "scale": None, "window": None, "softcap": 0.0, "mask": None} | other
+        return cost.kind_of(op, (q, k, k, *values.values()))
+
+    plain = "q k v causal=True scale=x window=none softcap=0"
+    assert call(512) == call(512, scale=0.1) == call(128) == plain
+    assert call(1) == f"one {plain}" and call(2) == call(127) == f"few {plain}" and cost.general(call(2)) == plain
+    kinds = {
+        call(512, causal=False),
+        call(512, window=64),
+        call(512, softcap=30.0),
+        call(512, mask=meta(1, 1, 512, 512)),
+    }
+    assert len(kinds | {plain}) == 5
+    assert cost.kind_of(LINEAR, (meta(1, 8), meta(8, 8), meta(8))) == "one x weight"  # a bias moves few bytes
+    assert cost.kind_of(LINEAR, (meta(3, 1, 8), meta(8, 8), None)) == "few x weight"
+    assert cost.kind_of(ops.cross_entropy.primitive, (meta(256, 64), meta(256), -100, 0.0)) == (
+        "logits ignore_index=n label_smoothing=0"
+    )
+    # the table: one row is looked for first, and stands among the others where it has no entry of its own
+    known = cost.Coefficients(1e-6, 0.5, 0.25, 0.03, 9, {})
+    slow = dataclasses.replace(known, fixed=1e-3)
+    table = {"linear 16": {"x weight": {"torch": known}}}
+    monkeypatch.setattr(cost, "_table", lambda name: table)
+    one, many = (cost.work_of(LINEAR, (meta(m, 64), meta(64, 64), None)) for m in (1, 200))
+    assert cost.predictions(LINEAR, one, H200)["torch"][0] < 2e-6
+    table["linear 16"]["one x weight"] = {"torch": slow}
+    assert cost.predictions(LINEAR, one, H200)["torch"][0] > 1e-3 > cost.predictions(LINEAR, many, H200)["torch"][0]
+    odd = (*(meta(8, 8, 8, 8),) * 3, True, None, 64, 0.0, None)
+    assert cost.predictions(op, cost.work_of(op, odd), H200) == {}
+
+
+def test_the_model_goes_before_regions_that_are_farther_than_a_factor_of_two(
+    use_table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8), triton=(3e-6, 0.1, 0.1))
+
+    def entry(rows: int) -> dict[str, lockfile_document.Entry]:
+        args = (meta(rows, 1024), meta(1024, 1024), None)
+        work, times = cost.work_of(LINEAR, args), {"torch": 3e-6, "cuda": 2e-6, "triton": 1e-6}
+        return {lockfile.region(LINEAR, args): lockfile_document.Entry(
+            implementation="triton", seconds=1e-6, kernels="0" * 64, bytes=work.bytes, flops=work.flops,
+            candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
+        )}  # fmt: skip
+
+    args = (meta(1024, 1024), meta(1024, 1024), None)
+    for rows, name, source in (
+        (512, "triton", "predicted from 1 measured region, the nearest a factor of 2 away"),
+        (256, "cuda", "predicted by the cost model"),
+    ):  # fmt: skip
+        held = entry(rows)
+        monkeypatch.setattr(lockfile, "entries", lambda op, profile, held=held: held)
+        decision = chosen(*args)
+        assert (decision.implementation.name, decision.source) == (name, source)
+    # of one implementation alone the model knows no order: a far region does
+    use_table(torch=(3e-6, 0.5, 0.5))
+    assert chosen(*args).implementation.name == "triton"
 
 
 def test_what_is_clearly_faster_goes_first_and_says_so(use_table: Any) -> None:
@@ -129,7 +216,10 @@ def test_ranking_keeps_preference_but_for_clear_winners() -> None:
     assert cost.ranked(["a", "b", "c"], times) == ["c", "a", "b"]
     assert cost.ranked(["x", "a", "b", "c"], times) == ["x", "c", "a", "b"]  # nothing overtakes what nobody measured
     assert cost.ranked(["b", "a"], {}) == ["b", "a"]
-    assert cost.ranked(["a", "c"], times | {"c": (5.0, 1.5)}) == ["a", "c"]  # a fit that misses by so much says little
+    # half of sqrt(2) * 0.1 is 7%: 6% is not beyond it, 7.5% is
+    for seconds, order in ((9.4, ["a", "b"]), (9.3, ["b", "a"])):
+        assert cost.ranked(["a", "b"], {"a": (10.0, 0.1), "b": (seconds, 0.1)}) == order
+    assert cost.ranked(["a", "c"], times | {"c": (5.0, 3.0)}) == ["a", "c"]  # a fit that misses by so much says little
 
 
 @pytest.mark.parametrize(
@@ -140,19 +230,20 @@ def test_ranking_keeps_preference_but_for_clear_winners() -> None:
         ({"error": math.inf}, "error is inf"),
         ({"compute": "fast"}, "damaged: TypeError"), ({"cells": 0}, "cells is 0"), ({"sizes": [1]}, "damaged"),
         ({"sizes": {"x": [[2.0, 1.0], [1.0, 1.0]]}}, "the lowest first"),
+        ({"weights": [0.1]}, "1 weights; required: 0, as there are places, finite"),
     ],
 )  # fmt: skip
 def test_a_hand_edited_file_is_refused(change: dict[str, Any], told: str) -> None:
     raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
-    raw["ops"]["linear 16"]["torch"] |= change
+    raw["ops"]["linear 16"]["x weight"]["implementations"]["torch"] |= change
     with pytest.raises(ProfileError, match="planted.*" + told.replace(".", r"\.")):
         cost.load(json.dumps(raw), "planted", "h200")
 
 
 def test_a_file_of_another_kind_or_device_is_refused() -> None:
     raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
-    for changed in (raw | {"profile": "h100-sxm"}, raw | {"version": 2}, raw | {"kind": "ferryman-lockfile"}):
-        with pytest.raises(ProfileError, match="required: \\('ferryman-costs', 1, 'h200'\\)"):
+    for changed in (raw | {"profile": "h100-sxm"}, raw | {"version": 1}, raw | {"kind": "ferryman-lockfile"}):
+        with pytest.raises(ProfileError, match="required: \\('ferryman-costs', 2, 'h200'\\)"):
             cost.load(json.dumps(changed), "planted", "h200")
     for text in ("", "[]", "{", '{"ops": '):
         with pytest.raises(ProfileError, match="is damaged"):
@@ -178,9 +269,11 @@ def test_what_is_shipped_is_whole_and_only_of_what_exists() -> None:
         name = file.name.removesuffix(".costs.json")
         table, raw = cost.load(file.read_text(), file.name, name), json.loads(file.read_text())
         assert profile_of(name).name == name and raw["stamp"]["fitted"] and len(raw["stamp"]["from"]) >= 1
-        for group, lines in table.items():
+        for group, kinds in table.items():
             op, bits = group.split()
-            assert bits in ("16", "32") and set(lines) <= {line.name for line in registry.implementations(op)}
+            assert bits in ("16", "32") and kinds
+            for lines in kinds.values():
+                assert lines and set(lines) <= {line.name for line in registry.implementations(op)}
 
 
 # --- regions beside those that were measured ------------------------------------------------------------------------
@@ -295,6 +388,24 @@ def test_leading_dimensions_count_as_rows() -> None:
     key, one = entry(4096, a=1e-6, b=2e-6)
     assert predicted(2048, {key: one}, 2).distance == 0.0
     assert predicted(2048, {key: one}, 4).distance == 1.0
+
+
+def test_one_row_is_no_neighbour_of_two_and_heads_are_no_batch() -> None:
+    key, one = entry(2, a=1e-6, b=2e-6)
+    assert predicted(1, {key: one}) is None and predicted(4, {key: one}) is not None
+
+    def region(batch: int, heads: int, length: int) -> str:
+        q, k = meta(batch, heads, length, 64), meta(batch, 2, 512, 64)
+        return lockfile.region(ops.attention.primitive, (q, k, k, True, None, None, 0.0, None))
+
+    measured = region(4, 8, 512)
+    assert near.distance(region(4, 8, 512), measured, one) == 0.0
+    assert near.distance(region(2, 16, 512), measured, one) == 1.0  # as many rows, another shape
+    assert (
+        near.distance(region(4, 8, 256), measured, one) == 1.0
+        and near.distance(region(4, 64, 64), measured, one) == 3.0
+    )
+    assert near.distance(region(4, 8, 1), measured, one) is None  # decoding
 
 
 def test_on_a_device_without_rates_times_grow_with_the_bytes() -> None:

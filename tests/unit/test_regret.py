@@ -77,6 +77,7 @@ def test_every_drawn_shape_is_a_call_that_its_op_takes(regret: ModuleType) -> No
             args = materialise(case, op, torch.float32, 0, CPU)
             op.check(*args)
             assert op.cost(*args).bytes < 1 << 22, (op.name, case.name)
+            assert regret.named(op.name, case.name) == case  # what the fit of the cost model reads again
 
 
 def test_what_counts(regret: ModuleType) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import ferryman
 from ferryman import ops
 from ferryman.cli import doctor
 from ferryman.device_profiles import detect
-from ferryman.dispatch import cost, lockfile, lockfile_document, registry
+from ferryman.dispatch import cost, lockfile, lockfile_document, registry, select, state
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
@@ -58,12 +59,89 @@ def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(
     assert len(document.choices["silu_mul"]) == 2 and lockfile_document.differing(document, CPU) == []
 
 
+def test_an_output_that_is_empty_ends_no_process(planted: None, tmp_path: Path) -> None:
+    """linear_backward gives an empty gradient for a bias that is None: the candidate was recorded as a crash."""
+    path = tmp_path / "lock.json"
+    given = {"device": "cpu", "dtype": torch.float32, "silence": 60.0, "command": WORKER}
+    found = tuning.tune(path, ["linear_backward"], ["torch", "definition"], **given)  # type: ignore[arg-type]
+    assert [one.case for one in found] == ["square", "ragged"]  # without a bias, and with one
+    for one in found:
+        assert one.entry is not None and [c.error for c in one.entry.candidates] == [None, None]
+
+
+def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock.json"
+    entry = next(o.entry for o in tune(path, "forms", "slow"))
+    assert entry is not None and (entry.implementation, entry.configuration) == ("forms", {"name": "narrow"})
+    tried = {(c.implementation, c.configuration.get("name")): c for c in entry.candidates}
+    assert set(tried) == {("forms", None), ("forms", "narrow"), ("forms", "broken"), ("slow", None)}
+    assert tried["forms", "broken"].error == "RuntimeError: no such registers"
+    assert entry.times["forms"] == tried["forms", "narrow"].seconds
+    # dispatch hands the launcher the name, and takes none that the implementation does not list for the call
+    args = [
+        torch.randn(*spec.shape) for spec in tune_planted.cases(SILU, "small", torch.device("cpu"))[0].args.values()
+    ]
+    target = select.target_of(CPU, "narrow")
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
+    seen: list[Any] = []
+    launcher = registry.launcher
+    monkeypatch.setattr(
+        registry, "launcher", lambda line: lambda *given: seen.append(given[-1]) or launcher(line)(*given)
+    )
+    try:
+        for name in ("narrow", "hopeless", "gone", "Not An Identifier"):
+            path.write_text(path.read_text().replace('"narrow"', f'"{name}"'))
+            ferryman.reload()
+            decision = select.select(SILU, args, CPU, state.State({}, False))
+            listed = name in ("narrow", "hopeless")
+            assert decision.implementation.name == "forms" and decision.configuration == (name if listed else ""), name
+            if name == "narrow":
+                ops.silu_mul(*args)
+                assert seen == [target]
+                told = ferryman.explain("silu_mul", *args)
+                assert {r.implementation: r.configuration for r in told.rows if r.configuration} == {"forms": "narrow"}
+                assert "chosen, measured in this region, narrow: " in str(told)
+            path.write_text(path.read_text().replace(f'"{name}"', '"narrow"'))
+    finally:
+        monkeypatch.undo()
+        ferryman.reload()
+
+
 def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, tmp_path: Path) -> None:
     found = tune(tmp_path / "lock.json", "hang", "torch", silence=4.0)
     assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2
     errors = [c.error for o in found for c in o.entry.candidates if c.seconds is None]  # type: ignore[union-attr]
     told = "nothing within 4 s (time limit)"
     assert errors == [told, f"left out: on {found[0].case} it gave {told}"]  # one limit for the op, not one a case
+
+
+def test_candidates_run_once_ahead_in_processes_of_their_own(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("FERRYMAN_TEST_NOTES", str(notes))
+    monkeypatch.setattr(tuner, "AHEAD_CELLS", 1)
+    found = tune(tmp_path / "lock.json", "noted", "torch", ahead=2)
+    # each of the two cells was run by another process before the one that measured them both
+    by = [line.split() for line in notes.read_text().splitlines()]
+    pids = list(dict.fromkeys(pid for pid, _ in by))
+    ahead = {pid: [size for p, size in by if p == pid] for pid in pids[:2]}
+    assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [1, 1] and len({s for [s] in ahead.values()}) == 2
+    assert all(one.entry is not None for one in found)
+    # one that hangs costs the limit, one that crashes its process; the measurement records them
+    monkeypatch.setattr(tuner, "AHEAD_SECONDS", 8.0)
+    start = time.monotonic()
+    again = tune(tmp_path / "other.json", "crash", "hang", "torch", ahead=2, silence=4.0)
+    assert time.monotonic() - start < 60
+    for one in again:
+        assert one.entry is not None and one.entry.implementation == "torch"
+        assert {c.implementation for c in one.entry.candidates if c.error} == {"crash", "hang"}
+    # on a CPU nothing is compiled ahead unless asked
+    notes.unlink()
+    assert all(o.entry is not None for o in tune(tmp_path / "third.json", "noted", "torch"))
+    assert len({line.split()[0] for line in notes.read_text().splitlines()}) == 1
 
 
 def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:
@@ -155,6 +233,28 @@ def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
     assert found.entry is None and "hardware thermal slowdown" in found.result
     assert not (tmp_path / "lock.json").exists()
+
+
+@pytest.mark.parametrize("moving", [0, 2, 9])
+def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, ran = [["the clock moved"]] * moving, []
+    trials = runner.trials
+    monkeypatch.setattr(worker, "distrust", lambda *_: answers.pop() if answers else [])
+    monkeypatch.setattr(runner, "trials", lambda kept, starting: ran.append(len(kept)) or trials(kept, starting))
+    monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch",), (), 0)
+    case = next(case for case in SILU.cases() if case.tier == "small")
+    found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
+    assert ran == [1] * min(moving + 1, worker.ATTEMPTS) and len(found["trials"]["torch"]) == runner.TRIALS
+    assert found["untrusted"] == (["the clock moved"] if moving >= worker.ATTEMPTS else [])
+
+
+def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:
+    sinking = worker.steadied([[1.0, 1.2, 1.4], [2.0, 2.4, 2.8]])
+    assert sinking[0] == pytest.approx([0.5**0.5] * 3) and sinking[1] == pytest.approx([2**0.5] * 3)
+    (steady, moved) = worker.steadied([[1.0, 1.0], [1.0, 1.44]])
+    assert moved[1] / moved[0] == pytest.approx(1.2) and steady[0] / steady[1] == pytest.approx(1.2)
+    assert worker.steadied([[1.0, 1.3]]) == [[1.0, 1.3]] and worker.steadied([]) == []
 
 
 def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:

@@ -11,13 +11,15 @@ import typer
 from ferryman import settings
 from ferryman.cli import calls, output
 from ferryman.cli.place import place
-from ferryman.device_profiles import Profile
+from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select
+from ferryman.dispatch.lockfile_document import Candidate, Entry
 from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
 from ferryman.porting.bench.grid import cases, grid_of
 from ferryman.porting.process import placed
 from ferryman.porting.tune.tuner import SILENCE_SECONDS
+from ferryman.porting.tune.worker import candidates
 
 FOLDER = Path(".ferryman")
 
@@ -42,12 +44,26 @@ def tune(
         bool,
         typer.Option("--check", help="Measure nothing: what of the lockfile holds here, and what of --grid it covers."),
     ] = False,
+    predict: Annotated[
+        bool,
+        typer.Option(
+            "--predict",
+            help="Measure nothing: the candidates in the order in which they would be measured, and the times that the "
+            "cost model predicts. --device may name a profile then (h200).",
+        ),
+    ] = False,
 ) -> None:
     """Write the fastest implementation of each shape region into a lockfile; the setting `lockfile` puts it in force.
 
     It can be stopped and started again, and several may work on one file. A candidate that fails, hangs or crashes is
     recorded and left out. Exits with 1 if --check finds what does not hold, or if a cell could not be written.
     """
+    if predict:
+        for option, given in {"--check": check, "--again": again, "--lockfile": lock is not None}.items():
+            if given:
+                raise ArgumentError("tune", option, "given", "no --predict beside it")
+        _predict(resolve(device), op, implementation, grid, dtype or ["bf16"])
+        return
     where = place(device, "tune")
     profile = select.profile_for(placed(where))
     named = settings.get("lockfile")
@@ -80,12 +96,32 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
     for one in found:
         entry = one.entry
         others = "" if entry is None else ", ".join(
-            f"{c.implementation} {'failed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
-            for c in entry.candidates if c.implementation != entry.implementation
+            f"{_label(c)} {'failed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
+            for c in entry.candidates if _label(c) != _label(entry)
         )  # fmt: skip
-        chosen = ("", "") if entry is None else (entry.implementation, f"{entry.seconds * 1e6:.1f}")
+        chosen = ("", "") if entry is None else (_label(entry), f"{entry.seconds * 1e6:.1f}")
         rows.append((one.op, one.case, dtype, *chosen, others, one.result))
     output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
+
+
+def _label(tried: Candidate | Entry) -> str:
+    return " ".join((tried.implementation, *map(str, tried.configuration.values())))
+
+
+def _predict(
+    profile: Profile, ops: list[str] | None, implementations: list[str] | None, grid: str, dtypes: list[str]
+) -> None:  # fmt: skip
+    size, kind = grid_of(grid), torch.device("cpu" if profile.vendor == "cpu" else "cuda")
+    rows = []
+    for name in dtypes:
+        for op in [registry.primitive(name) for name in ops] if ops else registry.primitives().values():
+            for case in cases(op, size, kind):
+                args = calls.of_case(op, case, calls.dtype_of(name))
+                for number, one in enumerate(candidates(op, args, profile, implementations), 1):
+                    seconds = "" if one.seconds is None else f"{one.seconds * 1e6:.1f}"
+                    rows.append((op.name, case.name, name, str(number), one.implementation, one.configuration, seconds))
+    heads = ("op", "case", "dtype", "rank", "implementation", "configuration", "us, predicted")
+    output.table(heads, rows, right=("rank", "us, predicted"))
 
 
 def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str]) -> None:

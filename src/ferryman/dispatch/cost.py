@@ -1,11 +1,13 @@
-"""What a call would take, predicted from the op's own work and from few numbers fitted to measured times.
+"""What a call would take, predicted from the op's own work and from numbers fitted to measured times.
 
-    seconds = fixed + max(bytes / (bandwidth * memory), flops / (peak * compute))
+    seconds = (fixed + max(bytes / (bandwidth * memory), flops / (peak * compute))) * beside
 
 Bytes and flops are the op's declared least (`Cost`), bandwidth and peak the profile's. What an implementation adds,
-``fixed`` seconds and the shares ``memory`` and ``compute`` that it reaches, stands for each device, op and
-implementation in ``device_profiles/data/PROFILE.costs.json``, which `benchmarks/fit_costs.py` fits; the file says from
-what. A call whose sizes lie outside those that were measured has no prediction.
+``fixed`` seconds and the shares ``memory`` and ``compute`` that it reaches, was fitted to measured calls; ``beside`` is
+what the fit missed at those, averaged so that the nearer ones count more: how a kernel fares with few heads, short
+sequences or a ragged tile, which no formula of bytes and operations has. The numbers stand for each device, op, kind of
+call and implementation in ``device_profiles/data/PROFILE.costs.json``, which `benchmarks/fit_costs.py` fits; the file
+says from what. A call of another kind, or whose sizes lie outside those that were measured, has no prediction.
 """
 
 from __future__ import annotations
@@ -25,30 +27,41 @@ from ferryman.device_profiles import Profile
 from ferryman.errors import ProfileError
 from ferryman.ops.primitive import Primitive
 
-VERSION = 1
+VERSION = 2  # 2: kinds of calls, and what the fit missed at measured ones
 ENOUGH = 4  # cells from which a fit orders anything: with fewer its error cannot be told
 BEYOND = 1.0  # powers of two by which a size may leave the range that was measured
+LENGTH = 8.0  # powers of two over which what a fit missed at one call says e times less of another
+# Of two fits' errors together: what is predicted faster by more overtakes the preferred. Where one fit misses a call,
+# so does the other mostly, to the same side.
+AGREEMENT = 0.5
 LAUNCH_SECONDS = 2e-6  # of an empty kernel in a graph, for what has no fit; H200: 1.9 to 2.2
+MOST_BESIDE = 2.0  # e to this: no fit is farther off
+ONE, FEW = "one ", "few "  # so begin the kinds of calls of one row, and of fewer than TILE
+TILE = 128  # rows of a tile of matrix units: below, many a library and launcher has another kernel
 Sizes = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least that a call must do; ``sizes``: log2 of each tensor's (rows, last dimension), and "work": of both."""
+    """The least that a call must do. sizes: log2 of each tensor's (rows, last dimension), and "work": of both. kind:
+    `kind_of`. place: `place_of`."""
 
     flops: float
     bytes: float
     dtype: torch.dtype
     sizes: Sizes
+    kind: str = ""
+    place: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """One implementation of one op on one device.
+    """One implementation of one kind of call on one device.
 
     fixed: seconds. memory, compute: shares of the profile's peaks, in (0, 1]. error: relative, of predictions for cells
     that were left out of the fit. cells: how many were measured. sizes: the measured range, by tensor: log2 of rows and
-    of the last dimension, lowest and highest (of "work": of flops and of bytes).
+    of the last dimension, lowest and highest (of "work": of flops and of bytes). places: where the measured cells lie;
+    weights: what each adds to the logarithm of the time at its own place, 0 for one that this implementation lacks.
     """
 
     fixed: float
@@ -57,11 +70,20 @@ class Coefficients:
     error: float
     cells: int
     sizes: Mapping[str, tuple[float, float, float, float]]
+    places: Sequence[tuple[float, ...]] = ()
+    weights: Sequence[float] = ()
 
     def seconds(self, work: Work, profile: Profile) -> float | None:
         """None where the profile lacks a rate that the call's work needs."""
         found = parts(work, profile)
-        return None if found is None else self.fixed + max(found[0] / self.memory, found[1] / self.compute)
+        if found is None:
+            return None
+        beside = sum(
+            weight * nearness(work.place, place)
+            for place, weight in zip(self.places, self.weights, strict=True) if weight
+        )  # fmt: skip
+        formula = self.fixed + max(found[0] / self.memory, found[1] / self.compute)
+        return formula * math.exp(max(-MOST_BESIDE, min(MOST_BESIDE, beside)))
 
     def covers(self, work: Work) -> bool:
         """Whether a call lies within what was measured, or at most a factor of two beside it."""
@@ -71,12 +93,54 @@ class Coefficients:
                 return False
             if not (least_width - BEYOND <= width <= most_width + BEYOND):
                 return False
-        return True
+        return not self.places or len(self.places[0]) == len(work.place)
+
+
+def nearness(place: Sequence[float], other: Sequence[float]) -> float:
+    """1 for the same place, e times less for every LENGTH between them."""
+    return math.exp(-math.dist(place, other) / LENGTH)
 
 
 def size_of(shape: Sequence[int]) -> tuple[float, float]:
     """log2 of the rows and of the last dimension; an empty tensor counts as one element."""
     return math.log2(max(1, math.prod(shape[:-1]))), math.log2(max(1, shape[-1] if shape else 1))
+
+
+def kind_of(op: Primitive, args: Sequence[Any]) -> str:
+    """What decides on which kernel serves a call besides sizes: its flags, which scalars are zero or absent, whether
+    there is a mask, and whether there is one row or query (products of a vector and decoding have kernels of their own
+    in every library), or fewer than TILE."""
+    said, rows = [], None
+    for name, value in zip(op.names, args, strict=True):
+        kind = op.types[name]
+        if isinstance(value, torch.Tensor):
+            if value.dim() < 2:
+                continue
+            if rows is None:
+                rows = value.shape[-2] if value.dim() > 3 else math.prod(value.shape[:-1])
+            said.append(name)
+        elif kind.startswith("float"):
+            said.append(f"{name}={'0' if value == 0 else 'x'}")
+        elif kind.startswith("int"):
+            said.append(f"{name}={'none' if value is None else 'n'}")
+        elif not kind.startswith("Tensor"):
+            said.append(f"{name}={value}")
+    few = "" if rows is None or rows >= TILE else ONE if rows == 1 else FEW
+    return few + " ".join(said)
+
+
+def general(kind: str) -> str:
+    """A kind without what it says of the number of rows."""
+    return kind.removeprefix(ONE).removeprefix(FEW)
+
+
+def place_of(op: Primitive, args: Sequence[Any]) -> tuple[float, ...]:
+    """log2 of the sizes of tensors of two dimensions or more: of every dimension, up to three as rows and the last."""
+    found: list[float] = []
+    for tensor in args:
+        if isinstance(tensor, torch.Tensor) and tensor.dim() > 1:
+            found += size_of(tensor.shape) if tensor.dim() < 4 else (math.log2(max(1, n)) for n in tensor.shape)
+    return tuple(found)
 
 
 def work_of(op: Primitive, args: Sequence[Any]) -> Work:
@@ -86,7 +150,8 @@ def work_of(op: Primitive, args: Sequence[Any]) -> Work:
     floating = [a for a in named.values() if a.is_floating_point()]
     dtype = max(floating, key=torch.Tensor.numel).dtype if floating else torch.float32
     sizes = {"work": (math.log2(max(1.0, cost.flops)), math.log2(max(1.0, cost.bytes)))}
-    return Work(float(cost.flops), float(cost.bytes), dtype, sizes | {n: size_of(a.shape) for n, a in named.items()})
+    sizes |= {n: size_of(a.shape) for n, a in named.items()}
+    return Work(float(cost.flops), float(cost.bytes), dtype, sizes, kind_of(op, args), place_of(op, args))
 
 
 def parts(work: Work, profile: Profile) -> tuple[float, float] | None:
@@ -114,8 +179,9 @@ def knows(op: str, profile: Profile) -> bool:
 def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
     """Implementation -> (seconds, relative error), as far as measured times reach; bf16 and f16 are one. Of a fit
     to few cells the error is infinite: its times are told, and order nothing."""
+    kinds = _table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {})
     found = {}
-    for name, known in _table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {}).items():
+    for name, known in (kinds.get(work.kind) or kinds.get(general(work.kind)) or {}).items():
         seconds = known.seconds(work, profile) if known.covers(work) else None
         if seconds is not None:
             found[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
@@ -123,7 +189,8 @@ def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[
 
 
 def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Names in order of preference, but what is predicted faster than both fits' errors together goes before.
+    """Names in order of preference, but what is predicted faster than AGREEMENT of both fits' errors together goes
+    before.
 
     What has no prediction and comes first in its turn is not overtaken: nothing is known that speaks against it.
     """
@@ -135,7 +202,7 @@ def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -
             seconds, error = predicted[first]
             faster = [
                 n for n in rest
-                if n in predicted and predicted[n][0] * (1 + math.hypot(error, predicted[n][1])) < seconds
+                if n in predicted and predicted[n][0] * (1 + AGREEMENT * math.hypot(error, predicted[n][1])) < seconds
             ]  # fmt: skip
             ahead = min(faster, key=lambda n: predicted[n][0], default=first)
         rest.remove(ahead)
@@ -143,31 +210,47 @@ def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -
     return order
 
 
-def load(text: str, where: str, profile: str) -> dict[str, dict[str, Coefficients]]:
-    """Coefficients by "op bits" and implementation, from the file's text. Raises ProfileError: what is wrong, where."""
+Kinds = Mapping[str, Mapping[str, Coefficients]]
+
+
+def load(text: str, where: str, profile: str) -> dict[str, Kinds]:
+    """Coefficients by "op bits", kind of call and implementation, from the file's text. Raises ProfileError: what is
+    wrong, where."""
     try:
         raw = json.loads(text)
         found = raw.get("kind"), raw.get("version"), raw.get("profile")
         if found != ("ferryman-costs", VERSION, profile):
             raise ProfileError(f"{where} is {found}; required: ('ferryman-costs', {VERSION}, {profile!r})")
         return {
-            op: {name: _coefficients(given, f"{where}: {op} {name}") for name, given in lines.items()}
-            for op, lines in raw["ops"].items()
+            op: {kind: _group(given, f"{where}: {op} {kind}") for kind, given in kinds.items()}
+            for op, kinds in raw["ops"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProfileError(f"{where} is damaged: {error!r}. Fit it again with benchmarks/fit_costs.py") from error
 
 
-def _coefficients(given: Mapping[str, Any], where: str) -> Coefficients:
+def _group(given: Mapping[str, Any], where: str) -> dict[str, Coefficients]:
+    places = tuple(tuple(float(n) for n in place) for place in given["places"])
+    if len({len(place) for place in places}) > 1 or not all(math.isfinite(n) for place in places for n in place):
+        raise ProfileError(f"{where}: places are of different lengths, or not finite")
+    return {name: _coefficients(line, places, f"{where} {name}") for name, line in given["implementations"].items()}
+
+
+def _coefficients(given: Mapping[str, Any], places: Sequence[tuple[float, ...]], where: str) -> Coefficients:
     made = Coefficients(
         given["fixed"], given["memory"], given["compute"], given["error"], given["cells"],
         {name: (low[0], high[0], low[1], high[1]) for name, (low, high) in given["sizes"].items()},
+        places, tuple(given["weights"]),
     )  # fmt: skip
     limits = {"fixed": math.inf, "memory": 1.0, "compute": 1.0, "error": math.inf, "cells": math.inf}
     for name, most in limits.items():
         value = getattr(made, name)
         if isinstance(value, bool) or not (0 < value <= most and value < math.inf):
             raise ProfileError(f"{where}: {name} is {value}; required: more than 0, finite, at most {most:g}")
+    if len(made.weights) != len(places) or not all(map(math.isfinite, made.weights)):
+        raise ProfileError(
+            f"{where}: {len(made.weights)} weights; required: {len(places)}, as there are places, finite"
+        )
     for name, box in made.sizes.items():
         if not all(map(math.isfinite, box)) or box[0] > box[1] or box[2] > box[3]:
             raise ProfileError(f"{where}: sizes of {name} are {box}; required: finite, the lowest first")
@@ -175,7 +258,7 @@ def _coefficients(given: Mapping[str, Any], where: str) -> Coefficients:
 
 
 @lru_cache(maxsize=None)
-def _table(profile: str) -> Mapping[str, Mapping[str, Coefficients]]:
+def _table(profile: str) -> Mapping[str, Kinds]:
     """A device's coefficients; a damaged file is reported once and ignored, as preferences do without it."""
     file = resources.files("ferryman.device_profiles") / "data" / f"{profile}.costs.json"
     if not file.is_file():

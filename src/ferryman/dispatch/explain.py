@@ -22,6 +22,7 @@ class Row:
     """One implementation: "chosen", "available", "refused" or "not requested", with actual against required.
 
     seconds: measured in this region if the explanation's source is "lockfile", else predicted; None where neither is.
+    configuration: of what is chosen, the one that was measured fastest in this region; "" is its own plan.
     """
 
     implementation: str
@@ -31,6 +32,7 @@ class Row:
     accumulation: str
     roundings: tuple[str, ...]
     seconds: float | None = None
+    configuration: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Explanation:
         for row in self.rows:
             mark = "->" if row.verdict == "chosen" else "  "
             told = f", {_SOURCES.get(self.source or '', self.source)}" if row.verdict == "chosen" else ""
-            lines.append(f"{mark} {row.implementation:<12} {row.verdict}{told}{self._time(row)}")
+            form = f", {row.configuration}" if row.configuration else ""
+            lines.append(f"{mark} {row.implementation:<12} {row.verdict}{told}{form}{self._time(row)}")
             lines += [f"{'':18}{reason}" for reason in row.reasons]
         return "\n".join(lines)
 
@@ -102,6 +105,7 @@ def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.de
             Row(
                 line.name, verdict, tuple(why), tuple(map(str, line.when)), line.accumulation, line.roundings,
                 None if decision is None else decision.seconds.get(line.name),
+                "" if decision is None or verdict != "chosen" else decision.configuration,
             )
             for line, verdict, why in rows
         ),

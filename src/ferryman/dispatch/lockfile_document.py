@@ -36,7 +36,7 @@ _LOCK_SECONDS = 60.0
 _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
 _RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
 _SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/portable.cuh", "backends/simt/rows.cuh",
-           "backends/simt/rows.py", "backends/simt/cluster.cuh", "backends/simt/ring.cuh")  # fmt: skip
+           "backends/simt/rows.py", "backends/simt/cluster.cuh", "backends/simt/whole.cuh")  # fmt: skip
 _Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
 _Value = str | int | float | bool | None
 
@@ -46,7 +46,8 @@ class _Model(BaseModel):
 
 
 class Candidate(_Model):
-    """One way that was tried: its time, or why it has none."""
+    """One way that was tried: its time, or why it has none. ``configuration``: {"name": its name}, or the
+    implementation's own plan."""
 
     implementation: _Name
     configuration: dict[_Name, _Value] = {}
@@ -70,6 +71,24 @@ class Entry(_Model):
     case: Annotated[str, Field(max_length=200)] = ""
     time: Annotated[str, Field(max_length=40)] = ""
     candidates: Annotated[list[Candidate], Field(max_length=64)] = []
+
+    def configuration_of(self, implementation: str) -> str:
+        """The name of the choice's configuration, or of the fastest one of another implementation; "": its own plan."""
+        tried = [c for c in self.candidates if c.implementation == implementation and c.seconds is not None]
+        if implementation == self.implementation:
+            taken = self.configuration
+        else:
+            taken = min(tried, key=lambda c: c.seconds or 0.0).configuration if tried else {}
+        return str(taken.get("name", ""))
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds by implementation, each in the fastest of its configurations."""
+        found: dict[str, float] = {}
+        for tried in self.candidates:
+            if tried.seconds is not None:
+                found[tried.implementation] = min(tried.seconds, found.get(tried.implementation, tried.seconds))
+        return found
 
 
 class Lockfile(_Model):

@@ -1,10 +1,11 @@
 """A region that nobody measured, beside some that were: what each candidate would take there.
 
-Regions are compared if they agree in all but sizes. How far apart two are is the most that any tensor's rows or its
-last dimension differ, in powers of two: of the regions alone, so that every call in one is served alike. A candidate's
-time is the neighbours' level, carried to this size by the least time of the work (`cost.scale`), times how much slower
-than the neighbours' best it was there: both averaged in the logarithm, weighted by the inverse square of the distance.
-So the nearest region alone does not decide: between one where A wins a little and one where B wins a lot, B may win.
+Regions are compared if they agree in all but sizes; those of one row or query are a kind of their own. How far apart
+two are is the most that any tensor's rows or its last dimension differ (of four dimensions, any of them: heads are no
+batch), in powers of two: of the regions alone, so that every call in one is served alike. A candidate's time is the
+neighbours' level, carried to this size by the least time of the work (`cost.scale`), times how much slower than the
+neighbours' best it was there: both averaged in the logarithm, weighted by the inverse square of the distance. So the
+nearest region alone does not decide: between one where A wins a little and one where B wins a lot, B may win.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ferryman.dispatch.lockfile_document import Entry
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
+CLOSE = (
+    1.0  # within a factor of two these times count for more than the cost model's, which go before those farther off
+)
 CLOSEST = 0.5  # regions nearer than this weigh the same: sizes within one are not told apart
 ALIKE = 0.01  # times nearer than this are one, as for the tuner; preference decides
 _SIZE = r"(?:2\^)?\d{1,18}"
@@ -58,13 +62,17 @@ class Prediction:
 
 
 @lru_cache(maxsize=_CACHED)
-def _read(region: str) -> tuple[str, Mapping[str, tuple[float, float]]]:
-    """What a region has besides sizes, and log2 of each tensor's (rows, last dimension)."""
-    sizes = {}
+def _read(region: str) -> tuple[str, Mapping[str, tuple[float, ...]]]:
+    """What a region has besides sizes (and whether it has one row or query, as `cost.kind_of` does), and log2 of each
+    tensor's (rows, last dimension), or of all four dimensions."""
+    sizes: dict[str, tuple[float, ...]] = {}
+    one = None
     for name, _, dims in _TENSOR.findall(region):
-        logs = [_log(d) for d in dims.split(",") if d]
-        sizes[name] = (sum(logs[:-1]), logs[-1] if logs else 0.0)
-    return _TENSOR.sub(r"\1=\2[]", region), sizes
+        logs = tuple(_log(d) for d in dims.split(",") if d)
+        sizes[name] = logs if len(logs) > 3 else (sum(logs[:-1]), logs[-1] if logs else 0.0)
+        if one is None and len(logs) > 1:
+            one = sizes[name][-2] == 0
+    return _TENSOR.sub(r"\1=\2[]", region) + (cost.ONE if one else ""), sizes
 
 
 def _log(dimension: str) -> float:
@@ -78,8 +86,10 @@ def distance(region: str, other: str, entry: Entry) -> float | None:
     if kind != other_kind or entry.bytes is None or entry.flops is None:
         return None
     apart = [0.0]
-    for name, (rows, width) in here.items():
-        apart += [abs(rows - there[name][0]), abs(width - there[name][1])]
+    for name, logs in here.items():
+        if len(logs) != len(there[name]):
+            return None
+        apart += [abs(a - b) for a, b in zip(logs, there[name], strict=True)]
     return max(apart)
 
 
@@ -89,7 +99,7 @@ def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str
     behind: dict[str, tuple[float, float]] = {}  # candidate -> weighted log of its time over the best, weight
     for other, entry in entries.items():
         apart = distance(region, other, entry)
-        times = {c.implementation: c.seconds for c in entry.candidates if c.seconds is not None}
+        times = entry.times
         if apart is None or apart > REACH or not times:
             continue
         assert entry.bytes is not None and entry.flops is not None

@@ -175,7 +175,8 @@ class Op:
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
         decision = select.select(op, args, profile, asked)
-        launch, target = registry.launcher(decision.implementation), select.target_of(profile)
+        launch = registry.launcher(decision.implementation)
+        target = select.target_of(profile, decision.configuration)
         grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
         if grads:
             self.recipe.check_inputs(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,12 +55,14 @@ class Decision:
 
     ``source`` says what put the order: "request", "lockfile" (this region was measured), "predicted ..." (from regions
     near it, or by the cost model) or "profile". ``seconds``: of implementations, where measured or predicted.
+    ``configuration``: the one that was measured fastest in this region; "" is the implementation's own plan.
     """
 
     implementation: Implementation
     refused: tuple[tuple[Implementation, tuple[str, ...]], ...]
     source: str
     seconds: Mapping[str, float] = field(default_factory=dict)
+    configuration: str = ""
 
     @property
     def fallback(self) -> str | None:
@@ -70,12 +73,12 @@ class Decision:
 
 
 @lru_cache(maxsize=None)
-def target_of(profile: Profile) -> Target:
-    """The facts that a kernel's launcher may read."""
+def target_of(profile: Profile, configuration: str = "") -> Target:
+    """The facts that a kernel's launcher may read, and which of its configurations it takes."""
     return Target(
         arch=profile.arch, vendor=profile.vendor, wave=profile.wave, shared_memory=profile.shared_memory,
         max_threads=profile.max_threads, units=profile.units or 1, l2_bytes=profile.l2_bytes or 0,
-        features=profile.features,
+        features=profile.features, configuration=configuration,
     )  # fmt: skip
 
 
@@ -149,16 +152,17 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     held = lockfile.entries(op.name, profile)
     locked = held.get(region)
     if locked is not None:
-        seconds = {c.implementation: c.seconds for c in locked.candidates if c.seconds is not None}
+        seconds = locked.times
         seconds[locked.implementation] = locked.seconds
         names, source = [locked.implementation, *sorted(seconds, key=seconds.__getitem__), *names], "lockfile"
     elif held or cost.knows(op.name, profile):
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, held)
-        if predicted is not None:
+        modelled = cost.predictions(op, work, profile)
+        judged = sum(error < math.inf for _, error in modelled.values())
+        if predicted is not None and (predicted.distance <= near.CLOSE or judged < 2):
             names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
         else:
-            modelled = cost.predictions(op, work, profile)
             seconds = {name: value for name, (value, _) in modelled.items()}
             order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
             if order[: len(names)] != names:
@@ -166,6 +170,22 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     backends = registry.backends()
     serves = [n for n in dict.fromkeys(names) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
     return _Order([menu[name] for name in serves], source, seconds)
+
+
+def configuration_of(op: Primitive, args: Sequence[Any], profile: Profile, line: Implementation) -> str:
+    """Which configuration of an implementation was measured fastest in a call's region; "": its own plan.
+
+    A region is wider than a call, and its file may be edited: a name that the implementation does not list for this
+    very call is not taken.
+    """
+    if line.configurations is None:
+        return ""
+    entry = lockfile.entries(op.name, profile).get(lockfile.region(op, args))
+    name = "" if entry is None else entry.configuration_of(line.name)
+    try:
+        return name if name and name in line.ranked_configurations(args, target_of(profile)) else ""
+    except ImportError:  # its toolchain is not here: the device is not, either
+        return ""
 
 
 def foremost(op: Primitive, profile: Profile) -> Implementation | None:
@@ -198,7 +218,8 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
                 names = _preferred(op, profile)
                 before = names[: names.index(line.name)] if line.name in names else names
                 refused = [(other, reasons) for other, reasons in refused if other.name in before]
-            decision = Decision(line, tuple(refused), order.source, order.seconds)
+            tuned = configuration_of(op, args, profile, line)
+            decision = Decision(line, tuple(refused), order.source, order.seconds, tuned)
             if state.strict and refused:
                 raise StrictModeError(
                     f"{op.name}: strict mode, and {line.name} would stand in. {decision.fallback}. "

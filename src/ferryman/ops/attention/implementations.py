@@ -14,7 +14,15 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "torch", "attention", roundings=("p",), traced="attention_traced"),
     # FlashAttention-2's backward adds dQ atomically, and rounds every query head's dK and dV before a group's sum.
     *menu(_HERE, "torch", "attention_backward", roundings=("p", "ds"), accumulation="split-k", deterministic=False),
-    *menu(_HERE, "triton", "attention", when=_DOT, roundings=("p",), replayable=True),
+    *menu(
+        _HERE,
+        "triton",
+        "attention",
+        when=_DOT,
+        roundings=("p",),
+        replayable=True,
+        configurations="configurations",
+    ),
     # On Hopper the tiles of keys add to dQ in the order in which they come.
     *menu(
         _HERE,

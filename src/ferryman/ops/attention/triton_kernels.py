@@ -931,13 +931,56 @@ def _heads_together(target: Target, kv_heads: int, num_keys: int, head_dim: int,
     return max(1, min(kv_heads, target.l2_bytes // 2 // (2 * num_keys * head_dim * element_size)))
 
 
-def _num_splits(target: Target, programs: int, num_keys: int) -> int:
-    """Pieces for about two programs per unit, of at least 256 keys each: merging smaller ones costs more than it saves.
+_LEAST_KEYS = 128  # of a piece that is worth a measurement
+_MERGED_BLOCKS = 0.1  # what merging one piece more costs, in blocks of keys
 
-    To the nearest, for more programs than run at once go in two waves. H200, D128, us: B32 with 8 KV heads, 4096 keys
-    whole 126, in two pieces 141; B8, 8192 keys in four 69, in five 74.
+
+def _num_splits(target: Target, programs: int, keys: int) -> int:
+    """Pieces for at most one wave of two programs per unit, of 256 keys each: merging smaller ones costs more than it
+    saves, but where a few of 128 keys reach units that would be idle.
+
+    From half a wave on bandwidth is what bounds it: two pieces where the last wave would be mostly empty. H200, D128,
+    against a piece for every unit rounded up: B32 KV8 4096 keys 143 -> 123 us, B9 KV32 1500 80 -> 62, B7 KV8 2500
+    27.4 -> 25.2, B5 KV4 605 (D64) 9.0 -> 7.3; of 25 shapes none is slower.
     """
-    return max(1, min((2 * target.units + programs // 2) // max(1, programs), num_keys // 256, 128))
+    slots, programs = 2 * target.units, max(1, programs)
+    if 2 * programs <= slots:
+        wanted = slots // programs
+    else:
+        last = (programs - 1) % slots + 1
+        wanted = 2 if programs < 2 * slots and last < 0.85 * slots else 1
+    most = max(keys // 256, min(6, target.units // programs, keys // _LEAST_KEYS), 1)
+    return min(wanted, most, 128)
+
+
+def _decoding(q: torch.Tensor, k: torch.Tensor, target: Target) -> int | None:
+    """How many programs there are before keys are split, where a KV head's queries fit the decoding tile; else None."""
+    batch, heads, queries, dim = q.shape
+    kv_heads = k.shape[1]
+    rows = queries * (heads // kv_heads)
+    return batch * kv_heads if rows <= _decode_config(target, q.dtype, dim).block_m else None
+
+
+def configurations(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
+    softcap: float, mask: torch.Tensor | None, target: Target,
+) -> dict[str, float]:  # fmt: skip
+    """In how many pieces the keys of a decoding call are read, for the menu: as `_num_splits` says, fewer, more. Their
+    times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
+    keys = k.shape[2]
+    programs = None if q.numel() == 0 else _decoding(q, k, target)
+    if programs is None or keys < 2 * _LEAST_KEYS:
+        return {}
+    blocks = -(-keys // _decode_config(target, q.dtype, q.shape[-1]).block_n)
+
+    def time(splits: int) -> float:
+        return -(-programs * splits // (2 * target.units)) * -(-blocks // splits) + _MERGED_BLOCKS * splits
+
+    own = _num_splits(target, programs, keys)
+    most = min(128, keys // _LEAST_KEYS)
+    others = {s for s in (own // 4, own // 2, 3 * own // 4, 3 * own // 2, 2 * own, 4 * own) if 1 <= s <= most} - {own}
+    times = {s: max(time(s), time(own)) for s in sorted(others, key=time)}
+    return {f"splits_{s}": t for s, t in {own: time(own), **times}.items()}
 
 
 @functools.cache
@@ -996,11 +1039,10 @@ def attention(
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     group = heads // kv_heads
 
-    decode = _decode_config(target, q.dtype, dim)
-    pack = queries * group <= decode.block_m
-    config = decode if pack else _config(target, q.dtype, dim, "forward", rich)
-    grid_heads = batch * (kv_heads if pack else heads)
-    programs = grid_heads * triton.cdiv(queries * group if pack else queries, config.block_m)
+    decoding = _decoding(q, k, target)
+    pack = decoding is not None
+    config = _decode_config(target, q.dtype, dim) if pack else _config(target, q.dtype, dim, "forward", rich)
+    programs = batch * heads * triton.cdiv(queries, config.block_m) if decoding is None else decoding
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
@@ -1008,7 +1050,10 @@ def attention(
             together = batch * heads  # tiles are dealt in advance: those of all heads end evenly, a group's do not
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
-    splits = _num_splits(target, programs, keys) if pack else 1
+    splits = 1
+    if pack:
+        named = target.configuration.removeprefix("splits_")
+        splits = int(named) if named else _num_splits(target, programs, keys)
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
     )  # fmt: skip
@@ -1138,13 +1183,15 @@ def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
     """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full
-    attention, a sliding window, with a softcap too, a padding mask, decoding, and everything at once (window, softcap,
-    float mask, a gradient of lse)."""
+    attention, a sliding window, with a softcap too, a padding mask, decoding (a batch that fills the device, too, whose
+    keys are not split), and everything at once (window, softcap, float mask, a gradient of lse)."""
     kind = getattr(torch, dtype)
 
-    def calls(dim: int, queries: int, causal: bool, window: int | None, cap: float, mask: torch.dtype | None) -> None:
-        q = torch.empty((2, 32, queries, dim), dtype=kind, device="meta")
-        k = torch.empty((2, 8, 4096, dim), dtype=kind, device="meta")
+    def calls(
+        dim: int, queries: int, causal: bool, window: int | None, cap: float, mask: torch.dtype | None, batch: int = 2
+    ) -> None:  # fmt: skip
+        q = torch.empty((batch, 32, queries, dim), dtype=kind, device="meta")
+        k = torch.empty((batch, 8, 4096, dim), dtype=kind, device="meta")
         rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
         options = (causal, None, window, cap, rows)
         out, lse = attention(q, k, k, *options, target)
@@ -1158,5 +1205,6 @@ def specialisations(
         (4096, True, 512, 20.0, None), (4096, False, None, 0.0, torch.bool), (4096, True, 512, 20.0, kind),
         (1, True, None, 0.0, None), (1, True, 512, 0.0, None), (1, True, 512, 20.0, kind),
     ]  # fmt: skip
-    found = recorded(lambda a=(dim, *one): calls(*a) for dim in head_dims for one in kinds)  # type: ignore[misc]
+    whole = ((1, True, None, 0.0, None, target.units),)
+    found = recorded(lambda a=(dim, *one): calls(*a) for dim in head_dims for one in (*kinds, *whole))  # type: ignore[misc]
     return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in found]

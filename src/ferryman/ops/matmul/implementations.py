@@ -21,5 +21,7 @@ IMPLEMENTATIONS = (
     # cuBLAS may round split-K partials to the storage dtype: torch allows it by default.
     *menu(_HERE, "torch", _ALL, accumulation="split-k"),
     *menu(_HERE, "triton", _ALL, when=_DOT, replayable=True, reads=("tf32",), tf32="tf32-rz"),
-    *menu(_HERE, "cuda", "linear", module="hopper_kernels", when=_HOPPER, replayable=True),
+    *menu(
+        _HERE, "cuda", "linear", module="hopper_kernels", when=_HOPPER, replayable=True, configurations="configurations"
+    ),
 )

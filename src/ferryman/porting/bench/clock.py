@@ -34,6 +34,7 @@ class Timer:
 
     method: Method = "host clock"
     note: str | None = None
+    rough: float | None = None  # seconds of a call, from one round while it was made ready
 
     def __init__(self, calls: Sequence[Call], device: torch.device, restore: Call | None = None) -> None:
         self.calls, self.device, self.restore = list(calls), device, restore
@@ -84,6 +85,7 @@ class DeviceTimer(Timer):
             self._capture()
             if self.graphs:
                 rough = self._events(self.graphs[0][0].replay, self.graphs[0][1], 1)
+        self.rough = rough
         per_round = max(rough * len(self.calls), 1e-7)
         self.rounds = 1 if restore is not None else max(1, min(1000, round(SAMPLE_SECONDS / per_round)))
 

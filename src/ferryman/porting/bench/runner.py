@@ -32,6 +32,7 @@ TRIALS = 3
 ROTATED_CACHES = 4
 MOST_SETS = 1024  # of tiny inputs: beyond, a graph of as many launches takes longer to capture than to replay
 HOPELESS = 2.0  # times the best: no choice, and its trials would take most of a tuner's time
+CLEARLY = 2.0 * HOPELESS  # by the round that made it ready: it is not even timed once more
 _MOST_OF_FREE = 0.3
 _HOST_CACHE = 32 << 20  # where the profile states none
 _HOST_SETS = 4
@@ -186,8 +187,11 @@ def _sets(device: torch.device, size: int, cache: int) -> int:
 
 
 def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
-    """The op's menu on these inputs, or the part of it that the plan names; with the reasons where one refuses."""
-    target, view = select.target_of(plan.profile), select.View.of(op, args, plan.profile)
+    """The op's menu on these inputs, or the part of it that the plan names; with the reasons where one refuses.
+
+    Each as dispatch would run it: in the configuration that was measured fastest, where the lockfile has one.
+    """
+    view = select.View.of(op, args, plan.profile)
     found = []
     for line in registry.implementations(op.name):
         asked = line.name in plan.implementations
@@ -195,13 +199,19 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
             continue
         if plan.profile.vendor not in registry.backends()[line.backend].vendors:
             continue
-        made = Contender(
-            line.name, "implementation", functools.partial(_launched, line, target), functools.partial(_public, op)
-        )
         why = select.refusals(line, view, plan.profile)
+        made = configured(plan, op, line, "" if why else select.configuration_of(op, args, plan.profile, line))
         made.skipped = "; ".join(why) if why else None
         found.append(made)
     return found
+
+
+def configured(plan: Plan, op: Primitive, line: Implementation, configuration: str = "") -> Contender:
+    """One implementation in one of its configurations; "" is its own plan."""
+    target = select.target_of(plan.profile, configuration)
+    return Contender(
+        line.name, "implementation", functools.partial(_launched, line, target), functools.partial(_public, op)
+    )
 
 
 def _launched(line: Implementation, target: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
@@ -309,9 +319,17 @@ def _each(functions: Sequence[Callable[[], None]]) -> None:
 
 
 def promising(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> list[Contender]:
-    """Those that a first timing puts within HOPELESS times the best. The others keep that timing as their one trial."""
-    first = {}
+    """Those that a first timing puts within HOPELESS times the best. The others keep that timing as their one trial.
+
+    What was CLEARLY behind when it was made ready keeps the time from then.
+    """
+    rough = {c.name: c.timer.rough for c in contenders if c.timer is not None and c.timer.rough is not None}
+    quickest, first = min(rough.values(), default=0.0), {}
     for contender in contenders:
+        known = rough.get(contender.name)
+        if known is not None and known > CLEARLY * quickest:
+            first[contender.name] = known
+            continue
         starting(contender.name)
         first[contender.name] = _cold(contender)
     least = min(first.values(), default=0.0)

@@ -3,6 +3,7 @@
 Every cell is written as soon as it is measured, so that a tuner that is stopped goes on where it was, and several may
 work on one file. Candidates run in a worker process: one that crashes it, or says nothing for the time limit, is
 recorded with the reason and left out, and the worker starts again. What a throttled device gave is not written.
+On an accelerator several processes run every candidate once before, so that it is compiled when its turn comes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,9 @@ from ferryman.porting.process import placed
 COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]
 SILENCE_SECONDS = 180.0  # attention's backward compiles for a minute on a busy host
 START_SECONDS = 120.0  # for a process to import torch and a toolchain
+AHEAD_PROCESSES = 8  # that compile before the measurement begins, on an accelerator
+AHEAD_SECONDS = 60.0  # for all of them; what is not compiled then is compiled where it is measured
+AHEAD_CELLS = 4  # fewer are not worth the start of a process
 LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
 _MOST_ERROR = 900
 Advance = Callable[[int, int, str], None]
@@ -61,9 +66,10 @@ def tune(
     path: Path, ops: Sequence[str] | None = None, implementations: Sequence[str] | None = None,
     grid_name: str = "small", device: str | torch.device | None = None, dtype: torch.dtype = torch.bfloat16,
     seed: int = 0, again: bool = False, silence: float = SILENCE_SECONDS, advance: Advance = lambda *_: None,
-    command: Sequence[str] | None = None,
+    command: Sequence[str] | None = None, ahead: int | None = None,
 ) -> list[Outcome]:  # fmt: skip
-    """Tune every op, or those named, on a grid. ``again`` measures what the lockfile holds already, too.
+    """Tune every op, or those named, on a grid. ``again`` measures what the lockfile holds already, too. ``ahead``: how
+    many processes compile before; None: half of the cores, AHEAD_PROCESSES at most, on an accelerator.
 
     Raises UnknownName for a name, LockfileError for a file that is damaged or another machine's.
     """
@@ -90,6 +96,11 @@ def tune(
         raise FerrymanError("nothing to tune: none of the ops has a case and a candidate on this device")
     job = {"grid": size, "device": str(place), "dtype": dtype_name(dtype), "seed": seed}
     total, waiting = len(cells), list(cells)
+    if ahead is None:
+        ahead = min(AHEAD_PROCESSES, (os.cpu_count() or 1) // 2) if place.type == "cuda" else 0
+    if ahead and total >= AHEAD_CELLS:
+        advance(0, total, "compiling")
+        _compile_ahead(job, cells, min(ahead, total), command or COMMAND)
     while waiting:
         advance(total - len(waiting), total, f"{waiting[0].op.name} {waiting[0].case}")
         done = _session(job, waiting, silence, command or COMMAND, lambda found: outcomes.append(
@@ -120,6 +131,34 @@ def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -
     ]  # fmt: skip
     preferred = [name for name in profile.preference(op.name) if name in menu]
     return [*preferred, *(name for name in menu if name not in preferred)]
+
+
+def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, command: Sequence[str]) -> None:
+    """Run every candidate once, in several processes at once, which leaves its kernels in the toolchains' caches.
+
+    What fails, crashes or hangs here says nothing: the process that measures meets it again, and records it.
+    """
+    running = []
+    for share in (cells[start::processes] for start in range(processes)):
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+            env=_environment(),
+        )  # fmt: skip
+        running.append(process)
+        assert process.stdin is not None
+        try:
+            asked = [[c.op.name, c.case, c.names, c.errors] for c in share]
+            process.stdin.write(json.dumps({**job, "ahead": True, "cells": asked}))
+            process.stdin.close()
+        except BrokenPipeError:
+            continue
+    end = time.monotonic() + AHEAD_SECONDS
+    for process in running:
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _session(
@@ -197,19 +236,26 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
     if found["untrusted"]:
         return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
     measured = {name: statistics.median(values) for name, values in found["trials"].items()}
-    times = {name: measured[name] for name in sorted(measured, key=names.index)}  # by preference, which settles a tie
+    # by preference, which settles a tie; an implementation's own plan before its other configurations
+    times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
         return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
     winner = _best(times, found["noise"] or 0.0)
-    candidates = [Candidate(implementation=n, seconds=s) for n, s in times.items()]
-    candidates += [Candidate(implementation=n, error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
+    candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
+    candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(
-        implementation=winner, seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
+        **_named(winner), seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
         bytes=found["bytes"], flops=found["flops"], case=f"{case} {found['dtype']}", time=lockfile_document.now(),
         candidates=candidates,
     )  # fmt: skip
     lockfile_document.record(path, profile, {op: {found["key"]: entry}})
     return Outcome(op, case, "written", entry)
+
+
+def _named(candidate: str) -> dict[str, Any]:
+    """A worker's name of a candidate, as the lockfile has it."""
+    implementation, _, configuration = candidate.partition(" ")
+    return {"implementation": implementation, "configuration": {"name": configuration} if configuration else {}}
 
 
 def _best(times: dict[str, float], noise: float) -> str:

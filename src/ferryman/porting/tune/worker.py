@@ -1,20 +1,24 @@
 """A tuner's worker process: times the candidates of one cell after another, so that one that hangs or crashes is alone.
 
 It reads one JSON job from stdin and writes one JSON object per line: {"start": candidate} before each thing that could
-end it (null for the inputs), {"cell": {..}} with all trials of a cell, {"done": true} last.
+end it (null for the inputs), {"cell": {..}} with all trials of a cell, {"done": true} last. A candidate's name is its
+implementation's, and its configuration's where that is not the implementation's own plan ("cuda wide_128_64_8_1_2").
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ferryman.dispatch import cost, lockfile, registry, select
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import cost, lockfile, rank, registry, select
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, peers, runner
 from ferryman.porting.bench.condition import distrust, spread, watch
@@ -23,6 +27,8 @@ from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
 
 MOST_CANDIDATES = 8
+BEHIND = 1.5  # times its implementation's own plan, predicted: such a configuration is not measured
+ATTEMPTS = 3  # at trials whose clocks hold still
 Start = Callable[[str], None]
 
 
@@ -31,18 +37,15 @@ def measure(
 ) -> dict[str, Any]:  # fmt: skip
     """The trials of the most promising candidates on one cell, in turns.
 
-    names: in order of preference; what the cost model predicts faster goes before, and of more than MOST_CANDIDATES the
-    last are left out. errors: candidates that are known to fail, and how.
+    names: implementations in order of preference. errors: candidates that are known to fail, and how.
     """
     sets, _ = runner.rotated(plan, op, case)
     work = cost.work_of(op, sets[0])
-    names = cost.ranked(names, cost.predictions(op, work, plan.profile))[:MOST_CANDIDATES]
     seen, candidates = watch(plan.device), []
     with torch.no_grad():
         exact = as_tuple(op.namespace["_resolve"](*runner.spared(op, sets[0])))
     again = runner.restoring(op, sets)
-    found = {c.name: c for c in runner.implementations(plan, op, sets[0])}
-    for contender in (found[name] for name in names if name in found):
+    for contender in contenders(plan, op, sets[0], names):
         candidates.append(contender)
         contender.skipped = errors.get(contender.name, contender.skipped)
         if contender.skipped is None:
@@ -59,7 +62,15 @@ def measure(
                 contender.timer = None
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
-    noise = runner.trials(runner.promising(racing, starting), starting)
+    kept = runner.promising(racing, starting)
+    for attempt in range(ATTEMPTS):  # a device that was cold at first holds its clocks once it is warm
+        noise = runner.trials(kept, starting)
+        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept])))
+        if not untrusted or attempt == ATTEMPTS - 1:
+            break
+        seen.samples.clear()
+        for contender in kept:
+            contender.trials.clear()
     for contender in racing:
         if contender.timer is not None:
             contender.timer.close()
@@ -67,8 +78,46 @@ def measure(
         "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
         "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
         "errors": {c.name: str(c.skipped) for c in candidates if c.skipped is not None},
-        "untrusted": distrust(seen.condition(), spread(c.trials for c in racing)),
+        "untrusted": untrusted,
     }  # fmt: skip
+
+
+def steadied(trials: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Each candidate's times over those of all in the same turn: a choice is as good on clocks that sink for all alike,
+    as they do for minutes under large products. Of one candidate, its times."""
+    if len(trials) < 2:
+        return [list(own) for own in trials]
+    turns = [math.exp(sum(map(math.log, turn)) / len(turn)) for turn in zip(*trials, strict=True)]
+    return [[seconds / turn for seconds, turn in zip(own, turns, strict=True)] for own in trials]
+
+
+@torch.no_grad()
+def run_once(plan: runner.Plan, op: Primitive, case: Case, names: list[str]) -> None:
+    """Every candidate once, for what it compiles; what fails is left to the measurement, which records it."""
+    args = grid.inputs(op, case, plan.dtype, plan.seed, plan.device)
+    for contender in contenders(plan, op, args, names):
+        if contender.skipped is None:
+            with contextlib.suppress(Exception):
+                contender.call_of(runner.spared(op, args))()
+
+
+def candidates(
+    op: Primitive, args: Sequence[Any], profile: Profile, names: Sequence[str] | None = None
+) -> list[rank.Ranked]:  # fmt: skip
+    """What is measured of a call: the most promising, MOST_CANDIDATES at most."""
+    return [r for r in rank.rank(op, args, profile, names) if r.own or r.behind < BEHIND][:MOST_CANDIDATES]
+
+
+def contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...], names: list[str]) -> list[runner.Contender]:
+    """The candidates, ready to be timed; then the implementations that refuse the call, with their reasons."""
+    found = []
+    for one in candidates(op, args, plan.profile, names):
+        line = registry.implementation(op.name, one.implementation)
+        made = runner.configured(plan, op, line, "" if one.own else one.configuration)
+        made.name = one.label
+        found.append(made)
+    refused = [c for c in runner.implementations(plan, op, args) if c.skipped is not None and c.name in names]
+    return [*found, *(c for c in refused if c.name not in {f.name for f in found})][:MOST_CANDIDATES]
 
 
 def main() -> int:
@@ -88,8 +137,11 @@ def main() -> int:
             op = registry.primitive(op_name)
             case = next(c for c in grid.cases(op, job["grid"], device) if c.name == case_name)
             plan = runner.Plan(device, profile, DTYPES[job["dtype"]], (), tuple(names), (), job["seed"])
-            say(start=None)
-            say(cell=measure(plan, op, case, names, errors, lambda name: say(start=name)))
+            if job.get("ahead"):
+                run_once(plan, op, case, names)
+            else:
+                say(start=None)
+                say(cell=measure(plan, op, case, names, errors, lambda name: say(start=name)))
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     say(done=True)

@@ -1,0 +1,117 @@
+"""The ranking of implementations and configurations by prediction: its order, its times, and that dispatch takes it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from ferryman import ops
+from ferryman.device_profiles import profile as profile_of
+from ferryman.dispatch import cost, lockfile, rank, registry, select, state
+from ferryman.errors import UnknownName
+from ferryman.ops.matmul import hopper_kernels as hopper
+from ferryman.ops.primitive import IDENTIFIER
+from ferryman.porting.tune import worker
+from tests.cli.run import ferryman as command
+
+H200 = profile_of("h200")
+LINEAR = ops.linear.primitive
+ROWS, WIDTHS, DEPTHS = (1, 7, 8, 9, 64, 65, 200, 1024, 8192), (64, 1024, 4104, 28_672), (64, 72, 512, 4096, 28_672)
+
+
+def arguments(m: int, n: int, k: int) -> tuple[Any, ...]:
+    x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((m, k), (n, k)))
+    return x, weight, None
+
+
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"torch": (20e-6, 0.01), "cuda": (10e-6, 0.01), "triton": (30e-6, 0.01)}
+    monkeypatch.setattr(cost, "predictions", lambda op, work, profile: times)
+    monkeypatch.setattr(lockfile, "entries", lambda op, profile: {})
+
+
+def test_implementations_come_first_then_their_other_configurations_with_times(predicted: None) -> None:
+    args = arguments(171, 11_008, 4096)
+    found = rank.rank(LINEAR, args, H200)
+    own, *others = hopper.ranked(171, 11_008, 4096, 132)
+    assert [(r.implementation, r.configuration, r.own, r.seconds) for r in found[:3]] == [
+        ("cuda", own.name, True, 10e-6), ("torch", "", True, 20e-6), ("triton", "", True, 30e-6),
+    ]  # fmt: skip
+    assert [r.configuration for r in found[3:]] == [f.name for f in others] and not any(r.own for r in found[3:])
+    relative = hopper.ranked(171, 11_008, 4096, 132)
+    for one, form in zip(found[3:], others, strict=True):
+        assert one.implementation == "cuda" and one.behind == pytest.approx(relative[form] / relative[own])
+        assert one.seconds == pytest.approx(10e-6 * one.behind) and one.label == f"cuda {form.name}"
+    taken = worker.candidates(LINEAR, args, H200)
+    assert taken == [r for r in found if r.own or r.behind < worker.BEHIND][:8] and 3 < len(taken) <= 8
+    assert [r.implementation for r in rank.rank(LINEAR, args, H200, ["triton", "torch"])] == ["torch", "triton"]
+
+
+def test_untuned_dispatch_takes_what_the_ranking_puts_first(predicted: None) -> None:
+    for shape in ((171, 11_008, 4096), (1, 4096, 4096)):
+        first = rank.rank(LINEAR, arguments(*shape), H200)[0]
+        decision = select.select(LINEAR, arguments(*shape), H200, state.State({}, False), absent=True)
+        assert (decision.implementation.name, decision.configuration) == (first.implementation, "") and first.own
+        assert hopper.choose(*shape, 132).name == first.configuration  # what the launcher takes by itself
+
+
+def test_what_cannot_serve_a_call_is_not_ranked() -> None:
+    args = arguments(64, 1020, 4096)  # the Hopper kernels want a multiple of 8
+    assert {r.implementation for r in rank.rank("linear", args, "h200")} == {"torch", "triton"}
+    assert {r.implementation for r in rank.rank("linear", arguments(64, 1024, 4096), "mi300x")} == {"torch", "triton"}
+    with pytest.raises(UnknownName):
+        rank.rank("linear", args, "h2000")
+
+
+def test_every_configuration_can_serve_its_call_and_has_a_name_of_its_own() -> None:
+    assert len({f.name for f in hopper.forms()}) == len(hopper.forms())
+    for m, n, k in itertools.product(ROWS, WIDTHS, DEPTHS):
+        found = hopper.ranked(m, n, k, 132)
+        own, *others = found
+        assert own == hopper.choose(m, n, k, 132) and all(found[own] <= found[f] for f in others)
+        assert [found[f] for f in others] == sorted(found[f] for f in others)
+        for form in found:
+            assert IDENTIFIER.fullmatch(form.name) and hopper._NAMED[form.name] == form
+            if isinstance(form, hopper.Skinny):
+                assert m <= form.m and k % 16 == 0 and form.split <= max(1, -(-k // form.depth))
+            else:
+                assert (form.m == 64) == (m <= 64) and form.split <= max(1, -(-k // 64))
+
+
+def test_every_menu_line_that_has_configurations_ranks_its_op_s_standard_case() -> None:
+    lines = [line for op in registry.primitives() for line in registry.implementations(op) if line.configurations]
+    assert {(line.op, line.name) for line in lines} == {("linear", "cuda"), ("attention", "triton")}
+    linear = next(line for line in lines if line.op == "linear")
+    assert linear.ranked_configurations(arguments(0, 8, 8), select.target_of(H200)) == {}
+
+
+def test_decoding_attention_ranks_in_how_many_pieces_keys_are_read() -> None:
+    triton = pytest.importorskip("ferryman.ops.attention.triton_kernels")
+
+    def ranked(batch: int, heads: int, kv: int, queries: int, keys: int) -> dict[str, float]:
+        sizes = (batch, heads, queries, 128), (batch, kv, keys, 128)
+        q, k = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
+        found: dict[str, float] = triton.configurations(q, k, k, True, None, None, 0.0, None, select.target_of(H200))
+        return found
+
+    found = ranked(1, 32, 8, 1, 32_768)
+    own, *others = found
+    assert own == f"splits_{triton._num_splits(select.target_of(H200), 8, 32_768)}" == "splits_33"
+    assert set(others) == {"splits_8", "splits_16", "splits_24", "splits_49", "splits_66"}
+    assert list(found.values()) == sorted(found.values()) and all(IDENTIFIER.fullmatch(name) for name in found)
+    assert ranked(1, 32, 8, 512, 512) == ranked(1, 32, 8, 1, 200) == ranked(0, 32, 8, 1, 4096) == {}
+    assert len(ranked(64, 32, 8, 1, 4096)) > 1  # enough programs without a split: one piece is the plan, more are tried
+    assert next(iter(ranked(64, 32, 8, 1, 4096))) == "splits_1"
+
+
+def test_the_command_shows_the_order_and_measures_nothing() -> None:
+    done = command("tune", "--predict", "--device", "h200", "--op", "linear", "--op", "rope")
+    lines = [line.split() for line in done.out.splitlines() if line.startswith("linear")]
+    assert done.code == 0 and {line[1] for line in lines} == {"8192x8192x8192", "16x14336x4096"}
+    assert sum(line[4] == "cuda" and line[5].startswith("wide_128_") for line in lines) >= 2
+    for clash in ("--check", "--again"):
+        assert command("tune", "--predict", "--device", "h200", clash).code == 2
