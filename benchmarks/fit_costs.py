@@ -301,7 +301,7 @@ def _judge(
     beside = near.predict(one.region, one.work, profile, entries)
     nearest = names[0] if beside is None else beside.ranked(names)[0]
     judged = sum(error < math.inf for _, error in predicted.values())
-    near_by = beside is not None and (beside.distance <= near.CLOSE or judged < 2)
+    near_by = beside is not None and (beside.distance <= near.CLOSEST or judged < 2)
     taken = (names[0], modelled, nearest, nearest if near_by else modelled)
     least = min(m.seconds for m in here.values())
     for chooser, name in zip(CHOOSERS, taken, strict=True):

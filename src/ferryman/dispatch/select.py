@@ -160,7 +160,7 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         predicted = _near(op, region, work, profile, held)
         modelled = cost.predictions(op, work, profile)
         judged = sum(error < math.inf for _, error in modelled.values())
-        if predicted is not None and (predicted.distance <= near.CLOSE or judged < 2):
+        if predicted is not None and (predicted.distance <= near.CLOSEST or judged < 2):
             names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
         else:
             seconds = {name: value for name, (value, _) in modelled.items()}
