@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ferryman.dispatch.lockfile_document import Entry
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
-# Regions nearer than this weigh the same: sizes within one are not told apart. They go before the cost model, which goes
-# before those farther off: of 775 cells left out by families, regret at the 95th percentile is 6.3%; with regions up to a
-# factor of two before the model 8.3%, with all of them 8.8%.
+# Regions nearer than this weigh the same: sizes within one are not told apart. They go before the cost model, which
+# goes before those farther off: of 775 cells left out by families, regret at the 95th percentile is 6.3%; with regions
+# up to a factor of two before the model 8.3%, with all of them 8.8%.
 CLOSEST = 0.5
 ALIKE = 0.01  # times nearer than this are one, as for the tuner; preference decides
 _SIZE = r"(?:2\^)?\d{1,18}"
