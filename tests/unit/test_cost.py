@@ -166,8 +166,8 @@ def test_the_model_goes_before_regions_of_other_sizes(use_table: Any, monkeypatc
         monkeypatch.setattr(lockfile, "entries", lambda op, profile, held=held: held)
         decision = chosen(*args)
         assert (decision.implementation.name, decision.source) == (name, source)
-    # of one implementation alone the model knows no order: a far region does
-    use_table(torch=(3e-6, 0.5, 0.5))
+    # of a candidate that came after the fit the model knows nothing: a far region does
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8))
     assert chosen(*args).implementation.name == "triton"
 
 

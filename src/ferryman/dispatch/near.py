@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -49,6 +49,11 @@ class Prediction:
     def carried(self, ratio: float) -> Prediction:
         """The same at another size of the region, whose work is ``ratio`` times as much."""
         return Prediction({n: s * ratio for n, s in self.seconds.items()}, self.regions, self.distance)
+
+    def goes_before(self, judged: Collection[str]) -> bool:
+        """Whether it puts the order, and not the cost model, which knows an order of ``judged``: where regions are of
+        the same sizes, or the model lacks a candidate that they have, as one that came after its fit."""
+        return self.distance <= CLOSEST or not set(self.seconds) <= set(judged)
 
     def ranked(self, names: Sequence[str]) -> list[str]:
         """The fastest, or the first in order of preference that is as fast; then the others by time, then the rest."""
