@@ -300,8 +300,8 @@ def _judge(
     entries.pop(one.region, None)
     beside = near.predict(one.region, one.work, profile, entries)
     nearest = names[0] if beside is None else beside.ranked(names)[0]
-    judged = sum(error < math.inf for _, error in predicted.values())
-    near_by = beside is not None and (beside.distance <= near.CLOSE or judged < 2)
+    judged = {name for name, (_, error) in predicted.items() if error < math.inf}
+    near_by = beside is not None and beside.goes_before(judged)
     taken = (names[0], modelled, nearest, nearest if near_by else modelled)
     least = min(m.seconds for m in here.values())
     for chooser, name in zip(CHOOSERS, taken, strict=True):

@@ -146,13 +146,11 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
     assert cost.predictions(op, cost.work_of(op, odd), H200) == {}
 
 
-def test_the_model_goes_before_regions_that_are_farther_than_a_factor_of_two(
-    use_table: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_goes_before_regions_of_other_sizes(use_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8), triton=(3e-6, 0.1, 0.1))
 
-    def entry(rows: int) -> dict[str, lockfile_document.Entry]:
-        args = (meta(rows, 1024), meta(1024, 1024), None)
+    def entry(rows: int, depth: int) -> dict[str, lockfile_document.Entry]:
+        args = (meta(rows, depth), meta(1024, depth), None)
         work, times = cost.work_of(LINEAR, args), {"torch": 3e-6, "cuda": 2e-6, "triton": 1e-6}
         return {lockfile.region(LINEAR, args): lockfile_document.Entry(
             implementation="triton", seconds=1e-6, kernels="0" * 64, bytes=work.bytes, flops=work.flops,
@@ -160,16 +158,16 @@ def test_the_model_goes_before_regions_that_are_farther_than_a_factor_of_two(
         )}  # fmt: skip
 
     args = (meta(1024, 1024), meta(1024, 1024), None)
-    for rows, name, source in (
-        (512, "triton", "predicted from 1 measured region, the nearest a factor of 2 away"),
-        (256, "cuda", "predicted by the cost model"),
+    for rows, depth, name, source in (
+        (1024, 1280, "triton", "predicted from 1 measured region, the nearest a factor of 1.2 away"),
+        (512, 1024, "cuda", "predicted by the cost model"),
     ):  # fmt: skip
-        held = entry(rows)
+        held = entry(rows, depth)
         monkeypatch.setattr(lockfile, "entries", lambda op, profile, held=held: held)
         decision = chosen(*args)
         assert (decision.implementation.name, decision.source) == (name, source)
-    # of one implementation alone the model knows no order: a far region does
-    use_table(torch=(3e-6, 0.5, 0.5))
+    # of a candidate that came after the fit the model knows nothing: a far region does
+    use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8))
     assert chosen(*args).implementation.name == "triton"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ferryman.dispatch.lockfile_document import Entry
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
-CLOSE = (
-    1.0  # within a factor of two these times count for more than the cost model's, which go before those farther off
-)
-CLOSEST = 0.5  # regions nearer than this weigh the same: sizes within one are not told apart
+# Regions nearer than this weigh the same: sizes within one are not told apart. They go before the cost model, which
+# goes before those farther off: of 775 cells left out by families, regret at the 95th percentile is 6.3%; with regions
+# up to a factor of two before the model 8.3%, with all of them 8.8%.
+CLOSEST = 0.5
 ALIKE = 0.01  # times nearer than this are one, as for the tuner; preference decides
 _SIZE = r"(?:2\^)?\d{1,18}"
 _TENSOR = re.compile(rf"(\w+)=(\w+)\[((?:{_SIZE}(?:,{_SIZE})*)?)\]")  # what is not written so is another kind of region
@@ -49,6 +49,11 @@ class Prediction:
     def carried(self, ratio: float) -> Prediction:
         """The same at another size of the region, whose work is ``ratio`` times as much."""
         return Prediction({n: s * ratio for n, s in self.seconds.items()}, self.regions, self.distance)
+
+    def goes_before(self, judged: Collection[str]) -> bool:
+        """Whether it puts the order, and not the cost model, which knows an order of ``judged``: where regions are of
+        the same sizes, or the model lacks a candidate that they have, as one that came after its fit."""
+        return self.distance <= CLOSEST or not set(self.seconds) <= set(judged)
 
     def ranked(self, names: Sequence[str]) -> list[str]:
         """The fastest, or the first in order of preference that is as fast; then the others by time, then the rest."""

@@ -159,8 +159,8 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, held)
         modelled = cost.predictions(op, work, profile)
-        judged = sum(error < math.inf for _, error in modelled.values())
-        if predicted is not None and (predicted.distance <= near.CLOSE or judged < 2):
+        judged = {name for name, (_, error) in modelled.items() if error < math.inf}
+        if predicted is not None and predicted.goes_before(judged):
             names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
         else:
             seconds = {name: value for name, (value, _) in modelled.items()}
