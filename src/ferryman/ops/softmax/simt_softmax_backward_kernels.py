@@ -65,16 +65,21 @@ def plan(n: int, itemsize: int, vector: bool, spread: int, target: Target) -> Ro
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(kind: str, plan: RowPlan) -> Unit:
+def _unit(kind: str, plan: RowPlan, early: bool) -> Unit:
     source = family_source(_FILE, True, plan.cluster > 1)
-    found = unit(source, "FERRYMAN_SOFTMAX_BACKWARD", "softmax_backward", kind, *plan.arguments)
-    return found._replace(cluster=plan.cluster)
+    found = unit(source, "FERRYMAN_SOFTMAX_BACKWARD", "softmax_backward", kind, *plan.arguments, early)
+    return found._replace(cluster=plan.cluster, overlapping=early)
 
 
 @functools.lru_cache(maxsize=4096)
 def _choose(dtype: torch.dtype, n: int, vector: bool, spread: int, target: Target) -> tuple[Unit, RowPlan]:
     found = plan(n, dtype.itemsize, vector, spread, target)
-    return _unit(type_name(dtype), found), found
+    return _unit(type_name(dtype), found, _early(spread, target)), found
+
+
+def _early(spread: int, target: Target) -> bool:
+    """Whether blocks may start before the kernel ahead of them has ended: those of few rows, on sm_90 and newer."""
+    return spread > 0 and "clusters" in target.features
 
 
 def softmax_backward(grad: Tensor, y: Tensor, target: Target) -> Tensor:
@@ -106,6 +111,6 @@ def units(target: Target) -> list[Unit]:
     for kind, size in _SIZES.items():
         for n, vector in [(n, v) for n in _WIDTHS for v in (True, False)] + [(n, False) for n in _RAGGED]:
             for spread in (0, *SPREADS):
-                made = _unit(kind, plan(n, size, vector, spread, target))
+                made = _unit(kind, plan(n, size, vector, spread, target), _early(spread, target))
                 found.setdefault(made.name, made)
     return list(found.values())

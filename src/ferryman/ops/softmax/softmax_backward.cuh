@@ -115,13 +115,15 @@ template <typename L, int CLUSTER> struct RowSum {
 };
 #endif
 
-template <typename L>
+// EARLY: for few blocks, which may start before the kernel ahead of them has ended; to say so costs many blocks more.
+template <typename L, bool EARLY>
 FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Type* out, i64 rows, i64 n, i64 blocks) {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
     FERRYMAN_SHARED(float, scratch, (RowSum<L>::SCRATCH));
     RowSum<L> row_sum(scratch);
-    const int thread = platform::thread_index();
+    int thread = platform::thread_index();
+    if constexpr (EARLY) thread = after_previous(thread);
     const int columns = columns_of_block<L>(n), first = RowSum<L>::rank() * columns;
     const int end = first + columns < (int)n ? first + columns : (int)n;
     const u32 nothing = (u32)(blocks >> 32);
@@ -160,11 +162,11 @@ FERRYMAN_DEVICE void softmax_backward(RowInput grad, RowInput y, typename L::Typ
 
 }  // namespace ferryman
 
-#define FERRYMAN_SOFTMAX_BACKWARD(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER)                              \
+#define FERRYMAN_SOFTMAX_BACKWARD(name, T, V, LANES, ROWS, PACKS, FIT, BLOCKS, CLUSTER, EARLY)                       \
     FERRYMAN_ROW_KERNEL(LANES * ROWS, BLOCKS, CLUSTER)                                                               \
     void name(const ferryman::T* grad, ferryman::i64 grad_stride, const ferryman::T* y, ferryman::i64 y_stride,      \
               ferryman::T* out, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 blocks) {                         \
         using namespace ferryman;                                                                                    \
-        softmax_backward<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>>(                               \
+        softmax_backward<RowLayout<ferryman::T, V, LANES, ROWS, PACKS, FIT, CLUSTER>, EARLY>(                        \
             RowInput{grad, grad_stride}, RowInput{y, y_stride}, out, rows, n, blocks);                               \
     }
