@@ -73,7 +73,7 @@ def test_compiled_attention_is_the_vendors_call_with_the_right_gradients(dtype: 
         return ops.attention(q, k, v, causal=True)
 
     for lengths, calls in (
-        (((64, 0), (77, 0), (301, 0), (129, 1)), {}), (((67, 1), (301, 1)), {("attention", "torch"): 1}),
+        (((64, 0), (77, 0), (301, 0), (129, 1)), 0), (((67, 1), (301, 1)), 1),
     ):  # fmt: skip
         torch._dynamo.reset()
         function = torch.compile(attend, fullgraph=True, dynamic=True)
@@ -90,7 +90,8 @@ def test_compiled_attention_is_the_vendors_call_with_the_right_gradients(dtype: 
             grad = torch.randn_like(out)
             found = [out, *torch.autograd.grad(out, made, grad)]
             expected = [exact, *torch.autograd.grad(exact, wide, grad.double())]
-            assert seen.calls == calls
+            assert sum(seen.calls.values()) == calls
+            assert set(seen.calls) <= {("attention", "torch"), ("attention", "triton")}
             for got, want in zip(found, expected, strict=True):
                 assert (got.double() - want).norm() <= 2 * torch.finfo(dtype).eps * want.norm()
 

@@ -112,6 +112,7 @@ def test_every_kernel(arch: str) -> None:
 
 def test_units_cover_every_combination_of_dtypes() -> None:
     names = [u.name for u in simt_host.all_units("gfx942")]
+    nvidia = [u.name for u in simt_host.all_units("sm_80")]
     assert len(set(names)) == len(names)
     types = ("f32", "f16", "bf16")
     for x in types:
@@ -123,7 +124,8 @@ def test_units_cover_every_combination_of_dtypes() -> None:
         for c in types:
             for way in ("rope", "rope_over", "rope_backward"):
                 assert sum(n.startswith(f"{way}_{x}_{c}_") for n in names) == 4
-                assert sum(n.startswith(f"{way}_packs_{x}_{c}_") for n in names) == 2
+                packs = [sum(n.startswith(f"{way}_packs_{x}_{c}_") for n in of) for of in (names, nvidia)]
+                assert packs == [0, 2]  # which spill on AMD
         for op in ("softmax", "softmax_backward", "silu_mul_Silu", "gelu_mul_GeluTanh", "gelu_mul_GeluErf"):
             assert any(n.startswith(f"{op}_{x}_") for n in names)
 
