@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,5 +104,6 @@ def cases(op: Primitive, size: str, device: torch.device) -> list[Case]:
 if __name__ == "__main__":
     from ferryman.porting.tune import worker
 
+    sys.path.append(str(Path(__file__).parents[2]))  # where `tests` is, which "forms" names
     plant(setattr)
     raise SystemExit(worker.main())
