@@ -54,7 +54,7 @@ def test_pieces_of_decoding_attention(shape: tuple[int, int, int, int]) -> None:
         out, got = registry.launcher(line)(*args, select.target_of(select.profile_for(GPU), name))
         # the output is rounded to bf16, P too: relative to the values' size
         assert float((out.double() - exact).abs().max()) <= 2**-7 * float(exact.abs().max()), name
-        assert torch.allclose(got.double(), lse, rtol=0, atol=1e-4), name
+        assert float((got.double() - lse).abs().max()) <= 1e-4, name
 
 
 def test_the_first_that_is_ranked_is_the_launcher_s_own_plan() -> None:
