@@ -3,6 +3,8 @@
     ferryman tune --grid full --lockfile h200.lock.json
     python benchmarks/regret.py --lockfile h200.lock.json --cells 300 --json regret.json
 
+Without --lockfile, of the lockfile that ships for the device.
+
 A process of its own, which timed nothing before, has the lockfile in force, asks dispatch what it would run, and times
 every implementation that can serve the cell, in turns, on rotated inputs (as `ferryman bench` does); the choice twice.
 Half of the cells at least are shapes that were never tuned. A cell counts if it has two implementations to choose from
@@ -386,10 +388,11 @@ def main() -> None:
     if given.worker is not None:
         work(given, given.worker)
         return
-    if given.lockfile is None:
-        parser.error("--lockfile is missing: write one with ferryman tune")
     place = placed(given.device)
     profile = select.profile_for(place)
+    given.lockfile = given.lockfile or lockfile.shipped(profile)
+    if given.lockfile is None:
+        parser.error(f"no lockfile ships for {profile.name}: write one with ferryman tune and name it with --lockfile")
     document = lockfile_document.load(given.lockfile)
     other = lockfile_document.differing(document, profile)
     if other:
