@@ -21,14 +21,15 @@ _SHARED_PER_UNIT, _SHARED_PER_BLOCK, _RESERVED = 233_472, 232_448, 1024  # of an
 
 
 class Wide(NamedTuple):
-    """The template arguments of `Wide` in wide.cuh: a tile of ``m`` x ``n``, and blocks of a cluster that share columns
-    (``cluster``) or divide k (``split``)."""
+    """The template arguments of `Wide` in wide.cuh: a tile of ``m`` x ``n``, blocks of a cluster that share columns
+    (``cluster``) or divide k (``split``), and stages that are filled before there are tensor maps (``head``)."""
 
     m: int
     n: int
     stages: int
     cluster: int = 1
     split: int = 1
+    head: int = 0
 
     @property
     def name(self) -> str:
@@ -40,14 +41,18 @@ class Wide(NamedTuple):
 
     @property
     def shared(self) -> int:
-        staging = 2 * (self.m // 64) * 64 * 128
-        return self.stages * (self.m + self.n) * _DEPTH * 2 + staging + 3 * _MAP_BYTES + 16 * (self.stages + 1) + 1024
+        if self.split > 1:
+            result = self.m * self.n * 4 // self.split * (self.split - 1)
+        else:
+            result = 2 * (self.m // 64) * 64 * 128 if self.m > 64 else 0
+        barriers = 16 * (self.stages + 1) + 8 * self.head
+        return self.stages * (self.m + self.n) * _DEPTH * 2 + result + 3 * _MAP_BYTES + barriers + 1024
 
     def grid(self, m: int, n: int, units: int) -> int:
         tiles = -(-m // (self.m * self.cluster)) * -(-n // self.n)
         if self.split > 1:
             return tiles * self.split
-        resident = 2 if self.m == 64 and 2 * (self.shared + _RESERVED) <= _SHARED_PER_UNIT else 1
+        resident = 2 if self.m == 64 and self.n <= 128 and 2 * (self.shared + _RESERVED) <= _SHARED_PER_UNIT else 1
         return min(tiles, resident * units // self.cluster) * self.cluster
 
 
@@ -72,7 +77,7 @@ class Skinny(NamedTuple):
     @property
     def shared(self) -> int:
         ring = self.stages * (self.n + self.m) * (self.depth * 2 + 16)
-        return max(ring, self.n * (self.m + 1) * 4 + 15) // 16 * 16 + 16 * self.stages
+        return ring + self.n * self.m * 4 // self.split * (self.split - 1) + 16 * self.stages + 16
 
     def grid(self, n: int, units: int) -> int:
         tiles = -(-n // self.n)
@@ -111,7 +116,7 @@ def _unit(form: Wide | Skinny, kind: str) -> Unit:
     product = _wgmma(form.n) if isinstance(form, Wide) else ""
     line = f"FERRYMAN_{stem.upper()}({name}, {', '.join(map(str, form))})\n"
     text = f"{_text('hopper.cuh')}{product}{_text(stem + '.cuh')}{line}"
-    return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a")
+    return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a", overlapping=True)
 
 
 # Measured on one H200, bf16, against cuBLAS in the same process by graph replay over rotated weights of 250 MB

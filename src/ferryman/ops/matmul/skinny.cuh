@@ -8,10 +8,6 @@ namespace ferryman {
 FERRYMAN_DEVICE void copy_16(u32 to, const u16* from) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
-// Arrives once this thread's copies so far have landed.
-FERRYMAN_DEVICE void arrive_with_copies(u32 barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 
 FERRYMAN_DEVICE void load_matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -36,10 +32,12 @@ template <int M, int BN, int WARPS, int DEPTH, int STAGES, int SPLIT> struct Ski
     static constexpr int PITCH = DEPTH * 2 + 16;  // an odd number of 16-byte words: ldmatrix meets every bank once
     static constexpr int STAGE_BYTES = (BN + M) * PITCH;
     static constexpr int RING = STAGES * STAGE_BYTES;
-    static constexpr int PART_PITCH = M + 1;
-    static constexpr int PART_BYTES = BN * PART_PITCH * 4;  // over the ring, once it has been read
-    static constexpr int BARRIERS = (RING > PART_BYTES ? RING : PART_BYTES + 15) / 16 * 16;
-    static constexpr int SHARED = BARRIERS + 16 * STAGES;
+    static constexpr int HELPERS = WARPS / SPLIT;  // warps whose rows a block adds
+    static constexpr int PARTS = RING, PART_BYTES = BN / SPLIT * M * 4;
+    static constexpr int BARRIERS = PARTS + (SPLIT - 1) * PART_BYTES;
+    static constexpr int SUMMED = BARRIERS + 16 * STAGES;
+    static constexpr int SHARED = SUMMED + 16;
+    static_assert(WARPS % SPLIT == 0, "a warp's rows are one block's");
     static_assert(BN % (16 * WARPS) == 0 && M % 8 == 0, "whole tiles");
 
     static FERRYMAN_DEVICE void produce(u32 base, const u16* x, i64 x_stride, const u16* w, i64 w_stride, int m, int n,
@@ -85,18 +83,18 @@ template <int M, int BN, int WARPS, int DEPTH, int STAGES, int SPLIT> struct Ski
                 barrier_init(full + 8 * i, PRODUCERS);
                 barrier_init(empty + 8 * i, WARPS);
             }
+            barrier_init(base + SUMMED, 1);
             barrier_init_fence();
+            if (SPLIT > 1) barrier_expect(base + SUMMED, (SPLIT - 1) * PART_BYTES);
         }
-        __syncthreads();
+        if constexpr (SPLIT == 1) __syncthreads();
+        else cluster_start();
         int tiles = ceil_div(n, BN);
         int part = ceil_div(ceil_div(k, DEPTH), SPLIT) * DEPTH;  // of k, for this block
         int from = min(k, (int)rank * part), to = min(k, from + part);
+        after_previous();
         if (warp >= WARPS) {
             produce(base, x, x_stride, w, w_stride, m, n, tiles, from, to);
-            if constexpr (SPLIT > 1) {
-                cluster_sync();
-                cluster_sync();
-            }
             return;
         }
         // ldmatrix: lane l names row l % 8 of matrix l / 8. Weights: two matrices below each other, then two to the right;
@@ -141,36 +139,45 @@ template <int M, int BN, int WARPS, int DEPTH, int STAGES, int SPLIT> struct Ski
                 for (int i = 0; i < TALL; ++i)
 #pragma unroll
                     for (int j = 0; j < M / 8; ++j)
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            int row = tile * BN + (warp * TALL + i) * 16 + lane / 4 + e / 2 * 8;
-                            int column = j * 8 + lane % 4 * 2 + e % 2;
-                            if (row < n && column < m) store(c, bias, n, column, row, sum[i][j][e]);
-                        }
-            } else {
-                named_barrier(1, WARPS * WARP);  // the ring has been read; every copy into it has landed
-                float* mine = (float*)shared;
+                        store_four(c, bias, m, n, tile * BN + (warp * TALL + i) * 16 + lane / 4, j * 8 + lane % 4 * 2, sum[i][j]);
+            } else if (warp / HELPERS != rank) {  // those rows are another block's to add
 #pragma unroll
                 for (int i = 0; i < TALL; ++i)
 #pragma unroll
-                    for (int j = 0; j < M / 8; ++j)
+                    for (int j = 0; j < M / 8; ++j) {
+                        u32 to = place(base, rank - ((int)rank > warp / HELPERS), warp, i, j);
+                        send_four(to, base + SUMMED, warp / HELPERS, sum[i][j][0], sum[i][j][1], sum[i][j][2], sum[i][j][3]);
+                    }
+            } else {
+                barrier_wait(base + SUMMED, 0);
 #pragma unroll
-                        for (int e = 0; e < 4; ++e)
-                            mine[((warp * TALL + i) * 16 + lane / 4 + e / 2 * 8) * PART_PITCH + j * 8 + lane % 4 * 2 + e % 2]
-                                = sum[i][j][e];
-                cluster_sync();
-                constexpr int SHARE = BN / SPLIT;  // rows that this block adds
-                for (int i = threadIdx.x; i < SHARE * m; i += WARPS * WARP) {
-                    int local = (int)rank * SHARE + i % SHARE, column = i / SHARE, row = tile * BN + local;
-                    float total = 0.0f;
+                for (int i = 0; i < TALL; ++i)
 #pragma unroll
-                    for (int other = 0; other < SPLIT; ++other)
-                        total += cluster_load(base + (local * PART_PITCH + column) * 4, other);
-                    if (row < n) store(c, bias, n, column, row, total);
-                }
-                cluster_sync();  // nobody leaves while its part is still read
+                    for (int j = 0; j < M / 8; ++j) {
+                        float total[4] = {};
+#pragma unroll
+                        for (int other = 0; other < SPLIT; ++other) {  // in the order of ranks
+                            float part[4] = {sum[i][j][0], sum[i][j][1], sum[i][j][2], sum[i][j][3]};
+                            if (other != rank) load_four(part, place(base, other - (other > (int)rank), warp, i, j));
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) total[e] += part[e];
+                        }
+                        store_four(c, bias, m, n, tile * BN + (warp * TALL + i) * 16 + lane / 4, j * 8 + lane % 4 * 2, total);
+                    }
             }
         }
+    }
+
+    // Where a warp of another block leaves a tile of its sums for the warp of its place here.
+    static FERRYMAN_DEVICE u32 place(u32 base, int slot, int warp, int i, int j) {
+        int index = ((slot * HELPERS + warp % HELPERS) * TALL + i) * (M / 8) + j;
+        return base + PARTS + (index * WARP + threadIdx.x % WARP) * 16;
+    }
+
+    static FERRYMAN_DEVICE void store_four(u16* c, const u16* bias, int m, int n, int row, int column, float (&sum)[4]) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (row + e / 2 * 8 < n && column + e % 2 < m) store(c, bias, n, column + e % 2, row + e / 2 * 8, sum[e]);
     }
 
     static FERRYMAN_DEVICE void store(u16* c, const u16* bias, int n, int line, int row, float value) {
