@@ -60,5 +60,7 @@ def test_shared_memory_is_what_the_kernels_lay_out() -> None:
     """`SHARED` of wide.cuh and skinny.cuh, by their own arithmetic."""
     wide = Wide(128, 256, 4, 2)
     assert wide.shared == 4 * (128 + 256) * 128 + 4 * 8192 + 3 * 128 + 16 * 4 + 16 + 1024
+    low = Wide(64, 64, 5, split=4, head=2)
+    assert low.shared == 5 * (64 + 64) * 128 + 3 * 64 * 16 * 4 + 3 * 128 + 16 * 5 + 16 + 8 * 2 + 1024
     skinny = Skinny(8, 64, 4, 256, 3, 2)
-    assert skinny.shared == 3 * 72 * 528 + 16 * 3
+    assert skinny.shared == 3 * 72 * 528 + 32 * 8 * 4 + 16 * 3 + 16

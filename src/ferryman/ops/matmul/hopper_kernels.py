@@ -30,6 +30,7 @@ class Wide(NamedTuple):
     cluster: int = 1
     split: int = 1
     head: int = 0
+    boxes: int = 1
 
     @property
     def name(self) -> str:
@@ -46,7 +47,7 @@ class Wide(NamedTuple):
         else:
             result = 2 * (self.m // 64) * 64 * 128 if self.m > 64 else 0
         barriers = 16 * (self.stages + 1) + 8 * self.head
-        return self.stages * (self.m + self.n) * _DEPTH * 2 + result + 3 * _MAP_BYTES + barriers + 1024
+        return self.stages * self.boxes * (self.m + self.n) * _DEPTH * 2 + result + 3 * _MAP_BYTES + barriers + 1024
 
     def grid(self, m: int, n: int, units: int) -> int:
         tiles = -(-m // (self.m * self.cluster)) * -(-n // self.n)

@@ -5,7 +5,7 @@
 
 namespace ferryman {
 
-constexpr int DEPTH = 64;  // of a stage: 128 bytes, the width of the widest swizzle
+constexpr int DEPTH = 64;  // of a box: 128 bytes, the width of the widest swizzle
 constexpr int MAP_BYTES = 128;
 
 FERRYMAN_DEVICE void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -59,6 +59,16 @@ FERRYMAN_DEVICE void load_box(u32 to, const void* map, int column, int row, u32 
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
 }
+#ifdef FERRYMAN_HINT
+FERRYMAN_DEVICE void load_streamed_box(u32 to, const void* map, int column, int row, u32 barrier) {
+    asm volatile(
+        "{.reg .b64 pol;\ncreatepolicy.fractional.L2::evict_first.b64 pol, 1.0;\n"
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], pol;}"
+        ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
+#else
+#define load_streamed_box load_box
+#endif
 // To the same place in every block of the cluster, and to each one's barrier.
 FERRYMAN_DEVICE void load_box_for_all(u32 to, const void* map, int column, int row, u32 barrier, u16 blocks) {
     asm volatile(
@@ -85,15 +95,16 @@ struct Tiles {
     }
 };
 
-template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct Wide {
+template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXES> struct Wide {
     static constexpr int GROUPS = BM / 64;  // warpgroups that multiply
     static constexpr int THREADS = (GROUPS + 1) * GROUP_THREADS;
     static constexpr bool LOW = BM == 64;  // a result so small that threads write it
     static constexpr int RESIDENT = LOW && BN <= 128 ? 2 : 1;  // blocks that a unit's registers must hold
     static constexpr int BLOCKS = CLUSTER * SPLIT;  // of a cluster
     static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares columns or divides k");
-    static constexpr int A_BYTES = BM * DEPTH * 2, B_BYTES = BN * DEPTH * 2, STAGE_BYTES = A_BYTES + B_BYTES;
-    static constexpr int STAGING = 64 * 128;  // one box of the result: 64 rows of 64 columns
+    static constexpr int A_BYTES = BM * DEPTH * 2, B_BYTES = BN * DEPTH * 2;
+    static constexpr int BOX_BYTES = A_BYTES + B_BYTES, STAGE_BYTES = BOXES * BOX_BYTES;  // boxes of k beside each other
+    static constexpr int STAGING = 64 * 128;  // a box of the result: 64 rows of 64 columns
     static constexpr int RESULT = STAGES * STAGE_BYTES;  // two such boxes a warpgroup
     static constexpr int SHARE = BN / 2 / SPLIT;  // of a thread's sums: those that this block adds
     static constexpr int PART_BYTES = GROUPS * SHARE * GROUP_THREADS * 4;  // what a block sends to another
@@ -111,8 +122,8 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct W
         constexpr int TOGETHER = GROUP_THREADS / 8;  // lines at once, in chunks of 16 bytes
         int chunk = threadIdx.x % 8, line = threadIdx.x / 8;
         u32 place = base + line * 128 + ((chunk ^ (line & 7)) << 4), landed = base + SUMMED + 8;
-        for (int stage = 0; stage < heads; ++stage, place += STAGE_BYTES) {
-            i64 at = (i64)(from + stage) * DEPTH + chunk * 8;
+        for (int box = 0; box < heads * BOXES; ++box, place += BOX_BYTES) {
+            i64 at = (i64)(from * BOXES + box) * DEPTH + chunk * 8;
             int bytes = at < k ? 16 : 0;  // zeros past the end
             at = at < k ? at : 0;
 #pragma unroll
@@ -122,7 +133,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct W
 #pragma unroll
             for (int i = 0; i < BM; i += TOGETHER)
                 if (row + i + line < m) copy_or_zero(place + i * 128, x + (row + i + line) * x_stride + at, bytes);
-            arrive_with_copies(landed + 8 * stage);
+            if (box % BOXES == BOXES - 1) arrive_with_copies(landed + box / BOXES * 8);
         }
     }
 
@@ -141,17 +152,14 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct W
             for (int step = from + (tile == first ? heads : 0); step < to; ++step) {
                 u32 a = base + ring.stage * STAGE_BYTES, b = a + A_BYTES, ready = full + 8 * ring.stage;
                 barrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-                if constexpr (!WEIGHT) {
-                    barrier_expect(ready, box_rows * 128);
-                    load_box(a, map, step * DEPTH, row, ready);
-                } else if constexpr (CLUSTER == 1) {
-                    barrier_expect(ready, B_BYTES);
-                    load_box(b, map, step * DEPTH, column, ready);
-                } else {
-                    constexpr int PART = BN / CLUSTER;
-                    barrier_expect(ready, B_BYTES);
-                    load_box_for_all(b + rank * PART * 128, map, step * DEPTH, column + rank * PART, ready,
-                                     (u16)((1 << CLUSTER) - 1));
+                constexpr int PART = BN / CLUSTER;  // of w's box: the others fetch the rest
+                barrier_expect(ready, BOXES * (WEIGHT ? B_BYTES : box_rows * 128));
+#pragma unroll
+                for (int box = 0; box < BOXES; ++box, a += BOX_BYTES, b += BOX_BYTES) {
+                    int at = (step * BOXES + box) * DEPTH;
+                    if constexpr (!WEIGHT) load_box(a, map, at, row, ready);
+                    else if constexpr (CLUSTER == 1) load_streamed_box(b, map, at, column, ready);
+                    else load_box_for_all(b + rank * PART * 128, map, at, column + rank * PART, ready, (1 << CLUSTER) - 1);
                 }
                 ring.next();
             }
@@ -245,7 +253,10 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct W
                 }
                 wgmma_begin();
 #pragma unroll
-                for (int part = 0; part < DEPTH / 16; ++part) wgmma(sum, a + 2 * part, b + 2 * part, step + part > 0);
+                for (int part = 0; part < BOXES * DEPTH / 16; ++part) {
+                    int at = part / 4 * (BOX_BYTES / 16) + part % 4 * 2;
+                    wgmma(sum, a + at, b + at, step + part > 0);
+                }
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release(empty + 8 * last);
@@ -334,7 +345,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct W
         else if (role == 1) write_map(scratch, w, n, k, w_stride, BN / CLUSTER);
         else if (role == 2 && !LOW && SPLIT == 1) write_map(scratch, c, m, n, n, 64);
         Tiles tiles = {ceil_div(m, BM * CLUSTER), ceil_div(n, BN), (int)group};
-        int steps = ceil_div(k, DEPTH), first = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;
+        int steps = ceil_div(k, BOXES * DEPTH), first = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;
         if constexpr (SPLIT > 1) {
             if (threadIdx.x == 0) {
                 int row, column;
@@ -377,14 +388,14 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD> struct W
 
 }  // namespace ferryman
 
-#define FERRYMAN_WIDE(name, BM, BN, STAGES, CLUSTER, SPLIT, HEAD)                                                \
+#define FERRYMAN_WIDE(name, BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES)                                         \
     extern "C" __global__ void __cluster_dims__(CLUSTER * SPLIT, 1, 1)                                           \
-        __launch_bounds__((ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD>::THREADS),                       \
-                          (ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD>::RESIDENT))                      \
+        __launch_bounds__((ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::THREADS),                \
+                          (ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::RESIDENT))               \
         name(const ferryman::u16* x, ferryman::i64 x_stride, const ferryman::u16* w, ferryman::i64 w_stride,     \
              const ferryman::u16* bias, ferryman::u16* c, ferryman::i64 m, ferryman::i64 n, ferryman::i64 k,     \
              char* maps, ferryman::i64 group) {                                                                  \
         extern __shared__ char shared[];                                                                         \
-        ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD>::run(shared, x, x_stride, w, w_stride, bias, c, m, n, k,\
+        ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::run(shared, x, x_stride, w, w_stride, bias, c, m, n, k,\
                                                             maps, group);                                        \
     }
