@@ -69,6 +69,16 @@ template <int STAGES> struct Ring {
 FERRYMAN_DEVICE void copy_or_zero(u32 to, const u16* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// For a weight with few rows of x: nothing reads it again, so it leaves L2 before what others may read.
+FERRYMAN_DEVICE u64 read_once() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+FERRYMAN_DEVICE void copy_once(u32 to, const u16* from, int bytes, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 ::"r"(to), "l"(from), "r"(bytes), "l"(policy) : "memory");
+}
 // Arrives once this thread's copies so far have landed.
 FERRYMAN_DEVICE void arrive_with_copies(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

@@ -59,16 +59,13 @@ FERRYMAN_DEVICE void load_box(u32 to, const void* map, int column, int row, u32 
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
 }
-#ifdef FERRYMAN_HINT
-FERRYMAN_DEVICE void load_streamed_box(u32 to, const void* map, int column, int row, u32 barrier) {
+// What is read once (see `read_once`).
+FERRYMAN_DEVICE void load_box_once(u32 to, const void* map, int column, int row, u32 barrier, u64 policy) {
     asm volatile(
-        "{.reg .b64 pol;\ncreatepolicy.fractional.L2::evict_first.b64 pol, 1.0;\n"
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], pol;}"
-        ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
+        ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(policy) : "memory");
 }
-#else
-#define load_streamed_box load_box
-#endif
 // To the same place in every block of the cluster, and to each one's barrier.
 FERRYMAN_DEVICE void load_box_for_all(u32 to, const void* map, int column, int row, u32 barrier, u16 blocks) {
     asm volatile(
@@ -99,7 +96,6 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
     static constexpr int GROUPS = BM / 64;  // warpgroups that multiply
     static constexpr int THREADS = (GROUPS + 1) * GROUP_THREADS;
     static constexpr bool LOW = BM == 64;  // a result so small that threads write it
-    static constexpr int RESIDENT = LOW && BN <= 128 ? 2 : 1;  // blocks that a unit's registers must hold
     static constexpr int BLOCKS = CLUSTER * SPLIT;  // of a cluster
     static_assert(CLUSTER == 1 || SPLIT == 1, "a cluster shares columns or divides k");
     static constexpr int A_BYTES = BM * DEPTH * 2, B_BYTES = BN * DEPTH * 2;
@@ -121,6 +117,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
                                            i64 k, int heads, int from, int row, int column) {
         constexpr int TOGETHER = GROUP_THREADS / 8;  // lines at once, in chunks of 16 bytes
         int chunk = threadIdx.x % 8, line = threadIdx.x / 8;
+        u64 policy = read_once();
         u32 place = base + line * 128 + ((chunk ^ (line & 7)) << 4), landed = base + SUMMED + 8;
         for (int box = 0; box < heads * BOXES; ++box, place += BOX_BYTES) {
             i64 at = (i64)(from * BOXES + box) * DEPTH + chunk * 8;
@@ -129,7 +126,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
 #pragma unroll
             for (int i = 0; i < BN; i += TOGETHER)
                 if (i + line < BN && column + i + line < n)
-                    copy_or_zero(place + A_BYTES + i * 128, w + (column + i + line) * w_stride + at, bytes);
+                    copy_once(place + A_BYTES + i * 128, w + (column + i + line) * w_stride + at, bytes, policy);
 #pragma unroll
             for (int i = 0; i < BM; i += TOGETHER)
                 if (row + i + line < m) copy_or_zero(place + i * 128, x + (row + i + line) * x_stride + at, bytes);
@@ -143,6 +140,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
                                         int first, int clusters, u32 rank, int heads) {
         acquire_map(map);
         Ring<STAGES> ring = Ring<STAGES>::after(heads);
+        u64 policy = read_once();
         u32 full = base + BARRIERS, empty = full + 8 * STAGES;
         for (int tile = first; tile < tiles.down * tiles.across; tile += clusters) {
             int row, column;
@@ -158,7 +156,8 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
                 for (int box = 0; box < BOXES; ++box, a += BOX_BYTES, b += BOX_BYTES) {
                     int at = (step * BOXES + box) * DEPTH;
                     if constexpr (!WEIGHT) load_box(a, map, at, row, ready);
-                    else if constexpr (CLUSTER == 1) load_streamed_box(b, map, at, column, ready);
+                    else if constexpr (LOW) load_box_once(b, map, at, column, ready, policy);
+                    else if constexpr (CLUSTER == 1) load_box(b, map, at, column, ready);
                     else load_box_for_all(b + rank * PART * 128, map, at, column + rank * PART, ready, (1 << CLUSTER) - 1);
                 }
                 ring.next();
@@ -388,14 +387,13 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
 
 }  // namespace ferryman
 
-#define FERRYMAN_WIDE(name, BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES)                                         \
-    extern "C" __global__ void __cluster_dims__(CLUSTER * SPLIT, 1, 1)                                           \
-        __launch_bounds__((ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::THREADS),                \
-                          (ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::RESIDENT))               \
-        name(const ferryman::u16* x, ferryman::i64 x_stride, const ferryman::u16* w, ferryman::i64 w_stride,     \
-             const ferryman::u16* bias, ferryman::u16* c, ferryman::i64 m, ferryman::i64 n, ferryman::i64 k,     \
-             char* maps, ferryman::i64 group) {                                                                  \
-        extern __shared__ char shared[];                                                                         \
-        ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::run(shared, x, x_stride, w, w_stride, bias, c, m, n, k,\
-                                                            maps, group);                                        \
+#define FERRYMAN_WIDE(name, BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES)                                             \
+    extern "C" __global__ void __cluster_dims__(CLUSTER * SPLIT, 1, 1)                                               \
+        __launch_bounds__((ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::THREADS), 1)                 \
+        name(const ferryman::u16* x, ferryman::i64 x_stride, const ferryman::u16* w, ferryman::i64 w_stride,         \
+             const ferryman::u16* bias, ferryman::u16* c, ferryman::i64 m, ferryman::i64 n, ferryman::i64 k,         \
+             char* maps, ferryman::i64 group) {                                                                      \
+        extern __shared__ char shared[];                                                                             \
+        ferryman::Wide<BM, BN, STAGES, CLUSTER, SPLIT, HEAD, BOXES>::run(shared, x, x_stride, w, w_stride, bias, c,  \
+                                                                         m, n, k, maps, group);                      \
     }
