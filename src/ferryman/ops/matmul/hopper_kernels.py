@@ -172,7 +172,7 @@ def _operand(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def product(form: Wide, x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Tensor:
-    """`linear` by one form. Not empty; K and N multiples of 8."""
+    """`linear` by one form. Not empty; K and N multiples of 8; a stage of K at least for each block that divides it."""
     n, k = weight.shape
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     x, m, x_stride = _operand(x)

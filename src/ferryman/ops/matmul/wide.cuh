@@ -1,7 +1,8 @@
-// linear for many rows: c (m, n) = x (m, k) @ w (n, k)^T + bias (n). Persistent clusters over tiles of the result; in each
-// block one warp fills a ring of stages by tensor copies and two warpgroups multiply out of it. Blocks of a cluster have
-// the same columns of the result, so each fetches a part of w's tile and gives it to all; or (SPLIT > 1, one tile each) they
-// divide k and add their parts through distributed shared memory in a fixed order.
+// linear: c (m, n) = x (m, k) @ w (n, k)^T + bias (n). Persistent clusters over tiles of the result; in each block two
+// warps fill a ring of stages by tensor copies and one or two warpgroups multiply out of it. Blocks of a cluster have the
+// same columns of the result, so each fetches a part of w's tile and gives it to all; or (SPLIT > 1, one tile each) they
+// divide k and add their parts through distributed shared memory in a fixed order. BM = 64 is for so few rows that w is
+// read once.
 
 namespace ferryman {
 
@@ -150,7 +151,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
             for (int step = from + (tile == first ? heads : 0); step < to; ++step) {
                 u32 a = base + ring.stage * STAGE_BYTES, b = a + A_BYTES, ready = full + 8 * ring.stage;
                 barrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-                constexpr int PART = BN / CLUSTER;  // of w's box: the others fetch the rest
+                constexpr int PART = BN / CLUSTER, ALL = (1 << CLUSTER) - 1;  // of w's box: the others fetch the rest
                 barrier_expect(ready, BOXES * (WEIGHT ? B_BYTES : box_rows * 128));
 #pragma unroll
                 for (int box = 0; box < BOXES; ++box, a += BOX_BYTES, b += BOX_BYTES) {
@@ -158,7 +159,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
                     if constexpr (!WEIGHT) load_box(a, map, at, row, ready);
                     else if constexpr (LOW) load_box_once(b, map, at, column, ready, policy);
                     else if constexpr (CLUSTER == 1) load_box(b, map, at, column, ready);
-                    else load_box_for_all(b + rank * PART * 128, map, at, column + rank * PART, ready, (1 << CLUSTER) - 1);
+                    else load_box_for_all(b + rank * PART * 128, map, at, column + rank * PART, ready, ALL);
                 }
                 ring.next();
             }
@@ -174,8 +175,8 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
         }
     }
 
-    // The cluster's parts of a sum. Each block adds its share of the columns: a thread sends the others' to the threads of
-    // its own place there (no fence of the device, which a cluster's barrier would be), and adds in the order of ranks.
+    // The cluster's parts of a sum. Each block adds its share of the columns: a thread sends the others' to the threads
+    // of its own place there (no fence of the device, which a cluster's barrier would be), and adds in the order of ranks.
     static FERRYMAN_DEVICE void add_parts(u32 base, const float (&sum)[BN / 2], const u16* bias, u16* c, int m, int n,
                                           int row, int column, u32 rank, int which) {
         int thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP, warp = thread / WARP;
@@ -217,7 +218,8 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
         }
     }
 
-    static FERRYMAN_DEVICE void store_two(const u16* bias, u16* c, int m, int n, int line, int at, float low, float high) {
+    static FERRYMAN_DEVICE void store_two(const u16* bias, u16* c, int m, int n, int line, int at, float low,
+                                          float high) {
         if (line >= m || at >= n) return;
         if (bias != nullptr) {
             u32 both = *(const u32*)(bias + at);
@@ -228,7 +230,8 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
     }
 
     static FERRYMAN_DEVICE void consume(u32 base, const void* map_c, const u16* bias, u16* c, int m, int n,
-                                        const Tiles& tiles, int steps, int first, int clusters, u32 rank, int which, int heads) {
+                                        const Tiles& tiles, int steps, int first, int clusters, u32 rank, int which,
+                                        int heads) {
         float sum[BN / 2];
         Ring<STAGES> ring;
         u32 full = base + BARRIERS, empty = full + 8 * STAGES, published = empty + 8 * STAGES;
@@ -278,8 +281,8 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
             if constexpr (LOW) {
 #pragma unroll
                 for (int i = 0; i < BN / 2; i += 2)
-                    store_two(bias, c, m, n, row + 16 * warp + lane / 4 + i % 4 / 2 * 8, column + i / 4 * 8 + lane % 4 * 2,
-                              sum[i], sum[i + 1]);
+                    store_two(bias, c, m, n, row + 16 * warp + lane / 4 + i % 4 / 2 * 8,
+                              column + i / 4 * 8 + lane % 4 * 2, sum[i], sum[i + 1]);
                 continue;
             }
             if (thread == 0 && !waited) {
