@@ -91,9 +91,11 @@ def _unit(form: Wide, kind: str) -> Unit:
 # (benchmarks/results/h200/linear.md):
 # - up to 64 rows the weights' bytes are what counts, and that all SMs have as many of them to read: LLM weights are
 #   multiples of 1024, so tiles are as wide as gives 128 blocks (5120 = 64 x 80, k in two parts; 17408 = 128 x 136).
-#   Of 237 forms over 148 cells (36 weights, 1 to 64 rows) these 13 at their best are 1.5% behind the best form of each,
-#   those that `_streaming` picks 2.0%. Two boxes a stage, and two stages filled before the tensor maps are published,
-#   were ahead of one (1.3%) and of none (0.7%: 5-10% of products under 10 us).
+#   Of 192 forms over 148 cells (36 weights, 1 to 64 rows) the best of these 13 is 1.6% behind the best of all, the one
+#   that `_streaming` picks 1.8% (largest 10%). Two boxes a stage were ahead of one (2.6%), two stages filled before the
+#   tensor maps are published ahead of none (0.7%).
+# - starting early gains 12% where a product takes less than 10 us, 4% up to 20, nothing beyond; with blocks for 80 of
+#   the 132 SMs it cost 20%: presumably the next launch's blocks then take SMs that share their way to memory.
 # - 32 clusters of 4 at one block an SM do not all fit, as a GPC's SMs are no multiple of 4. Hence _CROWDED.
 # - beyond, the time of a tile's step of 64 in k relative to 128 x 256, and that of adding parts through the cluster.
 _STEP = {(256, 2): 1.0, (256, 1): 1.03, (192, 1): 0.78, (128, 2): 0.5, (128, 1): 0.55, (64, 1): 0.33}
@@ -138,8 +140,8 @@ def _waves(form: Wide, m: int, n: int, k: int, units: int) -> float:
 
 def _streaming(form: Wide, m: int, n: int, k: int, units: int) -> float:
     """Microseconds of a low form on an H200: a launch among its like, the weight's bytes, and what the busiest SM reads
-    one after another (its tiles' weights, x, a stage's turn). Fitted to 2,700 times of 148 cells; error 7%, root mean
-    square, of forms within 30% of the best."""
+    one after another (its tiles' weights, x, a stage's turn). Fitted to 486 times of 148 cells, of forms within 30% of
+    the best; error 6%, root mean square."""
     tiles = -(-n // form.n) * form.split
     each = -(-tiles // int(units * (_CROWDED if form.split == 4 else 1))) * k / form.split  # elements of k
     return 3.0 + 0.17e-6 * (2 * n * k) + each * (7.4e-6 * 2 * form.n + 2.75e-6 * 2 * m + 0.036 / (form.boxes * _DEPTH))
