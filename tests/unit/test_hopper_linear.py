@@ -10,10 +10,10 @@ import pytest
 from ferryman.backends import cuda
 from ferryman.backends.simt import offline
 from ferryman.errors import BackendUnavailable
-from ferryman.ops.matmul.hopper_kernels import Skinny, Wide, choose, forms, units
+from ferryman.ops.matmul.hopper_kernels import Wide, choose, forms, units
 
 ROWS = (1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 127, 128, 129, 200, 256, 300, 512, 1000, 1024, 4096, 8192, 100_000)
-WIDTHS = (8, 64, 520, 1024, 2048, 4096, 4104, 6144, 14_336, 17_408, 28_672, 128_256)
+WIDTHS = (8, 64, 520, 1024, 2048, 3072, 4096, 4104, 5120, 6144, 10_240, 11_008, 14_336, 17_408, 28_672, 128_256)
 DEPTHS = (8, 16, 64, 72, 128, 512, 1032, 4096, 8192, 28_672)
 
 
@@ -22,19 +22,15 @@ def test_every_choice_is_one_of_the_forms_and_can_serve_its_shape() -> None:
     for m, n, k in itertools.product(ROWS, WIDTHS, DEPTHS):
         form = choose(m, n, k, 132)
         met.add(form)
-        if isinstance(form, Skinny):
-            assert m <= form.m and k % 16 == 0 and form.split <= max(1, -(-k // form.depth))
-            assert form.grid(n, 132) > 0 and form.grid(n, 132) % form.split == 0
-        else:
-            assert form.split <= max(1, -(-k // 64))  # no block without a part of k
-            assert form.grid(m, n, 132) % (form.cluster * form.split) == 0
+        assert form.split <= max(1, -(-k // (64 * form.boxes)))  # no block without a part of k
+        assert form.grid(m, n, 132) > 0 and form.grid(m, n, 132) % (form.cluster * form.split) == 0
     assert met == known, f"never chosen: {known - met}; unknown: {met - known}"
 
 
 def test_fewer_tiles_than_units_are_split() -> None:
     for m, n, k in ((1, 1024, 4096), (16, 4096, 4096), (64, 4096, 14_336), (256, 4096, 14_336)):
         form = choose(m, n, k, 132)
-        blocks = form.grid(n, 132) if isinstance(form, Skinny) else form.grid(m, n, 132)
+        blocks = form.grid(m, n, 132)
         assert form.split > 1 and 64 <= blocks <= 264, (form, blocks)
 
 
@@ -57,8 +53,8 @@ def test_every_form_fits_and_compiles_for_hopper_alone() -> None:
 
 
 def test_shared_memory_is_what_the_kernels_lay_out() -> None:
-    """`SHARED` of wide.cuh and skinny.cuh, by their own arithmetic."""
+    """`SHARED` of wide.cuh, by its own arithmetic."""
     wide = Wide(128, 256, 4, 2)
     assert wide.shared == 4 * (128 + 256) * 128 + 4 * 8192 + 3 * 128 + 16 * 4 + 16 + 1024
-    skinny = Skinny(8, 64, 4, 256, 3, 2)
-    assert skinny.shared == 3 * 72 * 528 + 16 * 3
+    low = Wide(64, 64, 5, split=4, head=2, boxes=2)
+    assert low.shared == 5 * 2 * (64 + 64) * 128 + 3 * 64 * 16 * 4 + 3 * 128 + 16 * 5 + 16 + 8 * 2 + 1024

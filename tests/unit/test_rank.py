@@ -76,10 +76,7 @@ def test_every_configuration_can_serve_its_call_and_has_a_name_of_its_own() -> N
         assert [found[f] for f in others] == sorted(found[f] for f in others)
         for form in found:
             assert IDENTIFIER.fullmatch(form.name) and hopper._NAMED[form.name] == form
-            if isinstance(form, hopper.Skinny):
-                assert m <= form.m and k % 16 == 0 and form.split <= max(1, -(-k // form.depth))
-            else:
-                assert (form.m == 64) == (m <= 64) and form.split <= max(1, -(-k // 64))
+            assert (form.m == 64) == (m <= 64) and form.split <= max(1, -(-k // (64 * form.boxes)))
 
 
 def test_every_menu_line_that_has_configurations_ranks_its_op_s_standard_case() -> None:

@@ -14,6 +14,7 @@ from ferryman.backends import code_objects, cuda, simt
 from ferryman.backends.base import Artefact
 from ferryman.backends.simt import Unit, offline, resources, vendor_of, wave_of
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
+from ferryman.ops.matmul import hopper_kernels
 from tests.unit import simt_host
 
 
@@ -94,12 +95,14 @@ def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path)
     units = [u for u in simt_host.some_units("sm_90") if u.overlapping]
     # all that read weights at once, in the block of instructions that the wait stands in
     units += [u for u in simt_host.all_units("sm_90") if "norm_bf16_bf16_" in u.name and "_8_512_1_1_EXACT" in u.name]
-    assert {u.name.split("_")[0] for u in units} == {"add", "rms", "layer", "silu", "gelu", "softmax"}
+    units += [u for u in hopper_kernels.units(offline.target_for("sm_90")) if "_bf16_" in u.name]
+    assert {u.name.split("_")[0] for u in units} == {"add", "rms", "layer", "silu", "gelu", "softmax", "linear"}
+    assert all(u.overlapping for u in units)
     for unit, artefact in zip(units, offline.compile_all("sm_90", units), strict=True):
         text = _instructions(artefact.image, tmp_path)
         before, _, after = text.partition("ACQBULK")
-        assert re.search(r"\b(LDG|UBLKCP)", after) and re.search(r"\b(STG)", after), unit.name
-        assert not re.search(r"\b(LDG|STG|LDGSTS|UBLKCP|ATOMG|RED|LD|ST)\b", before), unit.name
+        assert re.search(r"\b(LDG|UBLKCP|UTMALDG)", after) and re.search(r"\b(STG|UTMASTG)", after), unit.name
+        assert not re.search(r"\b(LDG|STG|LDGSTS|UBLKCP|UTMA\w+|ATOMG|RED|LD|ST)\b", before), unit.name
 
 
 @pytest.mark.slow

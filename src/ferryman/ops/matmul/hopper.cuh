@@ -49,6 +49,12 @@ FERRYMAN_DEVICE void barrier_wait(u32 barrier, u32 parity) {
 template <int STAGES> struct Ring {
     int stage = 0;
     u32 parity = 0;
+    static FERRYMAN_DEVICE Ring after(int filled) {  // at most all
+        Ring ring;
+        ring.stage = filled % STAGES;
+        ring.parity = filled / STAGES;
+        return ring;
+    }
     FERRYMAN_DEVICE void next() {
         if (++stage == STAGES) {
             stage = 0;
@@ -56,6 +62,34 @@ template <int STAGES> struct Ring {
         }
     }
 };
+
+// --------------------------------------------------------------------------------------------------- copies
+
+// Of 16 bytes, or zeros if bytes is 0.
+FERRYMAN_DEVICE void copy_or_zero(u32 to, const u16* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+// For a weight with few rows of x: nothing reads it again, so it leaves L2 before what others may read.
+FERRYMAN_DEVICE u64 read_once() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+FERRYMAN_DEVICE void copy_once(u32 to, const u16* from, int bytes, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 ::"r"(to), "l"(from), "r"(bytes), "l"(policy) : "memory");
+}
+// Arrives once this thread's copies so far have landed.
+FERRYMAN_DEVICE void arrive_with_copies(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------- order
+
+// As in portable.cuh: waits for the kernel before this one in its stream, and lets the next one's blocks start.
+FERRYMAN_DEVICE void after_previous() {
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // ------------------------------------------------------------------------------------------------- clusters
 
@@ -67,13 +101,22 @@ FERRYMAN_DEVICE u32 cluster_rank() {
 FERRYMAN_DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-FERRYMAN_DEVICE float cluster_load(u32 address, u32 rank) {
-    float value;
+// Before a block uses another's barriers: both have started, and what `barrier_init_fence` published is seen.
+FERRYMAN_DEVICE void cluster_start() {
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+// Into block `rank`'s memory, where it counts 16 bytes of what the barrier of the same place expects.
+FERRYMAN_DEVICE void send_four(u32 to, u32 barrier, u32 rank, float a, float b, float c, float d) {
     asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %1, %2;\n"
-        "ld.shared::cluster.f32 %0, [there];\n}" : "=f"(value) : "r"(address), "r"(rank) : "memory");
-    return value;
+        "{\n.reg .b32 there, counted;\n"
+        "mapa.shared::cluster.u32 there, %0, %2;\n"
+        "mapa.shared::cluster.u32 counted, %1, %2;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [counted];\n}"
+        ::"r"(to), "r"(barrier), "r"(rank), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+FERRYMAN_DEVICE void load_four(float* to, u32 address) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(address) : "memory");
 }
 
 FERRYMAN_DEVICE void named_barrier(int id, int threads) {

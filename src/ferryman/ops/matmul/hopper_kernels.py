@@ -1,4 +1,4 @@
-"""Linear layers on Hopper in CUDA C++ (`hopper.cuh`, `wide.cuh`, `skinny.cuh`), and which form serves which shape."""
+"""Linear layers on Hopper in CUDA C++ (`hopper.cuh`, `wide.cuh`), and which form serves which shape."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from ferryman.backends.base import Target
 from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, pointer, runtime, type_name
 
 _HERE = Path(__file__).parent
-_DEPTH = 64  # elements of k in a stage of `Wide`
+_DEPTH = 64  # elements of k in a box
 _MAP_BYTES = 128
-_SHARED_PER_UNIT, _SHARED_PER_BLOCK, _RESERVED = 233_472, 232_448, 1024  # of an SM, of a block, the driver's
+_SHARED_PER_BLOCK = 232_448
 
 
 class Wide(NamedTuple):
-    """The template arguments of `Wide` in wide.cuh: a tile of ``m`` x ``n``, and blocks of a cluster that share columns
-    (``cluster``) or divide k (``split``)."""
+    """The template arguments of `Wide` in wide.cuh: a tile of ``m`` x ``n``, blocks of a cluster that share columns
+    (``cluster``) or divide k (``split``), stages that are filled before there are tensor maps (``head``), and how many
+    ``boxes`` of 64 elements of k a stage has."""
 
     m: int
     n: int
     stages: int
     cluster: int = 1
     split: int = 1
+    head: int = 0
+    boxes: int = 1
 
     @property
     def name(self) -> str:
@@ -40,45 +43,16 @@ class Wide(NamedTuple):
 
     @property
     def shared(self) -> int:
-        staging = 2 * (self.m // 64) * 64 * 128
-        return self.stages * (self.m + self.n) * _DEPTH * 2 + staging + 3 * _MAP_BYTES + 16 * (self.stages + 1) + 1024
+        if self.split > 1:
+            result = self.m * self.n * 4 // self.split * (self.split - 1)
+        else:
+            result = 2 * (self.m // 64) * 64 * 128 if self.m > 64 else 0
+        barriers = 16 * (self.stages + 1) + 8 * self.head
+        return self.stages * self.boxes * (self.m + self.n) * _DEPTH * 2 + result + 3 * _MAP_BYTES + barriers + 1024
 
     def grid(self, m: int, n: int, units: int) -> int:
         tiles = -(-m // (self.m * self.cluster)) * -(-n // self.n)
-        if self.split > 1:
-            return tiles * self.split
-        resident = 2 if self.m == 64 and 2 * (self.shared + _RESERVED) <= _SHARED_PER_UNIT else 1
-        return min(tiles, resident * units // self.cluster) * self.cluster
-
-
-class Skinny(NamedTuple):
-    """The template arguments of `Skinny` in skinny.cuh: ``m`` rows of x (padded), ``n`` of the weight a block."""
-
-    m: int
-    n: int
-    warps: int
-    depth: int
-    stages: int
-    split: int = 1
-
-    @property
-    def name(self) -> str:
-        return f"skinny_{'_'.join(map(str, self))}"
-
-    @property
-    def threads(self) -> int:
-        return self.warps * 32 + 128
-
-    @property
-    def shared(self) -> int:
-        ring = self.stages * (self.n + self.m) * (self.depth * 2 + 16)
-        return max(ring, self.n * (self.m + 1) * 4 + 15) // 16 * 16 + 16 * self.stages
-
-    def grid(self, n: int, units: int) -> int:
-        tiles = -(-n // self.n)
-        if self.split > 1:
-            return tiles * self.split
-        return min(tiles, units * max(1, _SHARED_PER_UNIT // (self.shared + _RESERVED)))
+        return tiles * self.split if self.split > 1 else min(tiles, units // self.cluster) * self.cluster
 
 
 def _wgmma(n: int) -> str:
@@ -105,24 +79,24 @@ def _text(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(form: Wide | Skinny, kind: str) -> Unit:
-    stem = "wide" if isinstance(form, Wide) else "skinny"
-    name = "_".join(["linear", stem, kind, *map(str, form)])
-    product = _wgmma(form.n) if isinstance(form, Wide) else ""
-    line = f"FERRYMAN_{stem.upper()}({name}, {', '.join(map(str, form))})\n"
-    text = f"{_text('hopper.cuh')}{product}{_text(stem + '.cuh')}{line}"
-    return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a")
+def _unit(form: Wide, kind: str) -> Unit:
+    arguments = [str(argument) for argument in form]
+    name = "_".join(["linear_wide", kind, *arguments])
+    line = f"FERRYMAN_WIDE({name}, {', '.join(arguments)})\n"
+    text = f"{_text('hopper.cuh')}{_wgmma(form.n)}{_text('wide.cuh')}{line}"
+    return Unit(name, text, (f"FERRYMAN_BF16={int(kind == 'bf16')}",), suffix="a", overlapping=True)
 
 
 # Measured on one H200, bf16, against cuBLAS in the same process by graph replay over rotated weights of 250 MB
 # (benchmarks/results/h200/linear.md):
-# - up to 64 rows the weights' bytes are what counts. `Skinny` has no tensor maps to publish, but streams long weights
-#   at 0.9 of `Wide`'s rate: ahead for one row of 1024 x 4096 (1.34 of cuBLAS's rate against 1.13) to 6144 x 4096 (0.96
-#   against 0.94), for 8 rows of 1024 x 4096 (1.27 against 1.13) and 2048 x 2048 (0.90 against 0.85).
-# - tiles of 64 columns as long as one wave of them covers the weight, else of 128; of 256 where a few tiles of 128
-#   would be left for a last wave (17408 columns: the fastest of those tried).
-# - 32 clusters of 4 at one block an SM took twice as long as at two (2048 x 2048: 0.60 of cuBLAS's rate against 0.82):
-#   presumably they do not all fit, as a GPC's SMs are no multiple of 4. Hence _CROWDED.
+# - up to 64 rows the weights' bytes are what counts, and that all SMs have as many of them to read: LLM weights are
+#   multiples of 1024, so tiles are as wide as gives 128 blocks (5120 = 64 x 80, k in two parts; 17408 = 128 x 136).
+#   Of 192 forms over 148 cells (36 weights, 1 to 64 rows) the best of these 13 is 1.6% behind the best of all, the one
+#   that `_streaming` picks 1.8% (largest 10%). Two boxes a stage were ahead of one (2.6%), two stages filled before the
+#   tensor maps are published ahead of none (0.7%).
+# - starting early gains 12% where a product takes less than 10 us, 4% up to 20, nothing beyond; with blocks for 80 of
+#   the 132 SMs it cost 20%: presumably the next launch's blocks then take SMs that share their way to memory.
+# - 32 clusters of 4 at one block an SM do not all fit, as a GPC's SMs are no multiple of 4. Hence _CROWDED.
 # - beyond, the time of a tile's step of 64 in k relative to 128 x 256, and that of adding parts through the cluster.
 _STEP = {(256, 2): 1.0, (256, 1): 1.03, (192, 1): 0.78, (128, 2): 0.5, (128, 1): 0.55, (64, 1): 0.33}
 # In such steps: beginning and ending a tile; adding parts (10 and not 5: over 22 other shapes of 77 to 7,927 rows the
@@ -132,25 +106,29 @@ _TALL = (
     Wide(128, 256, 4, 2), Wide(128, 256, 4), Wide(128, 192, 4), Wide(128, 128, 6, 2), Wide(128, 128, 6),
     Wide(128, 64, 8), Wide(128, 128, 6, split=2), Wide(128, 64, 8, split=2), Wide(128, 64, 8, split=4),
 )  # fmt: skip
-_LOW = {split: Wide(64, 64, 10, split=split) for split in (1, 2, 4)}
-_LOW_PAIRED, _LOW_DEEP = Wide(64, 64, 5, split=4), Wide(64, 128, 8, split=4)  # the first: two blocks an SM
-_LOW_LONG, _LOW_LONGER = Wide(64, 128, 8), Wide(64, 256, 5)
 _CROWDED = 0.85  # of the SMs: what clusters of 4 can fill
-_FEW = {split: Skinny(8, 64, 4, 256, 3, split) for split in (1, 2, 4)}
+
+
+def _low(n: int, split: int) -> Wide:
+    """For 64 rows or fewer, with as many stages as fit."""
+    made = (Wide(64, n, stages, split=split, head=2, boxes=2) for stages in range(8, 2, -1))
+    return next(form for form in made if form.shared <= _SHARED_PER_BLOCK)
+
+
+_LOW = (
+    *(_low(n, 1) for n in (64, 80, 96, 112, 128, 136)),
+    *(_low(n, 2) for n in (32, 48, 64, 80, 96)),
+    *(_low(n, 4) for n in (32, 64)),
+)
 _ROWS_TOGETHER = 16  # rows of tiles whose blocks run together, for L2: 16 was ahead of 8 and 4 by 1-2% at 8192^3
 
 
-def forms() -> list[Wide | Skinny]:
+def forms() -> list[Wide]:
     """Every form that `choose` can return."""
-    return [*_TALL, *_LOW.values(), _LOW_PAIRED, _LOW_DEEP, _LOW_LONG, _LOW_LONGER, *_FEW.values()]
+    return [*_TALL, *_LOW]
 
 
 _NAMED = {form.name: form for form in forms()}
-
-
-def _split(tiles: int, k: int, depth: int, units: int) -> int:
-    """Blocks to divide k among: 4, 2 or 1, as long as one wave holds them and each has ``depth`` elements of k."""
-    return max(s for s in (1, 2, 4) if s == 1 or (tiles * s <= units and k >= depth * s))
 
 
 def _waves(form: Wide, m: int, n: int, k: int, units: int) -> float:
@@ -160,55 +138,29 @@ def _waves(form: Wide, m: int, n: int, k: int, units: int) -> float:
     return -(-tiles // units) * (steps + _TILE) + _SPLIT * (form.split > 1)
 
 
-def _low(n: int, k: int, units: int) -> Wide:
-    """For 64 rows or fewer, by how many tiles of the weight there are."""
-    tiles = -(-n // 64)
-    if k >= 2048 and 4 * tiles <= _CROWDED * units:
-        return _LOW[4]
-    if k >= 2048 and 4 * tiles <= 2 * _CROWDED * units:
-        return _LOW_DEEP if k >= 8192 and 4 * -(-n // 128) <= _CROWDED * units else _LOW_PAIRED
-    if tiles <= units:
-        return _LOW[2 if k >= 1024 and 2 * tiles <= units else 1]
-    left = -(-n // 128) % units
-    return _LOW_LONGER if n > 128 * units and 0 < left < units // 3 else _LOW_LONG
+def _streaming(form: Wide, m: int, n: int, k: int, units: int) -> float:
+    """Microseconds of a low form on an H200: a launch among its like, the weight's bytes, and what the busiest SM reads
+    one after another (its tiles' weights, x, a stage's turn). Fitted to 486 times of 148 cells, of forms within 30% of
+    the best; error 6%, root mean square."""
+    tiles = -(-n // form.n) * form.split
+    each = -(-tiles // int(units * (_CROWDED if form.split == 4 else 1))) * k / form.split  # elements of k
+    return 3.0 + 0.17e-6 * (2 * n * k) + each * (7.4e-6 * 2 * form.n + 2.75e-6 * 2 * m + 0.036 / (form.boxes * _DEPTH))
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(m: int, n: int, k: int, units: int) -> Wide | Skinny:
+def ranked(m: int, n: int, k: int, units: int) -> Mapping[Wide, float]:
+    """The forms that can serve x (m, k) and weight (n, k) on a device of ``units`` SMs, the fastest first, and the time
+    that each is expected to take: by `_streaming` up to 64 rows, by `_waves` beyond."""
+    low = m <= 64
+    depth = 256 if low else 512  # of k that a part should have
+    usable = [f for f in (_LOW if low else _TALL) if f.split == 1 or k >= depth * f.split]
+    times = {f: _streaming(f, m, n, k, units) if low else _waves(f, m, n, k, units) for f in usable}
+    return {f: times[f] for f in sorted(usable, key=times.__getitem__)}
+
+
+def choose(m: int, n: int, k: int, units: int) -> Wide:
     """The form for x (m, k) and weight (n, k) on a device of ``units`` SMs."""
-    if k % 16 == 0 and m <= 8 and k <= 4096 and n * k <= (2**25 if m == 1 else 2**22):
-        return _FEW[_split(-(-n // 64), k, 1024, units)]
-    if m <= 64:
-        return _low(n, k, units)
-    usable = [f for f in _TALL if k >= 512 * f.split or f.split == 1]
-    return min(usable, key=lambda form: _waves(form, m, n, k, units))
-
-
-def _streaming(form: Wide | Skinny, n: int, k: int, units: int) -> float:
-    """Microseconds of a form for 64 rows or fewer on an H200: a launch, the weight's bytes, those that an SM reads one
-    wave after another, and the adding of parts. Fitted to 366 times of 100 shapes; error 10%, root mean square."""
-    resident = max(1, _SHARED_PER_UNIT // (form.shared + _RESERVED))
-    waves = -(-(-(-n // form.n) * form.split) // (units * resident))
-    own = waves * resident * form.n * k * 2 / form.split
-    parts = 0.4 * (form.split > 1) + 0.7 * (form.split > 2)
-    return 4.7 + n * k * 2 / 4.2e6 * (1.07 if isinstance(form, Skinny) else 1.0) + own / 0.62e6 + parts
-
-
-@functools.lru_cache(maxsize=4096)
-def ranked(m: int, n: int, k: int, units: int) -> Mapping[Wide | Skinny, float]:
-    """The forms that can serve a shape, with the time that each is expected to take, in one unit: first what `choose`
-    takes, whose rules were measured, then the others by `_waves` or, up to 64 rows, by `_streaming`."""
-    own = choose(m, n, k, units)
-    if m > 64:
-        times: dict[Wide | Skinny, float] = {
-            f: _waves(f, m, n, k, units) for f in _TALL if k >= 512 * f.split or f.split == 1
-        }
-    else:
-        low: list[Wide | Skinny] = [*_LOW.values(), _LOW_PAIRED, _LOW_DEEP, _LOW_LONG, _LOW_LONGER]
-        low += _FEW.values() if m <= 8 and k % 16 == 0 else ()
-        times = {f: _streaming(f, n, k, units) for f in low if k >= 512 * f.split or f in (own, _LOW[1], _FEW[1])}
-    others = sorted((f for f in times if f != own), key=times.__getitem__)
-    return {own: times[own], **{f: max(times[f], times[own]) for f in others}}
+    return next(iter(ranked(m, n, k, units)))
 
 
 def _operand(x: Tensor) -> tuple[Tensor, int, int]:
@@ -221,22 +173,21 @@ def _operand(x: Tensor) -> tuple[Tensor, int, int]:
     return x, rows, stride
 
 
-def product(form: Wide | Skinny, x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Tensor:
-    """`linear` by one form. Not empty; K and N multiples of 8, and for `Skinny` K one of 16 and at most its m rows."""
+def product(form: Wide, x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Tensor:
+    """`linear` by one form. Not empty; K and N multiples of 8; a stage of K at least for each block that divides it."""
     n, k = weight.shape
     y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     x, m, x_stride = _operand(x)
     weight, _, w_stride = _operand(weight)
     if bias is not None:
         bias, _, _ = _operand(bias)
-    given: tuple[int, ...] = (x.data_ptr(), x_stride, weight.data_ptr(), w_stride, pointer(bias), y.data_ptr(), m, n, k)
-    if isinstance(form, Wide):
-        grid = form.grid(m, n, target.units)
-        # tensor maps are made in the kernel, by every block for itself: a launch is its addresses and nothing else
-        maps = torch.empty(grid * 3 * _MAP_BYTES, dtype=torch.uint8, device=x.device)
-        given = (*given, maps.data_ptr(), _ROWS_TOGETHER)
-    else:
-        grid = form.grid(n, target.units)
+    grid = form.grid(m, n, target.units)
+    # tensor maps are made in the kernel, by every block for itself: a launch is its addresses and nothing else
+    maps = torch.empty(grid * 3 * _MAP_BYTES, dtype=torch.uint8, device=x.device)
+    given = (
+        x.data_ptr(), x_stride, weight.data_ptr(), w_stride, pointer(bias), y.data_ptr(), m, n, k, maps.data_ptr(),
+        _ROWS_TOGETHER,
+    )  # fmt: skip
     runtime(target).launch(_unit(form, type_name(x.dtype)), y.device, grid, form.threads, form.shared, given)
     return y
 
