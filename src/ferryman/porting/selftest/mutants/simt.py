@@ -239,8 +239,8 @@ edit(
     "rope",
     "last_head_skipped",
     ROPE,
-    "const int end = from + walk.share < all_heads ? from + walk.share : all_heads;",
-    "const int end = from + walk.share < all_heads ? from + walk.share : all_heads - 1;",
+    "const int q_heads = (int)q.heads, all_heads = q_heads + (int)k.heads;",
+    "const int q_heads = (int)q.heads, all_heads = q_heads + (int)k.heads - 1;",
     first="d64",
 )
 edit(
