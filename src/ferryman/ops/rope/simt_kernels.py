@@ -16,13 +16,21 @@ from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, r
 
 _FILE = Path(__file__).with_name("rope.cuh")
 _THREADS = 128
-_PACKS_THREADS = 128
-# Tokens and heads of a thread of `rope_packs`, measured on an H200. Many: four loads in flight, and the angles of a token
-# for two heads. Few, of which each thread that fits an SM gets one pack at most, are spread over all of them.
-_FEW, _MANY = (1, 1), (2, 2)
-_RESIDENT = 1024  # threads of an SM
-_STRETCH = 4 << 20  # bytes of angles, which stay in L2 while all heads are turned by them
 _FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
+# `rope_packs`. All of what follows was measured on an H200.
+_PACKS_THREADS, _USUAL_THREADS = 256, 128  # at most
+# Tokens and heads of a thread, for few packs, some, and many: few are spread over all threads. Of many, two tokens of
+# two heads stay fast whether heads or tokens lie side by side in memory; over its input, a block takes whole tokens.
+_FORMS = {
+    _FORWARD: ((1, 1), (1, 2), (2, 2)),
+    _OVER: ((1, 1), (1, 2), (1, 4)),
+    _BACKWARD: ((1, 1), (2, 2), (2, 2)),
+}
+_FEW, _SOME = 1536, 12_000  # packs an SM
+# Bytes of angles that are read again for the next heads and the next sample: all of them, as long as L2 keeps them.
+# Over its input a block has all heads of its tokens, and only the samples follow.
+_KEPT, _STRETCH, _STRETCH_OVER = 4 << 20, 1 << 19, 1 << 20
+_LANES = frozenset(1 << i for i in range(7))  # of a head
 
 
 @functools.lru_cache(maxsize=None)
@@ -82,8 +90,8 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
     lanes = (rotary if over else dim) // width
     pairs = 2 * turned // width  # neighbouring lanes that hold both of every pair
     shuffled = interleaved or (pairs & (pairs - 1) == 0 and pairs <= target.wave and lanes % max(pairs, 1) == 0)
-    if _takes_packs(target) and vector and narrow and rotary and lanes <= _PACKS_THREADS and lanes & (lanes - 1) == 0 and shuffled:
-        packs = _Packs.of(sizes, lanes, table.itemsize, target)
+    if _takes_packs(target) and vector and narrow and rotary and shuffled and lanes in _LANES:
+        packs = _Packs.of(sizes, lanes, way, table.itemsize, target)
         if packs.exact:
             chosen = _unit(way, *names, width, interleaved, packs.form)
             return _Walk(chosen, packs.threads, packs.work, packs.arguments)
@@ -95,6 +103,25 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
     blocks = grid_of(-(-batch * tokens // tokens_at_once), _THREADS)
     chosen = _unit(way, *names, width, interleaved)
     return _Walk(chosen, _THREADS, blocks, (lanes, heads_at_once, tokens_at_once, blocks))
+
+
+def _power_of_two(n: int) -> int:
+    """The least that is not below ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+def _whole_tokens(heads: int, of_thread: int, lanes: int, wave: int) -> tuple[int, int]:
+    """(tokens, heads) side by side in a block of all heads of a token, or of a part where fewer threads are idle."""
+    best = (0.0, 1, max(1, wave // lanes))
+    for parts in range(1, 5):
+        at_once = -(-heads // (of_thread * parts))
+        side = 1
+        while (threads := lanes * at_once * side) <= _PACKS_THREADS:
+            busy = heads / (at_once * of_thread * parts)
+            if threads >= 64 and threads % wave == 0 and busy > best[0]:
+                best = busy, side, at_once
+            side *= 2
+    return best[1:]
 
 
 class _Packs(NamedTuple):
@@ -110,17 +137,23 @@ class _Packs(NamedTuple):
     batch: int
 
     @classmethod
-    def of(cls, sizes: tuple[int, ...], lanes: int, angle_bytes: int, target: Target) -> _Packs:
+    def of(cls, sizes: tuple[int, ...], lanes: int, way: str, angle_bytes: int, target: Target) -> _Packs:
         q_heads, k_heads, batch, tokens, _, rotary = sizes
-        heads = q_heads + k_heads
-        few = tokens == 1 or batch * tokens * heads * lanes <= target.units * _RESIDENT
-        form = _FEW if few else _MANY
-        side = min(_PACKS_THREADS // lanes, 1 << (-(-tokens // form[0]) - 1).bit_length())
-        heads_side = max(1, min(_PACKS_THREADS, max(target.wave, lanes * side << (heads - 1).bit_length())) // (lanes * side))
+        heads, angles = q_heads + k_heads, tokens * rotary * 2 * angle_bytes
+        packs, few, some, many = batch * tokens * heads * lanes / target.units, *_FORMS[way]
+        form = few if packs <= _FEW or tokens == 1 else some if packs <= _SOME else many
+        if way == _OVER and form == many:
+            side, heads_side = _whole_tokens(heads, form[1], lanes, target.wave)
+            stretches = -(-angles // _STRETCH_OVER)
+        else:
+            side = min(_USUAL_THREADS // lanes, _power_of_two(-(-tokens // form[0])))
+            most = max(target.wave, lanes * side * _power_of_two(-(-heads // form[1])))
+            heads_side = min(_USUAL_THREADS, most) // (lanes * side)
+            stretches = 1 if angles < _KEPT else -(-angles // _STRETCH)
         tiles = -(-tokens // (side * form[0]))
-        stretches = -(-tokens * rotary * 2 * angle_bytes // _STRETCH)
+        stretch = -(-tiles // min(stretches, tiles))
         groups = -(-heads // (heads_side * form[1]))
-        return cls(form, lanes, side, heads_side, -(-tiles // min(stretches, tiles)), min(stretches, tiles), groups, batch)
+        return cls(form, lanes, side, heads_side, stretch, -(-tiles // stretch), groups, batch)
 
     @property
     def threads(self) -> int:
@@ -197,5 +230,5 @@ def units(target: Target) -> list[Unit]:
     ):  # fmt: skip
         found += [_unit(way, kind, table, width, interleaved) for width in (one, vector)]
         if _takes_packs(target):
-            found += [_unit(way, kind, table, vector, interleaved, form) for form in (_FEW, _MANY)]
+            found += [_unit(way, kind, table, vector, interleaved, form) for form in dict.fromkeys(_FORMS[way])]
     return found
