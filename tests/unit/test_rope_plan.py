@@ -77,6 +77,7 @@ def test_quotients_are_right_up_to_the_last_block_of_what_is_taken() -> None:
 def test_what_a_launch_cannot_hold_goes_the_other_way() -> None:
     assert "packs" in chosen((32, 8), 4, 4096, 128).unit.name
     assert "packs" not in chosen((64, 64), 4096, 131_072, 128).unit.name, "2^32 blocks"
+    assert "packs" not in chosen((1, 1), 1, 2**24, 128).unit.name, "a head of 2^31 elements"
     sizes = (32, 8, 4, 4096, 128, 128)
     for vector, narrow in ((False, True), (True, False)):  # off alignment; strides of 2^31
         walk = rope._choose(torch.bfloat16, torch.bfloat16, False, vector, narrow, rope._FORWARD, sizes, H200)

@@ -1,9 +1,9 @@
 // Rotary embedding of q and k in one launch. y = x*cos + rot(x)*sin on the first `rotary` dimensions, the rest
-// copied; BACKWARD, the transposed rotation. A thread keeps its cosines and sines in registers while it walks over heads.
+// copied; BACKWARD, the transposed rotation. A thread keeps its cosines and sines in registers for several heads.
 //
-// `rope_packs`, where a head is whole packs: a thread has one, and gets the other of each pair from its own pack
-// (interleaved) or by a shuffle. `rope`, for anything else: a thread has units of a head: two packs, at d and
-// d + rotary/2; interleaved, two lone neighbours; beyond `rotary`, one pack to copy.
+// `rope_packs`, where a head is whole packs: a thread has one, in some heads of some tokens, and gets the other of each
+// pair from its own pack (interleaved) or by a shuffle. `rope`, for anything else: a thread walks over heads and has units
+// of one: two packs, at d and d + rotary/2; interleaved, two lone neighbours; beyond `rotary`, one pack to copy.
 
 namespace ferryman {
 
@@ -192,8 +192,9 @@ template <typename T> struct HeadsOf {
 };
 
 // A block takes a tile of tokens of some heads; a thread, one pack in HEADS heads of each of TOKENS tokens, and all its loads
-// at once. Blocks go over a stretch of tokens, whose angles stay in L2, then over the heads, then over the batch, which may
-// share the angles.
+// at once. Blocks go over a stretch of tokens first, then over the heads, then over the batch, which may share the angles. So
+// the result is written head by head, and the angles of the stretch stay in L2: heads first, an H200 read 6 MB more, and
+// reading angles took 2.5 us of 87 (32 and 8 heads of 128, 4 x 4096 tokens).
 template <typename T, typename C, int V, bool INTERLEAVED, bool OVER, bool BACKWARD, int TOKENS, int HEADS>
 FERRYMAN_DEVICE void rope_packs(const RopeTensor& q, const RopeTensor& k, const RopeTable& cos, const RopeTable& sin,
                                 u32 batches, int tokens, int dim, int rotary, const RopeWalk& walk) {

@@ -90,6 +90,7 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
     lanes = (rotary if over else dim) // width
     pairs = 2 * turned // width  # neighbouring lanes that hold both of every pair
     shuffled = interleaved or (pairs & (pairs - 1) == 0 and pairs <= target.wave and lanes % max(pairs, 1) == 0)
+    narrow = narrow and tokens * dim < 2**31  # all that moves a pointer is a 32-bit integer
     if _takes_packs(target) and vector and narrow and rotary and shuffled and lanes in _LANES:
         packs = _Packs.of(sizes, lanes, way, table.itemsize, target)
         if packs.exact:
