@@ -140,6 +140,9 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
         (1, 2, 1, 9, 67, 32),
         (3, 9, 2, 1021, 64, 64),
         (2, 5, 3, 301, 128, 64),
+        (25, 1, 1, 149, 128, 128),
+        (9, 8, 1, 643, 128, 128),
+        (32, 32, 8, 1, 128, 128),
     ):
         q, k = (_random(b, s, h, d, dtype=x).transpose(1, 2) for h in (hq, hk))
         cos, sin = _random(1, s, r, dtype=c), _random(1, s, r, dtype=c, scale=0.5)

@@ -16,19 +16,31 @@ from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, r
 
 _FILE = Path(__file__).with_name("rope.cuh")
 _THREADS = 128
-# Measured on one H200. Small blocks of few tokens: each thread has a pack in 4 heads, and all its loads at once.
-_PACKS_THREADS, _TOGETHER, _HEADS_AT_ONCE = 64, 4, (4, 2, 1)
-_BUSY = 0.9  # of the threads, where more heads are taken at once
-_RESIDENT = 1024 // _PACKS_THREADS  # blocks of an SM
 _FORWARD, _OVER, _BACKWARD = "rope", "rope_over", "rope_backward"
+# `rope_packs`. All of what follows was measured on an H200.
+_PACKS_THREADS, _USUAL_THREADS = 256, 128  # at most
+# Tokens and heads of a thread, for few packs, some, and many: few are spread over all threads. Of many, two tokens of
+# two heads stay fast whether heads or tokens lie side by side in memory; over its input, a block takes whole tokens.
+_FORMS = {
+    _FORWARD: ((1, 1), (1, 2), (2, 2)),
+    _OVER: ((1, 1), (1, 2), (1, 4)),
+    _BACKWARD: ((1, 1), (2, 2), (2, 2)),
+}
+_FEW, _SOME = 1536, 12_000  # packs an SM
+# Bytes of angles that are read again for the next heads and the next sample: all of them, as long as L2 keeps them.
+# Over its input a block has all heads of its tokens, and only the samples follow.
+_KEPT, _STRETCH, _STRETCH_OVER = 4 << 20, 1 << 19, 1 << 20
+_LANES = frozenset(1 << i for i in range(7))  # of a head
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(way: str, packs: bool, kind: str, table: str, width: int, interleaved: bool) -> Unit:
+def _unit(way: str, kind: str, table: str, width: int, interleaved: bool, form: tuple[int, int] | None = None) -> Unit:
+    """``form``: tokens and heads of a thread of `rope_packs`; None is `rope`."""
     source, types = family_source(_FILE, False), (kind, table, width, interleaved, way == _OVER, way == _BACKWARD)
-    if packs:
-        return unit(source, "FERRYMAN_ROPE_PACKS", f"{way}_packs", *types, _PACKS_THREADS, _TOGETHER)
-    return unit(source, "FERRYMAN_ROPE", way, *types, _THREADS)
+    if form is None:
+        return unit(source, "FERRYMAN_ROPE", way, *types, _THREADS)
+    made = unit(source, "FERRYMAN_ROPE_PACKS", f"{way}_packs", *types, _PACKS_THREADS, *form)
+    return made._replace(overlapping=True)
 
 
 class _Layout(NamedTuple):
@@ -62,12 +74,13 @@ class _Walk(NamedTuple):
 
     unit: Unit
     threads: int
-    arguments: tuple[int, ...]  # as rope.cuh names them; the last is the number of blocks
+    blocks: int
+    arguments: tuple[int, ...]  # as rope.cuh names them
 
 
 @functools.lru_cache(maxsize=1024)
-def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, way: str, sizes: tuple[int, ...],
-            target: Target) -> _Walk:  # fmt: skip
+def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, narrow: bool, way: str,
+            sizes: tuple[int, ...], target: Target) -> _Walk:  # fmt: skip
     q_heads, k_heads, batch, tokens, dim, rotary = sizes
     names = type_name(kind), type_name(table)
     turned, over = rotary if interleaved else rotary // 2, way == _OVER
@@ -77,69 +90,92 @@ def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bo
     lanes = (rotary if over else dim) // width
     pairs = 2 * turned // width  # neighbouring lanes that hold both of every pair
     shuffled = interleaved or (pairs & (pairs - 1) == 0 and pairs <= target.wave and lanes % max(pairs, 1) == 0)
-    if _takes_packs(target) and vector and rotary and lanes <= _PACKS_THREADS and lanes & (lanes - 1) == 0 and shuffled:
-        packs = _Packs.of(sizes, lanes, target)
+    narrow = narrow and tokens * dim < 2**31  # all that moves a pointer is a 32-bit integer
+    if _takes_packs(target) and vector and narrow and rotary and shuffled and lanes in _LANES:
+        packs = _Packs.of(sizes, lanes, way, table.itemsize, target)
         if packs.exact:
-            return _Walk(_unit(way, True, *names, width, interleaved), _PACKS_THREADS, packs.arguments)
+            chosen = _unit(way, *names, width, interleaved, packs.form)
+            return _Walk(chosen, packs.threads, packs.work, packs.arguments)
     step = 2 if interleaved and width == 1 else width
     rest = 0 if over else -(-(dim - rotary) // width)
     lanes = min(max(turned // step + rest, 1), _THREADS)
     heads_at_once = min(q_heads + k_heads, _THREADS // lanes)
     tokens_at_once = max(1, _THREADS // (lanes * heads_at_once))
     blocks = grid_of(-(-batch * tokens // tokens_at_once), _THREADS)
-    return _Walk(_unit(way, False, *names, width, interleaved), _THREADS,
-                 (lanes, heads_at_once, tokens_at_once, blocks))  # fmt: skip
+    chosen = _unit(way, *names, width, interleaved)
+    return _Walk(chosen, _THREADS, blocks, (lanes, heads_at_once, tokens_at_once, blocks))
 
 
-def _busy(at_once: int, *heads: int) -> float:
-    """The share of threads that have a head, where every turn takes ``at_once`` of one tensor."""
-    return sum(heads) / (at_once * sum(-(-n // at_once) for n in heads))
+def _power_of_two(n: int) -> int:
+    """The least that is not below ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+def _whole_tokens(heads: int, of_thread: int, lanes: int, wave: int) -> tuple[int, int]:
+    """(tokens, heads) side by side in a block of all heads of a token, or of a part where fewer threads are idle."""
+    best = (0.0, 1, max(1, wave // lanes))
+    for parts in range(1, 5):
+        at_once = -(-heads // (of_thread * parts))
+        side = 1
+        while (threads := lanes * at_once * side) <= _PACKS_THREADS:
+            busy = heads / (at_once * of_thread * parts)
+            if threads >= 64 and threads % wave == 0 and busy > best[0]:
+                best = busy, side, at_once
+            side *= 2
+    return best[1:]
 
 
 class _Packs(NamedTuple):
-    """How blocks go over tiles of tokens and shares of heads: `RopeWalk` of rope.cuh."""
+    """How blocks go over tiles of tokens and shares of the heads: `RopeWalk` of rope.cuh."""
 
+    form: tuple[int, int]  # tokens and heads of a thread
     lanes: int
-    tokens: int  # of a tile
-    shares: tuple[int, int]  # heads of q and of k that a block takes
-    groups: tuple[int, int]  # blocks for a tile's heads of q and of k
+    tokens: int  # side by side in a block
+    heads: int
     stretch: int  # tiles
     stretches: int
+    groups: int
     batch: int
 
     @classmethod
-    def of(cls, sizes: tuple[int, ...], lanes: int, target: Target) -> _Packs:
-        q_heads, k_heads, batch, tokens, _, _ = sizes
-        slots = _PACKS_THREADS // lanes
-        heads = next(h for h in _HEADS_AT_ONCE if h == 1 or (h <= slots and _busy(h, q_heads, k_heads) > _BUSY))
-        tile = min(slots // heads, 1 << (tokens - 1).bit_length())
-        tiles = -(-tokens // tile)
-        most = max(2 * _TOGETHER, _TOGETHER * heads)
-        # as even as can be, and whole turns: 9 heads are 5 and 4, 40 are 16, 16 and 8
-        shares = [-(-n // (-(-n // most) * heads)) * heads if n else 1 for n in (q_heads, k_heads)]
-        groups = [-(-n // share) for n, share in zip((q_heads, k_heads), shares, strict=True)]
-        # as many as the device has at work: with fewer it would read and write in several places, powers of two apart
-        together = max(1, target.units * _RESIDENT // sum(groups))
-        stretch = min(1 << (together.bit_length() - 1), 1 << (tiles - 1).bit_length()) if batch > 1 else 1
-        return cls(lanes, tile, (shares[0], shares[1]), (groups[0], groups[1]), stretch, -(-tiles // stretch), batch)
+    def of(cls, sizes: tuple[int, ...], lanes: int, way: str, angle_bytes: int, target: Target) -> _Packs:
+        q_heads, k_heads, batch, tokens, _, rotary = sizes
+        heads, angles = q_heads + k_heads, tokens * rotary * 2 * angle_bytes
+        packs, few, some, many = batch * tokens * heads * lanes / target.units, *_FORMS[way]
+        form = few if packs <= _FEW or tokens == 1 else some if packs <= _SOME else many
+        if way == _OVER and form == many:
+            side, heads_side = _whole_tokens(heads, form[1], lanes, target.wave)
+            stretches = -(-angles // _STRETCH_OVER)
+        else:
+            side = min(_USUAL_THREADS // lanes, _power_of_two(-(-tokens // form[0])))
+            most = max(target.wave, lanes * side * _power_of_two(-(-heads // form[1])))
+            heads_side = min(_USUAL_THREADS, most) // (lanes * side)
+            stretches = 1 if angles < _KEPT else -(-angles // _STRETCH)
+        tiles = -(-tokens // (side * form[0]))
+        stretch = -(-tiles // min(stretches, tiles))
+        groups = -(-heads // (heads_side * form[1]))
+        return cls(form, lanes, side, heads_side, stretch, -(-tiles // stretch), groups, batch)
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.tokens * self.heads
 
     @property
     def work(self) -> int:
-        return self.stretches * self.stretch * self.batch * sum(self.groups)
+        return self.stretches * self.stretch * self.batch * self.groups
 
     @property
     def exact(self) -> bool:
-        """Whether the kernel's quotients are: those by the inverse of n, of numbers below 2^32 / n."""
-        return self.work * max(sum(self.groups), self.batch) < 2**32
+        """Whether one launch holds all blocks, and the kernel's quotients are right: those by the inverse of n, of
+        numbers below 2^32 / n."""
+        most = self.work * max(self.groups, self.batch, self.stretch)
+        return most < 2**32 and grid_of(self.work, self.threads) == self.work
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        groups = sum(self.groups)
-        heads_at_once = _PACKS_THREADS // (self.lanes * self.tokens)
         return (
-            self.lanes.bit_length() - 1, self.tokens.bit_length() - 1, heads_at_once, *self.shares, self.groups[0],
-            groups, -(-(2**32) // groups), self.stretch.bit_length() - 1, -(-(2**32) // self.batch), self.work,
-            grid_of(self.work, _PACKS_THREADS),
+            self.lanes.bit_length() - 1, self.tokens.bit_length() - 1, self.heads, self.stretch, self.groups,
+            *(-(-(2**32) // n) for n in (self.stretch, self.groups, self.batch)),
         )  # fmt: skip
 
 
@@ -179,9 +215,9 @@ def _launch(
     lengths, arguments = _layout(q.shape, k.shape, cos.shape, (q.stride(), k.stride(), cos.stride(), sin.stride()))
     a, b, c, d, e, f = q.data_ptr(), k.data_ptr(), cos.data_ptr(), sin.data_ptr(), q_out.data_ptr(), k_out.data_ptr()
     vector = vectorised(q.element_size(), lengths, a | b | c | d | e | f)
-    walk = _choose(q.dtype, cos.dtype, interleaved, vector, way, arguments[-6:], target)
+    walk = _choose(q.dtype, cos.dtype, interleaved, vector, lengths < 2**31, way, arguments[-6:], target)
     runtime(target).launch(
-        walk.unit, q.device, walk.arguments[-1], walk.threads, 0, (a, b, c, d, e, f, *arguments, *walk.arguments)
+        walk.unit, q.device, walk.blocks, walk.threads, 0, (a, b, c, d, e, f, *arguments, *walk.arguments)
     )
     return q_out, k_out
 
@@ -193,7 +229,7 @@ def units(target: Target) -> list[Unit]:
     for way, (kind, (one, vector)), table, interleaved in itertools.product(
         (_FORWARD, _OVER, _BACKWARD), widths.items(), widths, (False, True)
     ):  # fmt: skip
-        found += [_unit(way, False, kind, table, width, interleaved) for width in (one, vector)]
+        found += [_unit(way, kind, table, width, interleaved) for width in (one, vector)]
         if _takes_packs(target):
-            found.append(_unit(way, True, kind, table, vector, interleaved))
+            found += [_unit(way, kind, table, vector, interleaved, form) for form in dict.fromkeys(_FORMS[way])]
     return found

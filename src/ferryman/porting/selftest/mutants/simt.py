@@ -212,8 +212,8 @@ edit(
     "rope",
     "low_sine_for_both",
     ROPE,
-    "sin.data + b * sin.batch + s * sin.token + column);",
-    "sin.data + b * sin.batch + s * sin.token + column % ((int)rotary / 2));",
+    "sin.data + b * sin.batch + (s + t * apart) * sin.token + column);",
+    "sin.data + b * sin.batch + (s + t * apart) * sin.token + column % (rotary / 2));",
     first="d64",
 )
 edit(
@@ -221,8 +221,8 @@ edit(
     "rope",
     "first_batch_serves_all",
     ROPE,
-    "(const C*)cos.data + b * cos.batch + s * cos.token + column",
-    "(const C*)cos.data + s * cos.token + column",
+    "(const C*)cos.data + b * cos.batch + (s + t * apart) * cos.token + column",
+    "(const C*)cos.data + (s + t * apart) * cos.token + column",
     first="per_batch",
 )
 edit(
@@ -239,8 +239,8 @@ edit(
     "rope",
     "last_head_skipped",
     ROPE,
-    "const int end = from + share < heads ? from + share : heads;",
-    "const int end = from + share < heads ? from + share : heads - 1;",
+    "const int q_heads = (int)q.heads, all_heads = q_heads + (int)k.heads;",
+    "const int q_heads = (int)q.heads, all_heads = q_heads + (int)k.heads - 1;",
     first="d64",
 )
 edit(
