@@ -192,7 +192,8 @@ def _cluster_cases() -> Iterator[Case]:
         "rms": [(3, 16_384, "512_1_4_EXACT_2_1"), (3, 11_008, "352_1_4_RAGGED_2_1"), (3, 20_008, "160_1_4_WHOLE_6_4"),
                 (5, 50_264, "WHOLE_4_8"), (4, 65_536, "256_1_4_WHOLE_4_8"), (3, 81_928, "192_1_8_WHOLE_5_8")],
         "add_rms": [(3, 16_384, "512_1_2_WHOLE_2_2"), (2, 20_008, "WHOLE_3_4"), (3, 66_056, "288_1_4_WHOLE_3_8")],
-        "layer": [(3, 20_008, "WHOLE_6_4"), (2, 65_536, "256_1_4_WHOLE_4_8"), (3, 66_056, "160_1_8_WHOLE_5_8")],
+        "layer": [(3, 20_008, "96_1_4_WHOLE_8_8"), (2, 65_536, "256_1_4_WHOLE_4_8"), (3, 66_056, "160_1_8_WHOLE_3_8"),
+                  (3, 140_008, "288_1_8_WHOLE_1_8")],
         "softmax": [(7, 8264, "160_1_4_WHOLE_6_2"), (5, 20_008, "WHOLE_6_4"), (3, 66_056, "160_1_8_WHOLE_6_8")],
         "softmax_float32": [(5, 16_388, "160_1_8_WHOLE_3_4")],
     }  # fmt: skip
@@ -223,15 +224,29 @@ def _cluster_cases() -> Iterator[Case]:
             lambda w=w: (*_norm_inputs((3, 8196), F32, w), _random(8196, dtype=F32), 1e-5), layer_norm_reference,
             "WHOLE", 232_448, _CLUSTERS,
         )  # fmt: skip
-    far = lambda: (_random(3, 20_008, dtype=F32, shift=1000.0), None, None, 1e-5)  # noqa: E731
-    yield Case("cluster_layer_offset", norm.layer_norm, far, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
 
-    def first_far() -> Inputs:  # what a thread takes its elements relative to is far from all others
+    def means(dtype: torch.dtype, *deviations: float) -> Inputs:  # two rows share a block, and the last is alone
+        x = _random(len(deviations), 20_008, dtype=F32) + torch.tensor(deviations)[:, None]
+        return (x.to(dtype), None, None, 1e-5)
+
+    # a row whose mean takes a second exchange, with one whose does not, and with another
+    for dtype in (F32, F16):
+        offset = lambda d=dtype: means(d, 0.0, 1000.0, 2.1, 1.9, 3.0, -50.0, 9.0)  # noqa: E731
+        name = f"cluster_layer_offset_{dtype}".replace("torch.", "")
+        yield Case(name, norm.layer_norm, offset, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
+
+    def outliers() -> Inputs:
         x = _random(3, 20_008, dtype=F32)
         x[:, ::8] = 1e4
         return (x, None, None, 1e-5)
 
-    yield Case("cluster_layer_outliers", norm.layer_norm, first_far, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
+    def lost() -> Inputs:  # the other row of a pair is as it would be alone
+        x = _random(5, 20_008, dtype=BF16)
+        x[0, 20_007], x[3, 9], x[4] = math.nan, math.inf, 3.0
+        return (x, None, None, 1e-5)
+
+    yield Case("cluster_layer_outliers", norm.layer_norm, outliers, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
+    yield Case("cluster_layer_hostile", norm.layer_norm, lost, layer_norm_reference, "WHOLE", 232_448, _CLUSTERS)
     yield Case("cluster_softmax_hostile", softmax.softmax, hostile, softmax_reference, "WHOLE", 232_448, _CLUSTERS)
 
 

@@ -22,12 +22,13 @@ _PERSISTENT_ABOVE_WORDS = 16
 
 class _Whole(NamedTuple):
     """A row over 2 to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many
-    blocks as give an SM ``resident`` threads."""
+    blocks as give an SM ``resident`` threads. L2 fetches ``ahead`` times `_AHEAD`."""
 
     threads: int
     packs: int
     cluster: int = 8
     resident: int = 1024
+    ahead: int = 1
 
 
 class Demand(NamedTuple):
@@ -38,7 +39,7 @@ class Demand(NamedTuple):
     more: the launch bound, so 64 registers a thread at 1024, 80 at 768, 128 at 512, 255 at 256. ``weights``: bytes of
     weights and biases a column. The rest is for many rows of more than 16 KiB on devices with clusters. ``alone``: up
     to how many packs a block has a row alone; ``whole``: then the forms of `whole.cuh`, the first that holds a row;
-    ``turns``: rows that a block takes in turn."""
+    ``turns``: rows that a block takes."""
 
     tensors: int = 1
     long_words: int = _MAX_WORDS
@@ -63,14 +64,15 @@ def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False, weights: 
     fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
     # Measured on an H200 at 8192 to 131072 columns of bfloat16, with the weights that models have.
     # Float rows with weights of 16 bits would spill at 64 registers, and layer_norm's at 80.
+    whole: tuple[_Whole, ...]
     widest = (_Whole(256, 8), _Whole(512, 8)) if half else (_Whole(256, 8, resident=512), _Whole(512, 8, resident=512))
     if kind == "softmax":
         whole = (_Whole(256, 4, cluster=4), *widest)
         return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, whole=whole)
     if kind == "centred":
-        # two rows in turn: what a block does before its first one takes as many instructions as half a row
         fitting = (fitting[0], 256 if wide else 512, 256)
-        whole = (_Whole(256, 4), widest[0], _Whole(512, 8, resident=512))
+        whole = (_Whole(128, 4, resident=768), _Whole(256, 4), _Whole(256, 8, resident=512, ahead=2),
+                 _Whole(512, 8, resident=512))  # fmt: skip
         return Demand(tensors, (12 if wide else 16) if half else 24, lone=8, fitting=fitting, weights=weights,
                       whole=whole, turns=2)  # fmt: skip
     if kind == "added":
@@ -104,6 +106,10 @@ class RowPlan(NamedTuple):
         groups = -(-rows // self.rows_per_block)
         groups = min(groups, self.resident) if self.resident else groups
         return grid_of(groups, self.threads * self.cluster) * self.cluster
+
+    def rows_of(self, blocks: int) -> int:
+        """Rows that ``blocks`` have places for."""
+        return blocks // self.cluster * self.rows_per_block
 
 
 def _up(value: int, factor: int) -> int:
@@ -211,7 +217,9 @@ def _wide_rows(row: _Row, units: int, shared_memory: int) -> RowPlan | None:
             if cluster <= form.cluster and lanes <= form.threads and room > 0:
                 row_bytes = row.packs * VECTOR_BYTES * need.tensors
                 arguments = (row.width, lanes, 1, form.packs, "WHOLE", min(form.resident // lanes, room), cluster)
-                return RowPlan(arguments, lanes, need.turns, max(1, units * _AHEAD // row_bytes), placed, 0)
+                return RowPlan(
+                    arguments, lanes, need.turns, max(1, form.ahead * units * _AHEAD // row_bytes), placed, 0
+                )
     return None
 
 

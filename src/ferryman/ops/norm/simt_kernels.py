@@ -107,11 +107,16 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | scale | shift | result)
     dtypes = (x.dtype, None if weight is None else weight.dtype, None if bias is None else bias.dtype)
     chosen, plan = _choose("layer_norm", dtypes, None, n, vector, threads_a_row(rows, target.units), target)
-    blocks = plan.blocks(rows)
-    runtime(target).launch(
-        chosen, x.device, blocks, plan.threads, plan.shared,
-        (source, stride, scale, shift, result, rows, n, plan.slots, blocks, float(eps)),
-    )  # fmt: skip
+    while rows > 0:
+        blocks = plan.blocks(rows)
+        taken = min(rows, plan.rows_of(blocks)) if plan.on_hopper else rows
+        runtime(target).launch(
+            chosen, x.device, blocks, plan.threads, plan.shared,
+            (source, stride, scale, shift, result, taken, n, plan.slots, blocks, float(eps)),
+        )  # fmt: skip
+        rows -= taken
+        source += taken * stride * x.element_size()
+        result += taken * n * x.element_size()
     return y
 
 

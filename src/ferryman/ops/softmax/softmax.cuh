@@ -49,7 +49,7 @@ template <typename L> struct WholeSoftmax {
     typedef typename L::Type T;
     typedef Pack<T, L::V> P;
     static constexpr int INPUTS = 1, PLACED = 0;
-    static constexpr bool HOLD = false, KEEP = L::WORDS <= 16, FROM_PACKS = !KEEP;
+    static constexpr bool HOLD = false, KEEP = L::WORDS <= 16, FROM_PACKS = !KEEP, PAIRS = false;
     T* y;
     T* out;
     float kept[KEEP ? L::PACKS : 1][L::V];
