@@ -91,6 +91,24 @@ def _softmax_block(
 
 
 @gluon.jit
+def _row_sums(p, HEAD_DIM: gl.constexpr):
+    """Of each row. At D64 of what a thread has of it, (rows, 4): the four are added after the last block (4% faster;
+    at D128 1% slower)."""
+    if HEAD_DIM == 64:
+        sums = gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+    else:
+        sums = gl.sum(p, 1)
+    return sums
+
+
+@gluon.jit
+def _decayed(row_sum, decay, HEAD_DIM: gl.constexpr):
+    if HEAD_DIM == 64:
+        decay = gl.convert_layout(decay, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+    return row_sum * decay
+
+
+@gluon.jit
 def _packed(p, dtype: gl.constexpr):
     """P rounded to ``dtype``, two to an integer: a loop carries 16-bit values unpacked, one to a register."""
     low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
@@ -131,13 +149,16 @@ def _consume_blocks(
         scores = warpgroup_mma(q_tile, k_ring.index(step % STAGES).permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
         acc = warpgroup_mma(p16, v_ring.index(before % STAGES), acc, is_async=True)
-        _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
+        if HEAD_DIM != 64:
+            _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
         scores = warpgroup_mma_wait(1, [scores])
+        if HEAD_DIM == 64:  # the other's turn once the scores are there: 3% faster
+            _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
         mbarrier.arrive(k_empty.index(step % STAGES))
         p, row_max, decay = _softmax_block(
             scores, row_max, position, block * BLOCK_N, num_keys, score_scale, CAUSAL, EDGE
         )
-        row_sum = row_sum * decay + gl.sum(p, 1)
+        row_sum = _decayed(row_sum, decay, HEAD_DIM) + _row_sums(p, HEAD_DIM)
         p = _packed(p, dtype)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index(before % STAGES))
@@ -189,7 +210,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             p, row_max, _ = _softmax_block(
                 scores, row_max, position, (blocks - 1) * BLOCK_N, num_keys, score_scale, CAUSAL, True
             )
-            row_sum = gl.sum(p, 1)
+            row_sum = _row_sums(p, HEAD_DIM)
             p = _packed(p, dtype)
             step += 1
             middle = gl.minimum(full, blocks - 1)
@@ -208,6 +229,8 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
             p16 = _operand(p, dtype, p_layout)
             last = warpgroup_mma(p16, v_ring.index(before % STAGES), acc, is_async=True)
+            if HEAD_DIM == 64:
+                row_sum = gl.convert_layout(gl.sum(row_sum, 1), row_layout)
             empty = row_sum == 0.0  # a NaN sum is not empty
             safe_sum = gl.where(empty, 1.0, row_sum)
             log_sum = gl.where(empty, float("-inf"), (row_max + gl.log2(safe_sum)) * _LN2)
