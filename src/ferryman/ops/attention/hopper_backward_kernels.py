@@ -107,8 +107,7 @@ def backward(
         heads, queries, padded,
         device=device, HEAD_DIM=dim, HAS_GRAD_LSE=grad_lse is not None, num_warps=4,
     )  # fmt: skip
-    fused = dim == 128 and not deterministic
-    sums = torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device) if fused else rows_lse
+    sums = rows_lse if deterministic else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
     strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(grad_out))
     score_scale = scale * _LOG2E
     tiles = -(-keys // BLOCK_N.value) * batch * kv_heads
@@ -116,17 +115,18 @@ def backward(
         attention_backward_dkv_hopper, (min(tiles, target.units),),
         q, k, v, grad_out, rows_lse, rows_delta, grad_k, grad_v, sums, counters[0], *strides,
         heads, kv_heads, group, _together(batch * kv_heads, 4), queries, keys, batch, padded, score_scale, scale,
-        device=device, HEAD_DIM=dim, BLOCK_M=64 if dim == 128 else 128, CAUSAL=causal, FUSED=fused, num_warps=4,
+        device=device, HEAD_DIM=dim, BLOCK_M=64 if dim == 128 else 128, CAUSAL=causal, FUSED=not deterministic,
+        num_warps=4,
     )  # fmt: skip
-    if fused:
-        launch(
-            attention_backward_cast, (batch * heads * -(-queries // 64),), sums, grad_q, queries, padded, scale,
-            device=device, HEAD_DIM=dim, num_warps=4,
-        )  # fmt: skip
-    else:
+    if deterministic:
         launch(
             attention_backward_dq_hopper, (min(-(-queries // 128) * batch * heads, target.units),),
             q, k, v, grad_out, rows_lse, rows_delta, grad_q, counters[1], *strides,
             heads, kv_heads, group, _together(batch * heads, 8), queries, keys, batch, padded, score_scale, scale,
             device=device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4,
+        )  # fmt: skip
+    else:
+        launch(
+            attention_backward_cast, (batch * heads * -(-queries // 64),), sums, grad_q, queries, padded, scale,
+            device=device, HEAD_DIM=dim, num_warps=4,
         )  # fmt: skip
