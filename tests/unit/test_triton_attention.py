@@ -565,6 +565,26 @@ def test_keys_are_divided_for_two_programs_per_unit() -> None:
     assert _num_splits(hopper, 1, 600) == 4 and _num_splits(hopper, 1, 10**6) == 128 and _num_splits(hopper, 8, 1) == 1
 
 
+@pytest.mark.parametrize(("arch", "dtype", "dim", "programs", "keys", "splits", "ahead"), [
+    ("sm_90", torch.bfloat16, 128, 8, 32768, 16, True), ("sm_90", torch.float16, 80, 64, 8192, 2, True),
+    ("sm_90", torch.bfloat16, 128, 48, 32768, 5, False), ("sm_90", torch.bfloat16, 128, 8, 4096, 16, False),
+    ("sm_90", torch.bfloat16, 128, 132, 32768, 2, False), ("sm_90", torch.bfloat16, 64, 8, 32768, 33, False),
+    ("sm_90", torch.bfloat16, 256, 8, 32768, 33, False), ("sm_90", torch.float32, 128, 8, 32768, 33, False),
+    ("gfx942", torch.bfloat16, 128, 8, 32768, 76, False),
+])  # fmt: skip
+def test_long_pieces_have_a_hoppers_unit_for_themselves(
+    arch: str, dtype: torch.dtype, dim: int, programs: int, keys: int, splits: int, ahead: bool
+) -> None:
+    """Where nearly every unit has one, of 16 blocks of keys or more, at D128; elsewhere two share a unit."""
+    from ferryman.ops.attention import triton_kernels as kernels
+
+    target = TARGETS[arch]
+    config = kernels._decode_config(target, dtype, dim)
+    found = kernels._own_splits(config, target, dtype, dim, programs, keys)
+    assert found == splits
+    assert kernels._reads_ahead(config, target, dtype, dim, programs * found, keys // found) == ahead
+
+
 DIMS = (64, 80, 128, 256)
 
 

@@ -103,8 +103,10 @@ def _row_sums(p, HEAD_DIM: gl.constexpr):
 
 @gluon.jit
 def _decayed(row_sum, decay, HEAD_DIM: gl.constexpr):
+    """The sums so far, to the new maximum. At D64 a thread whose share of a row is 0 keeps it where an infinite maximum
+    stays (a decay of inf): the row's sum is inf, as it is where one sum is kept, and not NaN."""
     if HEAD_DIM == 64:
-        decay = gl.convert_layout(decay, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+        decay = gl.convert_layout(gl.minimum(decay, 1.0), gl.SliceLayout(1, row_sum.type.layout))[:, None]
     return row_sum * decay
 
 

@@ -898,17 +898,6 @@ def _decode_config(target: Target, dtype: torch.dtype, head_dim: int) -> Config:
     return Config(16, n, 4, 3 if family != "nvidia-99k" or block_d <= 64 else 2)
 
 
-def _with_stages(
-    config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int
-) -> Config:  # fmt: skip
-    """``config`` of decoding, for so many programs and keys of each: one of many keys that has a Hopper's unit for
-    itself loads a block further ahead (D128, B1 KV8 32768 keys in 16 pieces: 39.7 -> 38.5 us, in 33 for two: 41.0)."""
-    alone = programs <= target.units and keys >= 16 * config.block_n and head_dim > 64
-    if alone and _family(target) == "nvidia-227k" and dtype != torch.float32 and config.num_stages == 3:
-        return replace(config, num_stages=4)
-    return config
-
-
 # ------------------------------------------------------------------------------------------------------------ launchers
 
 
@@ -975,6 +964,24 @@ def _num_splits(target: Target, programs: int, keys: int) -> int:
     return min(wanted, most, 128)
 
 
+def _reads_ahead(config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int) -> bool:
+    """Whether so many decoding programs, of so many keys each, are one to a Hopper's unit and long: such a one loads a
+    block further ahead than two that share a unit do."""
+    alone = programs <= target.units and keys >= 16 * config.block_n
+    return alone and 64 < head_dim <= 128 and dtype != torch.float32 and _family(target) == "nvidia-227k"
+
+
+def _own_splits(config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int) -> int:
+    """`_num_splits`, or where one piece for every unit reads ahead and few units have none, that: H200, D128, 32768
+    keys, B1 KV8 40.5 -> 38.1 us, B2 68.0 -> 66.5; 131072 keys, B1 127 -> 124; 8192 keys, B8 68.2 -> 67.3. At D64 half
+    as many bytes are on their way: 23.7 -> 29.3 (B4 KV8 8192 keys)."""
+    single = target.units // max(1, programs)
+    filled = 1 < single <= 128 and 10 * single * programs >= 9 * target.units
+    if filled and _reads_ahead(config, target, dtype, head_dim, single * programs, keys // single):
+        return single
+    return _num_splits(target, programs, keys)
+
+
 def _decoding(q: torch.Tensor, k: torch.Tensor, target: Target) -> int | None:
     """How many programs there are before keys are split, where a KV head's queries fit the decoding tile; else None."""
     batch, heads, queries, dim = q.shape
@@ -987,18 +994,19 @@ def configurations(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
     softcap: float, mask: torch.Tensor | None, target: Target,
 ) -> dict[str, float]:  # fmt: skip
-    """In how many pieces the keys of a decoding call are read, for the menu: as `_num_splits` says, fewer, more. Their
+    """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
     times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
     keys = k.shape[2]
     programs = None if q.numel() == 0 else _decoding(q, k, target)
     if programs is None or keys < 2 * _LEAST_KEYS:
         return {}
-    blocks = -(-keys // _decode_config(target, q.dtype, q.shape[-1]).block_n)
+    config = _decode_config(target, q.dtype, q.shape[-1])
+    blocks = -(-keys // config.block_n)
 
     def time(splits: int) -> float:
         return -(-programs * splits // (2 * target.units)) * -(-blocks // splits) + _MERGED_BLOCKS * splits
 
-    own = _num_splits(target, programs, keys)
+    own = _own_splits(config, target, q.dtype, q.shape[-1], programs, keys)
     most = min(128, keys // _LEAST_KEYS)
     others = {s for s in (own // 4, own // 2, 3 * own // 4, 3 * own // 2, 2 * own, 4 * own) if 1 <= s <= most} - {own}
     times = {s: max(time(s), time(own)) for s in sorted(others, key=time)}
@@ -1068,15 +1076,18 @@ def attention(
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
-        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes:
-            together = batch * heads  # tiles are dealt in advance: those of all heads end evenly, a group's do not
+        # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for
+        # K and V (B16 H32 S1024 D64: 227 us, in groups 210).
+        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes and (queries > 1024 or dim > 64):
+            together = batch * heads
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
     splits = 1
     if pack:
         named = target.configuration.removeprefix("splits_")
-        splits = int(named) if named else _num_splits(target, programs, keys)
-        config = _with_stages(config, target, q.dtype, dim, programs * splits, keys // splits)
+        splits = int(named) if named else _own_splits(config, target, q.dtype, dim, programs, keys)
+        if _reads_ahead(config, target, q.dtype, dim, programs * splits, keys // splits):
+            config = replace(config, num_stages=4)
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
     )  # fmt: skip
