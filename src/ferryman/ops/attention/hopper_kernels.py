@@ -7,11 +7,16 @@ tile's Q, K and V arrive during the last one's epilogue (one program for each ti
 
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever `serves` refuses.
 
-H200, causal bf16, against cuDNN beside it: B2 H32 S8192 D128 1.10, with 8 KV heads 1.15, B4 H32 S4096 D64 1.03 (the
+H200, causal bf16, against cuDNN beside it: B2 H32 S8192 D128 1.10, with 8 KV heads 1.15, B4 H32 S4096 D64 1.07 (the
 plain kernel: 0.55, 0.63, 0.68). How many heads are dealt together decides: as many as fit half of the L2 give 1.10,
-1.11, 0.98, all of them 1.00, 1.15, 1.03, four of them 0.77, 0.77, 1.00. Tried at D64, in TFLOP/s, and slower than 412:
-three warpgroups of 160 registers (373), three with 64 keys (335), no turns (404). Blocks of 256 keys do not fit the
-registers.
+1.11, 0.98, all of them 1.00, 1.15, 1.03, four of them 0.77, 0.77, 1.00.
+
+At D64 the exponentials alone would take 1056 cycles of a unit for 128 x 128 scores, the products 1024; it takes some
+2100. In the loop ptxas moves the wait for the product with V ahead of most of the softmax. Held behind it (by a branch
+on the sums, which is never taken) the product hides, and yet the kernel is as fast or slower by up to 6%: at its power
+cap the chip then runs slower. Tried, too, when it had 412 TFLOP/s: three warpgroups of 160 registers (373), three with
+64 keys (335), no turns (404); when it had 404: tiles claimed as they come (404; 1.05 at B16 H32 S1024, 0.90 where it
+takes 18 us). Blocks of 256 keys do not fit the registers.
 """
 
 from __future__ import annotations
