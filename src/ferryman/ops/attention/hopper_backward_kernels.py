@@ -8,8 +8,7 @@ H200, bf16, TFLOP/s (of 5 products) to cuDNN's backward beside it, whose own clo
 causal B2 H32 S8192 D128 549 to 485, the two kernels 457; with 8 KV heads 546 to 470, 453; B4 H32 S2048 D128 415 to 367;
 full B2 H32 S4096 D128 550 to 505, 448; causal B4 H32 S4096 D64 421 to 352, the two kernels 385; with 8 KV heads 437 to
 349, 404; full B2 H32 S4096 D64 455 to 417, 412; 12 heads of B2 S1024 D64 50.0 us to 92.4, 54.8. With plain kernels the
-first two and causal S4096 D64: 245, 242, 166. When these kernels spilled (by up to 248 bytes) the first three: 496, 497,
-362.
+first two and causal S4096 D64: 245, 242, 166. Spilling (by up to 248 bytes) the first three had 496, 497, 362.
 Tried at D64: dQ within its own block, which waits for the other warpgroup's dS (0.94 of the speed); a third warpgroup
 that sums dQ (1781 us where the two kernels took 1905); of the two kernels, warpgroups that take turns, blocks of 64
 queries, and the last product a block later (none faster). At D128: dK before dQ (0.87 of the speed). Tiles dealt in
