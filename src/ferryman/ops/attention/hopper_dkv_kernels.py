@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.ops.attention.hopper_fused_kernels import STAGES, add_dq, consume_member
 from ferryman.ops.attention.hopper_kernels import _barriers, _named_barrier
-from ferryman.ops.attention.hopper_tiles import (
+from ferryman.ops.attention.hopper_tile_kernels import (
     FACTS,
     FIRST,
     HEAD,

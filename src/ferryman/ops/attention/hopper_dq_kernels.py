@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC
 from ferryman.ops.attention.hopper_kernels import _barriers
-from ferryman.ops.attention.hopper_tiles import FACTS, WORKERS, below, store_rows, tell, told
+from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, store_rows, tell, told
 
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from ferryman.ops.attention.hopper_kernels import _named_barrier
-from ferryman.ops.attention.hopper_tiles import (
+from ferryman.ops.attention.hopper_tile_kernels import (
     FIRST,
     HEAD,
     JUMP,
