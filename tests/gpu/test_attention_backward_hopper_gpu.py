@@ -65,10 +65,6 @@ def asked_to_be_deterministic(asked: bool = True) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def expected(dim: int) -> list[str]:
-    return FUSED if dim == 128 else APART
-
-
 def made(
     batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -157,7 +153,7 @@ def test_within_the_bounds_of_float64(
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     grad_lse = torch.randn_like(lse) if queries % 2 == 0 else None
     got = attention_backward(grad_out, grad_lse, q, k, v, out, lse, causal, None, None, 0.0, None, target)
-    assert ran == expected(dim)
+    assert ran == FUSED
     judge(got, grad_out, grad_lse, q, k, v, out, lse, causal, dim**-0.5)
 
 
@@ -241,7 +237,7 @@ def test_any_aligned_layout_and_any_scale(ran: list[str], target: Any, dim: int)
         out, lse = forward64(q, k, v, True, scale)
         got = attention_backward(grad_out, None, q, k, v, out, lse, True, scale, None, 0.0, None, target)
         judge(got, grad_out, None, q, k, v, out, lse, True, scale)
-    assert ran == expected(dim) * 2
+    assert ran == FUSED * 2
 
 
 @pytest.mark.parametrize("why", ["window", "softcap", "mask", "float32", "expanded", "unaligned", "D80", "few queries"])
@@ -276,7 +272,7 @@ def test_what_is_not_finite_stays_in_its_head_and_reaches_what_it_must(
     tensors[which][0, 0, 137, 5] = bad
     grad_out, q, k, v = tensors.values()
     got = attention_backward(grad_out, None, q, k, v, out, lse, False, None, None, 0.0, None, target)
-    assert ran == expected(dim)
+    assert ran == FUSED
     for x in got:
         assert bool(x[:, 1].isfinite().all()), "the other head"
     rows = {"grad_out": got[0], "q": got[0], "k": got[1], "v": got[1]}[which][0, 0]
@@ -309,7 +305,7 @@ def test_gradients_through_autograd(ran: list[str], target: Any, dim: int) -> No
     _, q, k, v = (x.detach().requires_grad_() for x in made(1, 4, 2, 384, 384, dim, torch.bfloat16))
     with ferryman.use("triton"):
         ops.attention(q, k, v, causal=True).float().square().sum().backward()
-    assert ran == expected(dim)
+    assert ran == FUSED
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     p = scores_of(leaves[0], leaves[1], True, dim**-0.5).softmax(-1)
     (p @ leaves[2].repeat_interleave(2, 1)).square().sum().backward()

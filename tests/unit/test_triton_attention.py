@@ -527,10 +527,10 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
     if arch == "sm_90" and dtype != "float32":
         hopper = ("forward_hopper", "backward_rows", "backward_dkv_hopper", "backward_dq_hopper")
         wanted_rows |= {(f"attention_{kernel}", dim) for kernel in hopper for dim in dims if dim in (64, 128)}
-        wanted_rows |= {("attention_backward_cast", dim) for dim in dims if dim == 128}
+        wanted_rows |= {("attention_backward_cast", dim) for dim in dims if dim in (64, 128)}
         forms = {(r["HEAD_DIM"], r["FUSED"]) for r in rows if r["kernel"] == "attention_backward_dkv_hopper"}
-        # at D128 the fused one, and the one that is deterministic
-        assert forms == {(dim, fused) for dim, fused in ((64, False), (128, True), (128, False)) if dim in dims}
+        # the fused one, and the one that is deterministic
+        assert forms == {(dim, fused) for dim in (64, 128) if dim in dims for fused in (True, False)}
     assert {(row["kernel"], row["HEAD_DIM"]) for row in rows} == wanted_rows
     for row in rows:
         assert row["shared"] <= TARGETS[arch].shared_memory and row["traps"] == 0, row
@@ -563,6 +563,26 @@ def test_keys_are_divided_for_two_programs_per_unit() -> None:
     splits = [_num_splits(hopper, programs, 32768) for programs in (8, 64, 100, 132, 176, 177, 256, 1024)]
     assert splits == [33, 4, 2, 2, 2, 2, 1, 1]
     assert _num_splits(hopper, 1, 600) == 4 and _num_splits(hopper, 1, 10**6) == 128 and _num_splits(hopper, 8, 1) == 1
+
+
+@pytest.mark.parametrize(("arch", "dtype", "dim", "programs", "keys", "splits", "ahead"), [
+    ("sm_90", torch.bfloat16, 128, 8, 32768, 16, True), ("sm_90", torch.float16, 80, 64, 8192, 2, True),
+    ("sm_90", torch.bfloat16, 128, 48, 32768, 5, False), ("sm_90", torch.bfloat16, 128, 8, 4096, 16, False),
+    ("sm_90", torch.bfloat16, 128, 132, 32768, 2, False), ("sm_90", torch.bfloat16, 64, 8, 32768, 33, False),
+    ("sm_90", torch.bfloat16, 256, 8, 32768, 33, False), ("sm_90", torch.float32, 128, 8, 32768, 33, False),
+    ("gfx942", torch.bfloat16, 128, 8, 32768, 76, False),
+])  # fmt: skip
+def test_long_pieces_have_a_hoppers_unit_for_themselves(
+    arch: str, dtype: torch.dtype, dim: int, programs: int, keys: int, splits: int, ahead: bool
+) -> None:
+    """Where nearly every unit has one, of 16 blocks of keys or more, at D128; elsewhere two share a unit."""
+    from ferryman.ops.attention import triton_kernels as kernels
+
+    target = TARGETS[arch]
+    config = kernels._decode_config(target, dtype, dim)
+    found = kernels._own_splits(config, target, dtype, dim, programs, keys)
+    assert found == splits
+    assert kernels._reads_ahead(config, target, dtype, dim, programs * found, keys // found) == ahead
 
 
 DIMS = (64, 80, 128, 256)

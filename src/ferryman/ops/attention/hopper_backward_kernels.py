@@ -1,15 +1,18 @@
 """Attention's backward pass on Hopper: what goes before and after the Gluon kernels, and their launcher.
 
-At D64 two kernels, one for dK and dV and one for dQ. At D128 one kernel for all three, which multiplies 5 times where
-the two multiply 7 times: each tile of keys adds its part of dQ to a float32 sum, in whatever order the tiles come.
-torch.use_deterministic_algorithms asks for the two kernels there too.
+One kernel for all three gradients, which multiplies 5 times where two, one for dK and dV and one for dQ, multiply 7
+times: each tile of keys adds its part of dQ to a float32 sum, in whatever order the tiles come.
+torch.use_deterministic_algorithms asks for the two kernels.
 
 H200, bf16, TFLOP/s (of 5 products) to cuDNN's backward beside it, whose own clock moves by 10% with the power; medians:
 causal B2 H32 S8192 D128 549 to 485, the two kernels 457; with 8 KV heads 546 to 470, 453; B4 H32 S2048 D128 415 to 367;
-B4 H32 S4096 D64 388 to 356, with 8 KV heads 397 to 347; full B2 H32 S4096 D128 550 to 505, 448. With plain kernels the
-first, second and fourth: 245, 242, 166. When these kernels spilled (by up to 248 bytes): 496, 497, 362, 383, 378, 508.
-Tried: one kernel at D64, in which a third warpgroup sums dQ (1781 us) or the two do (1793 to 2013; the two kernels,
-which are repeatable, 1905); dK before dQ (0.87 of the speed); tiles dealt in advance, which end unevenly (0.94).
+full B2 H32 S4096 D128 550 to 505, 448; causal B4 H32 S4096 D64 421 to 352, the two kernels 385; with 8 KV heads 437 to
+349, 404; full B2 H32 S4096 D64 455 to 417, 412; 12 heads of B2 S1024 D64 50.0 us to 92.4, 54.8. With plain kernels the
+first two and causal S4096 D64: 245, 242, 166. Spilling (by up to 248 bytes) the first three had 496, 497, 362.
+Tried at D64: dQ within its own block, which waits for the other warpgroup's dS (0.94 of the speed); a third warpgroup
+that sums dQ (1781 us where the two kernels took 1905); of the two kernels, warpgroups that take turns, blocks of 64
+queries, and the last product a block later (none faster). At D128: dK before dQ (0.87 of the speed). Tiles dealt in
+advance end unevenly (0.94).
 """
 
 from __future__ import annotations
@@ -107,8 +110,7 @@ def backward(
         heads, queries, padded,
         device=device, HEAD_DIM=dim, HAS_GRAD_LSE=grad_lse is not None, num_warps=4,
     )  # fmt: skip
-    fused = dim == 128 and not deterministic
-    sums = torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device) if fused else rows_lse
+    sums = rows_lse if deterministic else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
     strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(grad_out))
     score_scale = scale * _LOG2E
     tiles = -(-keys // BLOCK_N.value) * batch * kv_heads
@@ -116,17 +118,18 @@ def backward(
         attention_backward_dkv_hopper, (min(tiles, target.units),),
         q, k, v, grad_out, rows_lse, rows_delta, grad_k, grad_v, sums, counters[0], *strides,
         heads, kv_heads, group, _together(batch * kv_heads, 4), queries, keys, batch, padded, score_scale, scale,
-        device=device, HEAD_DIM=dim, BLOCK_M=64 if dim == 128 else 128, CAUSAL=causal, FUSED=fused, num_warps=4,
+        device=device, HEAD_DIM=dim, BLOCK_M=64 if dim == 128 else 128, CAUSAL=causal, FUSED=not deterministic,
+        num_warps=4,
     )  # fmt: skip
-    if fused:
-        launch(
-            attention_backward_cast, (batch * heads * -(-queries // 64),), sums, grad_q, queries, padded, scale,
-            device=device, HEAD_DIM=dim, num_warps=4,
-        )  # fmt: skip
-    else:
+    if deterministic:
         launch(
             attention_backward_dq_hopper, (min(-(-queries // 128) * batch * heads, target.units),),
             q, k, v, grad_out, rows_lse, rows_delta, grad_q, counters[1], *strides,
             heads, kv_heads, group, _together(batch * heads, 8), queries, keys, batch, padded, score_scale, scale,
             device=device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4,
+        )  # fmt: skip
+    else:
+        launch(
+            attention_backward_cast, (batch * heads * -(-queries // 64),), sums, grad_q, queries, padded, scale,
+            device=device, HEAD_DIM=dim, num_warps=4,
         )  # fmt: skip

@@ -2,12 +2,11 @@
 
 One warp loads tiles by TMA; two warpgroups own 64 keys each, whose K and V stay while queries go by. Scores are kept
 transposed, (keys, queries), so that P^T and dS^T are operands from registers; dS also goes through shared memory to
-dQ += dS K, half of whose columns each warpgroup adds to a float32 sum in global memory.
+dQ += dS K, half of whose columns (at D64: of whose rows) each warpgroup adds to a float32 sum in global memory.
 """
 
 from __future__ import annotations
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -18,59 +17,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )  # fmt: skip
 
+from ferryman.ops.attention.hopper_fused_kernels import STAGES, add_dq, consume_member
 from ferryman.ops.attention.hopper_kernels import _barriers, _named_barrier
+from ferryman.ops.attention.hopper_tile_kernels import (
+    FACTS,
+    FIRST,
+    HEAD,
+    JUMP,
+    MASKED,
+    START,
+    TURNS,
+    WORKERS,
+    hidden,
+    masks,
+    row_of,
+    store_rows,
+    tell,
+    told,
+)
 
-WORKERS = gl.constexpr(2)
 BLOCK_N = gl.constexpr(128)  # 64 keys for each of the workers
-STAGES = gl.constexpr(2)
-FACTS = gl.constexpr(8)  # int32 for each tile in the ring
-# What `_claim` says of a tile: the KV head of the batch, or -1 where all are done; its first key; how many turns there
-# are, and how many of them, the first ones, need masks; the first query of turn 0, and what turn 0 adds to it
-HEAD, FIRST, TURNS, MASKED, START, JUMP = map(gl.constexpr, range(6))
-
-
-@gluon.jit
-def tell(ring, full, turn, facts):
-    """The producer's: what the consumers need to know of a tile."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    for i in gl.static_range(len(facts)):
-        ring.index((turn & 1) * FACTS + i).store(gl.full([1], facts[i], gl.int32, layout))
-    mbarrier.arrive(full.index(turn & 1))
-
-
-@gluon.jit
-def told(ring, turn, FACT: gl.constexpr):
-    """The consumers'. A slot is told anew after everyone has released the tile of that turn. Facts are read where they
-    are used: registers, all of which the loops need, are scarcer than loads."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(ring.index((turn & 1) * FACTS + FACT).load(layout), 0)
-
-
-@gluon.jit
-def hidden(x):
-    """The integer ``x``, of which LLVM then knows nothing: what is computed from it stays where it is used."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, is_pure=False, pack=1)
-
-
-@triton.constexpr_function
-def _rows_layout(head_dim):
-    registers = [[0, 1], [0, 2], [8, 0], [0, 16], [0, 32], [0, 64]][: 4 + head_dim // 64]
-    lanes = [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, head_dim])
-
-
-@gluon.jit
-def store_rows(x, to, base, first, num_rows, HEAD_DIM: gl.constexpr):
-    """64 rows from ``first`` on, where inside, of a contiguous (rows, HEAD_DIM) matrix that begins at row ``base``.
-
-    From the product's layout, in which two lanes then swap halves: 8 bytes for each, a sector for four. By way of
-    shared memory 16 would be stored, whose addresses the compiler keeps in registers during the loops.
-    """
-    layout: gl.constexpr = _rows_layout(HEAD_DIM)
-    x = gl.convert_layout(x, layout)
-    rows = first + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    cols = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))
-    gl.store(to + base * HEAD_DIM + (rows[:, None] * HEAD_DIM + cols[None, :]), x, mask=(rows < num_rows)[:, None])
 
 
 @gluon.jit
@@ -103,77 +69,6 @@ def _claim(
     if index >= num_tiles * heads:
         head = -1
     return head, first, turns, edges, (low - tail) * BLOCK_M, tail * turns * BLOCK_M
-
-
-@gluon.jit
-def _row_of(turn, start, jump, BLOCK_M: gl.constexpr):
-    """The first query of a turn: a ragged block is the first turn, the others follow in order."""
-    row = start + turn * BLOCK_M
-    if turn == 0:
-        row += jump
-    return row
-
-
-@gluon.jit
-def below(bounds, columns):
-    """columns < bounds, (rows, columns), in a product's layout, where the columns of a thread differ by constants.
-
-    With the thread's own part taken from the bound, each is compared with an immediate; compared as they are, LLVM
-    keeps all of them in registers round the loops.
-    """
-    return (columns & ~6)[None, :] < bounds[:, None] - (columns & 6)[None, :]
-
-
-@gluon.jit
-def _masks(
-    first_key, row, num_queries, num_keys, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, layout: gl.constexpr
-):  # fmt: skip
-    """(which pairs of 64 keys and the queries from ``row`` on are there, which of them see each other)."""
-    columns = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    keys = first_key + gl.arange(0, 64, gl.SliceLayout(1, layout))
-    inside = below(gl.where(keys < num_keys, num_queries - row, 0), columns)
-    seen = inside
-    if CAUSAL:
-        seen = seen & (below(keys - (num_keys - num_queries) - row, columns) == 0)
-    return inside, seen
-
-
-@triton.constexpr_function
-def _reduction(offset):
-    return f"{{ red.relaxed.gpu.global.add.v4.f32 [$1 + {offset}], {{$2, $3, $4, $5}}; mov.u32 $0, 0; }}"
-
-
-@gluon.jit
-def _add_chunks(x, pointer, OFFSET: gl.constexpr):
-    """x (warps, rows, quads, chunks, 4): a chunk is 16 bytes of each thread, 2048 of them all."""
-    CHUNKS: gl.constexpr = x.shape[3]
-    if CHUNKS > 1:
-        low, high = gl.split(gl.permute(gl.reshape(x, [4, 8, 4, 2, CHUNKS // 2, 4]), [0, 1, 2, 4, 5, 3]))
-        _add_chunks(low, pointer, OFFSET)
-        _add_chunks(high, pointer, OFFSET + CHUNKS // 2 * 2048)
-    else:
-        even, odd = gl.split(gl.reshape(x, [4, 8, 4, 2, 2]))
-        x0, x2 = gl.split(even)
-        x1, x3 = gl.split(odd)
-        layout: gl.constexpr = x0.type.layout
-        warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-        row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-        quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-        thread = warp[:, None, None] * 512 + row[None, :, None] * 64 + quad[None, None, :] * 16
-        gl.inline_asm_elementwise(
-            _reduction(OFFSET), "=r,l,r,r,r,r", [pointer + thread, x0, x1, x2, x3], gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def _add_dq(dq, sums, row, WORKER: gl.constexpr):
-    """Adds half of the columns of 64 rows, in the order of the threads' registers: one address, 512 bytes for each
-    warp's instruction. ``attention_backward_cast`` knows the order. gl.atomic_add would wait for what was there."""
-    N: gl.constexpr = dq.shape[1]
-    x = gl.permute(gl.reshape(dq, [4, 2, 8, N // 16, 2, 4, 2]), [0, 2, 5, 1, 3, 4, 6])
-    x = gl.reshape(x, [4, 8, 4, N // 8, 4])
-    pointer = (sums + row.to(gl.int64) * (N * WORKERS)).to(gl.int64, bitcast=True)
-    _add_chunks(x, pointer, WORKER * N * 256)
 
 
 @gluon.jit
@@ -212,7 +107,7 @@ def _consume_blocks(
     for turn in range(begin, end):
         row = start + turn * BLOCK_M
         if TURNS_OF != "whole":
-            row = _row_of(turn, start, jump, BLOCK_M)
+            row = row_of(turn, start, jump, BLOCK_M)
         slot = step & (STAGES - 1)
         phase = (step & STAGES) // STAGES
         own = hidden(WORKER)  # 16 descriptors of K and V would stay in 32 registers
@@ -227,8 +122,8 @@ def _consume_blocks(
         p = gl.exp2(scores * score_scale - row_lse[None, :])
         if TURNS_OF == "masked":
             first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
-            masks = _masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
-            p = gl.where(masks[1], p, 0.0)
+            both = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
+            p = gl.where(both[1], p, 0.0)
         dp = warpgroup_mma_wait(0, [dp])
         if TURNS_OF != "all":
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), a_layout), do_tile, dv, is_async=True)
@@ -238,12 +133,12 @@ def _consume_blocks(
         # predicates would be kept in registers.
         if TURNS_OF == "masked":
             first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
-            masks = _masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
-            ds = gl.where(masks[0], ds, 0.0)
+            both = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
+            ds = gl.where(both[0], ds, 0.0)
         if TURNS_OF == "all":
             if turn < masked:
                 first_key = told(tile_ring, tile, FIRST) + 64 * WORKER
-                inside, seen = _masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
+                inside, seen = masks(first_key, row, num_queries, num_keys, BLOCK_M, CAUSAL, score_layout)
                 p = gl.where(seen, p, 0.0)
                 ds = gl.where(inside, ds, 0.0)
             dv = warpgroup_mma(gl.convert_layout(p.to(dtype), a_layout), do_tile, dv, is_async=True)
@@ -265,7 +160,7 @@ def _consume_blocks(
             dv = warpgroup_mma_wait(1 + WORKERS, [dv])
             mbarrier.arrive(do_empty.index(slot))
             dq = warpgroup_mma_wait(1, [dq])
-            _add_dq(dq, sums, sums_row + row, WORKER)
+            add_dq(dq, sums, sums_row + row, WORKER, HEAD_DIM)
         else:
             dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q_tile, dk, is_async=True)
             dv = warpgroup_mma_wait(1, [dv])
@@ -297,7 +192,9 @@ def _consume(
         mbarrier.wait(k_full, tile & 1)
         mbarrier.wait(v_full, tile & 1)
         for member in range(group):
-            if FUSED:
+            if FUSED and HEAD_DIM == 64:
+                dk, dv, step = consume_member(dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL)
+            elif FUSED:
                 dk, dv, step = _consume_blocks(
                     dk, dv, step, tile, member, arguments, WORKER, HEAD_DIM, BLOCK_M, CAUSAL, FUSED, "all"
                 )
@@ -355,7 +252,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
             query_head = kv_head * group + member
             rows = (head * group + member) * hidden(padded)
             for turn in range(turns):
-                row = _row_of(turn, start, jump, BLOCK_M)
+                row = row_of(turn, start, jump, BLOCK_M)
                 slot = step & (STAGES - 1)
                 free = (step & STAGES) // STAGES ^ 1
                 mbarrier.wait(q_empty.index(slot), free)

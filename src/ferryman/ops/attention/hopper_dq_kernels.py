@@ -10,10 +10,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC, FACTS, below, store_rows, tell, told
+from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC
 from ferryman.ops.attention.hopper_kernels import _barriers
+from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, store_rows, tell, told
 
-WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
 STAGES = gl.constexpr(2)

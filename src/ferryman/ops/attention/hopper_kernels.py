@@ -7,11 +7,16 @@ tile's Q, K and V arrive during the last one's epilogue (one program for each ti
 
 Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever `serves` refuses.
 
-H200, causal bf16, against cuDNN beside it: B2 H32 S8192 D128 1.10, with 8 KV heads 1.15, B4 H32 S4096 D64 1.03 (the
+H200, causal bf16, against cuDNN beside it: B2 H32 S8192 D128 1.10, with 8 KV heads 1.15, B4 H32 S4096 D64 1.07 (the
 plain kernel: 0.55, 0.63, 0.68). How many heads are dealt together decides: as many as fit half of the L2 give 1.10,
-1.11, 0.98, all of them 1.00, 1.15, 1.03, four of them 0.77, 0.77, 1.00. Tried at D64, in TFLOP/s, and slower than 412:
-three warpgroups of 160 registers (373), three with 64 keys (335), no turns (404). Blocks of 256 keys do not fit the
-registers.
+1.11, 0.98, all of them 1.00, 1.15, 1.03, four of them 0.77, 0.77, 1.00.
+
+At D64 the exponentials alone would take 1056 cycles of a unit for 128 x 128 scores, the products 1024; it takes some
+2100. In the loop ptxas moves the wait for the product with V ahead of most of the softmax. Held behind it (by a branch
+on the sums, which is never taken) the product hides, and yet the kernel is as fast or slower by up to 6%: at its power
+cap the chip then runs slower. Tried, too, when it had 412 TFLOP/s: three warpgroups of 160 registers (373), three with
+64 keys (335), no turns (404); when it had 404: tiles claimed as they come (404; 1.05 at B16 H32 S1024, 0.90 where it
+takes 18 us). Blocks of 256 keys do not fit the registers.
 """
 
 from __future__ import annotations
@@ -91,6 +96,26 @@ def _softmax_block(
 
 
 @gluon.jit
+def _row_sums(p, HEAD_DIM: gl.constexpr):
+    """Of each row. At D64 of what a thread has of it, (rows, 4): the four are added after the last block (4% faster;
+    at D128 1% slower)."""
+    if HEAD_DIM == 64:
+        sums = gl.sum(gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+    else:
+        sums = gl.sum(p, 1)
+    return sums
+
+
+@gluon.jit
+def _decayed(row_sum, decay, HEAD_DIM: gl.constexpr):
+    """The sums so far, to the new maximum. At D64 a thread whose share of a row is 0 keeps it where an infinite maximum
+    stays (a decay of inf): the row's sum is inf, as it is where one sum is kept, and not NaN."""
+    if HEAD_DIM == 64:
+        decay = gl.convert_layout(gl.minimum(decay, 1.0), gl.SliceLayout(1, row_sum.type.layout))[:, None]
+    return row_sum * decay
+
+
+@gluon.jit
 def _packed(p, dtype: gl.constexpr):
     """P rounded to ``dtype``, two to an integer: a loop carries 16-bit values unpacked, one to a register."""
     low, high = gl.split(gl.reshape(p, [p.shape[0], p.shape[1] // 2, 2]))
@@ -131,13 +156,16 @@ def _consume_blocks(
         scores = warpgroup_mma(q_tile, k_ring.index(step % STAGES).permute((1, 0)), none, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
         acc = warpgroup_mma(p16, v_ring.index(before % STAGES), acc, is_async=True)
-        _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
+        if HEAD_DIM != 64:
+            _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
         scores = warpgroup_mma_wait(1, [scores])
+        if HEAD_DIM == 64:  # the other's turn once the scores are there: 3% faster
+            _named_barrier("arrive", 8 + (WORKER + 1) % WORKERS)
         mbarrier.arrive(k_empty.index(step % STAGES))
         p, row_max, decay = _softmax_block(
             scores, row_max, position, block * BLOCK_N, num_keys, score_scale, CAUSAL, EDGE
         )
-        row_sum = row_sum * decay + gl.sum(p, 1)
+        row_sum = _decayed(row_sum, decay, HEAD_DIM) + _row_sums(p, HEAD_DIM)
         p = _packed(p, dtype)
         acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(v_empty.index(before % STAGES))
@@ -189,7 +217,7 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             p, row_max, _ = _softmax_block(
                 scores, row_max, position, (blocks - 1) * BLOCK_N, num_keys, score_scale, CAUSAL, True
             )
-            row_sum = gl.sum(p, 1)
+            row_sum = _row_sums(p, HEAD_DIM)
             p = _packed(p, dtype)
             step += 1
             middle = gl.minimum(full, blocks - 1)
@@ -208,6 +236,8 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
             p16 = _operand(p, dtype, p_layout)
             last = warpgroup_mma(p16, v_ring.index(before % STAGES), acc, is_async=True)
+            if HEAD_DIM == 64:
+                row_sum = gl.convert_layout(gl.sum(row_sum, 1), row_layout)
             empty = row_sum == 0.0  # a NaN sum is not empty
             safe_sum = gl.where(empty, 1.0, row_sum)
             log_sum = gl.where(empty, float("-inf"), (row_max + gl.log2(safe_sum)) * _LN2)

@@ -371,22 +371,33 @@ def attention_forward(
 @triton.jit(do_not_specialize=["num_heads", "num_queries", "num_splits", "batch_heads"])
 def attention_merge(
     partial, partial_lse, out, lse, num_heads, num_queries, num_splits, batch_heads,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """One row per program: the splits' outputs, weighted by their share of the softmax's sum, in split order."""
+    """One row per program: the splits' outputs, weighted by their share of the softmax's sum.
+
+    TOGETHER of them are loaded at once, in order: one by one, each waits for the L2.
+    """
     row = _wide(tl.program_id(0))  # (batch * heads + head) * queries + query
     rows = _wide(batch_heads) * num_queries
     cols = tl.arange(0, BLOCK_D)
+    inside = cols < HEAD_DIM
     row_max = tl.full((), float("-inf"), tl.float32)
-    for split in tl.range(0, num_splits):
-        row_max = tl.maximum(row_max, tl.load(partial_lse + split * rows + row))
-    row_max = tl.where(tl.abs(row_max) == float("inf"), 0.0, row_max)
-    acc = tl.zeros([BLOCK_D], tl.float32)
     total = tl.zeros((), tl.float32)
-    for split in tl.range(0, num_splits):
-        share = tl.exp2(tl.load(partial_lse + split * rows + row) - row_max)
-        acc += share * tl.load(partial + (split * rows + row) * HEAD_DIM + cols, mask=cols < HEAD_DIM, other=0.0)
-        total += share
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for first in tl.range(0, num_splits, TOGETHER):
+        split = first + tl.arange(0, TOGETHER)
+        there = split < num_splits
+        where = split * rows + row
+        pieces = (where * HEAD_DIM)[:, None] + cols[None, :]
+        part = tl.load(partial + pieces, mask=there[:, None] & inside[None, :], other=0.0)
+        log_sums = tl.load(partial_lse + where, mask=there, other=float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(log_sums, 0))
+        finite_max = tl.where(tl.abs(new_max) == float("inf"), 0.0, new_max)
+        share = tl.exp2(log_sums - finite_max)
+        decay = tl.exp2(row_max - finite_max)
+        acc = acc * decay + tl.sum(share[:, None] * part, 0)
+        total = total * decay + tl.sum(share, 0)
+        row_max = new_max
     empty = total == 0.0
     safe_total = tl.where(empty, 1.0, total)
     query = row % num_queries
@@ -394,7 +405,7 @@ def attention_merge(
     batch = row // num_queries // num_heads
     out_row = ((batch * num_queries + query) * num_heads + head) * HEAD_DIM
     result = tl.where(empty, 0.0, acc / safe_total)
-    tl.store(out + out_row + cols, result.to(out.dtype.element_ty), mask=cols < HEAD_DIM)
+    tl.store(out + out_row + cols, result.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + row, tl.where(empty, float("-inf"), (row_max + tl.log2(safe_total)) * LN2))
 
 
@@ -953,6 +964,24 @@ def _num_splits(target: Target, programs: int, keys: int) -> int:
     return min(wanted, most, 128)
 
 
+def _reads_ahead(config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int) -> bool:
+    """Whether so many decoding programs, of so many keys each, are one to a Hopper's unit and long: such a one loads a
+    block further ahead than two that share a unit do."""
+    alone = programs <= target.units and keys >= 16 * config.block_n
+    return alone and 64 < head_dim <= 128 and dtype != torch.float32 and _family(target) == "nvidia-227k"
+
+
+def _own_splits(config: Config, target: Target, dtype: torch.dtype, head_dim: int, programs: int, keys: int) -> int:
+    """`_num_splits`, or where one piece for every unit reads ahead and few units have none, that: H200, D128, 32768
+    keys, B1 KV8 40.5 -> 38.1 us, B2 68.0 -> 66.5; 131072 keys, B1 127 -> 124; 8192 keys, B8 68.2 -> 67.3. At D64 half
+    as many bytes are on their way: 23.7 -> 29.3 (B4 KV8 8192 keys)."""
+    single = target.units // max(1, programs)
+    filled = 1 < single <= 128 and 10 * single * programs >= 9 * target.units
+    if filled and _reads_ahead(config, target, dtype, head_dim, single * programs, keys // single):
+        return single
+    return _num_splits(target, programs, keys)
+
+
 def _decoding(q: torch.Tensor, k: torch.Tensor, target: Target) -> int | None:
     """How many programs there are before keys are split, where a KV head's queries fit the decoding tile; else None."""
     batch, heads, queries, dim = q.shape
@@ -965,18 +994,19 @@ def configurations(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
     softcap: float, mask: torch.Tensor | None, target: Target,
 ) -> dict[str, float]:  # fmt: skip
-    """In how many pieces the keys of a decoding call are read, for the menu: as `_num_splits` says, fewer, more. Their
+    """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
     times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
     keys = k.shape[2]
     programs = None if q.numel() == 0 else _decoding(q, k, target)
     if programs is None or keys < 2 * _LEAST_KEYS:
         return {}
-    blocks = -(-keys // _decode_config(target, q.dtype, q.shape[-1]).block_n)
+    config = _decode_config(target, q.dtype, q.shape[-1])
+    blocks = -(-keys // config.block_n)
 
     def time(splits: int) -> float:
         return -(-programs * splits // (2 * target.units)) * -(-blocks // splits) + _MERGED_BLOCKS * splits
 
-    own = _num_splits(target, programs, keys)
+    own = _own_splits(config, target, q.dtype, q.shape[-1], programs, keys)
     most = min(128, keys // _LEAST_KEYS)
     others = {s for s in (own // 4, own // 2, 3 * own // 4, 3 * own // 2, 2 * own, 4 * own) if 1 <= s <= most} - {own}
     times = {s: max(time(s), time(own)) for s in sorted(others, key=time)}
@@ -1046,14 +1076,18 @@ def attention(
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
     plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
     if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
-        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes:
-            together = batch * heads  # tiles are dealt in advance: those of all heads end evenly, a group's do not
+        # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for
+        # K and V (B16 H32 S1024 D64: 227 us, in groups 210).
+        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes and (queries > 1024 or dim > 64):
+            together = batch * heads
         hopper.forward(q, k, v, out, lse, causal, scale, together, target)
         return out.transpose(1, 2), lse
     splits = 1
     if pack:
         named = target.configuration.removeprefix("splits_")
-        splits = int(named) if named else _num_splits(target, programs, keys)
+        splits = int(named) if named else _own_splits(config, target, q.dtype, dim, programs, keys)
+        if _reads_ahead(config, target, q.dtype, dim, programs * splits, keys // splits):
+            config = replace(config, num_stages=4)
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
     )  # fmt: skip
@@ -1076,7 +1110,7 @@ def attention(
     if splits > 1:
         launch(
             attention_merge, (lse.numel(),), to, to_lse, out, lse, heads, queries, splits, batch * heads,
-            device=device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), num_warps=1, num_stages=1,
+            device=device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), TOGETHER=16, num_warps=4, num_stages=1,
         )  # fmt: skip
     return out.transpose(1, 2), lse
 
@@ -1184,7 +1218,8 @@ def specialisations(
 ) -> list[Specialisation]:
     """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full
     attention, a sliding window, with a softcap too, a padding mask, decoding (a batch that fills the device, too, whose
-    keys are not split), and everything at once (window, softcap, float mask, a gradient of lse)."""
+    keys are not split, and one of few long pieces), and everything at once (window, softcap, float mask, a gradient of
+    lse)."""
     kind = getattr(torch, dtype)
 
     def calls(
@@ -1206,5 +1241,12 @@ def specialisations(
         (1, True, None, 0.0, None), (1, True, 512, 0.0, None), (1, True, 512, 20.0, kind),
     ]  # fmt: skip
     whole = ((1, True, None, 0.0, None, target.units),)
-    found = recorded(lambda a=(dim, *one): calls(*a) for dim in head_dims for one in (*kinds, *whole))  # type: ignore[misc]
+
+    def few_pieces(dim: int) -> None:
+        q = torch.empty((1, 8, 1, dim), dtype=kind, device="meta")
+        k = torch.empty((1, 1, 8192, dim), dtype=kind, device="meta")
+        attention(q, k, k, True, None, None, 0.0, None, replace(target, configuration="splits_2"))
+
+    made = [lambda a=(dim, *one): calls(*a) for dim in head_dims for one in (*kinds, *whole)]
+    found = recorded([*made, *(functools.partial(few_pieces, dim) for dim in head_dims)])
     return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in found]

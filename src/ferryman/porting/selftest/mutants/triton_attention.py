@@ -113,8 +113,8 @@ edit(
     "attention",
     "splits_not_weighted",
     ATTENTION,
-    "acc += share * tl.load(partial",
-    "acc += tl.load(partial",
+    "tl.sum(share[:, None] * part, 0)",
+    "tl.sum(part, 0)",
     first="decode",
     under=(SPLIT_EARLY,),
 )
