@@ -1,0 +1,132 @@
+"""Gradients of the norms over wide rows in CUDA C++ (`norm_backward.cuh`): clusters that stay for many rows."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, pointer, runtime, type_name, unit
+
+_FILE = Path(__file__).with_name("norm_backward.cuh")
+_SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
+_WAVE = 32
+_LINE_PACKS = 8
+_SUM_WAVES, _SUM_COLUMNS = 8, 128
+
+
+class Form(NamedTuple):
+    """``cluster``: blocks that share a row. A thread keeps ``packs`` of 16 bytes of a row; ``stages``: rows that shared
+    memory holds; ``lag``: 1 where a row's sums are taken one row early; ``held``: packs of weights in registers;
+    ``blocks`` of an SM."""
+
+    cluster: int
+    packs: int
+    stages: int
+    lag: int
+    held: int
+    blocks: int
+
+    def lanes(self, n: int, itemsize: int) -> int:
+        columns = -(-n * itemsize // (VECTOR_BYTES * _LINE_PACKS * self.cluster)) * _LINE_PACKS
+        return -(-columns // (self.packs * _WAVE)) * _WAVE
+
+    def shared(self, lanes: int, itemsize: int, tensors: int, weight: int) -> int:
+        """Dynamic shared memory of a block. ``weight``: bytes of an element of it."""
+        of_weights = (self.packs - min(self.held, self.packs)) * VECTOR_BYTES // itemsize * weight
+        return lanes * (self.stages * tensors * self.packs * VECTOR_BYTES + of_weights)
+
+    def fixed(self, lanes: int) -> int:
+        """Static shared memory of a block, at most."""
+        waves = lanes // _WAVE
+        return waves * self.cluster * (2 * 16 + 8) + 8 * (waves * (self.stages + 1) + 2) + 16
+
+    def fits(self, n: int, itemsize: int, tensors: int, weight: int, target: Target) -> bool:
+        lanes = self.lanes(n, itemsize)
+        need = self.shared(lanes, itemsize, tensors, weight) + self.fixed(lanes)
+        room = target.shared_memory if self.blocks == 1 else (target.shared_memory + 1024) // self.blocks - 1024
+        return lanes * self.blocks <= 512 and need <= room
+
+
+FORMS = (Form(1, 4, 3, 1, 1, 1), Form(2, 4, 3, 1, 1, 1), Form(4, 4, 3, 1, 1, 1), Form(8, 4, 3, 1, 1, 1),
+         Form(8, 4, 2, 0, 1, 1))  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(n: int, itemsize: int, tensors: int, weight: int, target: Target) -> Form:
+    return next(form for form in FORMS if form.fits(n, itemsize, tensors, weight, target))
+
+
+@functools.lru_cache(maxsize=None)
+def _unit(kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, form: Form) -> Unit:
+    source = family_source(_FILE, True, True)
+    found = unit(source, "FERRYMAN_NORM_BACKWARD", "norm_backward", kind, weight, centred, biased, added, lanes,
+                 form.packs, form.stages, form.lag, form.held, form.blocks, form.cluster)  # fmt: skip
+    return found._replace(cluster=form.cluster, overlapping=True)
+
+
+@functools.lru_cache(maxsize=None)
+def _sum_unit(weight: str, bias: str) -> Unit:
+    found = unit(family_source(_FILE, True, True), "FERRYMAN_SUM_CLUSTERS", "norm_sum_clusters", weight, bias, _SUM_WAVES)
+    return found._replace(overlapping=True)
+
+
+def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
+              centred: bool, target: Target, form: Form | None = None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    n, device, itemsize = x.shape[-1], x.device, x.element_size()
+    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    grads = [
+        torch.empty(0, dtype=x.dtype, device=device) if p is None else torch.empty(n, dtype=p.dtype, device=device)
+        for p in (weight, bias)
+    ]
+    if x.numel() == 0:
+        return out, grads[0].zero_(), grads[1].zero_()
+    x, rows, x_stride = as_rows(x)
+    grad, _, grad_stride = as_rows(grad)
+    extra_stride = 0
+    if extra is not None:
+        extra, _, extra_stride = as_rows(extra)
+    weight = None if weight is None else weight.contiguous()
+    kinds = [type_name(None if p is None else p.dtype) for p in (weight, bias)]
+    wanted = sum(kind != "none" for kind in kinds)
+    form = form or choose(n, itemsize, 2 if extra is None else 3, _SIZES[kinds[0]], target)
+    lanes = form.lanes(n, itemsize)
+    clusters = max(1, min(rows, target.units * form.blocks // form.cluster))
+    partial = torch.empty(wanted, clusters, n, dtype=torch.float32, device=device) if wanted else None
+    run = runtime(target).launch
+    run(
+        _unit(type_name(x.dtype), kinds[0], centred, kinds[1] != "none", extra is not None, lanes, form), device,
+        clusters * form.cluster, lanes, form.shared(lanes, itemsize, 2 if extra is None else 3, _SIZES[kinds[0]]),
+        (grad.data_ptr(), grad_stride, x.data_ptr(), x_stride, pointer(extra), extra_stride, pointer(weight),
+         out.data_ptr(), pointer(partial), rows, n, clusters, float(eps)),
+    )  # fmt: skip
+    if partial is not None:
+        blocks = -(-n // _SUM_COLUMNS)
+        run(
+            _sum_unit(kinds[0], kinds[1]), device, blocks * wanted, _SUM_WAVES * _WAVE, 0,
+            (partial.data_ptr(), grads[0].data_ptr(), grads[1].data_ptr(), clusters, n, blocks),
+        )  # fmt: skip
+    return out, grads[0], grads[1]
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    return _backward(grad, None, x, weight, None, eps, False, target)[:2]
+
+
+def add_rms_norm_backward(
+    grad_y: Tensor, grad_residual: Tensor, residual_out: Tensor, weight: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    return _backward(grad_y, grad_residual, residual_out, weight, None, eps, False, target)[:2]
+
+
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(grad, None, x, weight, bias, eps, True, target)
