@@ -41,7 +41,8 @@ template <typename L> struct NormBackward {
 
     RowInput grad, x, extra;
     T* out;
-    i64 rows, n, step;
+    i64 n;
+    int rows, step;  // rows as wide as these are fewer than 2^31 in any memory
     float eps, count;
     int lane, begin, columns;  // this wave's columns of a row: `begin` on; those of a thread are V apart
     int live;                  // packs of this thread that lie in the row
@@ -58,16 +59,16 @@ template <typename L> struct NormBackward {
 
     FERRYMAN_DEVICE P* stage_of(int stage) const { return ring + stage * (L::TENSORS * L::SLICE); }
 
-    FERRYMAN_DEVICE void request(i64 row, int stage) const {
+    FERRYMAN_DEVICE void request(int row, int stage) const {
         if (lane != 0 || columns <= 0 || row >= rows) return;
         const u32 bytes = (u32)columns * (u32)sizeof(T);
         P* to = stage_of(stage);
         platform::Arrival* arrival = arrivals + stage;
         platform::arrival_expect(arrival, bytes * L::TENSORS);
-        platform::copy_to_shared(to, (const T*)x.data + row * x.stride + begin, bytes, arrival);
-        platform::copy_to_shared(to + L::SLICE, (const T*)grad.data + row * grad.stride + begin, bytes, arrival);
+        platform::copy_to_shared(to, (const T*)x.data + (i64)row * x.stride + begin, bytes, arrival);
+        platform::copy_to_shared(to + L::SLICE, (const T*)grad.data + (i64)row * grad.stride + begin, bytes, arrival);
         if constexpr (L::ADDED)
-            platform::copy_to_shared(to + 2 * L::SLICE, (const T*)extra.data + row * extra.stride + begin, bytes, arrival);
+            platform::copy_to_shared(to + 2 * L::SLICE, (const T*)extra.data + (i64)row * extra.stride + begin, bytes, arrival);
     }
     FERRYMAN_DEVICE void request_weights(const W* data) {
         if constexpr (L::WEIGHTED) {
@@ -187,9 +188,9 @@ template <typename L> struct NormBackward {
         return found;
     }
 
-    FERRYMAN_DEVICE void emit(i64 row, int stage, const Scales& with) {
+    FERRYMAN_DEVICE void emit(int row, int stage, const Scales& with) {
         const P* from = stage_of(stage) + lane;
-        T* to = out + row * n + begin + lane * V;
+        T* to = out + (i64)row * n + begin + lane * V;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
             if (p >= live) continue;
@@ -222,7 +223,7 @@ template <typename L> struct NormBackward {
         }
     }
 
-    FERRYMAN_DEVICE void run(i64 first) {
+    FERRYMAN_DEVICE void run(int first) {
         int stage = 0, behind = 0;
         u32 phase = 0, turn = 0;
         auto next = [&] {
@@ -231,7 +232,7 @@ template <typename L> struct NormBackward {
             return mine;
         };
         if (L::LAG && first < rows) send(next(), 0);
-        for (i64 row = first; row < rows; row += step, ++turn) {
+        for (int row = first; row < rows; row += step, ++turn) {
             Sums ahead;
             if constexpr (!L::LAG) send(next(), turn);
             const bool more = L::LAG && row + step < rows;
@@ -245,13 +246,13 @@ template <typename L> struct NormBackward {
         }
     }
 
-    FERRYMAN_DEVICE void keep(float* partial, i64 cluster) const {
-        float* to = partial + cluster * n + begin + lane * V;
+    FERRYMAN_DEVICE void keep(float* partial, int cluster) const {
+        float* to = partial + (i64)cluster * n + begin + lane * V;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
             if (p >= live) continue;
             if constexpr (L::WEIGHTED) keep(to + p * (WAVE * V), weight_sum + p * V);
-            if constexpr (L::BIASED) keep(to + p * (WAVE * V) + (L::WEIGHTED ? step * n : 0), bias_sum + p * V);
+            if constexpr (L::BIASED) keep(to + p * (WAVE * V) + (L::WEIGHTED ? (i64)step * n : 0), bias_sum + p * V);
         }
     }
     static FERRYMAN_DEVICE void keep(float* to, const float* from) {
@@ -298,7 +299,7 @@ FERRYMAN_DEVICE void norm_backward(RowInput grad, RowInput x, RowInput extra, co
         return columns < 0 ? 0 : columns < L::COLUMNS ? columns : L::COLUMNS;
     };
     op.grad = grad, op.x = x, op.extra = extra, op.out = out;
-    op.rows = rows, op.n = n, op.step = clusters, op.eps = eps, op.count = (float)n;
+    op.rows = (int)rows, op.n = n, op.step = (int)clusters, op.eps = eps, op.count = (float)n;
     op.begin = platform::cluster_rank() * share + wave * L::COLUMNS;
     op.columns = columns_of(platform::cluster_rank(), wave);
     op.live = 0;
@@ -321,9 +322,9 @@ FERRYMAN_DEVICE void norm_backward(RowInput grad, RowInput x, RowInput extra, co
     }
 
     after_previous();
-    const i64 cluster = platform::block_index() / L::CLUSTER;
+    const int cluster = (int)(platform::block_index() / L::CLUSTER);
 #pragma unroll
-    for (int i = 0; i < L::STAGES; ++i) op.request(cluster + i * clusters, i);
+    for (int i = 0; i < L::STAGES; ++i) op.request(cluster + i * op.step, i);
     op.request_weights(weight);
     if (L::WEIGHTED && op.columns > L::HELD * WAVE * L::V) platform::arrival_wait(op.arrivals + L::STAGES, 0);
     platform::cluster_wait();

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ _FILE = Path(__file__).with_name("norm_backward.cuh")
 _SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
 _WAVE = 32
 _LINE_PACKS = 8
+_GROUP = 16  # SMs that share clusters, at least
 _SUM_WAVES, _SUM_COLUMNS = 8, 128
+MOST_BYTES = 2**18  # of a row
 
 
 class Form(NamedTuple):
@@ -35,6 +38,11 @@ class Form(NamedTuple):
     def lanes(self, n: int, itemsize: int) -> int:
         columns = -(-n * itemsize // (VECTOR_BYTES * _LINE_PACKS * self.cluster)) * _LINE_PACKS
         return -(-columns // (self.packs * _WAVE)) * _WAVE
+
+    def clusters(self, rows: int, units: int) -> int:
+        """Clusters of one launch, all of which run at once: those of more than 2 blocks lie in groups of 16 SMs."""
+        together = units if self.cluster <= 2 else units // _GROUP * _GROUP
+        return max(1, min(rows, together * self.blocks // self.cluster))
 
     def shared(self, lanes: int, itemsize: int, tensors: int, weight: int) -> int:
         """Dynamic shared memory of a block. ``weight``: bytes of an element of it."""
@@ -54,7 +62,7 @@ class Form(NamedTuple):
 
 
 FORMS = (Form(1, 4, 3, 1, 1, 1), Form(2, 4, 3, 1, 1, 1), Form(4, 4, 3, 1, 1, 1), Form(8, 4, 3, 1, 1, 1),
-         Form(8, 4, 2, 0, 1, 1))  # fmt: skip
+         Form(8, 4, 2, 0, 1, 1), Form(8, 4, 2, 0, 4, 1))  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)
@@ -76,8 +84,16 @@ def _sum_unit(weight: str, bias: str) -> Unit:
     return found._replace(overlapping=True)
 
 
-def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
-              centred: bool, target: Target, form: Form | None = None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _whole_words(x: Tensor) -> tuple[Tensor, int, int]:
+    """`as_rows`, copied where rows do not begin on multiples of 16 bytes."""
+    rows = as_rows(x)
+    if (rows[2] * x.element_size() if rows[1] > 1 else 0) % VECTOR_BYTES or rows[0].data_ptr() % VECTOR_BYTES:
+        return as_rows(rows[0].clone(memory_format=torch.contiguous_format))
+    return rows
+
+
+def _gradients(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
+               centred: bool, target: Target, form: Form | None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     n, device, itemsize = x.shape[-1], x.device, x.element_size()
     out = torch.empty(x.shape, dtype=x.dtype, device=device)
     grads = [
@@ -86,22 +102,22 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
     ]
     if x.numel() == 0:
         return out, grads[0].zero_(), grads[1].zero_()
-    x, rows, x_stride = as_rows(x)
-    grad, _, grad_stride = as_rows(grad)
-    extra_stride = 0
+    x, rows, x_stride = _whole_words(x)
+    grad, _, grad_stride = _whole_words(grad)
+    extra_stride, tensors = 0, 2
     if extra is not None:
-        extra, _, extra_stride = as_rows(extra)
-    weight = None if weight is None else weight.contiguous()
+        extra, _, extra_stride = _whole_words(extra)
+        tensors = 3
+    weight = None if weight is None else _whole_words(weight)[0]
     kinds = [type_name(None if p is None else p.dtype) for p in (weight, bias)]
     wanted = sum(kind != "none" for kind in kinds)
-    form = form or choose(n, itemsize, 2 if extra is None else 3, _SIZES[kinds[0]], target)
-    lanes = form.lanes(n, itemsize)
-    clusters = max(1, min(rows, target.units * form.blocks // form.cluster))
+    form = form or choose(n, itemsize, tensors, _SIZES[kinds[0]], target)
+    lanes, clusters = form.lanes(n, itemsize), form.clusters(rows, target.units)
     partial = torch.empty(wanted, clusters, n, dtype=torch.float32, device=device) if wanted else None
     run = runtime(target).launch
     run(
         _unit(type_name(x.dtype), kinds[0], centred, kinds[1] != "none", extra is not None, lanes, form), device,
-        clusters * form.cluster, lanes, form.shared(lanes, itemsize, 2 if extra is None else 3, _SIZES[kinds[0]]),
+        clusters * form.cluster, lanes, form.shared(lanes, itemsize, tensors, _SIZES[kinds[0]]),
         (grad.data_ptr(), grad_stride, x.data_ptr(), x_stride, pointer(extra), extra_stride, pointer(weight),
          out.data_ptr(), pointer(partial), rows, n, clusters, float(eps)),
     )  # fmt: skip
@@ -114,19 +130,59 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
     return out, grads[0], grads[1]
 
 
+def launch(op: str, args: Sequence[Any], target: Target, form: Form | None = None) -> tuple[Tensor, ...]:
+    """The op's results by one form, or by the one that suits."""
+    if op == "layer_norm_backward":
+        grad, x, weight, bias, eps = args
+        return _gradients(grad, None, x, weight, bias, eps, True, target, form)
+    *given, weight, eps = args
+    grad, x, extra = (given[0], given[2], given[1]) if op == "add_rms_norm_backward" else (*given, None)
+    return _gradients(grad, extra, x, weight, None, eps, False, target, form)[:2]
+
+
 def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, target: Target
 ) -> tuple[Tensor, Tensor]:
-    return _backward(grad, None, x, weight, None, eps, False, target)[:2]
+    return _gradients(grad, None, x, weight, None, eps, False, target, None)[:2]
 
 
 def add_rms_norm_backward(
     grad_y: Tensor, grad_residual: Tensor, residual_out: Tensor, weight: Tensor | None, eps: float, target: Target
 ) -> tuple[Tensor, Tensor]:
-    return _backward(grad_y, grad_residual, residual_out, weight, None, eps, False, target)[:2]
+    return _gradients(grad_y, grad_residual, residual_out, weight, None, eps, False, target, None)[:2]
 
 
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(grad, None, x, weight, bias, eps, True, target)
+    return _gradients(grad, None, x, weight, bias, eps, True, target, None)
+
+
+# Of real models, and between.
+_WIDTHS = (12_288, 16_384, 20_480, 32_768, 53_248, 65_536, 98_304, 131_072)
+
+
+def units(target: Target) -> list[Unit]:
+    """Every kernel of this family: equal dtypes on every width, the others on each form. None without clusters."""
+    if "clusters" not in target.features:
+        return []
+    found: dict[str, Unit] = {}
+    for kind, weight, biased, op in itertools.product(("f32", "f16", "bf16"), _SIZES, (False, True), range(3)):
+        if biased and op != 2:
+            continue
+        tensors, seen = 3 if op == 1 else 2, set()
+        for n in _WIDTHS:
+            size = _SIZES[kind]
+            if n * size > MOST_BYTES:
+                continue
+            form = choose(n, size, tensors, _SIZES[weight], target)
+            if kind != weight and form in seen:
+                continue
+            seen.add(form)
+            made = _unit(kind, weight, op == 2, biased, op == 1, form.lanes(n, size), form)
+            found[made.name] = made
+    for weight, bias in itertools.product(_SIZES, _SIZES):
+        if (weight, bias) != ("none", "none"):
+            made = _sum_unit(weight, bias)
+            found[made.name] = made
+    return list(found.values())
