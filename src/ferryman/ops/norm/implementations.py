@@ -30,9 +30,10 @@ def _row_bytes_at_most(arg: str, limit: int) -> Clause:
 
 def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
     """Up to 8192 columns Triton's kernel keeps the sums over rows in registers, too, and reads memory once."""
+    width = f"{x}.shape[-1]"
     when = (
-        feature("clusters"), at_least(f"{x}.shape[-1]", 8193), multiple_of(f"{x}.shape[-1]", 8), _row_bytes_at_most(x, 2**18),
-        unit_stride(x), *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
+        feature("clusters"), at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, 2**18), unit_stride(x),
+        *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
     )  # fmt: skip
     return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True)
 

@@ -8,16 +8,36 @@
 
 namespace ferryman {
 
-// What a wave posts. rms_norm: sum x^2, sum g w x. layer_norm: sum x, sum (x - m)^2, sum g w, sum g w (x - m), where m
-// is the wave's own mean.
-typedef Partial Sums;
+// Over a wave, of two or four values at once: a lane is left with the sum of value number `lane * COUNT / WAVE`. That takes 5
+// or 6 shuffles rather than 10 or 20.
+FERRYMAN_DEVICE float other_lane(float value, int mask) {
+    return platform::float_of(platform::shuffle_xor(platform::bits_of(value), mask));
+}
+template <int WIDTH> FERRYMAN_DEVICE float sum_of_pair(float a, float b, int lane) {  // over WIDTH lanes
+    const bool upper = (lane & (WIDTH / 2)) != 0;
+    const float mine = (upper ? b : a) + other_lane(upper ? a : b, WIDTH / 2);
+    return wave_reduce<Sum, WIDTH / 2>(mine);
+}
+FERRYMAN_DEVICE float wave_sums(const float (&v)[2], int lane) { return sum_of_pair<WAVE>(v[0], v[1], lane); }
+FERRYMAN_DEVICE float wave_sums(const float (&v)[4], int lane) {
+    const bool upper = (lane & (WAVE / 2)) != 0;
+    const float a = (upper ? v[2] : v[0]) + other_lane(upper ? v[0] : v[2], WAVE / 2);
+    const float b = (upper ? v[3] : v[1]) + other_lane(upper ? v[1] : v[3], WAVE / 2);
+    return sum_of_pair<WAVE / 2>(a, b, lane);
+}
+// Two values, to all lanes.
+FERRYMAN_DEVICE void wave_sum_both(float& a, float& b, int lane) {
+    const float mine = sum_of_pair<WAVE>(a, b, lane), other = other_lane(mine, WAVE / 2);
+    const bool upper = (lane & (WAVE / 2)) != 0;
+    a = upper ? other : mine, b = upper ? mine : other;
+}
 
 struct Scales {
-    float mean, scale, inner, offset;  // inner: mean of g w x^, offset: mean of g w
+    float shift, scale, inner, offset;  // x^ = x * scale + shift; inner: mean of g w x^, offset: mean of g w
 };
 
 template <typename T_, typename W_, bool CENTRED_, bool BIASED_, bool ADDED_, int LANES_, int PACKS_, int STAGES_,
-          int LAG_, int HELD_, int CLUSTER_>
+          int LAG_, int HELD_, bool EXACT_, int CLUSTER_>
 struct NormBackwardLayout {
     typedef T_ T;
     typedef W_ W;
@@ -28,7 +48,10 @@ struct NormBackwardLayout {
     static constexpr int TENSORS = ADDED ? 3 : 2;
     static constexpr int SLICE = PACKS * WAVE;       // packs of a wave and tensor
     static constexpr int COLUMNS = SLICE * V;        // of a wave
-    static constexpr int WIDTH = ceil_power_of_two(PARTS) < WAVE ? ceil_power_of_two(PARTS) : WAVE;
+    static constexpr bool EXACT = EXACT_;            // all waves have so many
+    // What a wave posts. rms_norm: sum x^2, sum g w x. layer_norm: sum x, sum (x - m)^2, sum g w, sum g w (x - m), where m
+    // is the wave's own mean.
+    static constexpr int SUMS = CENTRED ? 4 : 2;
     static_assert(LANES % WAVE == 0 && LAG <= 1 && STAGES > LAG, "");
 };
 
@@ -51,8 +74,9 @@ template <typename L> struct NormBackward {
     Q held[L::HELD > 0 ? L::HELD : 1];
     platform::Arrival* arrivals;  // of this wave: one a stage, one for the weights
     platform::Arrival* exchange;  // of the block: two
-    Sums* sums;                   // 2 * PARTS
+    float* sums;                  // 2 * PARTS * SUMS
     float* shares;                // CENTRED: of every part its columns, and their reciprocal
+    float inverse;                // CENTRED: of this thread's elements
     float weight_sum[L::WEIGHTED ? PACKS * V : 1], bias_sum[L::BIASED ? PACKS * V : 1];
 
     static FERRYMAN_DEVICE float inverse_of(int columns) { return columns > 0 ? divide<1>(1.0f, (float)columns) : 0.0f; }
@@ -60,8 +84,8 @@ template <typename L> struct NormBackward {
     FERRYMAN_DEVICE P* stage_of(int stage) const { return ring + stage * (L::TENSORS * L::SLICE); }
 
     FERRYMAN_DEVICE void request(int row, int stage) const {
-        if (lane != 0 || columns <= 0 || row >= rows) return;
-        const u32 bytes = (u32)columns * (u32)sizeof(T);
+        if (lane != 0 || (!L::EXACT && columns <= 0) || row >= rows) return;
+        const u32 bytes = (L::EXACT ? L::COLUMNS : columns) * (u32)sizeof(T);
         P* to = stage_of(stage);
         platform::Arrival* arrival = arrivals + stage;
         platform::arrival_expect(arrival, bytes * L::TENSORS);
@@ -93,14 +117,16 @@ template <typename L> struct NormBackward {
         }
     }
 
-    // This wave's part of a row's sums; every lane has them.
-    FERRYMAN_DEVICE Sums gather(int stage, u32 phase) const {
+    FERRYMAN_DEVICE bool inside(int p) const { return L::EXACT || p < live; }
+
+    // This wave's part of a row's sums, as `wave_sums` leaves them.
+    FERRYMAN_DEVICE float gather(int stage, u32 phase) const {
         float squares = 0.0f, products = 0.0f, sum = 0.0f, slope = 0.0f, origin = 0.0f;
-        if (columns > 0) platform::arrival_wait(arrivals + stage, phase);
+        if (L::EXACT || columns > 0) platform::arrival_wait(arrivals + stage, phase);
         const P* from = stage_of(stage) + lane;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
-            if (p >= live) continue;
+            if (!inside(p)) continue;
             float a[V], g[V];
             const P first = from[p * WAVE], second = from[L::SLICE + p * WAVE];
             unpack(first, a);
@@ -123,68 +149,66 @@ template <typename L> struct NormBackward {
                 products = platform::fma(g[i], a[i], products);
             }
         }
-        Sums mine;
         if constexpr (L::CENTRED) {
             // A thread's sums are about its first element, a wave's about the wave's mean (see WholeLayerNorm).
-            const int own = live * V;
-            const float elements = (float)own;
-            const float total = wave_reduce<Sum, WAVE>(sum + elements * origin);
-            const float middle = total * inverse_of(columns), away = origin - middle;
-            const float shift = sum * inverse_of(own), apart = away + shift;
-            mine.value[0] = total;
-            mine.value[1] = wave_reduce<Sum, WAVE>(squares - sum * shift + elements * apart * apart);
-            mine.value[2] = wave_reduce<Sum, WAVE>(slope);
-            mine.value[3] = wave_reduce<Sum, WAVE>(products + away * slope);
+            const float elements = (float)((L::EXACT ? PACKS : live) * V), all = sum + elements * origin;
+            const float middle = wave_reduce<Sum, WAVE>(all) * shares[2 * part() + 1], away = origin - middle;
+            const float shift = sum * inverse, apart = away + shift;
+            const float mine[4] = {all, squares - sum * shift + elements * apart * apart, slope, products + away * slope};
+            return wave_sums(mine, lane);
         } else {
-            mine.value[0] = wave_reduce<Sum, WAVE>(squares);
-            mine.value[1] = wave_reduce<Sum, WAVE>(products);
-            mine.value[2] = mine.value[3] = 0.0f;
+            const float mine[2] = {squares, products};
+            return wave_sums(mine, lane);
         }
-        return mine;
     }
 
     // Two buffers do: a wave that posts for row k + 2 has had everybody's sums of k + 1, who had read those of k by then.
-    FERRYMAN_DEVICE void send(const Sums& mine, u32 turn) const {
-        const int thread = platform::thread_index();
+    FERRYMAN_DEVICE void send(float mine, u32 turn) const {
+        constexpr int EACH = WAVE / L::SUMS;  // lanes that have the same sum
+        static_assert(L::CLUSTER <= EACH, "a lane posts one sum to one block");
         platform::Arrival* arrival = exchange + (turn & 1);
-        if (thread == 0) platform::arrival_expect(arrival, L::PARTS * sizeof(Sums));
-        Sums* to = sums + (turn & 1) * L::PARTS + platform::cluster_rank() * L::WAVES + thread / WAVE;
-        if (lane < L::CLUSTER) post(to, lane, mine, arrival);
+        if (platform::thread_index() == 0) platform::arrival_expect(arrival, L::PARTS * L::SUMS * 4);
+        float* to = sums + ((turn & 1) * L::PARTS + part()) * L::SUMS + lane / EACH;
+        if (lane % EACH < L::CLUSTER) platform::cluster_post(to, lane % EACH, mine, arrival);
     }
+    FERRYMAN_DEVICE int part() const { return platform::cluster_rank() * L::WAVES + platform::thread_index() / WAVE; }
 
-    template <typename F> FERRYMAN_DEVICE float over_parts(F value) const {
-        float all = 0.0f;
-#pragma unroll
-        for (int i = 0; i < L::PARTS; i += L::WIDTH) {
-            const int part = i + (lane & (L::WIDTH - 1));
-            if (part < L::PARTS) all += value(part);
-        }
-        return wave_reduce<Sum, L::WIDTH>(all);
-    }
     FERRYMAN_DEVICE Scales collect(u32 turn) const {
         platform::arrival_wait(exchange + (turn & 1), turn >> 1 & 1);
-        const Sums* all = sums + (turn & 1) * L::PARTS;
+        const float* all = sums + (turn & 1) * (L::PARTS * L::SUMS);
+        constexpr int EACH = (L::PARTS + WAVE - 1) / WAVE;
+        float own[EACH][L::SUMS], a = 0.0f, b = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int part = i * WAVE + lane;
+            Pack<f32, L::SUMS> pack;
+            zero(pack);
+            if (L::PARTS % WAVE == 0 || part < L::PARTS) pack = ((const Pack<f32, L::SUMS>*)all)[part];
+            unpack(pack, own[i]);
+            a += own[i][0], b += own[i][L::CENTRED ? 2 : 1];
+        }
+        wave_sum_both(a, b, lane);
         Scales found;
         if constexpr (L::CENTRED) {
-            const float mean = divide<1>(over_parts([=](int part) { return all[part].value[0]; }), count);
-            const float* of = shares;
-            const float squares = over_parts([=](int part) {
-                const float off = all[part].value[0] - of[2 * part] * mean;
-                return all[part].value[1] + off * off * of[2 * part + 1];
-            });
-            const float products = over_parts([=](int part) {
-                const float off = all[part].value[0] - of[2 * part] * mean;
-                return all[part].value[3] + off * of[2 * part + 1] * all[part].value[2];
-            });
-            found.mean = mean;
-            found.scale = inverse_root<1>(divide<1>(squares, count) + eps);
-            found.inner = divide<1>(products * found.scale, count);
-            found.offset = divide<1>(over_parts([=](int part) { return all[part].value[2]; }), count);
+            const float mean = divide<1>(a, count);
+            found.offset = divide<1>(b, count);
+            a = b = 0.0f;
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const int part = i * WAVE + lane;
+                if (L::PARTS % WAVE != 0 && part >= L::PARTS) continue;
+                const float off = own[i][0] - shares[2 * part] * mean, moved = off * shares[2 * part + 1];
+                a += platform::fma(off, moved, own[i][1]);
+                b += platform::fma(moved, own[i][2], own[i][3]);
+            }
+            wave_sum_both(a, b, lane);
+            found.scale = inverse_root<1>(divide<1>(a, count) + eps);
+            found.shift = -mean * found.scale;
         } else {
-            found.mean = found.offset = 0.0f;
-            found.scale = inverse_root<1>(divide<1>(over_parts([=](int part) { return all[part].value[0]; }), count) + eps);
-            found.inner = divide<1>(over_parts([=](int part) { return all[part].value[1]; }) * found.scale, count);
+            found.offset = found.shift = 0.0f;
+            found.scale = inverse_root<1>(divide<1>(a, count) + eps);
         }
+        found.inner = divide<1>(b * found.scale, count);
         return found;
     }
 
@@ -193,7 +217,7 @@ template <typename L> struct NormBackward {
         T* to = out + (i64)row * n + begin + lane * V;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
-            if (p >= live) continue;
+            if (!inside(p)) continue;
             float a[V], g[V], w[V], e[V];
             const P first = from[p * WAVE], second = from[L::SLICE + p * WAVE];
             unpack(first, a);
@@ -205,15 +229,13 @@ template <typename L> struct NormBackward {
             if constexpr (L::WEIGHTED) weight(w, p);
 #pragma unroll
             for (int i = 0; i < V; ++i) {
-                const float unit = (L::CENTRED ? a[i] - with.mean : a[i]) * with.scale;
+                const float unit = L::CENTRED ? platform::fma(a[i], with.scale, with.shift) : a[i] * with.scale;
                 if constexpr (L::BIASED) bias_sum[p * V + i] += g[i];
-                if constexpr (L::WEIGHTED) {
-                    weight_sum[p * V + i] = platform::fma(g[i], unit, weight_sum[p * V + i]);
-                    g[i] *= w[i];
-                }
-                float value = platform::fma(-unit, with.inner, g[i]);
-                if constexpr (L::CENTRED) value -= with.offset;
-                value *= with.scale;
+                if constexpr (L::WEIGHTED) weight_sum[p * V + i] = platform::fma(g[i], unit, weight_sum[p * V + i]);
+                float value;
+                if constexpr (L::CENTRED) value = L::WEIGHTED ? platform::fma(g[i], w[i], -with.offset) : g[i] - with.offset;
+                else value = L::WEIGHTED ? g[i] * w[i] : g[i];
+                value = platform::fma(-unit, with.inner, value) * with.scale;
                 if constexpr (L::ADDED) value += e[i];
                 a[i] = value;
             }
@@ -227,13 +249,13 @@ template <typename L> struct NormBackward {
         int stage = 0, behind = 0;
         u32 phase = 0, turn = 0;
         auto next = [&] {
-            const Sums mine = gather(stage, phase);
+            const float mine = gather(stage, phase);
             if (++stage == L::STAGES) stage = 0, phase ^= 1;
             return mine;
         };
         if (L::LAG && first < rows) send(next(), 0);
         for (int row = first; row < rows; row += step, ++turn) {
-            Sums ahead;
+            float ahead = 0.0f;
             if constexpr (!L::LAG) send(next(), turn);
             const bool more = L::LAG && row + step < rows;
             if (more) ahead = next();
@@ -250,7 +272,7 @@ template <typename L> struct NormBackward {
         float* to = partial + (i64)cluster * n + begin + lane * V;
 #pragma unroll
         for (int p = 0; p < PACKS; ++p) {
-            if (p >= live) continue;
+            if (!inside(p)) continue;
             if constexpr (L::WEIGHTED) keep(to + p * (WAVE * V), weight_sum + p * V);
             if constexpr (L::BIASED) keep(to + p * (WAVE * V) + (L::WEIGHTED ? (i64)step * n : 0), bias_sum + p * V);
         }
@@ -271,6 +293,7 @@ FERRYMAN_DEVICE void norm_backward(RowInput grad, RowInput x, RowInput extra, co
     typedef NormBackward<L> Op;
     typedef typename Op::P P;
     typedef typename Op::Q Q;
+    typedef Pack<f32, L::SUMS> Sums;
     FERRYMAN_SHARED(Sums, sums, (2 * L::PARTS));
     FERRYMAN_SHARED(float, shares, (L::CENTRED ? 2 * L::PARTS : 1));
     FERRYMAN_SHARED(platform::Arrival, arrivals, (L::WAVES * (L::STAGES + 1) + 2));
@@ -308,11 +331,12 @@ FERRYMAN_DEVICE void norm_backward(RowInput grad, RowInput x, RowInput extra, co
     P* ring = (P*)dynamic;
     op.ring = ring + wave * (L::STAGES * L::TENSORS * L::SLICE);
     op.weights = (Q*)(ring + L::WAVES * (L::STAGES * L::TENSORS * L::SLICE)) + wave * ((L::PACKS - L::HELD) * WAVE);
-    op.sums = sums, op.shares = shares;
+    op.sums = (float*)sums, op.shares = shares;
 #pragma unroll
     for (int i = 0; i < (L::WEIGHTED ? L::PACKS * L::V : 1); ++i) op.weight_sum[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < (L::BIASED ? L::PACKS * L::V : 1); ++i) op.bias_sum[i] = 0.0f;
+    op.inverse = L::CENTRED ? Op::inverse_of((L::EXACT ? L::PACKS : op.live) * L::V) : 0.0f;
     if constexpr (L::CENTRED) {
         if (thread < L::PARTS) {
             const int columns = columns_of(thread / L::WAVES, thread % L::WAVES);
@@ -388,14 +412,14 @@ FERRYMAN_DEVICE void sum_clusters(const float* partial, W* for_weight, B* for_bi
 
 }  // namespace ferryman
 
-#define FERRYMAN_NORM_BACKWARD(name, T, W, CENTRED, BIASED, ADDED, LANES, PACKS, STAGES, LAG, HELD, BLOCKS, CLUSTER)       \
-    FERRYMAN_ROW_KERNEL(LANES, BLOCKS, CLUSTER)                                                                            \
+#define FERRYMAN_NORM_BACKWARD(name, T, W, CENTRED, BIASED, ADDED, LANES, PACKS, STAGES, LAG, HELD, BLOCKS, EXACT, CLUSTER) \
+    FERRYMAN_CLUSTER_KERNEL(LANES, BLOCKS, CLUSTER)                                                                            \
     void name(const ferryman::T* grad, ferryman::i64 grad_stride, const ferryman::T* x, ferryman::i64 x_stride,            \
               const ferryman::T* extra, ferryman::i64 extra_stride, const ferryman::W* weight, ferryman::T* out,           \
               float* partial, ferryman::i64 rows, ferryman::i64 n, ferryman::i64 clusters, float eps) {                    \
         using namespace ferryman;                                                                                          \
         norm_backward<NormBackwardLayout<ferryman::T, ferryman::W, CENTRED, BIASED, ADDED, LANES, PACKS, STAGES, LAG,      \
-                                         HELD, CLUSTER>>(                                                                  \
+                                         HELD, EXACT, CLUSTER>>(                                                           \
             RowInput{grad, grad_stride}, RowInput{x, x_stride}, RowInput{extra, extra_stride}, weight, out, partial, rows, \
             n, clusters, eps);                                                                                             \
     }

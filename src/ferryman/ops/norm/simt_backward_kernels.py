@@ -18,7 +18,8 @@ _FILE = Path(__file__).with_name("norm_backward.cuh")
 _SIZES = {"f32": 4, "f16": 2, "bf16": 2, "none": 0}
 _WAVE = 32
 _LINE_PACKS = 8
-_GROUP = 16  # SMs that share clusters, at least
+# A cluster lies in one group of SMs. Of 132 on an H200, those of 4 and 8 leave 12.
+_LEFT = 11
 _SUM_WAVES, _SUM_COLUMNS = 8, 128
 MOST_BYTES = 2**18  # of a row
 
@@ -39,9 +40,13 @@ class Form(NamedTuple):
         columns = -(-n * itemsize // (VECTOR_BYTES * _LINE_PACKS * self.cluster)) * _LINE_PACKS
         return -(-columns // (self.packs * _WAVE)) * _WAVE
 
+    def exact(self, n: int, itemsize: int) -> bool:
+        """Whether all threads have as many packs."""
+        return n * itemsize == self.cluster * self.lanes(n, itemsize) * self.packs * VECTOR_BYTES
+
     def clusters(self, rows: int, units: int) -> int:
-        """Clusters of one launch, all of which run at once: those of more than 2 blocks lie in groups of 16 SMs."""
-        together = units if self.cluster <= 2 else units // _GROUP * _GROUP
+        """Clusters of one launch, all of which run at once."""
+        together = units if self.cluster <= 2 else units - units // _LEFT
         return max(1, min(rows, together * self.blocks // self.cluster))
 
     def shared(self, lanes: int, itemsize: int, tensors: int, weight: int) -> int:
@@ -71,16 +76,19 @@ def choose(n: int, itemsize: int, tensors: int, weight: int, target: Target) -> 
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, form: Form) -> Unit:
+def _unit(kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, exact: bool,
+          form: Form) -> Unit:
     source = family_source(_FILE, True, True)
     found = unit(source, "FERRYMAN_NORM_BACKWARD", "norm_backward", kind, weight, centred, biased, added, lanes,
-                 form.packs, form.stages, form.lag, form.held, form.blocks, form.cluster)  # fmt: skip
+                 form.packs, form.stages, form.lag, form.held, form.blocks, exact, form.cluster)  # fmt: skip
     return found._replace(cluster=form.cluster, overlapping=True)
 
 
 @functools.lru_cache(maxsize=None)
 def _sum_unit(weight: str, bias: str) -> Unit:
-    found = unit(family_source(_FILE, True, True), "FERRYMAN_SUM_CLUSTERS", "norm_sum_clusters", weight, bias, _SUM_WAVES)
+    found = unit(
+        family_source(_FILE, True, True), "FERRYMAN_SUM_CLUSTERS", "norm_sum_clusters", weight, bias, _SUM_WAVES
+    )
     return found._replace(overlapping=True)
 
 
@@ -116,7 +124,8 @@ def _gradients(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | N
     partial = torch.empty(wanted, clusters, n, dtype=torch.float32, device=device) if wanted else None
     run = runtime(target).launch
     run(
-        _unit(type_name(x.dtype), kinds[0], centred, kinds[1] != "none", extra is not None, lanes, form), device,
+        _unit(type_name(x.dtype), kinds[0], centred, kinds[1] != "none", extra is not None, lanes,
+              form.exact(n, itemsize), form), device,
         clusters * form.cluster, lanes, form.shared(lanes, itemsize, tensors, _SIZES[kinds[0]]),
         (grad.data_ptr(), grad_stride, x.data_ptr(), x_stride, pointer(extra), extra_stride, pointer(weight),
          out.data_ptr(), pointer(partial), rows, n, clusters, float(eps)),
@@ -179,7 +188,7 @@ def units(target: Target) -> list[Unit]:
             if kind != weight and form in seen:
                 continue
             seen.add(form)
-            made = _unit(kind, weight, op == 2, biased, op == 1, form.lanes(n, size), form)
+            made = _unit(kind, weight, op == 2, biased, op == 1, form.lanes(n, size), form.exact(n, size), form)
             found[made.name] = made
     for weight, bias in itertools.product(_SIZES, _SIZES):
         if (weight, bias) != ("none", "none"):
