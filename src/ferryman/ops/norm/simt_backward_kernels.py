@@ -66,7 +66,7 @@ class Form(NamedTuple):
         return lanes * self.blocks <= 512 and need <= room
 
 
-FORMS = (Form(1, 4, 3, 1, 1, 1), Form(2, 4, 3, 1, 1, 1), Form(4, 4, 3, 1, 1, 1), Form(8, 4, 3, 1, 1, 1),
+FORMS = (Form(2, 4, 3, 1, 1, 1), Form(4, 4, 3, 1, 1, 1), Form(8, 4, 3, 1, 1, 1),
          Form(8, 4, 2, 0, 1, 1), Form(8, 4, 2, 0, 4, 1))  # fmt: skip
 
 
@@ -76,8 +76,9 @@ def choose(n: int, itemsize: int, tensors: int, weight: int, target: Target) -> 
 
 
 @functools.lru_cache(maxsize=None)
-def _unit(kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, exact: bool,
-          form: Form) -> Unit:
+def _unit(
+    kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, exact: bool, form: Form
+) -> Unit:
     source = family_source(_FILE, True, True)
     found = unit(source, "FERRYMAN_NORM_BACKWARD", "norm_backward", kind, weight, centred, biased, added, lanes,
                  form.packs, form.stages, form.lag, form.held, form.blocks, exact, form.cluster)  # fmt: skip
