@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import Clause, View, at_least, feature, multiple_of, same_dtype, unit_stride
+import torch
+
+from ferryman.ops.clauses import (
+    Clause,
+    View,
+    at_least,
+    dtypes,
+    feature,
+    multiple_of,
+    same_dtype,
+    shared_memory,
+    unit_stride,
+)
 from ferryman.ops.menu import Implementation, menu
 
 _HERE = "ferryman.ops.norm"
@@ -32,7 +44,8 @@ def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
     """Up to 8192 columns Triton's kernel keeps the sums over rows in registers, too, and reads memory once."""
     width = f"{x}.shape[-1]"
     when = (
-        feature("clusters"), at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, 2**18), unit_stride(x),
+        feature("clusters"), shared_memory(232_448), dtypes(x, torch.float32, torch.float16, torch.bfloat16),
+        at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, 2**18), unit_stride(x),
         *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
     )  # fmt: skip
     return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True)

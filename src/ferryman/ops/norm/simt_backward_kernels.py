@@ -22,12 +22,13 @@ _LINE_PACKS = 8
 _LEFT = 11
 _SUM_WAVES, _SUM_COLUMNS = 8, 128
 MOST_BYTES = 2**18  # of a row
+SHARED_MEMORY = 232_448  # of a block
 
 
 class Form(NamedTuple):
     """``cluster``: blocks that share a row. A thread keeps ``packs`` of 16 bytes of a row; ``stages``: rows that shared
     memory holds; ``lag``: 1 where a row's sums are taken one row early; ``held``: packs of weights in registers;
-    ``blocks`` of an SM."""
+    ``blocks`` of an SM; ``ahead``: rows that L2 fetches before shared memory does."""
 
     cluster: int
     packs: int
@@ -35,6 +36,7 @@ class Form(NamedTuple):
     lag: int
     held: int
     blocks: int
+    ahead: int = 0
 
     def lanes(self, n: int, itemsize: int) -> int:
         columns = -(-n * itemsize // (VECTOR_BYTES * _LINE_PACKS * self.cluster)) * _LINE_PACKS
@@ -129,7 +131,7 @@ def _gradients(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | N
               form.exact(n, itemsize), form), device,
         clusters * form.cluster, lanes, form.shared(lanes, itemsize, tensors, _SIZES[kinds[0]]),
         (grad.data_ptr(), grad_stride, x.data_ptr(), x_stride, pointer(extra), extra_stride, pointer(weight),
-         out.data_ptr(), pointer(partial), rows, n, clusters, float(eps)),
+         out.data_ptr(), pointer(partial), rows, n, clusters, form.ahead, float(eps)),
     )  # fmt: skip
     if partial is not None:
         blocks = -(-n // _SUM_COLUMNS)
@@ -173,8 +175,9 @@ _WIDTHS = (12_288, 16_384, 20_480, 32_768, 53_248, 65_536, 98_304, 131_072)
 
 
 def units(target: Target) -> list[Unit]:
-    """Every kernel of this family: equal dtypes on every width, the others on each form. None without clusters."""
-    if "clusters" not in target.features:
+    """Every kernel of this family: equal dtypes on every width, the others on each form. None where the menu's conditions
+    on the device do not hold."""
+    if "clusters" not in target.features or target.shared_memory < SHARED_MEMORY:
         return []
     found: dict[str, Unit] = {}
     for kind, weight, biased, op in itertools.product(("f32", "f16", "bf16"), _SIZES, (False, True), range(3)):
