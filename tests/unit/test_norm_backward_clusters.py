@@ -189,7 +189,8 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
     assert kernels.units(offline.target_for("sm_80")) == [] and kernels.units(offline.target_for("gfx942")) == []
     for unit in kernels.units(dataclasses.replace(offline.target_for(arch), shared_memory=kernels.SHARED_MEMORY)):
         found = offline.compile_unit(unit, arch).resources
-        assert found["spill_stores"] == found["spill_loads"] == 0, (unit.name, found)
+        assert max(found["spill_stores"], found["spill_loads"]) <= unit.spills_allowed, (unit.name, found)
+        assert arch != "sm_90" or unit.spills_allowed == 0
 
 
 SENT = "if (lane % EACH < L::CLUSTER) platform::cluster_post"
