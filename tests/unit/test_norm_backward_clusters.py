@@ -4,6 +4,7 @@ and every form, in every order of its threads, against float64."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,11 +28,12 @@ HOPPER = offline.target_for("sm_90")
 OPS = ("rms_norm_backward", "add_rms_norm_backward", "layer_norm_backward")
 emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
 Args = tuple[Any, ...]
+ALL = list(dict.fromkeys(form for forms in (*kernels.FORMS.values(), kernels._WIDER) for form in forms))
 
 
 def _where(form: Form, clusters: int = 2) -> Target:
     """A device with room for so many clusters, so that each takes several rows."""
-    units = -(-clusters * form.cluster // form.blocks)
+    units = clusters * form.cluster
     return host.target(32, HOPPER.shared_memory, units + (units // 10 if form.cluster > 2 else 0))
 
 
@@ -95,7 +97,7 @@ def _collect(folder: Any, forms: list[Form]) -> host.EmulatedRuntime:
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
-    found = _collect(request.config.cache.mkdir("ferryman-simt"), list(dict.fromkeys(kernels.FORMS)))
+    found = _collect(request.config.cache.mkdir("ferryman-simt"), ALL)
     for op in OPS:  # the gates' cases
         for dtype in (F32, F16, BF16):
             for _, args in _small_cases(op, dtype):
@@ -106,7 +108,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
 
 
 @emulated
-@pytest.mark.parametrize("form", dict.fromkeys(kernels.FORMS), ids=str)
+@pytest.mark.parametrize("form", ALL, ids=str)
 def test_every_form_in_every_order_of_its_threads(form: Form, runtime: host.EmulatedRuntime) -> None:
     for op, args in _examples(form):
         found = []
@@ -150,7 +152,7 @@ def test_the_gates(op: str, dtype: torch.dtype, runtime: host.EmulatedRuntime) -
 
 @emulated
 def test_means_that_dwarf_the_deviation_and_values_that_are_not_finite(runtime: host.EmulatedRuntime) -> None:
-    form = next(form for form in kernels.FORMS if form.cluster == 8)
+    form = next(form for form in ALL if form.cluster == 8)
     n = next(args[0].shape[-1] for _, args in _examples(form) if args[0].dtype == args[-2].dtype == F32)
     runtime.order = 0
     for make in (lambda x: x * 1e-3 + 1e3, lambda x: torch.where(torch.arange(n) % 4 == 0, 1e4, x), torch.zeros_like):
@@ -167,17 +169,18 @@ def test_means_that_dwarf_the_deviation_and_values_that_are_not_finite(runtime: 
 
 def test_rows_of_all_widths_that_the_menu_admits_have_a_form() -> None:
     met = set()
-    for itemsize in (2, 4):
-        for n in (*range(8200, 20_000, 808), 32_768, 40_000, 53_248, 65_536, 98_304, 131_072):
-            if n * itemsize > kernels.MOST_BYTES:
-                continue
-            for tensors, weight, rows in ((2, 2, 999), (2, 4, 1), (2, 0, 20), (3, 2, 999), (3, 4, 999)):
-                form = kernels.choose(n, itemsize, tensors, weight, HOPPER)
-                assert form.fits(n, itemsize, tensors, weight, HOPPER)
-                assert form.lanes(n, itemsize) * form.cluster * form.packs * 16 >= n * itemsize
-                assert 1 <= form.clusters(rows, HOPPER.units) <= rows
-                met.add(form)
-    assert met == set(kernels.FORMS), f"never chosen: {set(kernels.FORMS) - met}"
+    widths = (*range(8200, 20_000, 808), 32_768, 40_000, 53_248, 65_536, 98_304, 131_072)
+    for kind, itemsize, n, weight, few in itertools.product(kernels.FORMS, (2, 4), widths, (0, 2, 4), (False, True)):
+        if n * itemsize > kernels.MOST_BYTES:
+            continue
+        form = kernels.choose(kind, n, itemsize, weight, few, HOPPER.shared_memory)
+        assert form.fits(n, itemsize, 3 if kind == "added" else 2, weight, HOPPER.shared_memory)
+        assert form.lanes(n, itemsize) * form.cluster * form.packs * 16 >= n * itemsize
+        assert form.cluster == 8 or not few
+        for rows in (1, 20, 999):
+            assert 1 <= form.clusters(rows, HOPPER.units) <= min(rows, HOPPER.units // form.cluster)
+        met.add(form)
+    assert met == set(ALL), f"never chosen: {set(ALL) - met}"
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
@@ -223,7 +226,7 @@ def test_a_broken_kernel_is_caught(name: str, request: pytest.FixtureRequest) ->
         assert old == "" or source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
         return source.replace(old, new) if old else source
 
-    form = next(form for form in kernels.FORMS if form.cluster == 8 and form.lag)
+    form = kernels.FORMS["centred"][-1]
     before = simt._RUNTIMES.get("emulated32")
     runtime = host.EmulatedRuntime(32, request.config.cache.mkdir("ferryman-simt"))
     simt._RUNTIMES["emulated32"] = runtime  # type: ignore[assignment]
