@@ -77,7 +77,6 @@ template <typename L> struct NormBackward {
     platform::Arrival* exchange;  // of the block: two
     float* sums;                  // 2 * PARTS * SUMS
     float* shares;                // CENTRED: of every part its columns, and their reciprocal
-    float inverse;                // CENTRED: of this thread's elements
     float weight_sum[L::WEIGHTED ? PACKS * V : 1], bias_sum[L::BIASED ? PACKS * V : 1];
 
     static FERRYMAN_DEVICE float inverse_of(int columns) { return columns > 0 ? divide<1>(1.0f, (float)columns) : 0.0f; }
@@ -162,7 +161,7 @@ template <typename L> struct NormBackward {
             // A thread's sums are about its first element, a wave's about the wave's mean (see WholeLayerNorm).
             const float elements = (float)((L::EXACT ? PACKS : live) * V), all = sum + elements * origin;
             const float middle = wave_reduce<Sum, WAVE>(all) * shares[2 * part() + 1], away = origin - middle;
-            const float shift = sum * inverse, apart = away + shift;
+            const float shift = sum * inverse_of((L::EXACT ? PACKS : live) * V), apart = away + shift;
             const float mine[4] = {all, squares - sum * shift + elements * apart * apart, slope, products + away * slope};
             return wave_sums(mine, lane);
         } else {
@@ -347,7 +346,6 @@ FERRYMAN_DEVICE void norm_backward(RowInput grad, RowInput x, RowInput extra, co
     for (int i = 0; i < (L::WEIGHTED ? L::PACKS * L::V : 1); ++i) op.weight_sum[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < (L::BIASED ? L::PACKS * L::V : 1); ++i) op.bias_sum[i] = 0.0f;
-    op.inverse = L::CENTRED ? Op::inverse_of((L::EXACT ? L::PACKS : op.live) * L::V) : 0.0f;
     if constexpr (L::CENTRED) {
         if (thread < L::PARTS) {
             const int columns = columns_of(thread / L::WAVES, thread % L::WAVES);

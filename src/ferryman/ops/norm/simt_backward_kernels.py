@@ -73,11 +73,12 @@ class Form(NamedTuple):
 # The first that holds a row. Measured on an H200 at 16384 to 131072 columns of bfloat16, 128 MiB a tensor: rms_norm 107
 # to 114 us, a copy of as many bytes 97; layer_norm 119 to 123; add_rms_norm 141 to 150, a copy 128. `_WIDER`: for
 # weights of more bytes than the row's elements.
-_WIDER = (Form(2, 4, 2, 0, 1), Form(4, 4, 2, 0, 1), Form(8, 4, 2, 0, 1))
+_WIDER = (Form(2, 4, 2, 0, 0), Form(4, 4, 2, 0, 0), Form(8, 4, 2, 0, 0))
 FORMS = {
     "scaled": (Form(2, 2, 3, 0, 0), Form(2, 4, 3, 1, 1), Form(8, 2, 6, 1, 0), Form(8, 4, 3, 1, 1)),
     "added": (Form(2, 2, 3, 1, 0), Form(4, 2, 4, 1, 0), Form(8, 2, 4, 1, 0), Form(8, 4, 2, 1, 1), Form(8, 4, 2, 0, 4)),
-    "centred": (Form(2, 2, 4, 1, 0), Form(2, 4, 3, 1, 1), Form(4, 4, 3, 1, 1), Form(8, 4, 3, 1, 1)),
+    "centred": (Form(2, 2, 4, 1, 0), Form(2, 4, 3, 1, 0), Form(2, 4, 3, 1, 1), Form(4, 4, 3, 1, 0), Form(4, 4, 3, 1, 1),
+                Form(8, 4, 3, 1, 0), Form(8, 4, 3, 1, 1)),
 }  # fmt: skip
 
 
