@@ -289,6 +289,12 @@ inline void barrier() {
     emulation::meet(emulation::state.block_gate[emulation::state.rank()], emulation::state.threads);
 }
 
+inline void wave_meet() {
+    auto& s = emulation::state;
+    const int wave = s.current / emulation::WAVE_LANES, left = s.fibers - wave * emulation::WAVE_LANES;
+    emulation::meet(s.wave_gate[wave], left < emulation::WAVE_LANES ? left : emulation::WAVE_LANES);
+}
+
 inline int cluster_rank() { return emulation::state.rank(); }
 inline void cluster_arrive() {
     auto& s = emulation::state;

@@ -73,6 +73,9 @@ FERRYMAN_DEVICE void cluster_post(float* here, int rank, const float (&four)[4],
         : "memory");
 }
 
+// The lanes of a wave meet, and see what each has written before.
+FERRYMAN_DEVICE void wave_meet() { __syncwarp(); }
+
 // Asks for memory to be brought into L2: whole words of 16 bytes.
 FERRYMAN_DEVICE void prefetch(const void* p, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes) : "memory");

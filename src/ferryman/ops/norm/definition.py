@@ -14,7 +14,7 @@ from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, wide
 
 _SHAPES = {
     "one_row": (1, 64), "prime": (7, 257), "row_of_one": (3, 1), "wide": (2, 4099), "three_dims": (2, 3, 128),
-    "empty_rows": (0, 64), "vector": (96,),
+    "wide_whole": (2, 16_392), "empty_rows": (0, 64), "vector": (96,),
 }  # fmt: skip
 
 

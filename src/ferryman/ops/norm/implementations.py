@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import unit_stride
-from ferryman.ops.menu import menu
+import torch
+
+from ferryman.ops.clauses import (
+    Clause,
+    View,
+    at_least,
+    dtypes,
+    feature,
+    multiple_of,
+    same_dtype,
+    shared_memory,
+    unit_stride,
+)
+from ferryman.ops.menu import Implementation, menu
 
 _HERE = "ferryman.ops.norm"
 _FORWARD = "rms_norm add_rms_norm layer_norm"
@@ -18,4 +30,31 @@ _SIMT = tuple(
     )
 )  # fmt: skip
 
-IMPLEMENTATIONS = (*menu(_HERE, "torch", _ALL), *menu(_HERE, "triton", _ALL, replayable=True), *_SIMT)
+
+def _row_bytes_at_most(arg: str, limit: int) -> Clause:
+    def measure(view: View) -> int:
+        x = view.args[arg]
+        return int(x.shape[-1]) * int(x.element_size())
+
+    return Clause(f"rows of {arg} of at most {limit} bytes", (f"{arg}.shape[-1]", f"{arg}.dtype"), measure,
+                  lambda size: size <= limit)  # fmt: skip
+
+
+def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
+    """Up to 8192 columns Triton's kernel keeps the sums over rows in registers, too, and reads memory once."""
+    width = f"{x}.shape[-1]"
+    when = (
+        feature("clusters"), shared_memory(232_448), dtypes(x, torch.float32, torch.float16, torch.bfloat16),
+        at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, 2**18), unit_stride(x),
+        *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
+    )  # fmt: skip
+    return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True)
+
+
+_BACKWARD = (
+    *_wide_backward("rms_norm_backward", "x", "grad"),
+    *_wide_backward("add_rms_norm_backward", "out_residual", "grad_y", "grad_residual"),
+    *_wide_backward("layer_norm_backward", "x", "grad"),
+)
+
+IMPLEMENTATIONS = (*menu(_HERE, "torch", _ALL), *menu(_HERE, "triton", _ALL, replayable=True), *_SIMT, *_BACKWARD)

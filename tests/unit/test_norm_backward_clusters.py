@@ -1,0 +1,248 @@
+"""The norms' gradients by clusters of blocks (`norm_backward.cuh`), executed on the CPU: the gates on the ops' cases,
+and every form, in every order of its threads, against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ferryman.backends import cuda, simt
+from ferryman.backends.base import Target
+from ferryman.backends.simt import offline
+from ferryman.dispatch import registry
+from ferryman.errors import BackendUnavailable
+from ferryman.ops.norm import simt_backward_kernels as kernels
+from ferryman.ops.norm.simt_backward_kernels import Form
+from ferryman.porting import cases_of, check_cell, prepare
+from tests.unit import simt_host as host
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+UNIT = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}  # half a unit in the last place, relative
+HOPPER = offline.target_for("sm_90")
+OPS = ("rms_norm_backward", "add_rms_norm_backward", "layer_norm_backward")
+emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
+Args = tuple[Any, ...]
+ALL = list(dict.fromkeys(form for forms in (*kernels.FORMS.values(), kernels._WIDER) for form in forms))
+
+
+def _where(form: Form, clusters: int = 2) -> Target:
+    """A device with room for so many clusters, so that each takes several rows."""
+    units = clusters * form.cluster
+    return host.target(32, HOPPER.shared_memory, units + (units // 10 if form.cluster > 2 else 0))
+
+
+def _random(*shape: int, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(shape, generator=generator) * scale + shift).to(dtype)
+
+
+def _args(op: str, rows: int, n: int, dtype: torch.dtype, weight: torch.dtype | None, bias: torch.dtype | None) -> Args:
+    grad, x = _random(rows, n, dtype=dtype, seed=1), _random(rows, n, dtype=dtype, scale=2.0, shift=3.0, seed=2)
+    w = None if weight is None else _random(n, dtype=weight, scale=0.2, shift=1.0)
+    b = None if bias is None else _random(n, dtype=bias)
+    if op == "add_rms_norm_backward":
+        return grad, _random(rows, n, dtype=dtype, seed=3), x, w, 1e-6
+    return (grad, x, w, 1e-6) if op == "rms_norm_backward" else (grad, x, w, b, 1e-5)
+
+
+def _judge(op: str, args: Args, found: tuple[Tensor, ...]) -> None:
+    primitive = registry.primitive(op)
+    exact = tuple(a.double() if isinstance(a, Tensor) else a for a in args)
+    oracle = primitive.body(*exact)
+    for actual, expected, terms in zip(found, oracle, primitive.bound(exact, oracle), strict=True):
+        assert actual.shape == expected.shape
+        if expected.numel() == 0:
+            continue
+        slack = UNIT[F32] * terms["accumulate"] + terms.get("absolute", 0.0)
+        bound = UNIT[actual.dtype] * expected.abs() * (1 + 2.0**-10) + slack
+        off = (actual.double() - expected).abs()
+        assert bool((off <= bound).all()), (op, float((off / bound).max()))
+
+
+def _run(runtime: host.EmulatedRuntime, op: str, args: Args, form: Form, where: Target) -> tuple[Tensor, ...]:
+    def kernel(*given: Any) -> tuple[Tensor, ...]:
+        return kernels.launch(op, given[:-1], given[-1], form)
+
+    found: tuple[Tensor, ...] = runtime.call(kernel, args, where)
+    return found
+
+
+# of x, weight and bias
+_TYPES = [(BF16, BF16, BF16), (F16, F16, F32), (F32, F32, F32), (BF16, F32, None), (F32, BF16, F16), (F16, None, F16),
+          (BF16, None, None)]  # fmt: skip
+
+
+def _examples(form: Form) -> Iterator[tuple[str, Args]]:
+    for op in OPS:
+        for i, (dtype, weight, bias) in enumerate(_TYPES):
+            columns = form.cluster * form.packs * 32 * 16 // dtype.itemsize  # of one wave in each block
+            rows, n = ((13, columns + columns // 3 // 64 * 64 + 8), (9, columns // 2 - 8), (1, 2 * columns))[i % 3]
+            yield op, _args(op, rows, n, dtype, weight, bias)
+
+
+def _collect(folder: Any, forms: list[Form]) -> host.EmulatedRuntime:
+    found = host.EmulatedRuntime(32, folder)
+    simt._RUNTIMES["emulated32"] = found  # type: ignore[assignment]
+    for form in forms:
+        for op, args in _examples(form):
+            _run(found, op, args, form, _where(form))
+    return found
+
+
+@pytest.fixture(scope="module")
+def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
+    found = _collect(request.config.cache.mkdir("ferryman-simt"), ALL)
+    for op in OPS:  # the gates' cases
+        for dtype in (F32, F16, BF16):
+            for _, args in _small_cases(op, dtype):
+                found.call(registry.launcher(registry.implementation(op, "cuda")), args, host.target(32, 232_448, 2))
+    found.load(found.compile_collected())
+    yield found
+    del simt._RUNTIMES["emulated32"]
+
+
+@emulated
+@pytest.mark.parametrize("form", ALL, ids=str)
+def test_every_form_in_every_order_of_its_threads(form: Form, runtime: host.EmulatedRuntime) -> None:
+    for op, args in _examples(form):
+        found = []
+        for runtime.order in (0, 1, 2):
+            found.append(_run(runtime, op, args, form, _where(form)))
+        _judge(op, args, found[0])
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (op, args[0].shape)
+
+
+def _small_cases(op: str, dtype: torch.dtype) -> Iterator[tuple[Any, Args]]:
+    primitive = registry.primitive(op)
+    for case in cases_of(primitive):
+        layouts = [s.layout for s in case.args.values() if hasattr(s, "layout")]
+        if case.tier != "small" or "last" in layouts:
+            continue
+        prepared = prepare(primitive, case, dtype, torch.device("cpu"), 0)
+        if prepared.args.values[0].shape[-1] % 8 == 0:
+            yield prepared, prepared.args.values
+
+
+@emulated
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_the_gates(op: str, dtype: torch.dtype, runtime: host.EmulatedRuntime) -> None:
+    primitive, line = registry.primitive(op), registry.implementation(op, "cuda")
+    launcher = registry.launcher(line)
+    runtime.order = 0
+
+    def kernel(*args: Any) -> Any:
+        return runtime.call(launcher, args[:-1], host.target(32, 232_448, 2))
+
+    passed = 0
+    for prepared, _ in _small_cases(op, dtype):
+        cell = check_cell(primitive, line, prepared.case, dtype, prepared=prepared, kernel=kernel)
+        assert cell.verdict == "PASS", (prepared.case.name, cell.reason)
+        passed += 1
+    assert passed >= 12
+
+
+@emulated
+def test_means_that_dwarf_the_deviation_and_values_that_are_not_finite(runtime: host.EmulatedRuntime) -> None:
+    form = next(form for form in ALL if form.cluster == 8)
+    n = next(args[0].shape[-1] for _, args in _examples(form) if args[0].dtype == args[-2].dtype == F32)
+    runtime.order = 0
+    for make in (lambda x: x * 1e-3 + 1e3, lambda x: torch.where(torch.arange(n) % 4 == 0, 1e4, x), torch.zeros_like):
+        grad, x, w, b, eps = _args("layer_norm_backward", 5, n, F32, F32, F32)
+        args = (grad, make(x), w, b, eps)
+        _judge("layer_norm_backward", args, _run(runtime, "layer_norm_backward", args, form, _where(form)))
+    for op in OPS:
+        args = _args(op, 5, n, F32, F32, F32)
+        args[0][1, n - 1], args[-4 if op == "layer_norm_backward" else -3][3, 8] = float("nan"), float("inf")
+        oracle = registry.primitive(op).body(*[a.double() if isinstance(a, Tensor) else a for a in args])
+        for actual, expected in zip(_run(runtime, op, args, form, _where(form)), oracle, strict=True):
+            assert torch.equal(actual.isnan(), expected.isnan()), op
+
+
+def test_rows_of_all_widths_that_the_menu_admits_have_a_form() -> None:
+    met = set()
+    widths = (*range(8200, 20_000, 808), 32_768, 40_000, 53_248, 65_536, 98_304, 131_072)
+    for kind, itemsize, n, weight, few in itertools.product(kernels.FORMS, (2, 4), widths, (0, 2, 4), (False, True)):
+        if n * itemsize > kernels.MOST_BYTES:
+            continue
+        form = kernels.choose(kind, n, itemsize, weight, few, HOPPER.shared_memory)
+        assert form.fits(n, itemsize, 3 if kind == "added" else 2, weight, HOPPER.shared_memory)
+        assert form.lanes(n, itemsize) * form.cluster * form.packs * 16 >= n * itemsize
+        assert form.cluster == 8 or not few
+        for rows in (1, 20, 999):
+            assert 1 <= form.clusters(rows, HOPPER.units) <= min(rows, HOPPER.units // form.cluster)
+        met.add(form)
+    assert met == set(ALL), f"never chosen: {set(ALL) - met}"
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_every_kernel_compiles_without_spills(arch: str) -> None:
+    try:
+        cuda.nvrtc()
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    assert kernels.units(offline.target_for("sm_80")) == [] and kernels.units(offline.target_for("gfx942")) == []
+    for unit in kernels.units(dataclasses.replace(offline.target_for(arch), shared_memory=kernels.SHARED_MEMORY)):
+        found = offline.compile_unit(unit, arch).resources
+        assert max(found["spill_stores"], found["spill_loads"]) <= unit.spills_allowed, (unit.name, found)
+        assert arch != "sm_90" or unit.spills_allowed == 0
+
+
+SENT = "if (lane % EACH < L::CLUSTER) platform::cluster_post"
+MEETING = "        platform::wave_meet();  // all have read\n"
+WAITING = "if (L::EXACT || columns > 0) platform::arrival_wait(arrivals + stage, phase);"
+# name -> (what is replaced, by what, what the emulation says of it; nothing: the result is wrong)
+MUTANTS = {
+    "none": ("", "", None),
+    "no_meeting_of_the_cluster": (
+        "    platform::cluster_wait();\n    op.run",
+        "    op.run",
+        "before the cluster's first",
+    ),
+    "a_block_forgotten": (SENT, SENT.replace("CLUSTER)", "CLUSTER - 1)"), "deadlock"),
+    "too_many_bytes": ("L::PARTS * L::SUMS * 4", "(L::PARTS + 1) * L::SUMS * 4", "deadlock"),
+    "row_not_waited_for": (WAITING, "", ""),
+    "row_overwritten_while_read": (MEETING, "", ""),
+    "a_row_too_early": ("row + L::STAGES * step, behind", "row + L::STAGES * step - step, behind", ""),
+    "columns_beside": ("partial + (i64)cluster * n + begin", "partial + (i64)cluster * n + begin + 8", ""),
+    "last_cluster_dropped": ("cluster < clusters && column < n", "cluster + 1 < clusters && column < n", ""),
+}
+
+
+@emulated
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_kernel_is_caught(name: str, request: pytest.FixtureRequest) -> None:
+    old, new, said = MUTANTS[name]
+
+    def edit(source: str) -> str:
+        assert old == "" or source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
+        return source.replace(old, new) if old else source
+
+    form = kernels.FORMS["centred"][-1]
+    before = simt._RUNTIMES.get("emulated32")
+    runtime = host.EmulatedRuntime(32, request.config.cache.mkdir("ferryman-simt"))
+    simt._RUNTIMES["emulated32"] = runtime  # type: ignore[assignment]
+    args = _args("layer_norm_backward", 9, 1160, BF16, BF16, BF16)
+    try:
+        _run(runtime, "layer_norm_backward", args, form, _where(form))
+        runtime.load(runtime.compile_collected(edit))
+        caught = None
+        for runtime.order in (0, 1, 2):
+            try:
+                _judge("layer_norm_backward", args, _run(runtime, "layer_norm_backward", args, form, _where(form)))
+            except AssertionError as error:
+                caught = caught or str(error)
+        assert (caught is None) == (said is None), caught
+        assert (said or "") in (caught or "")
+    finally:
+        del simt._RUNTIMES["emulated32"]
+        if before is not None:
+            simt._RUNTIMES["emulated32"] = before
