@@ -193,7 +193,8 @@ def judge(target: Target) -> dict[str, Any]:
 def _view(op: Primitive, args: tuple[Any, ...]) -> Any:
     flags = {"interpreted": False, "tf32": False, "deterministic": False}
     features = frozenset({"wgmma", "clusters"})
-    return SimpleNamespace(args=dict(zip(op.names, args, strict=True)), flags=flags, features=features)
+    found = dict(zip(op.names, args, strict=True))
+    return SimpleNamespace(args=found, flags=flags, features=features, shared_memory=H200.shared_memory)
 
 
 def hooks_and_scratch() -> dict[str, Any]:

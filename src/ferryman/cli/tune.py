@@ -96,7 +96,7 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
     for one in found:
         entry = one.entry
         others = "" if entry is None else ", ".join(
-            f"{_label(c)} {'failed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
+            f"{_label(c)} {'not timed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
             for c in entry.candidates if _label(c) != _label(entry)
         )  # fmt: skip
         chosen = ("", "") if entry is None else (_label(entry), f"{entry.seconds * 1e6:.1f}")

@@ -50,7 +50,8 @@ edit(
     "values[i] = values[i] * scale;",
     first="prime",
 )
-edit("sign", "layer_norm", "bias_subtracted", NORM, "values[i] += b[i];", "values[i] -= b[i];", first="prime")
+edit("sign", "layer_norm", "bias_subtracted", NORM, "; ++i) values[i] += b[i];", "; ++i) values[i] -= b[i];",
+     first="prime")  # fmt: skip
 edit(
     "half a wave lost",
     "layer_norm",
