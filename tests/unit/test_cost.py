@@ -388,9 +388,11 @@ def test_leading_dimensions_count_as_rows() -> None:
     assert predicted(2048, {key: one}, 4).distance == 1.0
 
 
-def test_one_row_is_no_neighbour_of_two_and_heads_are_no_batch() -> None:
+def test_one_row_is_no_neighbour_of_two_nor_few_of_a_tile_and_heads_are_no_batch() -> None:
     key, one = entry(2, a=1e-6, b=2e-6)
     assert predicted(1, {key: one}) is None and predicted(4, {key: one}) is not None
+    key, few = entry(64, a=1e-6, b=2e-6)
+    assert predicted(33, {key: few}) is not None and predicted(65, {key: few}) is None
 
     def region(batch: int, heads: int, length: int) -> str:
         q, k = meta(batch, heads, length, 64), meta(batch, 2, 512, 64)
@@ -401,8 +403,9 @@ def test_one_row_is_no_neighbour_of_two_and_heads_are_no_batch() -> None:
     assert near.distance(region(2, 16, 512), measured, one) == 1.0  # as many rows, another shape
     assert (
         near.distance(region(4, 8, 256), measured, one) == 1.0
-        and near.distance(region(4, 64, 64), measured, one) == 3.0
+        and near.distance(region(4, 64, 128), measured, one) == 3.0
     )
+    assert near.distance(region(4, 8, 64), measured, one) is None
     assert near.distance(region(4, 8, 1), measured, one) is None  # decoding
 
 

@@ -1,8 +1,9 @@
 """A region that nobody measured, beside some that were: what each candidate would take there.
 
-Regions are compared if they agree in all but sizes; those of one row or query are a kind of their own. How far apart
-two are is the most that any tensor's rows or its last dimension differ (of four dimensions, any of them: heads are no
-batch), in powers of two: of the regions alone, so that every call in one is served alike. A candidate's time is the
+Regions are compared if they agree in all but sizes; those of one row or query, and of fewer than a tile's, are kinds
+of their own, as libraries and launchers have other kernels for them. How far apart two are is the most that any
+tensor's rows or its last dimension differ (of four dimensions, any of them: heads are no batch), in powers of two: of
+the regions alone, so that every call in one is served alike. A candidate's time is the
 neighbours' level, carried to this size by the least time of the work (`cost.scale`), times how much slower than the
 neighbours' best it was there: both averaged in the logarithm, weighted by the inverse square of the distance. So the
 nearest region alone does not decide: between one where A wins a little and one where B wins a lot, B may win.
@@ -68,16 +69,17 @@ class Prediction:
 
 @lru_cache(maxsize=_CACHED)
 def _read(region: str) -> tuple[str, Mapping[str, tuple[float, ...]]]:
-    """What a region has besides sizes (and whether it has one row or query, as `cost.kind_of` does), and log2 of each
-    tensor's (rows, last dimension), or of all four dimensions."""
+    """What a region has besides sizes (and whether it has one row or query, or few, as `cost.kind_of` says), and log2
+    of each tensor's (rows, last dimension), or of all four dimensions."""
     sizes: dict[str, tuple[float, ...]] = {}
-    one = None
+    rows = None
     for name, _, dims in _TENSOR.findall(region):
         logs = tuple(_log(d) for d in dims.split(",") if d)
         sizes[name] = logs if len(logs) > 3 else (sum(logs[:-1]), logs[-1] if logs else 0.0)
-        if one is None and len(logs) > 1:
-            one = sizes[name][-2] == 0
-    return _TENSOR.sub(r"\1=\2[]", region) + (cost.ONE if one else ""), sizes
+        if rows is None and len(logs) > 1:
+            rows = sizes[name][-2]
+    few = "" if rows is None or rows >= math.log2(cost.TILE) else cost.ONE if rows == 0 else cost.FEW
+    return few + _TENSOR.sub(r"\1=\2[]", region), sizes
 
 
 def _log(dimension: str) -> float:
