@@ -13,6 +13,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry, select
 from ferryman.ops.norm import simt_backward_kernels as kernels
+from ferryman.ops.norm.implementations import WIDE_BYTES
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -60,7 +61,7 @@ def test_rows_of_every_width(op: str, n: int) -> None:
     for rows, dtype, weight, pad in (
         (1, BF16, BF16, 0), (77, BF16, F32, 0), (301, BF16, BF16, 8), (301, F32, F32, 0), (66, F16, None, 1),
     ):  # fmt: skip
-        if n * dtype.itemsize > kernels.MOST_BYTES:
+        if n * dtype.itemsize > WIDE_BYTES:
             continue
         args = _args(op, rows, n, dtype, weight, pad)
         runs = [kernels.launch(op, args, target) for _ in range(3)]

@@ -18,6 +18,7 @@ from ferryman.backends.simt import offline
 from ferryman.dispatch import registry
 from ferryman.errors import BackendUnavailable
 from ferryman.ops.norm import simt_backward_kernels as kernels
+from ferryman.ops.norm.implementations import WIDE_BYTES, WIDE_SHARED_MEMORY
 from ferryman.ops.norm.simt_backward_kernels import Form
 from ferryman.porting import cases_of, check_cell, prepare
 from tests.unit import simt_host as host
@@ -171,7 +172,7 @@ def test_rows_of_all_widths_that_the_menu_admits_have_a_form() -> None:
     met = set()
     widths = (*range(8200, 20_000, 808), 32_768, 40_000, 53_248, 65_536, 98_304, 131_072)
     for kind, itemsize, n, weight, few in itertools.product(kernels.FORMS, (2, 4), widths, (0, 2, 4), (False, True)):
-        if n * itemsize > kernels.MOST_BYTES:
+        if n * itemsize > WIDE_BYTES:
             continue
         form = kernels.choose(kind, n, itemsize, weight, few, HOPPER.shared_memory)
         assert form.fits(n, itemsize, 3 if kind == "added" else 2, weight, HOPPER.shared_memory)
@@ -190,7 +191,7 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
     except BackendUnavailable as error:
         pytest.skip(str(error))
     assert kernels.units(offline.target_for("sm_80")) == [] and kernels.units(offline.target_for("gfx942")) == []
-    for unit in kernels.units(dataclasses.replace(offline.target_for(arch), shared_memory=kernels.SHARED_MEMORY)):
+    for unit in kernels.units(dataclasses.replace(offline.target_for(arch), shared_memory=WIDE_SHARED_MEMORY)):
         found = offline.compile_unit(unit, arch).resources
         assert max(found["spill_stores"], found["spill_loads"]) <= unit.spills_allowed, (unit.name, found)
         assert arch != "sm_90" or unit.spills_allowed == 0

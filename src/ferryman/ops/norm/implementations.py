@@ -20,6 +20,8 @@ from ferryman.ops.menu import Implementation, menu
 _HERE = "ferryman.ops.norm"
 _FORWARD = "rms_norm add_rms_norm layer_norm"
 _ALL = f"{_FORWARD} rms_norm_backward add_rms_norm_backward layer_norm_backward"
+WIDE_BYTES = 2**18  # of a row, at most: what `simt_backward_kernels` can hold
+WIDE_SHARED_MEMORY = 232_448  # of a block, at least
 _SIMT = tuple(
     line
     for backend in ("cuda", "hip")
@@ -44,8 +46,8 @@ def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
     """Up to 8192 columns Triton's kernel keeps the sums over rows in registers, too, and reads memory once."""
     width = f"{x}.shape[-1]"
     when = (
-        feature("clusters"), shared_memory(232_448), dtypes(x, torch.float32, torch.float16, torch.bfloat16),
-        at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, 2**18), unit_stride(x),
+        feature("clusters"), shared_memory(WIDE_SHARED_MEMORY), dtypes(x, torch.float32, torch.float16, torch.bfloat16),
+        at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, WIDE_BYTES), unit_stride(x),
         *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
     )  # fmt: skip
     return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, pointer, runtime, type_name, unit
+from ferryman.ops.norm.implementations import WIDE_BYTES, WIDE_SHARED_MEMORY
 
 _FILE = Path(__file__).with_name("norm_backward.cuh")
 _TYPES = ("f32", "f16", "bf16")
@@ -21,8 +22,6 @@ _WAVE = 32
 _LINE_PACKS = 8
 _MOST_THREADS, _MOST_CLUSTER = 512, 8
 _SUM_WAVES, _SUM_COLUMNS = 8, 128
-MOST_BYTES = 2**18  # of a row
-SHARED_MEMORY = 232_448  # of a block
 # A cluster lies in one group of SMs. Of the 132 of an H200, those of 4 and 8 leave 12 (cuOccupancyMaxActiveClusters).
 # One cluster more than fit runs after all others: 154 us rather than 113.
 _LEFT = 11
@@ -193,14 +192,14 @@ _WIDTHS = (12_288, 16_384, 20_480, 32_768, 53_248, 65_536, 98_304, 131_072)
 def units(target: Target) -> list[Unit]:
     """Every kernel of this family: equal dtypes on every width, the others, and few rows, on each form. None where the
     device is not what the menu asks for."""
-    if "clusters" not in target.features or target.shared_memory < SHARED_MEMORY:
+    if "clusters" not in target.features or target.shared_memory < WIDE_SHARED_MEMORY:
         return []
     found: dict[str, Unit] = {}
     for x, weight, kind, biased, few in itertools.product(_TYPES, _SIZES, FORMS, (False, True), (False, True)):
         seen: set[Form] = set()
         for n in _WIDTHS:
             size = _SIZES[x]
-            if n * size > MOST_BYTES or (biased and kind != "centred"):
+            if n * size > WIDE_BYTES or (biased and kind != "centred"):
                 continue
             form = choose(kind, n, size, _SIZES[weight], few, target.shared_memory)
             if (few or x != weight) and form in seen:
