@@ -21,8 +21,19 @@ GPU = torch.device("cuda", 0)
 U32 = 2.0**-24
 FUSED = ["attention_backward_rows", "attention_backward_dkv_hopper", "attention_backward_cast"]
 APART = ["attention_backward_rows", "attention_backward_dkv_hopper", "attention_backward_dq_hopper"]
+SUM = "attention_backward_sum"
 PLAIN = ["attention_backward_dq", "attention_backward_dkv"]
 FEW = ["attention_backward_few", "attention_backward_few_sum"]
+
+
+def shared(names: list[str], q: Tensor, k: Tensor, causal: bool, target: Any) -> list[str]:
+    """The kernels of a call, with the sum of the parts where few tiles share a group's query heads."""
+    from ferryman.ops.attention.hopper_backward_kernels import deal
+
+    group = q.shape[1] // k.shape[1]
+    facts = (target.units, target.l2_bytes)
+    shares, _ = deal(*k.shape[:2], group, q.shape[2], *k.shape[2:], causal, *facts)
+    return [*names[:2], *([SUM] if shares > 1 else []), *names[2:]]
 
 
 @pytest.fixture
@@ -136,7 +147,8 @@ def judge(
 SHAPES = [
     (2, 4, 4, 512, 512, True), (1, 8, 2, 333, 517, True), (2, 4, 2, 700, 300, True), (1, 2, 1, 129, 1000, False),
     (1, 3, 3, 1024, 1, False), (2, 2, 2, 200, 127, False), (1, 6, 1, 1000, 1001, True), (3, 32, 8, 1111, 1111, True),
-    (1, 1, 1, 128, 128, True), (2, 2, 1, 256, 640, False),
+    (1, 1, 1, 128, 128, True), (2, 2, 1, 256, 640, False), (1, 8, 1, 274, 274, True), (5, 16, 2, 300, 1743, True),
+    (1, 12, 2, 2048, 2048, False),
 ]  # fmt: skip
 
 
@@ -153,7 +165,7 @@ def test_within_the_bounds_of_float64(
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     grad_lse = torch.randn_like(lse) if queries % 2 == 0 else None
     got = attention_backward(grad_out, grad_lse, q, k, v, out, lse, causal, None, None, 0.0, None, target)
-    assert ran == FUSED
+    assert ran == shared(FUSED, q, k, causal, target)
     judge(got, grad_out, grad_lse, q, k, v, out, lse, causal, dim**-0.5)
 
 
@@ -195,10 +207,11 @@ def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target:
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-def test_what_is_asked_to_be_deterministic_is(ran: list[str], target: Any, dim: int) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 32), (8, 1)])
+def test_what_is_asked_to_be_deterministic_is(ran: list[str], target: Any, dim: int, heads: int, kv_heads: int) -> None:
     from ferryman.ops.attention.triton_kernels import attention_backward
 
-    grad_out, q, k, v = made(2, 16, 4, 1000, 1000, dim, torch.bfloat16)
+    grad_out, q, k, v = made(2, heads, kv_heads, 1000, 1000, dim, torch.bfloat16)
     out, lse = forward64(q, k, v, True, dim**-0.5)
     with asked_to_be_deterministic():
         first, *others = (
@@ -206,7 +219,7 @@ def test_what_is_asked_to_be_deterministic_is(ran: list[str], target: Any, dim: 
         )
     for again in others:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert ran == APART * 6
+    assert ran == shared(APART, q, k, True, target) * 6 and (SUM in ran) == (kv_heads < 32)
     judge(first, grad_out, None, q, k, v, out, lse, True, dim**-0.5)
 
 
@@ -223,7 +236,8 @@ def test_dispatch_follows_the_flag(ran: list[str], target: Any) -> None:
                 for got in found:
                     judge(got, grad_out, None, q, k, v, out, lse, True, 128**-0.5)
                     assert not asked or torch.equal(got[0], found[0][0])
-    assert ran[:3] == FUSED and APART[2] in ran and ran.count(FUSED[2]) + ran.count(APART[2]) <= 24
+    names = shared(FUSED, q, k, True, target)
+    assert ran[: len(names)] == names and APART[2] in ran and ran.count(FUSED[2]) + ran.count(APART[2]) <= 24
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -305,7 +319,7 @@ def test_gradients_through_autograd(ran: list[str], target: Any, dim: int) -> No
     _, q, k, v = (x.detach().requires_grad_() for x in made(1, 4, 2, 384, 384, dim, torch.bfloat16))
     with ferryman.use("triton"):
         ops.attention(q, k, v, causal=True).float().square().sum().backward()
-    assert ran == FUSED
+    assert ran == shared(FUSED, q, k, True, target)
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     p = scores_of(leaves[0], leaves[1], True, dim**-0.5).softmax(-1)
     (p @ leaves[2].repeat_interleave(2, 1)).square().sum().backward()

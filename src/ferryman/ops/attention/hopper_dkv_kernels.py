@@ -178,10 +178,9 @@ def _consume(
 ):  # fmt: skip
     """64 keys of each tile; the heads of a group one after the other, so that dK and dV are sums in one order."""
     (
-        grad_k, grad_v, _, _, _, q_ring, _, _, _, _, tile_ring, tile_full, k_full, v_full, kv_empty, _, _, _, _,
+        grad_k, grad_v, _, _, _, _, _, _, _, _, tile_ring, tile_full, k_full, v_full, kv_empty, _, _, _, _,
         group, _, num_keys, _, _, grad_scale,
     ) = arguments  # fmt: skip
-    dtype: gl.constexpr = q_ring.dtype
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     step = 0
     tile = 0
@@ -208,8 +207,8 @@ def _consume(
         base = told(tile_ring, tile, HEAD).to(gl.int64) * num_keys
         first = told(tile_ring, tile, FIRST) + 64 * WORKER
         mbarrier.arrive(kv_empty)
-        store_rows((dk * grad_scale).to(dtype), grad_k, base, first, num_keys, HEAD_DIM)
-        store_rows(dv.to(dtype), grad_v, base, first, num_keys, HEAD_DIM)
+        store_rows((dk * grad_scale).to(grad_k.dtype.element_ty), grad_k, base, first, num_keys, HEAD_DIM)
+        store_rows(dv.to(grad_v.dtype.element_ty), grad_v, base, first, num_keys, HEAD_DIM)
         tile += 1
         mbarrier.wait(tile_full.index(tile & 1), (tile & 2) // 2)
 
@@ -220,7 +219,7 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
     (
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring,
         tile_ring, tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, counter,
-        batch, kv_heads, group, heads_together, num_queries, num_keys, padded,
+        batch, kv_heads, shares, group, heads_together, num_queries, num_keys, padded,
     ) = arguments  # fmt: skip
     num_tiles = gl.cdiv(hidden(num_keys), BLOCK_N)  # computed before, these would be kept by the consumers, too
     all_heads = hidden(batch) * kv_heads
@@ -239,13 +238,13 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
         mbarrier.expect(k_full, BLOCK_N * HEAD_DIM * 2)
         for worker in gl.static_range(WORKERS):
             tma.async_copy_global_to_shared(
-                k_desc, [batch_id, kv_head, first + 64 * worker, 0], k_full,
+                k_desc, [batch_id, kv_head // shares, first + 64 * worker, 0], k_full,
                 k_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], kv_layout),
             )  # fmt: skip
         mbarrier.expect(v_full, BLOCK_N * HEAD_DIM * 2)
         for worker in gl.static_range(WORKERS):
             tma.async_copy_global_to_shared(
-                v_desc, [batch_id, kv_head, first + 64 * worker, 0], v_full,
+                v_desc, [batch_id, kv_head // shares, first + 64 * worker, 0], v_full,
                 v_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], kv_layout),
             )  # fmt: skip
         for member in range(group):
@@ -276,8 +275,8 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
 
 
 DYNAMIC = [
-    "num_heads", "kv_heads", "group", "heads_together", "num_queries", "num_keys", "batch", "padded", "score_scale",
-    "grad_scale",
+    "num_heads", "kv_heads", "shares", "group", "heads_together", "num_queries", "num_keys", "batch", "padded",
+    "score_scale", "grad_scale",
 ]  # fmt: skip
 
 
@@ -286,10 +285,11 @@ def attention_backward_dkv_hopper(
     q, k, v, grad_out, rows_lse, rows_delta, grad_k, grad_v, sums, counter,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gm,
-    num_heads, kv_heads, group, heads_together, num_queries, num_keys, batch, padded, score_scale, grad_scale,
+    num_heads, kv_heads, shares, group, heads_together, num_queries, num_keys, batch, padded, score_scale, grad_scale,
     HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, FUSED: gl.constexpr,
 ):  # fmt: skip
-    """grad_k, grad_v contiguous (B, Hk, Sk, D). rows_lse, rows_delta (B, H, padded) of ``attention_backward_rows``.
+    """grad_k, grad_v contiguous (B, kv_heads, Sk, D), of which each ``shares`` are of one head of k and v, and of
+    ``group`` query heads. rows_lse, rows_delta (B, H, padded) of ``attention_backward_rows``.
 
     FUSED: sums (B, H, padded, D) float32, zeros, take dQ before its scale. counter: int32, zero.
     """
@@ -306,11 +306,11 @@ def attention_backward_dkv_hopper(
         [1, 1, BLOCK_M, HEAD_DIM], flat_layout,
     )  # fmt: skip
     k_desc = tma.make_tensor_descriptor(
-        k, [batch, kv_heads, num_keys, HEAD_DIM], [stride_kb, stride_kh, stride_kn, 1],
+        k, [batch, kv_heads // shares, num_keys, HEAD_DIM], [stride_kb, stride_kh, stride_kn, 1],
         [1, 1, 64, HEAD_DIM], flat_layout,
     )  # fmt: skip
     v_desc = tma.make_tensor_descriptor(
-        v, [batch, kv_heads, num_keys, HEAD_DIM], [stride_vb, stride_vh, stride_vn, 1],
+        v, [batch, kv_heads // shares, num_keys, HEAD_DIM], [stride_vb, stride_vh, stride_vn, 1],
         [1, 1, 64, HEAD_DIM], flat_layout,
     )  # fmt: skip
     lse_desc = tma.make_tensor_descriptor(rows_lse, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)
@@ -342,7 +342,7 @@ def attention_backward_dkv_hopper(
     producer = (
         q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring,
         tile_ring, tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, counter,
-        batch, kv_heads, group, heads_together, num_queries, num_keys, padded,
+        batch, kv_heads, shares, group, heads_together, num_queries, num_keys, padded,
     )  # fmt: skip
     gl.warp_specialize(
         [

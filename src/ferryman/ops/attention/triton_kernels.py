@@ -1234,6 +1234,9 @@ def specialisations(
             attention_backward(q, lse if cap and mask else None, q, k, k, out, lse, *options, target)
             if not (cap or window or mask) and (hopper := _hopper_backward(target)) and hopper.serves(q, q, k, k, 1.0):
                 hopper.backward(q, None, q, k, k, out, lse, q, k, k, causal, 1.0, True, target)
+                few = k[:, :1, :128]  # a tile of keys, whose query heads are shared among programs
+                for deterministic in (False, True):
+                    hopper.backward(q, None, q, few, few, out, lse, q, few, few, causal, 1.0, deterministic, target)
 
     kinds: list[tuple[int, bool, int | None, float, torch.dtype | None]] = [
         (4096, True, None, 0.0, None), (4096, False, None, 0.0, None), (4096, True, 512, 0.0, None),
