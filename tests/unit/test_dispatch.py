@@ -344,6 +344,23 @@ def test_a_clause_is_reason_key_and_condition(monkeypatch: pytest.MonkeyPatch) -
         assert rows["definition"].verdict == "not requested"
 
 
+def test_what_is_made_for_some_calls_is_no_fallback_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_most("x.shape[-1]", 16),), partial=True)
+    wide = torch.randn(4, 17)
+    with planted(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
+        monkeypatch.setattr(select, "_preferred", lambda op, profile: ["torch2", "torch", "definition"])
+        plan.drop_plans()
+        with ferryman.trace() as seen, ferryman.strict():
+            assert torch.equal(ops.rms_norm(X), X + 7)
+            ops.rms_norm(wide)
+        assert seen.calls == {("rms_norm", "torch2"): 1, ("rms_norm", "torch"): 1} and not seen.fallbacks
+        rows = {r.implementation: r for r in ferryman.explain(ops.rms_norm, wide).rows}
+        assert rows["torch2"].verdict == "refused" and rows["torch"].verdict == "chosen"
+        with ferryman.use("torch2", "torch"), ferryman.strict(), pytest.raises(StrictModeError, match="x.shape"):
+            ops.rms_norm(wide)  # requested, it is missed
+    plan.drop_plans()
+
+
 def test_dtype_clause_reads_optional_tensors() -> None:
     clause = dtypes("weight", torch.float32)
     of = ops.rms_norm.primitive

@@ -164,7 +164,11 @@ def test_preferences() -> None:
     h200, mi300x = profile("h200"), profile("mi300x")
     assert h200.preference("rms_norm") == ("cuda", "triton", "torch")
     assert mi300x.preference("rms_norm_backward") == ("hip", "triton", "torch")
-    assert h200.preference("linear") == h200.preference("attention") == ("torch", "triton")
+    assert h200.preference("rms_norm_backward") == ("cuda", "triton", "torch")
+    assert h200.preference("linear") == ("torch", "cuda", "triton") and h200.preference("attention") == (
+        "torch",
+        "triton",
+    )
     assert h200.preference("attention_backward") == ("triton", "torch")
     assert profile("cpu").preference("attention") == ("torch",)
 

@@ -209,6 +209,8 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
     order = _order(op, args, profile, region, state)
     refused: list[tuple[Implementation, tuple[str, ...]]] = []
     for line in order.lines:
+        if line.partial and order.source != "request" and any(clause.reason(view) for clause in line.when):
+            continue  # made for other calls: nothing is fallen back from
         why = refusals(line, view, profile, absent=absent)
         broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
         if broken is not None:

@@ -27,6 +27,8 @@ class Implementation:
     which is what the launcher takes by itself. It takes another where ``Target.configuration`` names one. None: it has
     one for every call.
     tf32: how float32 operands lose their last 13 bits where torch allows it: rounded ("tf32-rne") or cut ("tf32-rz").
+    partial: made for a part of the op's calls, which its clauses name. Preferred, it is tried first; where its clauses
+    refuse a call, what runs instead is no fallback, unless it was requested.
     """
 
     op: str
@@ -42,6 +44,7 @@ class Implementation:
     reads: tuple[str, ...] = ()
     tf32: str = "tf32-rne"
     configurations: str | None = None
+    partial: bool = False
 
     @property
     def name(self) -> str:
@@ -70,7 +73,7 @@ def menu(package: str, backend: str, ops: str, *, module: str | None = None, whe
          accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool | Literal["asked"] = True,
          traced: str | None = None, batch_invariant: bool = False, replayable: bool = False,
          reads: tuple[str, ...] = (), tf32: str = "tf32-rne",
-         configurations: str | None = None) -> tuple[Implementation, ...]:  # fmt: skip
+         configurations: str | None = None, partial: bool = False) -> tuple[Implementation, ...]:  # fmt: skip
     """Menu lines for several ops of one family: ``ops`` are space-separated names, each a function of the module."""
     where = f"{package}.{module or backend + '_kernels'}"
     form = None if traced is None else f"{where}:{traced}"
@@ -78,7 +81,7 @@ def menu(package: str, backend: str, ops: str, *, module: str | None = None, whe
     return tuple(
         Implementation(
             op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic, form, batch_invariant,
-            replayable, reads, tf32, ranking,
+            replayable, reads, tf32, ranking, partial,
         )
         for op in ops.split()
     )  # fmt: skip

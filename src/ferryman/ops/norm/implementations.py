@@ -50,7 +50,7 @@ def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
         at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, WIDE_BYTES), unit_stride(x),
         *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
     )  # fmt: skip
-    return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True)
+    return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True, partial=True)
 
 
 _BACKWARD = (
