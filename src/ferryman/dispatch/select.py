@@ -161,7 +161,10 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         modelled = cost.predictions(op, work, profile)
         judged = {name for name, (_, error) in modelled.items() if error < math.inf}
         if predicted is not None and predicted.goes_before(judged):
+            # regions near, but outside what a line is made for, say nothing of it
+            first = [n for n in names[:1] if menu[n].partial and n not in predicted.seconds]
             names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
+            names = [*first, *names]
         else:
             seconds = {name: value for name, (value, _) in modelled.items()}
             order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
