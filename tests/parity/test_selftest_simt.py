@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from ferryman.backends import simt
 from ferryman.device_profiles import detect
 from ferryman.porting import batch
 from ferryman.porting.selftest import judging, mutants, session
@@ -31,9 +30,8 @@ CELLS = 5
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[host.EmulatedRuntime]:
     found = host.EmulatedRuntime(WAVE, tmp_path)
-    simt._RUNTIMES[f"emulated{WAVE}"] = found  # type: ignore[assignment]
-    yield found
-    del simt._RUNTIMES[f"emulated{WAVE}"]
+    with host.in_force(found):
+        yield found
 
 
 class _Emulated:

@@ -12,8 +12,8 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +178,40 @@ class EmulatedRuntime:
         self._libraries = [ctypes.CDLL(str(self._path))]
         self._functions.clear()
         self.launched.clear()
+
+
+@contextmanager
+def in_force(runtime: EmulatedRuntime) -> Iterator[None]:
+    """Launches for `target(wave)` go to ``runtime``, afterwards to what they went to before."""
+    vendor = f"emulated{runtime.wave}"
+    before = simt._RUNTIMES.get(vendor)
+    simt._RUNTIMES[vendor] = runtime  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del simt._RUNTIMES[vendor]
+        if before is not None:
+            simt._RUNTIMES[vendor] = before
+
+
+Mutant = tuple[str, str, str | None]  # what is replaced in a source, by what, and `assert_caught`'s ``said``
+
+
+def assert_caught(runtime: EmulatedRuntime, mutant: Mutant, attempt: Callable[[], object]) -> None:
+    """Compiles what was collected with the mutant's edit and asserts that ``attempt`` fails in some order of threads
+    with ``said`` in the message ("": with a wrong result); None: that it passes in every order."""
+    old, new, said = mutant
+
+    def edit(source: str) -> str:
+        assert old == "" or source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
+        return source.replace(old, new) if old else source
+
+    runtime.load(runtime.compile_collected(edit))
+    caught = []
+    for runtime.order in (0, 1, 2):
+        try:
+            attempt()
+        except AssertionError as error:
+            caught.append(str(error))
+    assert bool(caught) == (said is not None), caught
+    assert (said or "") in "\n".join(caught)

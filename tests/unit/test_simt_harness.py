@@ -149,30 +149,17 @@ def test_a_broken_kernel_does_not_pass(
     old, new, kernel, inputs = MUTANTS[name]
     if name == "whole_row_not_turned":  # a grid of one block, for all rows
         monkeypatch.setattr(simt, "_MAX_THREADS", 1280)
-
-    def edit(source: str) -> str:
-        assert old == "" or source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the source"
-        return source.replace(old, new) if old else source
-
     runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
-    simt._RUNTIMES["emulated32"] = runtime
-    try:
-        clusters = name.startswith(("whole", "cluster"))
-        where = host.target(32, 232_448, features=frozenset({"clusters"})) if clusters else host.target(32)
-        runtime.call(kernel, inputs, where)
-        runtime.load(runtime.compile_collected(edit))
-        results, refused = [], None
-        for order in (0, 1, 2):
-            runtime.order = order
-            try:
-                results.append(runtime.call(kernel, inputs, where))
-            except AssertionError as error:
-                refused = str(error)
-        passed = refused is None and all(_right(kernel, inputs, r) for r in results)
-        assert passed == name.endswith("none"), refused
-        assert REFUSALS.get(name, "") in (refused or "")
-    finally:
-        del simt._RUNTIMES["emulated32"]
+    clusters = name.startswith(("whole", "cluster"))
+    where = host.target(32, 232_448, features=frozenset({"clusters"})) if clusters else host.target(32)
+
+    def attempt() -> None:
+        assert _right(kernel, inputs, runtime.call(kernel, inputs, where)), "a wrong result"
+
+    with host.in_force(runtime):
+        runtime.call(kernel, inputs, where)  # collects
+        said = None if name.endswith("none") else REFUSALS.get(name, "")
+        host.assert_caught(runtime, (old, new, said), attempt)
 
 
 def test_rows_beyond_a_grid_are_taken_in_turn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.backends import simt
 from tests.unit import simt_host as host
 from tests.unit.simt_cases import CASES, Case
 from tests.unit.simt_references import ETA, UNIT
@@ -33,18 +32,16 @@ def test_case_names_are_unique() -> None:
 def runtimes(request: pytest.FixtureRequest) -> Iterator[dict[int, Any]]:
     folder = request.config.cache.mkdir("ferryman-simt")
     found = {wave: host.EmulatedRuntime(wave, folder) for wave in (32, 64)}
-    simt._RUNTIMES.update({f"emulated{wave}": runtime for wave, runtime in found.items()})
-    for case in CASES:
-        inputs = case.make()
-        for wave, runtime in found.items():
-            if case.features and wave == 64:
-                continue
-            runtime.call(case.kernel, inputs, host.target(wave, case.shared, case.units, case.features))
-    for runtime, building in [(r, r.compile_collected()) for r in found.values()]:
-        runtime.load(building)
-    yield found
-    for wave in found:
-        del simt._RUNTIMES[f"emulated{wave}"]
+    with host.in_force(found[32]), host.in_force(found[64]):
+        for case in CASES:
+            inputs = case.make()
+            for wave, runtime in found.items():
+                if case.features and wave == 64:
+                    continue
+                runtime.call(case.kernel, inputs, host.target(wave, case.shared, case.units, case.features))
+        for runtime, building in [(r, r.compile_collected()) for r in found.values()]:
+            runtime.load(building)
+        yield found
 
 
 def _check(actual: Tensor, expected: Tensor, slack: Tensor, label: str) -> None:
