@@ -25,6 +25,7 @@ from tests.unit.test_dispatch import planted as on_the_menu
 H200, CPU = profile_of("h200"), detect("cpu")
 LINEAR, SILU = ops.linear.primitive, ops.silu_mul.primitive
 PLAIN = state.State({}, False)
+REFUSAL = "x.shape[0] is 256; required: x.shape[0] >= 300"
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -469,6 +470,31 @@ def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, mo
             decision = select.select(ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False), CPU, PLAIN)
             assert decision.implementation.name == chosen and decision.source.startswith("predicted from")
             assert decision.fallback is None
+
+
+def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_least("x.shape[0]", 300),), partial=True)
+    document = lockfile_document.load(locked)
+    region, entry = next(iter(document.choices["rms_norm"].items()))
+    for error, chosen in (("its process ended with code -11", "definition"), (REFUSAL, "torch2")):
+        tried = [*entry.candidates, lockfile_document.Candidate(implementation="torch2", error=error)]
+        lockfile_document.record(locked, CPU, {"rms_norm": {region: entry.model_copy(update={"candidates": tried})}})
+        ferryman.reload()
+        with on_the_menu(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
+            monkeypatch.setattr(select, "_preferred", lambda op, profile: ["torch2", "torch", "definition"])
+            args = (torch.empty(512, 64), None, 1e-6, False)
+            assert select.select(ops.rms_norm.primitive, args, CPU, PLAIN).implementation.name == chosen
+
+
+def test_an_entry_of_another_vendors_backend_is_no_measured_choice(locked: Path) -> None:
+    document = lockfile_document.load(locked)
+    region, entry = next(iter(document.choices["rms_norm"].items()))
+    edited = entry.model_copy(update={"implementation": "cuda", "candidates": []})
+    lockfile_document.record(locked, CPU, {"rms_norm": {region: edited}})
+    ferryman.reload()
+    rows = 256 if "2^8" in region else 2048
+    decision = select.select(ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False), CPU, PLAIN)
+    assert decision.implementation.name != "cuda" and decision.source != "lockfile"
 
 
 def test_a_prediction_is_made_once_for_a_plan(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import ferryman
 from ferryman import ops
 from ferryman.backends.base import Target
-from ferryman.device_profiles import profile
+from ferryman.cli import calls
+from ferryman.device_profiles import names, profile
 from ferryman.dispatch import lockfile, lockfile_document, plan, registry, select, state
 from ferryman.errors import (
     ArgumentError,
@@ -33,6 +34,7 @@ from ferryman.errors import (
 )
 from ferryman.ops.clauses import at_most, dtypes, unit_stride
 from ferryman.ops.menu import Implementation
+from ferryman.porting.bench import grid
 
 
 @pytest.fixture(autouse=True)
@@ -359,6 +361,15 @@ def test_what_is_made_for_some_calls_is_no_fallback_at_others(monkeypatch: pytes
         with ferryman.use("torch2", "torch"), ferryman.strict(), pytest.raises(StrictModeError, match="x.shape"):
             ops.rms_norm(wide)  # requested, it is missed
     plan.drop_plans()
+
+
+@pytest.mark.parametrize("name", [name for name in names() if profile(name).vendor != "cpu"])
+def test_no_profile_prefers_what_cannot_serve_models_shapes(name: str) -> None:
+    """Strict mode would raise, and every call would count as a fallback."""
+    for op in registry.primitives().values():
+        for case in grid.cases(op, "full", torch.device("cuda")):
+            args = calls.of_case(op, case, torch.bfloat16)
+            select.select(op, args, profile(name), state.State({}, strict=True), absent=True)
 
 
 def test_dtype_clause_reads_optional_tensors() -> None:

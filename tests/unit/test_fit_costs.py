@@ -143,7 +143,7 @@ def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path:
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "error": "no room"}],
     )  # fmt: skip
     path = tmp_path / "lock.json"
-    lockfile_document.record(path, H200, {"softmax": {"a": entry}})
+    lockfile_document.record(path, H200, {"softmax": {"x=bfloat16[2^4,64]c": entry}})
     (one,) = fitting.cells(path, H200)
     assert (one.op, one.implementation, one.seconds) == ("softmax", "torch", 1e-5) and one.work == softmax.work
     # what regret measured, of shapes that no grid has

@@ -14,9 +14,9 @@ import torch
 
 import ferryman
 from ferryman import ops
-from ferryman.cli import doctor
+from ferryman.cli import calls, doctor
 from ferryman.device_profiles import detect
-from ferryman.dispatch import cost, lockfile, lockfile_document, registry, select, state
+from ferryman.dispatch import cost, lockfile, lockfile_document, registry, select, state, whole_file
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
@@ -147,7 +147,7 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
 def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:
     found = tune(tmp_path / "lock.json", "raises")
     assert all(o.entry is None and o.result.startswith("no candidate ran: raises: RuntimeError") for o in found)
-    assert lockfile_document.load(tmp_path / "lock.json").choices == {}
+    assert not (tmp_path / "lock.json").exists()
 
 
 def test_a_worker_that_cannot_start_ends_the_run_and_not_in_a_loop(planted: None, tmp_path: Path) -> None:
@@ -328,11 +328,12 @@ def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
     arguments = ("tune", "--check", "--device", "cpu", "--lockfile", str(path))
     assert command(*arguments).code == 2  # there is none
     entry = lockfile_document.Entry(implementation="torch", seconds=1e-6, kernels=lockfile_document.digest("silu_mul"))
-    lockfile_document.record(path, CPU, {"silu_mul": {"a": entry}})
+    region = "gate=float32[2^4,64]c up=float32[2^4,64]c"
+    lockfile_document.record(path, CPU, {"silu_mul": {region: entry}})
     done = command(*arguments)
     assert done.code == 0 and "1 of 1 entries hold here" in done.out
     raw = json.loads(path.read_text())
-    raw["choices"]["silu_mul"]["a"]["kernels"] = "0" * 64
+    raw["choices"]["silu_mul"][region]["kernels"] = "0" * 64
     path.write_text(json.dumps(raw))
     done = command(*arguments)
     assert done.code == 1 and "its kernels changed" in done.out and "0 of 1 entries hold here" in done.out
@@ -341,3 +342,115 @@ def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
     done = command(*arguments)
     assert done.code == 1 and "ignored as a whole: torch is '1.0', here" in done.out
     assert command(*arguments, "--again").code == 2
+
+
+REGION = "gate=float32[2^4,64]c up=float32[2^4,64]c"
+
+
+def _entry(**more: Any) -> lockfile_document.Entry:
+    made = {"implementation": "torch", "seconds": 1e-6, "kernels": lockfile_document.digest("silu_mul"), **more}
+    return lockfile_document.Entry.model_validate(made)
+
+
+EDITS: dict[str, tuple[Any, str]] = {
+    "a choice that was not tried": ({"implementation": "definition"}, "required: a timed candidate"),
+    "a configuration that was not tried": ({"configuration": {"name": "wide"}}, "required: a timed candidate"),
+    "another key of a configuration": ({"configuration": {"nme": "wide"}}, "configuration"),
+    "a time that is text": ({"seconds": "0.5"}, "seconds"),
+    "a time that is a flag": ({"seconds": True}, "seconds"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_hand_edited_entry_is_told_and_not_obeyed(what: str, tmp_path: Path) -> None:
+    path, (edit, told) = tmp_path / "lock.json", EDITS[what]
+    entry = _entry(candidates=[{"implementation": "torch", "seconds": 1e-6}])
+    lockfile_document.record(path, CPU, {"silu_mul": {REGION: entry}})
+    raw = json.loads(path.read_text())
+    raw["choices"]["silu_mul"][REGION] |= edit
+    path.write_text(json.dumps(raw))
+    done = command("tune", "--check", "--device", "cpu", "--lockfile", str(path))
+    assert done.code == 2 and told in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("region", "edit", "why"),
+    [
+        ("gate=float32[garbage up=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
+        ("gate=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
+        ("x=float32[2^4,64]c up=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
+        (REGION, {"configuration": {"name": "wide"}}, "no configuration"),
+    ],
+)
+def test_an_entry_that_no_call_can_meet_does_not_hold(region: str, edit: Any, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(path, CPU, {"silu_mul": {region: _entry(**edit)}})
+    done = command("tune", "--check", "--device", "cpu", "--lockfile", str(path))
+    assert done.code == 1 and "0 of 1 entries hold here" in done.out and why in " ".join(done.out.split())
+
+
+def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(path, CPU, {"silu_mul": {REGION: _entry()}})
+    path.write_text(path.read_text().rstrip().removesuffix("}") + ',"choices": {}}')
+    with pytest.raises(LockfileError, match="'choices' stands twice"):
+        lockfile_document.load(path)
+
+
+def test_regions_are_known_as_dispatch_writes_them() -> None:
+    for op in registry.primitives().values():
+        for case in op.cases():
+            args = calls.of_case(op, case, torch.bfloat16)
+            assert lockfile_document._describes(lockfile.region(op, args), op.name), case.name
+
+
+def test_a_wrong_name_makes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    for wrong in (("--op", "softmx"), ("--implementation", "trton"), ("--dtype", "bf16", "--dtype", "f99")):
+        done = command("tune", "--device", "cpu", "--lockfile", str(path), *wrong)
+        assert done.code == 2 and "Traceback" not in done.err and not path.exists(), wrong
+
+
+@pytest.mark.parametrize("where", ["under a file", "in a folder that nothing may write to"])
+def test_a_path_that_cannot_be_written_is_told_before_the_work(where: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "lock.json" if where == "under a file" else Path("/proc/x/lock.json")
+    with pytest.raises(LockfileError, match="cannot be written.*Name another file"):
+        tune(path, "torch", command=["/nonexistent"])
+    with pytest.raises(LockfileError, match="cannot be written"):
+        lockfile_document.record(path, CPU, {})
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(path, CPU, {"silu_mul": {REGION: _entry()}})
+    before = path.read_text()
+    monkeypatch.setattr(whole_file.os, "replace", _full)
+    with pytest.raises(LockfileError, match="No space left"):
+        lockfile_document.record(path, CPU, {"silu_mul": {REGION: _entry(seconds=2e-6)}})
+    assert path.read_text() == before and {p.name for p in tmp_path.iterdir()} <= {"lock.json", "lock.json.lock"}
+
+
+def _full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_link_stays_one_and_shares_its_lock(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    lockfile_document.record(real, CPU, {})
+    link.symlink_to(real)
+    lockfile_document.record(link, CPU, {"silu_mul": {REGION: _entry()}})
+    assert link.is_symlink() and lockfile_document.load(real).choices["silu_mul"]
+    assert not (tmp_path / "link.json.lock").exists()
+
+
+def test_what_was_tuned_for_some_implementations_is_tuned_again_for_all(planted: None, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    assert [o.result for o in tune(path, "definition")] == ["written"] * 2
+    assert [o.result for o in tune(path, "definition")] == ["kept"] * 2
+    assert [o.result for o in tune(path, "torch", "definition")] == ["written"] * 2
+
+
+def test_predicting_names_an_implementation_that_there_is() -> None:
+    done = command("tune", "--predict", "--device", "h200", "--op", "softmax", "--implementation", "trton")
+    assert done.code == 2 and "trton" in done.err

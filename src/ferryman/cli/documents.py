@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError
-from ferryman.porting.process import write_whole
 
 
 def write(path: Path, text: str, option: str = "--out") -> None:

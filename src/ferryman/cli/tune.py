@@ -18,7 +18,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
 from ferryman.porting.bench.grid import cases, grid_of
 from ferryman.porting.process import placed
-from ferryman.porting.tune.tuner import SILENCE_SECONDS
+from ferryman.porting.tune.tuner import SILENCE_SECONDS, known_implementations
 from ferryman.porting.tune.worker import candidates
 
 FOLDER = Path(".ferryman")
@@ -34,11 +34,16 @@ def tune(
     dtype: Annotated[list[str] | None, typer.Option(help="f32, f16 or bf16 (default). Repeatable.")] = None,
     lock: Annotated[
         Path | None,
-        typer.Option("--lockfile", help="The file; default: the setting, else .ferryman/PROFILE.lock.json."),
+        typer.Option(
+            "--lockfile",
+            help="The file; default: the setting, else .ferryman/PROFILE.lock.json, which --check replaces by the one "
+            "that comes with the package where there is none.",
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure also what the lockfile holds already.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a sign of life after which a candidate is left out.")
+        float,
+        typer.Option(min=1, max=86_400, help="Seconds without a sign of life after which a candidate is left out."),
     ] = SILENCE_SECONDS,
     check: Annotated[
         bool,
@@ -69,7 +74,8 @@ def tune(
     named = settings.get("lockfile")
     path = lock or (None if named == settings.NO_LOCKFILE else named)
     if path is None:  # what comes with the package is read, never written
-        path = (lockfile.shipped(profile) if check else None) or FOLDER / f"{profile.name}.lock.json"
+        path = FOLDER / f"{profile.name}.lock.json"
+        path = (lockfile.shipped(profile) if check and not path.exists() else None) or path
     if check:
         for option, value in {"--op": op, "--implementation": implementation, "--again": again}.items():
             if value:
@@ -77,12 +83,11 @@ def tune(
         _check(path, profile, placed(where), grid, dtype or ["bf16"])
         return
     failed = 0
-    for name in dtype or ["bf16"]:
+    for name, kind in {name: calls.dtype_of(name) for name in dtype or ["bf16"]}.items():
         with output.progress(f"tuning {name}") as advance:
             found = tuning.tune(
-                path, op, implementation, grid, where, calls.dtype_of(name), again=again, silence=timeout,
-                advance=advance,
-            )  # fmt: skip
+                path, op, implementation, grid, where, kind, again=again, silence=timeout, advance=advance
+            )
         _print(found, name)
         failed += sum(o.entry is None for o in found)
     lockfile.forget()
@@ -111,6 +116,7 @@ def _label(tried: Candidate | Entry) -> str:
 def _predict(
     profile: Profile, ops: list[str] | None, implementations: list[str] | None, grid: str, dtypes: list[str]
 ) -> None:  # fmt: skip
+    known_implementations(implementations)
     size, kind = grid_of(grid), torch.device("cpu" if profile.vendor == "cpu" else "cuda")
     rows = []
     for name in dtypes:

@@ -9,6 +9,7 @@ needs at every import; it loads the other half, and pydantic, only where there i
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -73,24 +74,17 @@ def _in_force(profile: Profile) -> Mapping[str, Mapping[str, Entry]]:
     document = None if path is None or path == settings.NO_LOCKFILE else _loaded(path)
     if document is None:
         return {}
-    from ferryman.dispatch.lockfile_document import differing, stale
+    from ferryman.dispatch.lockfile_document import differing, holding
 
     other = differing(document, profile)
     if other:
         if setting is not None:
             warnings.warn(f"lockfile ignored for {profile.name}: {'; '.join(other)}", stacklevel=2)
         return {}
-    held: dict[str, dict[str, Entry]] = {}
-    dropped: dict[str, int] = {}
-    for op, entries in document.choices.items():
-        for key, entry in entries.items():
-            why = stale(op, entry)
-            if why is None:
-                held.setdefault(op, {})[key] = entry
-            else:
-                dropped[f"{op}: {why}"] = dropped.get(f"{op}: {why}", 0) + 1
-    if dropped and setting is not None:
-        told = "; ".join(f"{why} ({count} entries)" for why, count in dropped.items())
+    held, others = holding(document)
+    if others and setting is not None:
+        counts = Counter(f"{op}: {why}" for op, _, why in others)
+        told = "; ".join(f"{why} ({count} entries)" for why, count in counts.items())
         warnings.warn(f"entries of the lockfile ignored: {told}. Run ferryman tune", stacklevel=2)
     return held
 

@@ -12,21 +12,24 @@ import datetime
 import hashlib
 import importlib.util
 import json
-import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import filelock
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import Self
 
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
+from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import LockfileError
+from ferryman.ops.clauses import REQUIRED
 from ferryman.ops.primitive import IDENTIFIER
 
 VERSION = 3  # 3: the work of what was measured, for regions beside it. 2: all candidates, the kernels' digest
@@ -37,8 +40,11 @@ _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
 _RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
 _SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/portable.cuh", "backends/simt/rows.cuh",
            "backends/simt/rows.py", "backends/simt/cluster.cuh", "backends/simt/whole.cuh")  # fmt: skip
+_TENSOR = re.compile(r"[a-z0-9_]+\[((0|2\^\d{1,2}),)*\d{0,18}\][csx]")
 _Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
-_Value = str | int | float | bool | None
+_Configuration = dict[Literal["name"], Annotated[str, Field(min_length=1, max_length=200)]]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
 
 class _Model(BaseModel):
@@ -50,9 +56,14 @@ class Candidate(_Model):
     implementation's own plan."""
 
     implementation: _Name
-    configuration: dict[_Name, _Value] = {}
-    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    configuration: _Configuration = {}
+    seconds: _Seconds | None = None
     error: Annotated[str, Field(max_length=1000)] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was tried and did not do; one that its own conditions keep from this call did not fail."""
+        return self.error is not None and REQUIRED not in self.error
 
 
 class Entry(_Model):
@@ -62,15 +73,23 @@ class Entry(_Model):
     """
 
     implementation: _Name
-    configuration: dict[_Name, _Value] = {}
-    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    configuration: _Configuration = {}
+    seconds: _Seconds
+    noise: _Amount | None = None
     kernels: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    bytes: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    bytes: _Amount | None = None
+    flops: _Amount | None = None
     case: Annotated[str, Field(max_length=200)] = ""
     time: Annotated[str, Field(max_length=40)] = ""
     candidates: Annotated[list[Candidate], Field(max_length=64)] = []
+
+    @model_validator(mode="after")
+    def _is_a_candidate(self) -> Self:
+        chosen = (self.implementation, self.configuration)
+        timed = [(c.implementation, c.configuration) for c in self.candidates if c.seconds is not None]
+        if self.candidates and chosen not in timed:
+            raise ValueError(f"the choice is {' '.join((chosen[0], *chosen[1].values()))}; required: a timed candidate")
+        return self
 
     def configuration_of(self, implementation: str) -> str:
         """The name of the choice's configuration, or of the fastest one of another implementation; "": its own plan."""
@@ -150,8 +169,8 @@ def load(path: Path) -> Lockfile:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise LockfileError(f"{path} is {path.stat().st_size} bytes; required: at most {_MAX_BYTES}")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, a number without end
         raise LockfileError(f"{path} cannot be read as JSON: {error}. Write it again, or unset the setting") from error
     found = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
     if not isinstance(raw, dict) or raw.get("kind") != "ferryman-lockfile" or found != VERSION:
@@ -164,35 +183,61 @@ def load(path: Path) -> Lockfile:
         raise LockfileError(f"{path} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ValueError(f"{twice!r} stands twice in one object, as after a merge")
+    return found
+
+
+def writable(path: Path, profile: Profile) -> None:
+    """Raises LockfileError where `record` would; makes no file, but the folder."""
+    _locked(path, lambda real: None if real.exists() and _loaded(real, profile) else _probe(real))
+
+
 def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
     """Merge measured entries into a lockfile, or begin it: whole, under a lock, the new entry before the old.
 
-    Raises LockfileError where the file is damaged, is of another device or release, or stays locked.
+    Raises LockfileError where the file is damaged, is of another device or release, cannot be written, or stays locked.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _locked(path, lambda real: _merge(real, profile, measured))
+
+
+def _locked(path: Path, work: Callable[[Path], None]) -> None:
+    """``work`` on the file itself, which ``path`` may link to, so that all writers have one lock."""
     try:
-        with filelock.FileLock(f"{path}.lock", timeout=_LOCK_SECONDS):
-            _merge(path, profile, measured)
+        real = path.resolve()
+        real.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{real}.lock", timeout=_LOCK_SECONDS):
+            work(real)
     except filelock.Timeout as error:
-        raise LockfileError(f"{path} stays locked by another process: remove {path}.lock if none runs") from error
+        raise LockfileError(f"{path} stays locked by another process: remove {real}.lock if none runs") from error
+    except OSError as error:
+        raise LockfileError(f"{path} cannot be written: {error}. Name another file") from error
+
+
+def _probe(path: Path) -> None:
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+
+
+def _loaded(path: Path, profile: Profile) -> Lockfile:
+    document = load(path)
+    other = differing(document, profile)
+    if other:
+        raise LockfileError(f"{path} is not of this machine: {'; '.join(other)}. Name another file")
+    return document
 
 
 def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
     choices: dict[str, dict[str, Entry]] = {}
     if path.exists():
-        document = load(path)
-        other = differing(document, profile)
-        if other:
-            raise LockfileError(f"{path} is not of this machine: {'; '.join(other)}. Name another file")
-        choices = {op: dict(entries) for op, entries in document.choices.items()}
+        choices = {op: dict(entries) for op, entries in _loaded(path, profile).choices.items()}
     for op, entries in measured.items():
         choices.setdefault(op, {}).update(entries)
     made = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
-    text = made.model_dump_json(indent=1, exclude_defaults=False) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:
-        out.write(text)
-    os.chmod(out.name, 0o644)
-    os.replace(out.name, path)
+    write_whole(path, (made.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
 
 
 def now() -> str:
@@ -215,10 +260,41 @@ def _release(value: str | int | None, length: int | None) -> str | int | tuple[s
     return value if length is None or not isinstance(value, str) else tuple(value.split("+")[0].split(".")[:length])
 
 
-def stale(op: str, entry: Entry) -> str | None:
-    """Why an entry does not hold with what is installed; None where it does."""
+def stale(op: str, entry: Entry, region: str | None = None) -> str | None:
+    """Why an entry (of a region) does not hold with what is installed; None where it does."""
     if op not in registry.primitives():
         return f"there is no op {op!r}"
-    if entry.implementation not in {line.name for line in registry.implementations(op)}:
+    lines = {line.name: line for line in registry.implementations(op)}
+    if entry.implementation not in lines:
         return f"{op} has no implementation {entry.implementation!r}"
+    if entry.configuration and lines[entry.implementation].configurations is None:
+        return (
+            f"{op}'s {entry.implementation} has no configurations, and the entry names {entry.configuration['name']!r}"
+        )
+    if region is not None and not _describes(region, op):
+        return f"no call of {op} has the region {region[:80]!r}"
     return None if entry.kernels == digest(op) else "its kernels changed since it was measured"
+
+
+def _describes(region: str, op: str) -> bool:
+    """Whether a region is written as `lockfile.region` writes those of an op."""
+    said = [part.partition("=") for part in region.split(" ")]
+    names = registry.primitive(op).names
+    return [name for name, _, _ in said] == list(names) and all(
+        _TENSOR.fullmatch(value) or value == "None" or registry.primitive(op).types[name].rstrip("?") != "Tensor"
+        for name, _, value in said
+    )
+
+
+def holding(document: Lockfile) -> tuple[dict[str, dict[str, Entry]], list[tuple[str, str, str]]]:
+    """The entries that hold with what is installed, by op and region; and of the others op, region, and why not."""
+    held: dict[str, dict[str, Entry]] = {}
+    others = []
+    for op, entries in document.choices.items():
+        for region, entry in entries.items():
+            why = stale(op, entry, region)
+            if why is None:
+                held.setdefault(op, {})[region] = entry
+            else:
+                others.append((op, region, why))
+    return held, others

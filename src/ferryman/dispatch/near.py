@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ class Prediction:
     seconds: Mapping[str, float]
     regions: int
     distance: float
+    failed: frozenset[str] = frozenset()  # in some of the regions, though its conditions admitted the call
 
     def __str__(self) -> str:
         others = "region" if self.regions == 1 else "regions"
@@ -49,7 +50,7 @@ class Prediction:
 
     def carried(self, ratio: float) -> Prediction:
         """The same at another size of the region, whose work is ``ratio`` times as much."""
-        return Prediction({n: s * ratio for n, s in self.seconds.items()}, self.regions, self.distance)
+        return replace(self, seconds={n: s * ratio for n, s in self.seconds.items()})
 
     def goes_before(self, judged: Collection[str]) -> bool:
         """Whether it puts the order, and not the cost model, which knows an order of ``judged``: where regions are of
@@ -104,6 +105,7 @@ def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str
     """What the measured regions of an op say of a call in another; None where none is near."""
     level, weights, nearest, used = 0.0, 0.0, math.inf, 0
     behind: dict[str, tuple[float, float]] = {}  # candidate -> weighted log of its time over the best, weight
+    failed: set[str] = set()
     for other, entry in entries.items():
         apart = distance(region, other, entry)
         times = entry.times
@@ -114,10 +116,12 @@ def predict(region: str, work: cost.Work, profile: Profile, entries: Mapping[str
         weight, best = max(apart, CLOSEST) ** -2, min(times.values())
         level += weight * math.log(best / cost.scale(there, profile))
         weights, nearest, used = weights + weight, min(nearest, apart), used + 1
+        failed |= {c.implementation for c in entry.candidates if c.failed and c.implementation not in times}
         for name, seconds in times.items():
             total, heavy = behind.get(name, (0.0, 0.0))
             behind[name] = total + weight * math.log(seconds / best), heavy + weight
     if not used:
         return None
     here = cost.scale(work, profile) * math.exp(level / weights)
-    return Prediction({n: here * math.exp(total / heavy) for n, (total, heavy) in behind.items()}, used, nearest)
+    predicted = {n: here * math.exp(total / heavy) for n, (total, heavy) in behind.items()}
+    return Prediction(predicted, used, nearest, frozenset(failed))

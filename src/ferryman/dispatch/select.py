@@ -151,7 +151,7 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     seconds: dict[str, float] = {}
     held = lockfile.entries(op.name, profile)
     locked = held.get(region)
-    if locked is not None:
+    if locked is not None and profile.vendor in registry.backends()[menu[locked.implementation].backend].vendors:
         seconds = locked.times
         seconds[locked.implementation] = locked.seconds
         names, source = [locked.implementation, *sorted(seconds, key=seconds.__getitem__), *names], "lockfile"
@@ -162,7 +162,8 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         judged = {name for name, (_, error) in modelled.items() if error < math.inf}
         if predicted is not None and predicted.goes_before(judged):
             # regions near, but outside what a line is made for, say nothing of it
-            first = [n for n in names[:1] if menu[n].partial and n not in predicted.seconds]
+            told = {*predicted.seconds, *predicted.failed}
+            first = [n for n in names[:1] if menu[n].partial and n not in told]
             names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
             names = [*first, *names]
         else:

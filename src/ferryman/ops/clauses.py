@@ -15,6 +15,7 @@ import torch
 
 _PATH = re.compile(r"(?P<arg>[a-z_0-9]+)(\.(?P<attr>shape|stride|dtype|dim|aligned)(\[(?P<index>-?\d+)\])?)?")
 EXTRA_FACTS = ("aligned", "tf32", "deterministic")
+REQUIRED = "; required: "  # between the actual value and the condition in a reason
 
 
 class View(Protocol):
@@ -45,7 +46,7 @@ class Clause:
     def reason(self, view: View) -> str | None:
         """None when the clause holds; otherwise actual against required."""
         actual = self.measure(view)
-        return None if self.test(actual) else f"{', '.join(self.facts)} is {_show(actual)}; required: {self.text}"
+        return None if self.test(actual) else f"{', '.join(self.facts)} is {_show(actual)}{REQUIRED}{self.text}"
 
     def __str__(self) -> str:
         return self.text

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import CapsuleError, ResultError
 from ferryman.porting import capsule_format
 from ferryman.porting.fills import DTYPES, dtype_name
-from ferryman.porting.process import write_whole
 from ferryman.porting.results import UNPRINTABLE, Name, Results, parse
 
 MOST_CASES = 20_000

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -45,18 +42,3 @@ def device_lost(device: torch.device) -> str | None:
     except RuntimeError as error:
         return f"the device was lost to an earlier kernel: {str(error).splitlines()[0][:300]}"
     return None
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Written beside and renamed: no reader meets half a file, and a failure leaves the old one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(data)
-            file.close()
-            temporary.chmod(0o644)
-            os.replace(temporary, path)
-        except BaseException:  # a full disk, an interrupt: the half-written file goes, and the error rises
-            temporary.unlink(missing_ok=True)
-            raise

@@ -24,10 +24,10 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "triton", _OVER, module="loss_kernels", replayable=True),
     *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
     *menu(_HERE, "cuda", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
-    *menu(_HERE, "cuda", "cross_entropy_inplace_grad", module="simt_loss_kernels", when=_CLUSTERS, replayable=True),
-    *menu(
-        _HERE, "cuda", "cross_entropy cross_entropy_backward", module="simt_loss_kernels", when=_ODD, replayable=True
-    ),
+    *menu(_HERE, "cuda", "cross_entropy_inplace_grad", module="simt_loss_kernels", when=_CLUSTERS, replayable=True,
+          partial=True),
+    *menu(_HERE, "cuda", "cross_entropy cross_entropy_backward", module="simt_loss_kernels", when=_ODD,
+          replayable=True, partial=True),
     *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
     *menu(_HERE, "hip", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
-)
+)  # fmt: skip

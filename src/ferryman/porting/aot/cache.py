@@ -12,7 +12,7 @@ from typing import Any
 
 from ferryman import backends
 from ferryman.backends.simt.launcher import cache_directory
-from ferryman.porting.process import write_whole
+from ferryman.dispatch.whole_file import write_whole
 
 _DIGEST = hashlib.sha256().digest_size
 # What compiles, and reads what was compiled: a change of these makes every entry old.

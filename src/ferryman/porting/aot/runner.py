@@ -16,11 +16,11 @@ from typing import Any
 from ferryman.backends.artefacts import MANIFEST, OBJECTS, Entry, Manifest
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
+from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ArgumentError
 from ferryman.porting.aot import cache, gates, pool
 from ferryman.porting.aot.groups import Group, families_of, groups_of
 from ferryman.porting.aot.targets import backends_of
-from ferryman.porting.process import write_whole
 
 TIMEOUT_SECONDS = 120.0  # for one kernel: the slowest takes 5 s on an idle core
 LIST_SECONDS = 300.0

@@ -28,12 +28,7 @@ class Held:
 def check(path: Path, profile: Profile) -> Held:
     """Compare a lockfile with this machine. Raises LockfileError for a damaged one."""
     document = lockfile_document.load(path)
-    stale = [
-        (op, key, why)
-        for op, entries in document.choices.items()
-        for key, entry in entries.items()
-        if (why := lockfile_document.stale(op, entry)) is not None
-    ]
+    _, stale = lockfile_document.holding(document)
     count = sum(map(len, document.choices.values()))
     return Held(count, lockfile_document.differing(document, profile), stale)
 
@@ -52,10 +47,7 @@ def covered(path: Path, profile: Profile, calls: Iterable[tuple[Primitive, Seque
     """What the lockfile's entries that hold say of calls (their tensors may be on "meta"), op by op."""
     document = lockfile_document.load(path)
     usable = not lockfile_document.differing(document, profile)
-    held = {
-        op: {key: entry for key, entry in entries.items() if lockfile_document.stale(op, entry) is None}
-        for op, entries in document.choices.items() if usable
-    }  # fmt: skip
+    held = lockfile_document.holding(document)[0] if usable else {}
     found: dict[str, list[int]] = {}
     for op, args in calls:
         entries, region = held.get(op.name, {}), lockfile.region(op, args)

@@ -75,12 +75,9 @@ def tune(
     """
     place, size = placed(device), grid.grid_of(grid_name)
     profile = select.profile_for(place)
-    lockfile_document.record(path, profile, {})  # a file that cannot be written to is found before the work
     chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
-    known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
-    for name in implementations or ():
-        if name not in known:
-            raise UnknownName("implementation", name, known)
+    known_implementations(implementations)
+    lockfile_document.writable(path, profile)  # else it would be found after the work
     held = {} if again else _held(path)
     cells, outcomes = [], []
     preferred: dict[str, list[str]] = {}
@@ -88,7 +85,7 @@ def tune(
         names = preferred[op.name] = _candidates(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
             entry = held.get((op.name, f"{case.name} {dtype_name(dtype)}"))
-            if entry is not None:
+            if entry is not None and set(names) <= {c.implementation for c in entry.candidates}:
                 outcomes.append(Outcome(op.name, case.name, "kept", entry))
             else:
                 cells.append(_Cell(op, case.name, names))
@@ -110,15 +107,20 @@ def tune(
     return outcomes
 
 
+def known_implementations(names: Sequence[str] | None) -> None:
+    """Raises UnknownName for one that no op has."""
+    known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
+    for name in names or ():
+        if name not in known:
+            raise UnknownName("implementation", name, known)
+
+
 def _held(path: Path) -> dict[tuple[str, str], Entry]:
     """What the lockfile has that still holds, by op, and case with dtype."""
-    document = lockfile_document.load(path)
-    return {
-        (op, entry.case): entry
-        for op, entries in document.choices.items()
-        for entry in entries.values()
-        if lockfile_document.stale(op, entry) is None
-    }
+    if not path.exists():
+        return {}
+    held, _ = lockfile_document.holding(lockfile_document.load(path))
+    return {(op, entry.case): entry for op, entries in held.items() for entry in entries.values()}
 
 
 def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
