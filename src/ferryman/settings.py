@@ -27,18 +27,25 @@ def _switch(text: Any) -> bool:
 
 
 def _names(text: Any) -> tuple[str, ...]:
-    parts = text if isinstance(text, list) else str(text).split(",")
-    if not all(isinstance(p, str) for p in parts):
+    parts = text.split(",") if isinstance(text, str) else text
+    if not isinstance(parts, list) or not all(isinstance(p, str) for p in parts):
         raise ValueError("names separated by commas")
     return tuple(p.strip() for p in parts if p.strip())
 
 
 def _path(text: Any) -> Path | None:
-    return Path(str(text)).expanduser() if text else None
+    if not isinstance(text, str) or "\0" in text:
+        raise ValueError("a path, as text without a NUL")
+    try:
+        return Path(text).expanduser() if text else None
+    except RuntimeError as error:
+        raise ValueError("a path; the home directory that its ~ stands for is unknown, so write it out") from error
 
 
 def _word(text: Any) -> str | None:
-    return str(text) or None
+    if not isinstance(text, str):
+        raise ValueError("a name")
+    return text or None
 
 
 @dataclass(frozen=True)
@@ -77,34 +84,53 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _pyproject() -> Mapping[str, Any]:
+def _pyproject() -> Mapping[str, tuple[str, Any]]:
+    """Each key that pyproject.toml sets: where that is, for messages, and its value."""
     path = Path("pyproject.toml")
-    if not path.is_file():
-        return {}
     try:
-        table = _toml(path.read_text(encoding="utf-8")).get("tool", {}).get("ferryman", {})
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise SettingError(f"{path.resolve()} cannot be read: {error}") from error
+        if not path.is_file():
+            return {}
+        path = path.resolve()
+        table: Any = _toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise SettingError(f"{path} cannot be read: {error}") from error
+    for name, part in (("[tool]", "tool"), ("[tool.ferryman]", "ferryman")):
+        table = table.get(part, {})
+        if not isinstance(table, dict):
+            raise SettingError(f"{path}: {name} is {_shown(table)}; required: a table")
     for key in table:
         if key not in _BY_KEY:
-            raise UnknownName("[tool.ferryman] key", key, _BY_KEY)
-    found: Mapping[str, Any] = table
-    return found
+            raise UnknownName(f"key of [tool.ferryman] in {path}:", key, _BY_KEY)
+    return {key: (f"{path}: [tool.ferryman] {key}", value) for key, value in table.items()}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}.."
 
 
 def get(key: str) -> Any:
-    """The value of a setting now. Raises SettingError naming the variable or key, with what it accepts."""
+    """The value of a setting now. Raises SettingError naming the variable, or file and key, with what it accepts.
+
+    Raises UnknownName where pyproject.toml has a key that is no setting.
+    """
     setting = _BY_KEY[key]
     if setting.variable in os.environ:
         origin, raw = setting.variable, os.environ[setting.variable]
     elif key in _pyproject():
-        origin, raw = f"[tool.ferryman] {key}", _pyproject()[key]
+        origin, raw = _pyproject()[key]
     else:
         return setting.default
     try:
         return setting.read(raw)
     except ValueError as error:
-        raise SettingError(f"{origin} is {raw!r}; required: {error}") from error
+        raise SettingError(f"{origin} is {_shown(raw)}; required: {error}") from error
+
+
+def check() -> None:
+    """Raise what `get` raises for the first setting that cannot be read."""
+    for setting in TABLE:
+        get(setting.key)
 
 
 def forget() -> None:

@@ -74,6 +74,12 @@ def test_a_cache_is_measured_and_an_unwritable_one_is_reported(tmp_path: Path, m
     assert "cannot be written" in doctor._cache("ours", tmp_path / "not" / "there")["problem"]
 
 
+def test_a_cache_whose_name_is_too_long_is_reported(tmp_path: Path) -> None:
+    done = ferryman("doctor", "--json", FERRYMAN_CACHE_DIR=str(tmp_path / ("a" * 5000)))
+    assert done.code == 0
+    assert "cannot be written (File name too long)" in json.loads(done.out)["caches"][0]["problem"]
+
+
 def test_advice_for_a_numpy_that_breaks_the_interpreter() -> None:
     here = [profile("cpu")]
     assert any("numpy<2.4" in a for a in doctor._advice({"triton": "3.6.0", "numpy": "2.5.2"}, here))

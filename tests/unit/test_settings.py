@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,12 +71,91 @@ def test_bad_projects(project: Path) -> None:
     for text, error, message in (
         ("[tool.ferryman]\nbackends = 'cuda'\n", UnknownName, "'backends'; nearest: backend"),
         ("[tool.ferryman]\nbackend = [1]\n", SettingError, r"\[tool.ferryman\] backend is \[1\]"),
+        ("[tool.ferryman]\nbackend = 3\n", SettingError, r"pyproject.toml: \[tool.ferryman\] backend is 3; required: "),
         ("[tool.ferryman\n", SettingError, "pyproject.toml cannot be read"),
+        ("a = " + "[" * 5000, SettingError, "pyproject.toml cannot be read"),
+        ("[tool]\nferryman = 3\n", SettingError, r"pyproject.toml: \[tool.ferryman\] is 3; required: a table"),
+        ("tool = 3\n", SettingError, r"pyproject.toml: \[tool\] is 3; required: a table"),
     ):
         project.write_text(text)
         settings.forget()
         with pytest.raises(error, match=message):
             settings.get("backend")
+
+
+@needs_tomllib
+def test_what_is_no_text_is_no_path_and_no_name(project: Path) -> None:
+    for key in ("artefacts", "cache_dir", "profile", "test_device"):
+        project.write_text(f"[tool.ferryman]\n{key} = 3\n")
+        settings.forget()
+        with pytest.raises(SettingError, match=rf"\[tool.ferryman\] {key} is 3; required: a (path|name)"):
+            settings.get(key)
+
+
+@needs_tomllib
+def test_a_long_value_is_cut(project: Path) -> None:
+    project.write_text(f"[tool]\nferryman = {[0] * 1000}\n")
+    with pytest.raises(SettingError, match=r"\.\.; required: a table") as caught:
+        settings.get("backend")
+    assert len(str(caught.value)) < 300 + len(str(project))
+
+
+def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@needs_tomllib
+@pytest.mark.parametrize(
+    ("verb", "text", "message"),
+    [
+        ("doctor", "[tool.ferryman]\nlockfil = 'x'\n", "unknown key of [tool.ferryman] in {}: 'lockfil'; nearest: "),
+        ("devices", "[tool.ferryman]\nlockfil = 'x'\n", "unknown key of [tool.ferryman] in {}: 'lockfil'; nearest: "),
+        ("doctor", "[tool.ferryman]\nbackend = [1]\n", "{}: [tool.ferryman] backend is [1]; required: names"),
+        ("doctor", "[tool]\nferryman = 3\n", "{}: [tool.ferryman] is 3; required: a table"),
+        ("doctor", "tool = 3\n", "{}: [tool] is 3; required: a table"),
+        ("doctor", '[tool.ferryman]\nartefacts = "a\\u0000b"\n',
+         "{}: [tool.ferryman] artefacts is 'a\\x00b'; required: a path, as text without a NUL"),
+    ],
+)  # fmt: skip
+def test_the_command_says_what_is_wrong_in_a_project(project: Path, verb: str, text: str, message: str) -> None:
+    project.write_text(text)
+    done = _run("-m", "ferryman", verb)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("ferryman: " + message.format(project.resolve()))
+
+
+@pytest.mark.parametrize("variable", ["FERRYMAN_LOCKFILE", "FERRYMAN_CACHE_DIR"])
+def test_the_command_says_whose_home_is_unknown(variable: str) -> None:
+    done = _run("-m", "ferryman", "doctor", **{variable: "~nosuch/x"})
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"ferryman: {variable} is '~nosuch/x'; required: a path")
+
+
+_FIRST_CALL = """
+import torch
+import ferryman
+rms_norm, x, weight = ferryman.ops.rms_norm, torch.ones(2, 4), torch.ones(4)
+for call in (rms_norm, torch.compile(rms_norm, backend="eager")):
+    try:
+        call(x, weight)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@needs_tomllib
+def test_importing_works_and_the_first_call_raises(project: Path) -> None:
+    project.write_text("[tool.ferryman]\nlockfil = 'x'\n")
+    done = _run("-c", _FIRST_CALL)
+    assert done.returncode == 0, done.stderr
+    eager, compiled = [line for line in done.stdout.splitlines() if "lockfil" in line]
+    assert eager.startswith("UnknownName unknown key of [tool.ferryman]")
+    assert "unknown key of [tool.ferryman]" in compiled
 
 
 def test_the_table_says_all_of_it() -> None:

@@ -167,11 +167,18 @@ def _cache(name: str, path: Path) -> dict[str, Any]:
             except OSError:  # another process replaced it meanwhile
                 continue
             files += 1
-    nearest = next(p for p in (path, *path.parents) if p.exists())
-    problem = (
-        None if os.access(nearest, os.W_OK) else f"{nearest} cannot be written: kernels are compiled again each time"
-    )
-    return {"cache": name, "path": str(path), "files": files, "bytes": count, "problem": problem}
+    return {"cache": name, "path": str(path), "files": files, "bytes": count, "problem": _unwritable(path)}
+
+
+def _unwritable(path: Path) -> str | None:
+    """Why nothing can be kept under a path; None where something can be."""
+    try:
+        nearest = next(p for p in (path, *path.parents) if p.exists())
+    except OSError as error:  # a name that no file system takes
+        return f"cannot be written ({error.strerror}): kernels are compiled again each time"
+    if os.access(nearest, os.W_OK):
+        return None
+    return f"{nearest} cannot be written: kernels are compiled again each time"
 
 
 def _settings() -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import sys
 import typer
 
 import ferryman
+from ferryman import settings
 from ferryman.cli import (
     bench,
     check,
@@ -62,7 +63,8 @@ def _version(wanted: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
 ) -> None:
-    """Options that stand before a verb."""
+    """Options that stand before a verb. No verb begins with a setting that cannot be read."""
+    settings.check()
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from ferryman.errors import FerrymanError
+
 Request = Mapping[str | None, tuple[str, ...]]  # op name, or None for every op -> ordered implementations
 _lock = threading.Lock()
 requests = 0
@@ -84,10 +86,17 @@ def _count(change: int) -> None:
 
 
 def count_settings() -> None:
-    """Let a request that comes from settings keep torch.compile from lowering ops to their definitions."""
+    """Let a request that comes from settings keep torch.compile from lowering ops to their definitions.
+
+    Settings that cannot be read count as a request: importing works, and the first call, compiled or not, raises.
+    """
     from ferryman import settings
 
-    _count(1 if settings.get("backend") else 0)
+    try:
+        asked = bool(settings.get("backend"))
+    except FerrymanError:
+        asked = True  # every call asks `base`, which raises it again
+    _count(1 if asked else 0)
 
 
 @contextmanager
