@@ -9,7 +9,11 @@ cell does not turn them), drawn a little towards what any sound kernel does, so 
 something; then what they miss, as a Gaussian process with an exponential kernel has it. It prints the regret of the
 choices that the model makes for cells that were left out of the fit, one by one and by whole families (an op at one
 width, one weight, one number of heads), beside the profile's preference alone. --write puts the file beside the device
-profile.
+profile, unless an op that stands in the present one would vanish (--drop says that it may).
+
+It says of each file what was left out: times of kernels that changed since (stale), of cases that nobody knows, and of
+cells that are not to be trusted. Exits with 1 if a file gives no times or --write is refused, with 2 if a file cannot
+be read.
 """
 
 from __future__ import annotations
@@ -23,24 +27,27 @@ import math
 import re
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
 from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry
+from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting.bench import document, grid
 from ferryman.porting.cases import forward_of
+from ferryman.porting.process import write_whole
 
 DATA = Path(__file__).parents[1] / "src" / "ferryman" / "device_profiles" / "data"
 START = np.log([cost.LAUNCH_SECONDS, 0.75, 0.65])  # fixed seconds, shares of bandwidth and of peak
@@ -52,6 +59,8 @@ LEAST_ERROR = 0.01
 ENOUGH_ROWS = 6  # cells for calls of few rows to be a kind of their own
 FEW_ERROR = 0.05  # with too few cells: what H200's row operations at one size miss at twice or half of it
 GRIDS: tuple[Literal["small", "full"], ...] = ("small", "full")
+STALE, UNKNOWN, UNTRUSTED = "stale", "of unknown cases", "not to be trusted"
+READ = "a document of ferryman bench, a lockfile, or a table of benchmarks/linear.py or benchmarks/regret.py"
 
 
 @dataclass(frozen=True)
@@ -68,57 +77,138 @@ class Measured:
         return f"{self.op} {self.work.dtype.itemsize * 8}"
 
 
-def cells(path: Path, profile: Profile) -> Iterator[Measured]:
-    """What a file holds of a device, as far as its cases are known."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Row(BaseModel):
+    m: int
+    n: int
+    k: int
+    us: Positive
+    cublas_us: Positive
+
+
+class _LinearTable(BaseModel):
+    """What `benchmarks/linear.py` writes."""
+
+    device: str
+    rows: list[_Row]
+
+
+class _Place(BaseModel):
+    profile: str
+
+
+class _Judged(BaseModel):
+    op: str
+    case: str
+    failed: str | None = None
+    seconds: dict[str, Positive] = {}
+    hopeless: dict[str, Positive] = {}
+    untrusted: list[str] = []
+
+
+class _RegretTable(BaseModel):
+    """What `benchmarks/regret.py` writes, as far as it is read here."""
+
+    environment: _Place
+    dtype: str
+    cells: list[_Judged]
+
+
+Form = TypeVar("Form", bound=BaseModel)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ResultError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ResultError(f"{path} holds a {type(raw).__name__}; required: {READ}")
+    return raw
+
+
+def _parsed(form: type[Form], raw: dict[str, Any], path: Path) -> Form:
+    try:
+        return form.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ResultError(f"{path} is damaged, or none of {READ}: {place}: {first['msg']}") from error
+
+
+def _require(path: Path, found: object, profile: Profile) -> None:
+    if found != profile.name:
+        raise ResultError(f"{path} is of {found}, not of {profile.name}")
+
+
+def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) -> Iterator[Measured]:
+    """What a file holds of a device. ``left_out`` counts the times that are not given, by why.
+
+    Raises FerrymanError for a file that cannot be read, is damaged, or is of another device.
+    """
+    gone: Counter[str] = Counter() if left_out is None else left_out
+    raw = _read(path)
     if raw.get("kind") == document.KIND:
-        found = document.parse(raw, str(path))
-        if found.environment.profile != profile.name:
-            raise SystemExit(f"{path} is of {found.environment.profile}, not of {profile.name}")
-        for cell in found.cells:
-            case = _case(cell.op, cell.case)
-            if case is None or cell.untrusted:
+        benchmark = document.parse(raw, str(path))
+        _require(path, benchmark.environment.profile, profile)
+        for timed in benchmark.cells:
+            case = _case(timed.op, timed.case)
+            known = {
+                times.name: times.seconds for times in timed.times
+                if times.role == "implementation" and times.seconds is not None and times.note is None
+            }  # fmt: skip
+            if case is None or timed.untrusted:
+                gone[UNKNOWN if case is None else UNTRUSTED] += len(known)
                 continue
-            work, region = _work(cell.op, case, getattr(torch, cell.dtype))
-            for times in cell.times:
-                if times.role == "implementation" and times.seconds is not None and times.note is None:
-                    yield Measured(cell.op, cell.case, times.name, times.seconds, work, region)
-        return
-    if raw.get("kind") == "ferryman-lockfile":
-        if raw["stamp"]["profile"] != profile.name:
-            raise SystemExit(f"{path} is of {raw['stamp']['profile']}, not of {profile.name}")
-        for op, entries in lockfile_document.load(path).choices.items():
+            yield from _of(timed.op, case, calls.dtype_of(timed.dtype), known)
+    elif raw.get("kind") == "ferryman-lockfile":
+        locked = lockfile_document.load(path)
+        _require(path, locked.stamp.get("profile"), profile)
+        for op, entries in locked.choices.items():
             for entry in entries.values():
                 name, _, dtype = entry.case.rpartition(" ")
                 case = _case(op, name)
-                if case is not None and lockfile_document.stale(op, entry) is None:
-                    work, region = _work(op, case, getattr(torch, dtype))
-                    for implementation, seconds in entry.times.items():
-                        yield Measured(op, name, implementation, seconds, work, region)
-        return
-    if raw.get("kind") == "ferryman-regret":
-        if raw["environment"]["profile"] != profile.name:
-            raise SystemExit(f"{path} is of {raw['environment']['profile']}, not of {profile.name}")
-        for cell in raw["cells"]:
-            if "failed" not in cell and not cell["untrusted"]:
-                case = _case(cell["op"], cell["case"]) or drawn_case(cell["op"], cell["case"])
-                work, region = _work(cell["op"], case, calls.dtype_of(raw["dtype"]))
-                for name, seconds in (cell["seconds"] | cell["hopeless"]).items():
-                    if "," not in name:  # an implementation's own plan beside its tuned configuration
-                        yield Measured(cell["op"], cell["case"], name, seconds, work, region)
-        return
-    if raw["device"] not in profile.identity.names:
-        raise SystemExit(f"{path} is of {raw['device']}, not of {profile.name} ({', '.join(profile.identity.names)})")
-    for row in raw["rows"]:
-        m, n, k = row["m"], row["n"], row["k"]
-        case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
-        work, region = _work("linear", case, torch.bfloat16)
-        yield Measured("linear", case.name, "cuda", row["us"] * 1e-6, work, region)
-        yield Measured("linear", case.name, "torch", row["cublas_us"] * 1e-6, work, region)
+                if case is None or lockfile_document.stale(op, entry) is not None:
+                    gone[UNKNOWN if case is None else STALE] += len(entry.times)
+                    continue
+                yield from _of(op, case, calls.dtype_of(dtype), entry.times)
+    elif raw.get("kind") == "ferryman-regret":
+        table = _parsed(_RegretTable, raw, path)
+        _require(path, table.environment.profile, profile)
+        for cell in table.cells:
+            case = _case(cell.op, cell.case) or drawn_case(cell.op, cell.case)
+            # not an implementation's own plan beside its tuned configuration
+            known = {name: s for name, s in (cell.seconds | cell.hopeless).items() if "," not in name}
+            if case is None or cell.failed is not None or cell.untrusted:
+                gone[UNKNOWN if case is None else UNTRUSTED] += len(known)
+                continue
+            yield from _of(cell.op, case, calls.dtype_of(table.dtype), known)
+    else:
+        products = _parsed(_LinearTable, raw, path)
+        if products.device not in profile.identity.names:
+            names = ", ".join(profile.identity.names)
+            raise ResultError(f"{path} is of {products.device}, not of {profile.name} ({names})")
+        for row in products.rows:
+            m, n, k = row.m, row.n, row.k
+            case = Case(f"{m}x{n}x{k}", {"x": TensorSpec((m, k)), "weight": TensorSpec((n, k)), "bias": None})
+            known = {"cuda": row.us * 1e-6, "torch": row.cublas_us * 1e-6}
+            yield from _of("linear", case, torch.bfloat16, known)
+
+
+def _of(op: str, case: Case, dtype: torch.dtype, times: Mapping[str, float]) -> Iterator[Measured]:
+    work, region = _work(op, case, dtype)
+    for implementation, seconds in times.items():
+        yield Measured(op, case.name, implementation, seconds, work, region)
 
 
 def _case(op: str, name: str) -> Case | None:
-    known = registry.primitive(op)
+    known = registry.primitives().get(op)
+    if known is None:
+        return None
     for size in GRIDS:
         for case in grid.cases(known, size, torch.device("cuda")):
             if case.name == name:
@@ -137,9 +227,15 @@ def _regret() -> ModuleType:
     return module
 
 
-def drawn_case(op: str, name: str) -> Case:
-    known = registry.primitive(op)
-    made: Case = _regret().named((forward_of(known) or known).name, name)
+def drawn_case(op: str, name: str) -> Case | None:
+    """None where `benchmarks/regret.py` draws no shape of that name."""
+    known = registry.primitives().get(op)
+    if known is None:
+        return None
+    try:
+        made: Case = _regret().named((forward_of(known) or known).name, name)
+    except (ValueError, KeyError):  # another number of sizes, or another package's op
+        return None
     return made
 
 
@@ -351,16 +447,22 @@ def main() -> None:
     parser.add_argument("profile")
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="put the file beside the profile")
+    parser.add_argument("--drop", action="store_true", help="ops of the present file may vanish")
     given = parser.parse_args()
+    try:
+        _run(given)
+    except FerrymanError as error:
+        sys.stderr.write(f"fit_costs: {error}\n")
+        raise SystemExit(2) from None
+
+
+def _run(given: argparse.Namespace) -> None:
     profile = profile_of(given.profile)
-    measured, sources = [], []
-    for path in given.files:
-        found = list(cells(path, profile))
-        measured += found
-        sources.append(
-            {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "times": len(found)}
-        )
+    measured, sources = _gathered(given.files, profile)
     fitted = table(measured, profile)
+    target = DATA / f"{profile.name}.costs.json"
+    if given.write and not given.drop:
+        _require_all(target, fitted)
     for group, kinds in fitted.items():
         for kind, lines in kinds.items():
             told = f"{group}{' one' if kind.startswith(cost.ONE) else ''}"
@@ -378,7 +480,46 @@ def main() -> None:
         stamp = {"fitted": datetime.date.today().isoformat(), "by": "benchmarks/fit_costs.py", "from": sources}
         text = written(fitted, profile, stamp)
         cost.load(text, "the fitted file", profile.name)
-        (DATA / f"{profile.name}.costs.json").write_text(text, encoding="utf-8")
+        try:
+            write_whole(target, text.encode())
+        except OSError as error:
+            raise FerrymanError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def _gathered(files: Sequence[Path], profile: Profile) -> tuple[list[Measured], list[dict[str, Any]]]:
+    """The times of all files, and what the stamp says of them. Exits with 1 where a file gives none."""
+    measured: list[Measured] = []
+    sources: list[dict[str, Any]] = []
+    empty = []
+    for path in files:
+        left_out: Counter[str] = Counter()
+        found = list(cells(path, profile, left_out))
+        measured += found
+        sources.append(
+            {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "times": len(found)}
+        )
+        why = ", ".join(f"{left_out[reason]} {reason}" for reason in (STALE, UNKNOWN, UNTRUSTED) if left_out[reason])
+        print(f"{path}: {len(found)} times{'; left out: ' if why else ''}{why}")
+        if not found:
+            empty.append(f"{path} ({why or 'it holds none'})")
+    if empty:
+        raise SystemExit(f"fit_costs: no times in {'; '.join(empty)}: measure again, or leave the file out")
+    return measured, sources
+
+
+def _require_all(target: Path, fitted: Table) -> None:
+    """Exits with 1 where an op of the present file has no times any more."""
+    if not target.exists():
+        return
+    present = _read(target).get("ops")
+    if not isinstance(present, dict):
+        raise ResultError(f"{target} is damaged: it has no ops; --drop replaces it")
+    gone = [group for group in present if group not in fitted]
+    if gone:
+        raise SystemExit(
+            f"fit_costs: {target} was not written, as these would vanish: {', '.join(gone)} (op, bits of its dtype); "
+            "give files that have times of them, or --drop"
+        )
 
 
 def _told(values: Sequence[float]) -> str:

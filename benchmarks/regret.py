@@ -3,7 +3,8 @@
     ferryman tune --grid full --lockfile h200.lock.json
     python benchmarks/regret.py --lockfile h200.lock.json --cells 300 --json regret.json
 
-Without --lockfile, of the lockfile that ships for the device.
+Without --lockfile, of the lockfile that ships for the device. --require exits with 1 where a median or 95th percentile
+is more than issue 5 asks for on an H200, or a half of the shapes has no cell that counts. Bad use exits with 2.
 
 A process of its own, which timed nothing before, has the lockfile in force, asks dispatch what it would run, and times
 every implementation that can serve the cell, in turns, on rotated inputs (as `ferryman bench` does); the choice twice.
@@ -34,11 +35,13 @@ from typing import Any, Literal
 
 import torch
 
-import ferryman
 from ferryman import settings
-from ferryman.cli import calls
+from ferryman.cli import calls, documents
+from ferryman.cli.place import place
+from ferryman.device_profiles import Profile
 from ferryman.dispatch import lockfile, lockfile_document, registry, select
 from ferryman.dispatch.state import State
+from ferryman.errors import ArgumentError, FerrymanError, LockfileError
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, runner
@@ -236,7 +239,7 @@ def work(given: argparse.Namespace, start: int) -> None:
             cell = todo[index]
             try:
                 told = judge(plan, cell)
-            except (RuntimeError, ferryman.errors.FerrymanError) as error:  # out of memory, or refused: a counted cell
+            except (RuntimeError, FerrymanError) as error:  # out of memory, or refused: a counted cell
                 if device_lost(plan.device) is not None:
                     raise  # nothing more can be judged here: another process goes on after this cell
                 why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
@@ -247,17 +250,16 @@ def work(given: argparse.Namespace, start: int) -> None:
 
 
 def _plan(given: argparse.Namespace) -> tuple[runner.Plan, list[Cell]]:
-    place = placed(given.device)
+    device = placed(place(given.device, "regret"))
     names = given.op or list(registry.primitives())
     ops = [registry.primitive(name) for name in names]
-    two = ("torch", "definition") if place.type == "cpu" else ()
-    plan = runner.Plan(place, select.profile_for(place), calls.dtype_of(given.dtype), (), two, (), given.seed)
-    return plan, cells(ops, given.cells, grid.grid_of(given.grid), place, given.seed)
+    two = ("torch", "definition") if device.type == "cpu" else ()
+    plan = runner.Plan(device, select.profile_for(device), calls.dtype_of(given.dtype), (), two, (), given.seed)
+    return plan, cells(ops, given.cells, grid.grid_of(given.grid), device, given.seed)
 
 
-def supervise(given: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+def supervise(given: argparse.Namespace, todo: Sequence[Cell]) -> tuple[list[dict[str, Any]], int]:
     """Workers, one after another where one dies, until all is judged or time is up: (cells, how many were left)."""
-    _, todo = _plan(given)
     environment = {**os.environ, "FERRYMAN_LOCKFILE": str(given.lockfile.resolve())}
     environment.pop("FERRYMAN_BACKEND", None)
     end = time.monotonic() + given.seconds
@@ -371,9 +373,23 @@ def markdown(found: Sequence[dict[str, Any]], left: int, title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def unmet(found: Sequence[dict[str, Any]]) -> list[str]:
+    """What of `LIMITS` does not hold, or could not be judged."""
+    halves, told = summary(found, _half), []
+    for half, limits in LIMITS.items():
+        regret = halves.get(half, {}).get("regret")
+        if regret is None:
+            told.append(f"{half}: no cell counts; required: at least one")
+            continue
+        for name, limit in zip(("median", "p95"), limits, strict=True):
+            if regret[name] > limit:
+                told.append(f"{half}: {name} {regret[name]:.2%}; required: at most {limit:.0%}")
+    return told
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--lockfile", type=Path, default=settings.get("lockfile"))
+    parser.add_argument("--lockfile", type=Path, help="default: the setting, else the one that ships")
     parser.add_argument("--cells", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=440.0, help="of judging, then what is done is reported")
     parser.add_argument("--op", action="append", help="only this op; repeatable")
@@ -383,38 +399,78 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--require", action="store_true", help="exit with 1 where the regret is more than is asked for")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker is not None:
         work(given, given.worker)
         return
-    place = placed(given.device)
-    profile = select.profile_for(place)
-    given.lockfile = given.lockfile or lockfile.shipped(profile)
-    if given.lockfile is None:
-        parser.error(f"no lockfile ships for {profile.name}: write one with ferryman tune and name it with --lockfile")
-    document = lockfile_document.load(given.lockfile)
+    try:
+        _run(given)
+    except FerrymanError as error:
+        sys.stderr.write(f"regret: {error}\n")
+        raise SystemExit(2) from None
+
+
+def _locked(path: Path | None, profile: Profile) -> tuple[Path, lockfile_document.Lockfile]:
+    """The lockfile to judge. Raises LockfileError where there is none, or it does not hold here."""
+    path = path or settings.get("lockfile") or lockfile.shipped(profile)
+    if path is None:
+        raise LockfileError(
+            f"no lockfile ships for {profile.name}: write one with ferryman tune and name it with --lockfile"
+        )
+    if path == settings.NO_LOCKFILE:
+        raise LockfileError("the setting lockfile is none: unset it, or name a file with --lockfile")
+    document = lockfile_document.load(path)
     other = lockfile_document.differing(document, profile)
     if other:
-        raise SystemExit(f"{given.lockfile} does not hold here: {'; '.join(other)}")
+        raise LockfileError(f"{path} does not hold here: {'; '.join(other)}")
+    return path, document
+
+
+def regions(document: lockfile_document.Lockfile) -> str:
+    """How many regions are tuned, and of how many the kernels changed since, if any."""
+    every = [(op, entry) for op, entries in document.choices.items() for entry in entries.values()]
+    holding = sum(lockfile_document.stale(op, entry) is None for op, entry in every)
+    told = f"{holding} tuned regions"
+    return told if holding == len(every) else f"{told} ({len(every) - holding} more do not hold any longer)"
+
+
+def _run(given: argparse.Namespace) -> None:
+    if given.cells < 1:
+        raise ArgumentError("regret", "--cells", given.cells, "at least 1")
+    if not 0 < given.seconds < math.inf:
+        raise ArgumentError("regret", "--seconds", given.seconds, "more than 0, finite")
+    plan, todo = _plan(given)
+    profile = plan.profile
+    given.lockfile, document = _locked(given.lockfile, profile)
+    for option, path in (("--markdown", given.markdown), ("--json", given.json)):
+        if path is not None:
+            documents.require_writable(path, option)
     start = time.monotonic()
-    found, left = supervise(given)
+    found, left = supervise(given, todo)
     seconds = time.monotonic() - start
-    environment = results.environment(place, profile, given.seed, given.grid, seconds)
+    if not found:
+        raise ArgumentError(
+            "regret", "--seconds", given.seconds, f"enough for one of {len(todo)} cells; none was judged"
+        )
+    environment = results.environment(plan.device, profile, given.seed, given.grid, seconds)
     title = (
         f"{environment.device_name} ({profile.name}), torch {torch.__version__}, {given.dtype}: {len(found)} cells in "
-        f"{seconds:.0f} s, {sum(map(len, document.choices.values()))} tuned regions"
+        f"{seconds:.0f} s, {regions(document)}"
     )
     text = markdown(found, left, title)
     print(text)
     if given.markdown is not None:
-        given.markdown.write_text(text, encoding="utf-8")
+        documents.write(given.markdown, text, "--markdown")
     if given.json is not None:
         made = {"kind": "ferryman-regret", "version": 1, "environment": environment.model_dump(mode="json"),
                 "dtype": given.dtype, "noise_limit": NOISE_LIMIT, "left": left, "halves": summary(found, _half),
                 "sources": summary(found, _source), "ops": summary(found, lambda c: str(c["op"])),
                 "cells": found}  # fmt: skip
-        given.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        documents.write(given.json, json.dumps(made, indent=1), "--json")
+    if given.require and (told := unmet(found)):
+        raise SystemExit("regret: " + "; ".join(told))
 
 
 if __name__ == "__main__":

@@ -213,6 +213,13 @@ def made(times: dict[str, list[float]], noise: float = 0.0, **more: Any) -> Benc
     return document.parse(raw, "made")
 
 
+def listing(times: list[dict[str, Any]]) -> Benchmark:
+    """Of one cell with these contenders."""
+    raw = json.loads(document.dumps(made({})))
+    raw["cells"][0]["times"] = times
+    return document.parse(raw, "listing")
+
+
 def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     path.write_text(document.dumps(made({"triton": [1e-6, 2e-6, 3e-6]})))
@@ -316,6 +323,34 @@ def test_contenders_on_one_side_and_other_devices() -> None:
         compare(other, before)
 
 
+def test_what_has_nothing_in_common_is_refused_and_does_not_pass() -> None:
+    before = made({"triton": STILL})
+    with pytest.raises(ResultError, match="of another dtype: bfloat16, here float32; .*--dtype"):
+        compare(before, made({"triton": STILL}, dtype="float32"))
+    copies = [{"name": "copy", "role": "reference", "trials": STILL}]
+    for now in (made({"triton": STILL}, case="32x4096"), made({"cuda": STILL}), listing(copies)):
+        with pytest.raises(ResultError, match=r"timed triton on rms_norm 16x4096 \(1 in all\), this one has"):
+            compare(before, now)
+    with pytest.raises(ResultError, match="nothing can be compared"):
+        compare(listing(copies), listing(copies))
+
+
+def skipped(role: str) -> list[dict[str, Any]]:
+    return [{"name": "triton", "role": role, "skipped": "no room"}, {"name": "cuda", "role": role, "trials": STILL}]
+
+
+def test_one_of_ours_that_is_no_longer_timed_is_a_regression_and_a_peer_is_not() -> None:
+    before = made({"triton": STILL, "cuda": STILL})
+    found = {c.name: c for c in compare(before, listing(skipped("implementation")))}
+    assert (found["triton"].verdict, found["triton"].reason) == ("no longer timed", "no room")
+    assert found["cuda"].verdict == "same" and regressed(list(found.values()))
+    peers_before = [one | {"role": "peer", "trials": STILL, "skipped": None} for one in skipped("peer")]
+    gone = compare(listing(peers_before), listing(skipped("peer")))
+    assert {c.name: c.verdict for c in gone} == {"triton": "only before", "cuda": "same"} and not regressed(gone)
+    back = compare(listing(skipped("implementation")), before)
+    assert {c.name: c.verdict for c in back} == {"triton": "only now", "cuda": "same"} and not regressed(back)
+
+
 # -------------------------------------------------------------------------------------------------------- condition
 
 
@@ -378,10 +413,50 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
     assert done.code == 1 and "slower" in done.out and "2 of 2 slower, confirmed" in done.out
     done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--json")
     assert done.code == 0 and json.loads(done.out)["kind"] == "ferryman-benchmark"
-    raw["environment"]["device_name"] = "another"
-    fast.write_text(json.dumps(raw))
-    done = ferryman(*arguments, str(fast))
-    assert done.code == 2 and "another device" in done.err
+    # of other cases: what was timed is written all the same
+    kept = tmp_path / "kept.json"
+    fast.write_text(json.dumps(raw | {"cells": [cell | {"case": "other"} for cell in raw["cells"]]}))
+    done = ferryman(*arguments, str(fast), "--out", str(kept))
+    assert done.code == 2 and "nothing can be compared" in done.err
+    assert document.load(kept).cells and "silu_mul" in kept.with_suffix(".md").read_text()
+
+
+def test_the_command_names_what_is_no_longer_timed(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    out = tmp_path / "before.json"
+    arguments = ("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu")
+    assert ferryman(*arguments, "--out", str(out)).code == 0
+    monkeypatch.setattr(runner.select, "refusals", lambda *given: ["it broke"])
+    done = ferryman(*arguments, "--compare", str(out))
+    assert done.code == 1 and ": torch was timed before and is no longer: it broke" in done.out
+    assert done.out.rstrip().endswith("slower, confirmed; 1 no longer timed")
+
+
+def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def timed(**given: Any) -> Benchmark:
+        raise AssertionError("it was timed")
+
+    monkeypatch.setattr(bench, "run", timed)
+    other = tmp_path / "other.json"
+    other.write_text(document.dumps(made({"torch": STILL})))
+    here = made({"torch": STILL})
+    facts = runner.results.environment(CPU, runner.select.profile_for(CPU), 0, "small")
+    same = tmp_path / "same.json"
+    same.write_text(document.dumps(here.model_copy(update={"environment": facts})))
+    (tmp_path / "file").touch()
+    for given, told in (
+        (["--compare", str(other)], "of another device"),
+        (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
+        (["--out", str(tmp_path / "c.md")], "--out is "), (["--out", str(tmp_path / "c.SVG")], "--out is "),
+        (["--out", str(tmp_path / "file" / "x.json")], "cannot be written"),
+        (["--out", str(tmp_path)], "it is a folder; choose another --out"),
+    ):  # fmt: skip
+        done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", *given)
+        assert done.code == 2 and told in done.err and "Traceback" not in done.err, (given, done.err)
+    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "same.json", "file"}
 
 
 @pytest.mark.parametrize(("arguments", "told"), [

@@ -17,6 +17,7 @@ import torch
 from ferryman import ops
 from ferryman.device_profiles import profile as profile_of
 from ferryman.dispatch import cost, lockfile, lockfile_document
+from ferryman.errors import ResultError
 
 ROOT = Path(__file__).parents[2]
 H200 = profile_of("h200")
@@ -161,5 +162,98 @@ def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path:
         ("rope_backward", "triton", 1e-5), ("rope_backward", "torch", 2e-4),
     ]  # fmt: skip
     assert drawn[0].work.sizes["grad_q"] == (math.log2(3 * 4 * 3843), 7.0)
-    with pytest.raises(SystemExit, match="is of h200, not of mi300x"):
+    with pytest.raises(ResultError, match="is of h200, not of mi300x"):
         list(fitting.cells(path, profile_of("mi300x")))
+
+
+# ---------------------------------------------------------------------------------------------------- command line
+
+
+def run(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
+    """Its exit code, or the message that it exits with 1 by."""
+    monkeypatch.setattr(sys, "argv", ["fit_costs.py", *map(str, arguments)])
+    try:
+        fitting.main()
+    except SystemExit as stopped:
+        return stopped.code
+    return 0
+
+
+def locked(path: Path, kernels: str | None = None, case: str = "8192x8192 bfloat16") -> Path:
+    """A lockfile of one entry with two times."""
+    entry = lockfile_document.Entry(
+        implementation="torch", seconds=1e-5, kernels=kernels or lockfile_document.digest("softmax"), case=case,
+        candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "seconds": 2e-5}],
+    )  # fmt: skip
+    lockfile_document.record(path, H200, {"softmax": {"a": entry}})
+    return path
+
+
+@pytest.fixture
+def data(fitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of profiles' data that holds a costs file of two ops."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setattr(fitting, "DATA", folder)
+    (folder / "h200.costs.json").write_text('{"ops": {"linear 16": {}, "softmax 16": {}}}')
+    return folder / "h200.costs.json"
+
+
+def test_a_file_without_times_fails_and_says_what_was_left_out(
+    fitting: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    before = data.read_text()
+    stale = locked(tmp_path / "stale.json", kernels="0" * 64)
+    told = run(fitting, monkeypatch, "h200", stale, "--write", "--drop")
+    assert "no times in" in str(told) and "stale.json (2 stale)" in str(told) and data.read_text() == before
+    unknown = locked(tmp_path / "unknown.json", case="3x3 bfloat16")
+    assert "unknown.json (2 of unknown cases)" in str(run(fitting, monkeypatch, "h200", unknown))
+    assert "unknown.json: 0 times; left out: 2 of unknown cases" in capsys.readouterr().out
+    drawn = tmp_path / "drawn.json"
+    strange = [{"op": op, "case": "1x2x3", "seconds": {"torch": 1.0}} for op in ("softmax", "no_such_op")]
+    hot = {"op": "softmax", "case": "3x4096", "seconds": {"torch": 1.0}, "untrusted": ["hot"]}
+    document = {"kind": "ferryman-regret", "environment": {"profile": "h200"}, "dtype": "bf16"}
+    drawn.write_text(json.dumps({**document, "cells": [*strange, hot]}))
+    assert "(2 of unknown cases, 1 not to be trusted)" in str(run(fitting, monkeypatch, "h200", drawn))
+
+
+def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
+    fitting: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    before, file = data.read_text(), locked(tmp_path / "lock.json")
+    told = run(fitting, monkeypatch, "h200", file, "--write")
+    assert "would vanish: linear 16 (op" in str(told) and data.read_text() == before
+    assert run(fitting, monkeypatch, "h200", file) == 0 and data.read_text() == before
+    data.write_text("[")
+    assert run(fitting, monkeypatch, "h200", file, "--write") == 2
+    assert run(fitting, monkeypatch, "h200", file, "--write", "--drop") == 0
+    assert set(cost.load(data.read_text(), "text", "h200")) == {"softmax 16"}
+    assert run(fitting, monkeypatch, "h200", file, "--write") == 0  # nothing vanishes
+    assert [path.name for path in data.parent.iterdir()] == [data.name]
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (None, "cannot be read"), ('{"kind": "ferryman-lock', "is not JSON"), ("[]", "holds a list; required: a document"),
+    ('{"x": 1}', "none of a document of ferryman bench, a lockfile"),
+    ('{"device": "NVIDIA H200", "rows": [{}]}', "rows.0.m"),
+    ('{"kind": "ferryman-regret", "environment": {"profile": "h200"}}', "dtype"),
+    ('{"kind": "ferryman-lockfile"}', "required: a ferryman-lockfile"),
+    ('{"device": "A", "rows": []}', "is of A, not of"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_read_is_one_line(
+    fitting: ModuleType, text: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "given.json"
+    if text is not None:
+        path.write_text(text)
+    assert run(fitting, monkeypatch, "h200", path) == 2
+    complaint = capsys.readouterr().err
+    assert told in complaint and complaint.startswith("fit_costs: ") and complaint.count("\n") == 1
+
+
+def test_an_unknown_profile_is_one_line(
+    fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert run(fitting, monkeypatch, "h20000", "x.json") == 2
+    assert capsys.readouterr().err.startswith("fit_costs: unknown ")

@@ -143,4 +143,82 @@ def test_a_lockfile_that_does_not_hold_here_is_refused(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), "--lockfile", str(lock), "--device", "cpu"], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": path}, check=False,
     )  # fmt: skip
-    assert done.returncode == 1 and "does not hold here: profile is 'h200', here 'cpu'" in done.stderr
+    assert done.returncode == 2 and "does not hold here: profile is 'h200', here 'cpu'" in done.stderr
+
+
+def run(regret: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
+    """Its exit code, or the message that it exits with 1 by; on the CPU where no device is named."""
+    device = () if "--device" in arguments else ("--device", "cpu")
+    monkeypatch.setattr(sys, "argv", ["regret.py", *map(str, arguments), *device])
+    try:
+        regret.main()
+    except SystemExit as stopped:
+        return stopped.code
+    return 0
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(path, detect("cpu"), {})
+    return path
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["--lockfile", "/nonexistent.json"], "/nonexistent.json cannot be read"),
+    (["--cells", "0"], "--cells is 0; required"),
+    (["--cells", "-3"], "--cells is -3"), (["--seconds", "nan"], "--seconds is nan; required: more than 0, finite"),
+    (["--seconds", "0"], "--seconds is 0"), (["--seconds", "inf"], "--seconds is inf"),
+    (["--op", "softmx"], "unknown op 'softmx'; nearest: softmax"), (["--grid", "huge"], "unknown grid 'huge'"),
+    (["--dtype", "int7"], "unknown dtype"), (["--device", "h200"], "a device that is here"),
+    (["--json", "/proc/no/x.json"], "choose another --json"), (["--markdown", "/proc/no/x.md"], "another --markdown"),
+])  # fmt: skip
+def test_bad_use_is_one_line(
+    regret: ModuleType, lock: Path, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    given = arguments if "--lockfile" in arguments else ["--lockfile", lock, *arguments]
+    assert run(regret, monkeypatch, *given) == 2
+    complaint = capsys.readouterr().err
+    assert told in complaint and complaint.startswith("regret: ") and complaint.count("\n") == 1
+
+
+def test_a_lockfile_that_is_cut_off_or_none_is_one_line(
+    regret: ModuleType, lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    lock.write_text(lock.read_text()[:40])
+    assert run(regret, monkeypatch, "--lockfile", lock) == 2
+    assert "cannot be read as JSON" in capsys.readouterr().err
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
+    assert run(regret, monkeypatch) == 2
+    complaint = capsys.readouterr().err
+    assert complaint == "regret: the setting lockfile is none: unset it, or name a file with --lockfile\n"
+
+
+def test_only_regions_that_hold_are_counted(regret: ModuleType) -> None:
+    def entry(kernels: str) -> lockfile_document.Entry:
+        return lockfile_document.Entry(implementation="torch", seconds=1e-5, kernels=kernels)
+
+    good, old = entry(lockfile_document.digest("softmax")), entry("0" * 64)
+    assert regret.regions(lockfile_document.Lockfile(stamp={}, choices={"softmax": {"a": good}})) == "1 tuned regions"
+    document = lockfile_document.Lockfile(stamp={}, choices={"softmax": {"a": good, "b": old, "c": old}})
+    assert regret.regions(document) == "1 tuned regions (2 more do not hold any longer)"
+
+
+def test_require_fails_beyond_the_limits_and_where_nothing_counts(
+    regret: ModuleType, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def of(*cells: dict[str, Any]) -> object:
+        monkeypatch.setattr(regret, "supervise", lambda given, todo: (list(cells), 0))
+        return run(regret, monkeypatch, "--lockfile", lock, "--require", "--op", "softmax", "--json", out)
+
+    out = tmp_path / "regret.json"
+    good = [judged("tuned", 0.01), judged("untuned", 0.04)]
+    assert of(*good) == 0
+    told = "regret: tuned: median 2.00%; required: at most 1%; untuned: p95 13.00%; required: at most 12%"
+    assert of(judged("tuned", 0.02), *3 * [judged("untuned", 0.0)], judged("untuned", 0.13)) == told
+    assert len(json.loads(out.read_text())["cells"]) == 5  # what was measured is written
+    assert of(good[0], judged("untuned", 0.0, noise=0.5)) == "regret: untuned: no cell counts; required: at least one"
+    assert of() == 2  # nothing was judged
+    monkeypatch.setattr(regret, "supervise", lambda given, todo: ([judged("tuned", 0.5)], 0))
+    assert run(regret, monkeypatch, "--lockfile", lock, "--op", "softmax") == 0  # nothing is required

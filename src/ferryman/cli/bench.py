@@ -10,14 +10,18 @@ import typer
 
 from ferryman.cli import calls, documents, output
 from ferryman.cli.place import place
+from ferryman.dispatch import select
 from ferryman.errors import ArgumentError
 from ferryman.porting import bench as benchmark
+from ferryman.porting import results
 from ferryman.porting.bench import peers as adapters
-from ferryman.porting.bench.compare import Change, regressed
+from ferryman.porting.bench.compare import Change, regressed, require_same
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.process import placed
 from ferryman.porting.report import bench as report
 from ferryman.porting.report import plots
 
-_SHOWN = ("slower", "not confirmed", "faster", "untrusted", "only before", "only now")
+_SHOWN = ("slower", "no longer timed", "not confirmed", "faster", "untrusted", "only before", "only now")
 _RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in ("spread", "GB/s", "TFLOP/s"))
 
 
@@ -47,10 +51,16 @@ def bench(
     """Time implementations on inputs that no cache holds, in turns, over three trials.
 
     A copy and a product are timed in the same run. Times that a throttled device gave are reported as such. Exits with
-    1 if --compare finds something slower than both runs' noise explains, twice.
+    1 if --compare finds something slower than both runs' noise explains, twice, or one of our implementations that is
+    no longer timed.
     """
     before = benchmark.load(compare) if compare is not None else None
     where, kind, names = place(device, "bench"), calls.dtype_of(dtype), _peer_names(peers)
+    if out is not None:
+        _require_out(out)
+    if before is not None:
+        here = placed(where)
+        require_same(before, results.environment(here, select.profile_for(here), seed, grid), {dtype_name(kind)})
 
     def timed(only: frozenset[tuple[str, str]] | None) -> benchmark.Benchmark:
         with output.progress("timing" if only is None else "timing again") as advance:
@@ -60,13 +70,19 @@ def bench(
             )  # fmt: skip
 
     document = timed(None)
-    changes = benchmark.compare(before, document, timed) if before is not None else []
     if out is not None:
-        _write(out, document, changes)
+        _write(out, document)  # before comparing, which may refuse
     if as_json:
         output.say(benchmark.dumps(document))
     else:
-        _print(document, changes, compare)
+        _print(document)
+    if before is None:
+        return
+    changes = benchmark.compare(before, document, timed)
+    if out is not None:
+        documents.write(out.with_suffix(".md"), report.markdown(document, changes))
+    if not as_json:
+        _print_changes(changes, compare)
     if regressed(changes):
         raise typer.Exit(1)
 
@@ -81,26 +97,43 @@ def _peer_names(text: str) -> Sequence[str] | None:
     return names
 
 
-def _write(path: Path, document: benchmark.Benchmark, changes: Sequence[Change]) -> None:
+def _require_out(path: Path) -> None:
+    """Raises ArgumentError for the name of a file that goes beside it, FerrymanError where nothing can be written."""
+    if path.suffix.lower() in (".md", ".svg"):
+        required = f"the JSON document's name, such as {path.with_suffix('.json')}; Markdown and plots go beside it"
+        raise ArgumentError("bench", "--out", path, required)
+    for written in (path, path.with_suffix(".md")):
+        documents.require_writable(written)
+
+
+def _write(path: Path, document: benchmark.Benchmark) -> None:
     documents.write(path, benchmark.dumps(document))
-    documents.write(path.with_suffix(".md"), report.markdown(document, changes))
+    documents.write(path.with_suffix(".md"), report.markdown(document))
     if plots.available():
         for name, svg in report.figures(document).items():
             documents.write(path.with_name(f"{path.stem}-{name}.svg"), svg)
 
 
-def _print(document: benchmark.Benchmark, changes: Sequence[Change], against: Path | None) -> None:
+def _print(document: benchmark.Benchmark) -> None:
     for line in report.head(document):
         output.say(line)
     output.say()
     output.table(report.columns(), report.rows(document), right=_RIGHT)
     for line in report.standing(document):
         output.say(line)
-    if against is None:
-        return
+
+
+def _print_changes(changes: Sequence[Change], against: Path | None) -> None:
     told = [c for c in changes if c.verdict in _SHOWN]
     output.say()
     if told:
         headers = ("op", "case", "contender", "verdict", "now / before", "noise", "confirmed")
         output.table(headers, report.change_rows(told))
-    output.say(f"against {against}: {sum(c.verdict == 'slower' for c in changes)} of {len(changes)} slower, confirmed")
+    gone = [c for c in changes if c.verdict == "no longer timed"]
+    for c in gone:
+        output.say(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
+    slower = sum(c.verdict == "slower" for c in changes)
+    output.say(
+        f"against {against}: {slower} of {len(changes)} slower, confirmed"
+        + (f"; {len(gone)} no longer timed" if gone else "")
+    )

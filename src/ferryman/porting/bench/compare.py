@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from ferryman.errors import ResultError
 from ferryman.porting.bench.document import Benchmark, Cell, Times
+from ferryman.porting.results import Environment
 
-Verdict = Literal["slower", "not confirmed", "faster", "same", "untrusted", "only before", "only now"]
+Verdict = Literal[
+    "slower", "no longer timed", "not confirmed", "faster", "same", "untrusted", "only before", "only now"
+]  # fmt: skip
 LEAST_NOISE = 0.01  # clocks and neighbours move by as much between processes, however still one process is
 Again = Callable[[frozenset[tuple[str, str]]], Benchmark]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One contender on one cell. ``ratio``: time now over before. ``noise``: what it had to exceed, as a fraction."""
+    """One contender on one cell. ``ratio``: time now over before. ``noise``: what it had to exceed, as a fraction.
+
+    ``reason``: why one of our implementations, which was timed before, is no longer timed.
+    """
 
     op: str
     case: str
@@ -26,14 +32,17 @@ class Change:
     ratio: float | None = None
     noise: float | None = None
     confirmed: float | None = None  # the ratio of the fresh run
+    reason: str | None = None
 
 
 def compare(before: Benchmark, now: Benchmark, again: Again | None = None) -> list[Change]:
     """Changes of every contender, slowest first. ``again`` times (op, case) pairs afresh, to confirm what is slower.
 
-    Raises ResultError for documents of two devices or dtypes, which compare machines and not versions.
+    Raises ResultError for documents of two devices or dtypes, which compare machines and not versions, and for those
+    that have no contender on a cell in common.
     """
-    _same_device(before, now)
+    require_same(before, now.environment, {cell.dtype for cell in now.cells})
+    _require_common(before, now)
     found = _changes(before, now)
     suspects = frozenset((c.op, c.case) for c in found if c.verdict == "slower")
     if suspects and again is not None:
@@ -42,14 +51,46 @@ def compare(before: Benchmark, now: Benchmark, again: Again | None = None) -> li
     return sorted(found, key=lambda c: -(c.ratio or 0.0))
 
 
-def _same_device(before: Benchmark, now: Benchmark) -> None:
+def require_same(before: Benchmark, here: Environment, dtypes: Collection[str]) -> None:
+    """Raises ResultError where an earlier benchmark is of another device, or has none of ``dtypes``."""
     for what in ("device_name", "profile", "arch"):
-        old, new = getattr(before.environment, what), getattr(now.environment, what)
+        old, new = getattr(before.environment, what), getattr(here, what)
         if old != new:
             raise ResultError(
                 f"the earlier benchmark is of another device: {what} {old!r}, here {new!r}; "
                 "compare runs of one device (ferryman compare sets machines side by side)"
             )
+    known = {cell.dtype for cell in before.cells}
+    if known.isdisjoint(dtypes):
+        raise ResultError(
+            f"the earlier benchmark is of another dtype: {_listed(known)}, here {_listed(dtypes)}; "
+            "compare runs of one dtype (--dtype)"
+        )
+
+
+def _require_common(before: Benchmark, now: Benchmark) -> None:
+    """The copy does not count: it stands in every cell, and tells of the device alone."""
+    old = {(*cell.key, t.name) for cell in before.cells for t in cell.times if t.role != "reference" and t.trials}
+    new = {
+        (*cell.key, t.name) for cell in now.cells for t in cell.times
+        if t.role == "implementation" or (t.role == "peer" and t.trials)
+    }  # fmt: skip
+    if old.isdisjoint(new):
+        raise ResultError(
+            f"nothing can be compared: the earlier benchmark timed {_counted(old)}, this one has {_counted(new)}, and "
+            "none is in both; compare runs of the same --op, --grid and --implementation"
+        )
+
+
+def _counted(contenders: Collection[tuple[str, ...]]) -> str:
+    if not contenders:
+        return "no contender"
+    op, case, _, name = min(contenders)
+    return f"{name} on {op} {case} ({len(contenders)} in all)"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names))) or "none"
 
 
 def _changes(before: Benchmark, now: Benchmark) -> list[Change]:
@@ -73,6 +114,8 @@ def _change(
     if old.seconds is None or new.seconds is None:
         if old.seconds is None and new.seconds is None:
             return []
+        if new.seconds is None and old.role == "implementation":
+            return [Change(*key, "no longer timed", reason=new.skipped or "no reason was given")]
         return [Change(*key, "only before" if new.seconds is None else "only now")]
     ratio = new.seconds / old.seconds
     noise = _noise(old_cell, old) + _noise(new_cell, new)
@@ -96,4 +139,5 @@ def _confirmed(change: Change, fresh: Change | None) -> Change:
 
 
 def regressed(changes: list[Change]) -> bool:
-    return any(c.verdict == "slower" for c in changes)
+    """Whether something is slower, twice, or one of ours is no longer timed."""
+    return any(c.verdict in ("slower", "no longer timed") for c in changes)
