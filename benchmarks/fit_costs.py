@@ -43,11 +43,11 @@ from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
 from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry
+from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting.bench import document, grid
 from ferryman.porting.cases import forward_of
-from ferryman.porting.process import write_whole
 
 DATA = Path(__file__).parents[1] / "src" / "ferryman" / "device_profiles" / "data"
 START = np.log([cost.LAUNCH_SECONDS, 0.75, 0.65])  # fixed seconds, shares of bandwidth and of peak

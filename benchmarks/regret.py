@@ -429,11 +429,10 @@ def _locked(path: Path | None, profile: Profile) -> tuple[Path, lockfile_documen
 
 
 def regions(document: lockfile_document.Lockfile) -> str:
-    """How many regions are tuned, and of how many the kernels changed since, if any."""
-    every = [(op, entry) for op, entries in document.choices.items() for entry in entries.values()]
-    holding = sum(lockfile_document.stale(op, entry) is None for op, entry in every)
-    told = f"{holding} tuned regions"
-    return told if holding == len(every) else f"{told} ({len(every) - holding} more do not hold any longer)"
+    """How many regions are tuned, and how many entries do not hold, if any."""
+    held, others = lockfile_document.holding(document)
+    told = f"{sum(map(len, held.values()))} tuned regions"
+    return f"{told} ({len(others)} more do not hold any longer)" if others else told
 
 
 def _run(given: argparse.Namespace) -> None:
