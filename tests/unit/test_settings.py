@@ -143,7 +143,7 @@ rms_norm, x, weight = ferryman.ops.rms_norm, torch.ones(2, 4), torch.ones(4)
 for call in (rms_norm, torch.compile(rms_norm, backend="eager")):
     try:
         call(x, weight)
-    except Exception as error:
+    except ferryman.errors.FerrymanError as error:
         print(type(error).__name__, error)
 """
 

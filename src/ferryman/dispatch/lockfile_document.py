@@ -192,8 +192,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def writable(path: Path, profile: Profile) -> None:
-    """Raises LockfileError where `record` would; makes no file, but the folder."""
-    _locked(path, lambda real: None if real.exists() and _loaded(real, profile) else _probe(real))
+    """Raises LockfileError where `record` would; makes the folder, no file."""
+
+    def look(real: Path) -> None:
+        if real.exists():
+            _loaded(real, profile)
+        with tempfile.TemporaryFile(dir=real.parent):
+            pass
+
+    _locked(path, look)
 
 
 def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
@@ -215,11 +222,6 @@ def _locked(path: Path, work: Callable[[Path], None]) -> None:
         raise LockfileError(f"{path} stays locked by another process: remove {real}.lock if none runs") from error
     except OSError as error:
         raise LockfileError(f"{path} cannot be written: {error}. Name another file") from error
-
-
-def _probe(path: Path) -> None:
-    with tempfile.TemporaryFile(dir=path.parent):
-        pass
 
 
 def _loaded(path: Path, profile: Profile) -> Lockfile:
