@@ -169,10 +169,10 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
         locked = lockfile_document.load(path)
         _require(path, locked.stamp.get("profile"), profile)
         for op, entries in locked.choices.items():
-            for entry in entries.values():
+            for region, entry in entries.items():
                 name, _, dtype = entry.case.rpartition(" ")
                 case = _case(op, name)
-                if case is None or lockfile_document.stale(op, entry) is not None:
+                if case is None or lockfile_document.stale(op, entry, region) is not None:
                     gone[UNKNOWN if case is None else STALE] += len(entry.times)
                     continue
                 yield from _of(op, case, calls.dtype_of(dtype), entry.times)

@@ -185,7 +185,7 @@ def locked(path: Path, kernels: str | None = None, case: str = "8192x8192 bfloat
         implementation="torch", seconds=1e-5, kernels=kernels or lockfile_document.digest("softmax"), case=case,
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "seconds": 2e-5}],
     )  # fmt: skip
-    lockfile_document.record(path, H200, {"softmax": {"a": entry}})
+    lockfile_document.record(path, H200, {"softmax": {"x=bfloat16[2^13,8192]c": entry}})
     return path
 
 

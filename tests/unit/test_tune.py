@@ -222,8 +222,8 @@ def test_lockfiles_of_the_package_are_whole() -> None:
         document = lockfile_document.load(path)
         assert document.choices and f"{document.stamp['profile']}.lock.json" == path.name
         assert all(document.stamp[fact] for fact in ("arch", "units", "torch", "triton", "cuda", "driver"))
-        entries = [(op, e) for op, held in document.choices.items() for e in held.values()]
-        assert not [op for op, e in entries if "changed" not in (lockfile_document.stale(op, e) or "changed")]
+        _, others = lockfile_document.holding(document)
+        assert not [one for one in others if "its kernels changed" not in one[2]]
 
 
 def test_untrusted_times_are_not_written(tmp_path: Path) -> None:

@@ -262,8 +262,8 @@ def _release(value: str | int | None, length: int | None) -> str | int | tuple[s
     return value if length is None or not isinstance(value, str) else tuple(value.split("+")[0].split(".")[:length])
 
 
-def stale(op: str, entry: Entry, region: str | None = None) -> str | None:
-    """Why an entry (of a region) does not hold with what is installed; None where it does."""
+def stale(op: str, entry: Entry, region: str) -> str | None:
+    """Why a region's entry does not hold with what is installed; None where it does."""
     if op not in registry.primitives():
         return f"there is no op {op!r}"
     lines = {line.name: line for line in registry.implementations(op)}
@@ -273,7 +273,7 @@ def stale(op: str, entry: Entry, region: str | None = None) -> str | None:
         return (
             f"{op}'s {entry.implementation} has no configurations, and the entry names {entry.configuration['name']!r}"
         )
-    if region is not None and not _describes(region, op):
+    if not _describes(region, op):
         return f"no call of {op} has the region {region[:80]!r}"
     return None if entry.kernels == digest(op) else "its kernels changed since it was measured"
 

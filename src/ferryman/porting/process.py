@@ -1,4 +1,4 @@
-"""What every run of cells does to its own process and its files."""
+"""What every run of cells does to its own process."""
 
 from __future__ import annotations
 
