@@ -48,6 +48,12 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], torch.dtype]] = {
         {"logits": T((2, 3)), "target": T((2,), "int64", low=-1, high=0), "ignore_index": -1, "label_smoothing": 0.0},
         F32,
     ),
+    # lerp of two infinite losses is inf - inf
+    "a label whose logit is -inf, smoothed": (
+        "cross_entropy", "torch",
+        {"logits": T((1, 8), fill="masked"), "target": T((1,), "int64", low=0, high=8), "ignore_index": -100,
+         "label_smoothing": 0.1}, F32,
+    ),
     # tanh(inf) is 1, and its error 0, not infinite
     "softcap of an infinite score": ("attention", "torch", _CAPPED, F32),
     "and its gradient": ("attention_backward", "torch", {**_CAPPED, "grad_lse": True}, F32),

@@ -1,6 +1,7 @@
 """Every implementation that runs on any CPU, on cases that nobody thought of; a failure is shrunk to the least one.
 
-`pytest -m slow tests/parity/test_fuzz.py` is the long run: 21,000 cases, other ones each time.
+`pytest -m slow tests/parity/test_fuzz.py` is the long run: 21,000 cases, the same each time, so that a failure is the
+change's; with `--hypothesis-seed=N` other ones for each N.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def test_a_hundred_cases(op: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
-def test_a_thousand_cases(op: str) -> None:
-    assert fuzzed(registry.primitive(op), LONG, fixed=False) >= LONG
+def test_a_thousand_cases(op: str, request: pytest.FixtureRequest) -> None:
+    fixed = request.config.getoption("--hypothesis-seed") is None
+    assert fuzzed(registry.primitive(op), LONG, fixed) >= LONG
 
 
 def specs(op: str, count: int = 400) -> list[tuple[Case, torch.dtype, dict[str, TensorSpec]]]:

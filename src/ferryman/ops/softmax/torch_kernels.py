@@ -29,7 +29,8 @@ def cross_entropy(
     picked = logits.gather(-1, labels.where(valid, 0).unsqueeze(-1)).squeeze(-1).float()
     row = lse - picked.masked_fill(~valid, math.nan)
     if label_smoothing:
-        row = torch.lerp(row, lse - logits.mean(-1, dtype=torch.float32), label_smoothing)
+        smooth = lse - logits.mean(-1, dtype=torch.float32)
+        row = (1.0 - label_smoothing) * row + label_smoothing * smooth  # lerp of inf and inf is NaN
     counted = labels != ignore_index
     return row.masked_fill(~counted, 0.0).sum() / counted.sum(), lse
 
