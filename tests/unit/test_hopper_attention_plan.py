@@ -30,6 +30,13 @@ def test_any_shape_has_whole_shares_that_end_no_later_than_one(
     assert chosen <= one
 
 
+@pytest.mark.parametrize(("group", "keys"), [(16, 65_536), (128, 65_536), (128, 2048), (8, 1 << 20)])
+def test_parts_of_long_sequences_stay_small(group: int, keys: int) -> None:
+    shares, _ = deal(1, 1, group, 4096, keys, 128, True, UNITS, L2)
+    assert shares == 1 or shares * keys * 128 * 2 * 4 <= 512 << 20
+    assert shares > 1 or keys == 1 << 20
+
+
 def test_a_program_takes_the_next_tile_as_it_is_done() -> None:
     """Four full tiles of 8 turns and 2 to begin and end: one program, two, and one for each."""
     ends = [_last_end(1, 1, 1, 1, 512, 512, 128, False, units) for units in (1, 2, 4, 9)]

@@ -37,6 +37,7 @@ _HALF = tl.constexpr(64)  # columns of dQ that one warpgroup adds
 _TILE_TURNS, _SUM_TURNS = 2.0, 2.0
 _OF_L2 = 1.25  # what heads that are claimed together may fill
 _MANY_TILES = 8  # for each unit: they end evenly
+_PARTS_BYTES = 512 << 20  # what the shares' parts of dK and dV may take
 
 
 @triton.jit(do_not_specialize=["num_heads", "num_queries", "padded"])
@@ -110,10 +111,11 @@ def deal(
     """(among how many programs a group's query heads are shared, of how many KV heads the tiles are claimed together).
 
     Together, the tiles of heads are claimed longest first, and these heads' tensors should lie in the L2. Shares are
-    for few tiles, or for those that end unevenly: with the least time of `_last_end`, and the sum of parts. H200, bf16,
-    causal, one sequence, against one share of 4 heads together: H32/8 S2048 D128 309 -> 209 us (cuDNN 368), H28/4 S2048
-    490 -> 197 (324), H8/1 S8192 2056 -> 575 (839), H16/2 S2048 D64 345 -> 79 (143). Where shares gain nothing, 4
-    sequences of H32/8 S2048 D128 820 -> 736 us. Of 33 shapes this is 0.4% behind the best of all pairs, 6.5% at most.
+    for few tiles, or for those that end unevenly: with the least time of `_last_end` and the sum of parts, as far as
+    the parts' memory allows. H200, bf16, causal, one sequence, against one share of 4 heads together: H32/8 S2048 D128
+    309 -> 209 us (our `torch`, cuDNN with copies to its layout, 368), H28/4 S2048 490 -> 197 (324), H8/1 S8192
+    2056 -> 575 (839), H16/2 S2048 D64 345 -> 79 (143). Where shares gain nothing, 4 sequences of H32/8 S2048 D128
+    820 -> 736 us. Of 33 shapes this is 0.4% behind the best of all pairs, 6.5% at most.
     """
     per_head = dim * (2 * queries * group * (2 + 2) + 2 * keys * 2)  # Q, dO, the sum of dQ; K, V
     most = max(1, int(_OF_L2 * l2_bytes) // per_head) if l2_bytes else 4
@@ -125,7 +127,8 @@ def deal(
         ends = _last_end(batch * kv_heads, group, shares, together, queries, keys, dim, causal, units)
         return ends + (_SUM_TURNS if shares > 1 else 0.0)
 
-    return min((shares for shares in range(1, group + 1) if group % shares == 0), key=time), together
+    most = min(group, _PARTS_BYTES // (batch * kv_heads * keys * dim * 2 * 4))  # dK and dV, float32
+    return min((shares for shares in range(1, max(most, 1) + 1) if group % shares == 0), key=time), together
 
 
 def _last_end(
