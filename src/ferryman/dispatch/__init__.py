@@ -29,6 +29,7 @@ def reload() -> None:
     registry.forget()
     select.clear_quarantine()
     plan.drop_plans()
+    state.count_settings()
 
 
 _install()

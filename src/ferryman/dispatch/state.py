@@ -19,6 +19,7 @@ from ferryman.errors import FerrymanError
 Request = Mapping[str | None, tuple[str, ...]]  # op name, or None for every op -> ordered implementations
 _lock = threading.Lock()
 requests = 0
+_of_settings = 0  # how many of them come from settings: 0 or 1
 
 
 @dataclass
@@ -86,17 +87,19 @@ def _count(change: int) -> None:
 
 
 def count_settings() -> None:
-    """Let a request that comes from settings keep torch.compile from lowering ops to their definitions.
+    """Let a request that comes from settings as they are now keep torch.compile from lowering ops to their definitions.
 
     Settings that cannot be read count as a request: importing works, and the first call, compiled or not, raises.
     """
+    global _of_settings
     from ferryman import settings
 
     try:
         asked = bool(settings.get("backend"))
     except FerrymanError:
         asked = True  # every call asks `base`, which raises it again
-    _count(1 if asked else 0)
+    _count(asked - _of_settings)
+    _of_settings = int(asked)
 
 
 @contextmanager

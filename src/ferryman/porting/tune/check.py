@@ -22,7 +22,7 @@ class Held:
 
     @property
     def holds(self) -> bool:
-        return not self.differing and not self.stale
+        return self.entries > 0 and not self.differing and not self.stale
 
 
 def check(path: Path, profile: Profile) -> Held:
