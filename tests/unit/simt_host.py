@@ -54,6 +54,20 @@ def some_units(arch: str) -> list[simt.Unit]:
     return [units[i] for units in found.values() for i in sorted({0, len(units) // 2, len(units) - 1})]
 
 
+def joined(units: list[simt.Unit], most: int = 16) -> list[tuple[simt.Unit, list[str]]]:
+    """The same kernels, several to a unit, beside their names: most of a compilation is the family's own text."""
+    texts: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
+    for unit in units:
+        text, mark, line = unit.source.rpartition(f'#line 1 "{unit.name}"')
+        texts.setdefault((text, *unit[2:]), []).append((unit.name, mark + line))
+    made = []
+    for (text, *rest), kernels in texts.items():
+        for start in range(0, len(kernels), most):
+            names, lines = zip(*kernels[start : start + most], strict=True)
+            made.append((simt.Unit(names[0], text + "".join(lines), *rest), list(names)))
+    return made
+
+
 def host_compiler() -> list[str] | None:
     if shutil.which("g++"):
         return ["g++"]

@@ -18,7 +18,7 @@ import pytest
 from ferryman.backends import hip
 from ferryman.backends.simt import Unit, offline, resources
 from ferryman.errors import BackendUnavailable, CompileError
-from tests.unit import hip_launches
+from tests.unit import hip_launches, simt_host
 
 
 def _require(*packages: str) -> None:
@@ -36,10 +36,12 @@ def test_every_familys_arguments_lie_where_its_kernels_read_them(monkeypatch: py
     by_stem: dict[tuple[str, int], Any] = {}
     for unit, args in launches:  # one of each layout: two kernels of a family differ in what they instantiate
         by_stem.setdefault((unit.name.rsplit("_", 5)[0], len(args)), (unit, args))
-    for unit, args in by_stem.values():
-        (kernel,) = resources.kernels(offline.compile_unit(unit, arch).image)
-        assert kernel[".name"] == unit.name
-        hip_launches.check_packing(kernel, args)
+    launched = {unit.name: args for unit, args in by_stem.values()}
+    for joined, names in simt_host.joined([unit for unit, _ in by_stem.values()]):
+        kernels = resources.kernels(offline.compile_unit(joined, arch).image)
+        assert sorted(kernel[".name"] for kernel in kernels) == sorted(names)
+        for kernel in kernels:
+            hip_launches.check_packing(kernel, launched[kernel[".name"]])
 
 
 def test_a_wrong_packing_is_found() -> None:

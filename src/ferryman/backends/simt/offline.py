@@ -24,7 +24,6 @@ from ferryman.backends.simt.resources import read_hsaco
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
 
 ARCHES = ("sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100")
-_TRIPLE = ("-triple", "amdgcn-amd-amdhsa")
 _CODE_OBJECT = 5
 # As OCML's own control libraries: IEEE throughout. Nothing is approximated, flushed or assumed finite.
 _CONTROLS = {
@@ -74,6 +73,11 @@ def tools() -> tuple[Path, Path]:
     return found[0], found[1]
 
 
+def _cc1() -> tuple[str | Path, ...]:
+    """Clang's own command line, which does not look for a HIP toolkit."""
+    return tools()[0], "clang", "-cc1", "-triple", "amdgcn-amd-amdhsa"
+
+
 def _isa_version(arch: str) -> int:
     """gfx942 -> 9402: major * 1000 + minor * 100 + stepping, the last two of them hexadecimal digits."""
     match = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", arch)
@@ -94,29 +98,37 @@ def _controls(arch: str) -> str:
     return "\n".join(['target triple = "amdgcn-amd-amdhsa"', *lines, ""])
 
 
-def _run(command: Sequence[str | Path], unit: Unit, arch: str) -> str:
+def _run(command: Sequence[str | Path], name: str, arch: str) -> str:
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
-        raise CompileError("hip", unit.name, arch, done.stderr or f"{command[1]} exited with {done.returncode}")
+        raise CompileError("hip", name, arch, done.stderr or f"{command[1]} exited with {done.returncode}")
     return done.stderr
+
+
+@functools.lru_cache(maxsize=None)
+def _control_library(arch: str) -> bytes:
+    """`_controls` as bitcode, the only form that clang links."""
+    with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
+        source, made = Path(temporary) / "oclc.ll", Path(temporary) / "oclc.bc"
+        source.write_text(_controls(arch), encoding="utf-8")
+        _run((*_cc1(), "-x", "ir", "-emit-llvm-bc", "-o", made, source), "oclc", arch)
+        return made.read_bytes()
 
 
 def _clang(unit: Unit, arch: str, folder: Path, *output: str) -> str:
     """Compile a unit in ``folder``; ``output``: what to emit, and where to. Returns the log."""
-    zig, bitcode = tools()
-    source, ll = folder / "kernel.hip", folder / "oclc.ll"
+    _, bitcode = tools()
+    source, controls = folder / "kernel.hip", folder / "oclc.bc"
     source.write_text(unit.source, encoding="utf-8")
-    ll.write_text(_controls(arch), encoding="utf-8")
-    clang = (zig, "clang", "-cc1", *_TRIPLE)
-    _run((*clang, "-x", "ir", "-emit-llvm-bc", "-o", folder / "oclc.bc", ll), unit, arch)
-    libraries = (bitcode / "ocml.bc", bitcode / "ockl.bc", folder / "oclc.bc")
+    controls.write_bytes(_control_library(arch))
+    libraries = (bitcode / "ocml.bc", bitcode / "ockl.bc", controls)
     links = [word for lib in libraries for word in ("-mlink-builtin-bitcode", str(lib))]
     return _run(
-        (*clang, "-target-cpu", arch, "-fcuda-is-device", f"-mcode-object-version={_CODE_OBJECT}",
+        (*_cc1(), "-target-cpu", arch, "-fcuda-is-device", f"-mcode-object-version={_CODE_OBJECT}",
          "-ffp-contract=fast", "-fgpu-rdc", "-fvisibility=hidden", "-fapply-global-visibility-to-externs",
          "-x", "hip", "-std=c++17", "-O3", "-Wno-linker-warnings", *(f"-D{d}" for d in defines_for(unit, arch)),
          *links, *output, source),
-        unit, arch,
+        unit.name, arch,
     )  # fmt: skip
 
 
@@ -133,7 +145,7 @@ def _compile_amd(unit: Unit, arch: str) -> Artefact:
             folder / "kernel.hsaco",
             folder / "kernel.o",
         )
-        _run(linked, unit, arch)
+        _run(linked, unit.name, arch)
         image = (folder / "kernel.hsaco").read_bytes()
     return Artefact(unit.name, arch, "hsaco", image, read_hsaco(image), log)
 
