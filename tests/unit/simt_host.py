@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 from torch import Tensor
@@ -158,7 +159,8 @@ class EmulatedRuntime:
             return kernel(*inputs, where)
 
     def compile_collected(self, edit: Callable[[str], str] = str) -> subprocess.Popen[bytes] | None:
-        """Starts compiling what was collected, edited; None if the library is already there."""
+        """Starts compiling what was collected, edited; None if the library is already there, from a process beside
+        this one, too, which is waited for. `load` follows."""
         families: dict[str, list[simt.Unit]] = {}
         for unit in self.collected.values():
             text, _, line = unit.source.rpartition("\n#line 1 ")
@@ -178,6 +180,8 @@ class EmulatedRuntime:
         assert compiler is not None
         key = hashlib.sha256("\0".join([source, *_FLAGS, *compiler]).encode()).hexdigest()[:24]
         self._path = self.folder / f"simt{self.wave}-{key}.so"
+        self._lock = filelock.FileLock(f"{self._path}.lock")
+        self._lock.acquire()
         if self._path.exists():
             return None
         file = self._path.with_suffix(".cpp")
@@ -186,9 +190,12 @@ class EmulatedRuntime:
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
 
     def load(self, building: subprocess.Popen[bytes] | None) -> None:
-        if building is not None:
-            assert building.wait(timeout=300) == 0, "the host compiler refused the kernels"
-            Path(str(self._path) + ".part").replace(self._path)
+        try:
+            if building is not None:
+                assert building.wait(timeout=300) == 0, "the host compiler refused the kernels"
+                Path(str(self._path) + ".part").replace(self._path)
+        finally:
+            self._lock.release()
         self._libraries = [ctypes.CDLL(str(self._path))]
         self._functions.clear()
         self.launched.clear()
