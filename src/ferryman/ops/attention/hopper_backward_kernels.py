@@ -127,8 +127,8 @@ def deal(
         ends = _last_end(batch * kv_heads, group, shares, together, queries, keys, dim, causal, units)
         return ends + (_SUM_TURNS if shares > 1 else 0.0)
 
-    most = min(group, _PARTS_BYTES // (batch * kv_heads * keys * dim * 2 * 4))  # dK and dV, float32
-    return min((shares for shares in range(1, max(most, 1) + 1) if group % shares == 0), key=time), together
+    held = _PARTS_BYTES // (batch * kv_heads * keys * dim * 2 * 4)  # dK and dV, float32
+    return min((n for n in range(1, min(group, max(held, 1)) + 1) if group % n == 0), key=time), together
 
 
 def _last_end(
