@@ -328,7 +328,9 @@ def test_what_has_nothing_in_common_is_refused_and_does_not_pass() -> None:
     with pytest.raises(ResultError, match="of another dtype: bfloat16, here float32; .*--dtype"):
         compare(before, made({"triton": STILL}, dtype="float32"))
     copies = [{"name": "copy", "role": "reference", "trials": STILL}]
-    for now in (made({"triton": STILL}, case="32x4096"), made({"cuda": STILL}), listing(copies)):
+    with pytest.raises(ResultError, match=r"cells: rms_norm 16x4096 \(1 in all\), here rms_norm 32x4096 .*--grid"):
+        compare(before, made({"triton": STILL}, case="32x4096"))
+    for now in (made({"cuda": STILL}), listing(copies)):
         with pytest.raises(ResultError, match=r"timed triton on rms_norm 16x4096 \(1 in all\), this one has"):
             compare(before, now)
     with pytest.raises(ResultError, match="nothing can be compared"):
@@ -413,9 +415,12 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
     assert done.code == 1 and "slower" in done.out and "2 of 2 slower, confirmed" in done.out
     done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--json")
     assert done.code == 0 and json.loads(done.out)["kind"] == "ferryman-benchmark"
-    # of other cases: what was timed is written all the same
+    # of another implementation: what was timed is written all the same
     kept = tmp_path / "kept.json"
-    fast.write_text(json.dumps(raw | {"cells": [cell | {"case": "other"} for cell in raw["cells"]]}))
+    for cell in raw["cells"]:
+        for times in cell["times"]:
+            times["name"] = times["name"].replace("torch", "triton")
+    fast.write_text(json.dumps(raw))
     done = ferryman(*arguments, str(fast), "--out", str(kept))
     assert done.code == 2 and "nothing can be compared" in done.err
     assert document.load(kept).cells and "silu_mul" in kept.with_suffix(".md").read_text()
@@ -450,6 +455,7 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
     for given, told in (
         (["--compare", str(other)], "of another device"),
         (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
+        (["--compare", str(same)], "of other cells: rms_norm 16x4096 (1 in all), here silu_mul "),
         (["--out", str(tmp_path / "c.md")], "--out is "), (["--out", str(tmp_path / "c.SVG")], "--out is "),
         (["--out", str(tmp_path / "file" / "x.json")], "cannot be written"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),

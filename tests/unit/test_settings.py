@@ -128,6 +128,13 @@ def test_the_command_says_what_is_wrong_in_a_project(project: Path, verb: str, t
     assert done.stderr.startswith("ferryman: " + message.format(project.resolve()))
 
 
+@needs_tomllib
+def test_a_verbs_help_needs_no_settings(project: Path) -> None:
+    project.write_text("tool = 3\n")
+    done = _run("-m", "ferryman", "tune", "-h")
+    assert done.returncode == 0 and "--lockfile" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("variable", ["FERRYMAN_LOCKFILE", "FERRYMAN_CACHE_DIR"])
 def test_the_command_says_whose_home_is_unknown(variable: str) -> None:
     done = _run("-m", "ferryman", "doctor", **{variable: "~nosuch/x"})

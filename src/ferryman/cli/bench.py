@@ -60,7 +60,8 @@ def bench(
         _require_out(out)
     if before is not None:
         here = placed(where)
-        require_same(before, results.environment(here, select.profile_for(here), seed, grid), {dtype_name(kind)})
+        cells = {(one.name, case.name, dtype_name(kind)) for one, case in benchmark.cells_of(op, grid, here)}
+        require_same(before, results.environment(here, select.profile_for(here), seed, grid), cells)
 
     def timed(only: frozenset[tuple[str, str]] | None) -> benchmark.Benchmark:
         with output.progress("timing" if only is None else "timing again") as advance:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 import ferryman
 from ferryman import settings
@@ -31,26 +33,35 @@ from ferryman.cli import (
 )
 from ferryman.errors import FerrymanError
 
+
+class _Verb(TyperCommand):
+    """No verb begins with a setting that cannot be read. Its help needs none."""
+
+    def invoke(self, ctx: Any) -> Any:
+        settings.check()
+        return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="ferryman", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Carries PyTorch model code across GPU vendors: which kernel runs, whether it is right, and how fast.",
 )  # fmt: skip
-app.command("check")(check.check)
-app.command("bench")(bench.bench)
-app.command("devices")(devices.devices)
-app.command("ops")(ops.ops)
-app.command("explain")(explain.explain)
-app.command("doctor")(doctor.doctor)
-app.command("fingerprint")(fingerprint.fingerprint)
-app.command("record")(record.record)
-app.command("replay")(replay.replay)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("compile")(compile.compile_)
-app.command("counters")(counters.counters)
-app.command("selftest")(selftest.selftest)
-app.command("tune")(tune.tune)
+app.command("check", cls=_Verb)(check.check)
+app.command("bench", cls=_Verb)(bench.bench)
+app.command("devices", cls=_Verb)(devices.devices)
+app.command("ops", cls=_Verb)(ops.ops)
+app.command("explain", cls=_Verb)(explain.explain)
+app.command("doctor", cls=_Verb)(doctor.doctor)
+app.command("fingerprint", cls=_Verb)(fingerprint.fingerprint)
+app.command("record", cls=_Verb)(record.record)
+app.command("replay", cls=_Verb)(replay.replay)
+app.command("compare", cls=_Verb)(compare.compare)
+app.command("report", cls=_Verb)(report.report)
+app.command("compile", cls=_Verb)(compile.compile_)
+app.command("counters", cls=_Verb)(counters.counters)
+app.command("selftest", cls=_Verb)(selftest.selftest)
+app.command("tune", cls=_Verb)(tune.tune)
 
 
 def _version(wanted: bool) -> None:
@@ -63,8 +74,7 @@ def _version(wanted: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
 ) -> None:
-    """Options that stand before a verb. No verb begins with a setting that cannot be read."""
-    settings.check()
+    """Options that stand before a verb."""
 
 
 def main() -> None:

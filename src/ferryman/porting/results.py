@@ -85,6 +85,9 @@ class Cell(_Model):
     capsule: str | None = Field(default=None, description="the capsule whose inputs were used; None: generated here")
 
 
+Clock = Literal["device events", "device events, launches included", "host clock"]
+
+
 class Timing(_Model):
     """Time of one standard case against the device profile's roofline."""
 
@@ -94,7 +97,7 @@ class Timing(_Model):
     dtype: Name
     case: str
     seconds: float
-    clock: Literal["device events", "host clock"]
+    clock: Clock
     floor_seconds: float | None = None
     percent_of_roofline: float | None = None
     bound_by: str = "unknown"

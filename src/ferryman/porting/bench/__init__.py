@@ -2,6 +2,6 @@
 
 from ferryman.porting.bench.compare import compare
 from ferryman.porting.bench.document import Benchmark, dumps, load
-from ferryman.porting.bench.runner import run
+from ferryman.porting.bench.runner import cells_of, run
 
-__all__ = ["Benchmark", "compare", "dumps", "load", "run"]
+__all__ = ["Benchmark", "cells_of", "compare", "dumps", "load", "run"]

@@ -41,7 +41,7 @@ def compare(before: Benchmark, now: Benchmark, again: Again | None = None) -> li
     Raises ResultError for documents of two devices or dtypes, which compare machines and not versions, and for those
     that have no contender on a cell in common.
     """
-    require_same(before, now.environment, {cell.dtype for cell in now.cells})
+    require_same(before, now.environment, {cell.key for cell in now.cells})
     _require_common(before, now)
     found = _changes(before, now)
     suspects = frozenset((c.op, c.case) for c in found if c.verdict == "slower")
@@ -51,8 +51,8 @@ def compare(before: Benchmark, now: Benchmark, again: Again | None = None) -> li
     return sorted(found, key=lambda c: -(c.ratio or 0.0))
 
 
-def require_same(before: Benchmark, here: Environment, dtypes: Collection[str]) -> None:
-    """Raises ResultError where an earlier benchmark is of another device, or has none of ``dtypes``."""
+def require_same(before: Benchmark, here: Environment, cells: Collection[tuple[str, str, str]]) -> None:
+    """Raises ResultError where an earlier benchmark is of another device, or has none of these (op, case, dtype)."""
     for what in ("device_name", "profile", "arch"):
         old, new = getattr(before.environment, what), getattr(here, what)
         if old != new:
@@ -60,11 +60,17 @@ def require_same(before: Benchmark, here: Environment, dtypes: Collection[str]) 
                 f"the earlier benchmark is of another device: {what} {old!r}, here {new!r}; "
                 "compare runs of one device (ferryman compare sets machines side by side)"
             )
-    known = {cell.dtype for cell in before.cells}
+    known, dtypes = {cell.dtype for cell in before.cells}, {dtype for _, _, dtype in cells}
     if known.isdisjoint(dtypes):
         raise ResultError(
             f"the earlier benchmark is of another dtype: {_listed(known)}, here {_listed(dtypes)}; "
             "compare runs of one dtype (--dtype)"
+        )
+    old = {cell.key for cell in before.cells}
+    if old.isdisjoint(cells):
+        raise ResultError(
+            f"the earlier benchmark is of other cells: {_counted(old)}, here {_counted(cells)}; "
+            "compare runs of the same --op and --grid"
         )
 
 
@@ -78,15 +84,16 @@ def _require_common(before: Benchmark, now: Benchmark) -> None:
     if old.isdisjoint(new):
         raise ResultError(
             f"nothing can be compared: the earlier benchmark timed {_counted(old)}, this one has {_counted(new)}, and "
-            "none is in both; compare runs of the same --op, --grid and --implementation"
+            "none is in both; compare runs of the same --implementation and --peers"
         )
 
 
-def _counted(contenders: Collection[tuple[str, ...]]) -> str:
-    if not contenders:
-        return "no contender"
-    op, case, _, name = min(contenders)
-    return f"{name} on {op} {case} ({len(contenders)} in all)"
+def _counted(found: Collection[tuple[str, ...]]) -> str:
+    """Cells, or contenders on cells."""
+    if not found:
+        return "none"
+    op, case, _, *name = min(found)
+    return f"{' on '.join((*name, f'{op} {case}'))} ({len(found)} in all)"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -70,6 +70,17 @@ class Plan:
     seed: int
 
 
+def cells_of(
+    ops: Sequence[str] | None, grid_name: str, device: torch.device
+) -> tuple[tuple[Primitive, Case], ...]:  # fmt: skip
+    """What `run` times. Raises UnknownName for an op or grid, FerrymanError where nothing is left."""
+    chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
+    cells = tuple((op, case) for op in chosen for case in grid.cases(op, grid.grid_of(grid_name), device))
+    if not cells:
+        raise FerrymanError("nothing to time: none of the ops has a case on this grid")
+    return cells
+
+
 def run(
     ops: Sequence[str] | None = None, implementations: Sequence[str] | None = None, grid_name: str = "small",
     device: str | torch.device | None = None, dtype: torch.dtype = torch.bfloat16,
@@ -82,19 +93,13 @@ def run(
     ``only``: (op, case) pairs of the grid. Raises UnknownName for an op, implementation, grid or peer.
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
-    chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
     known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
     for name in implementations or ():
         if name not in known:
             raise UnknownName("implementation", name, known)
     found = [] if peer_names == () else peers.adapters(peers_from, peer_names)
     announced = [adapter.peer() for adapter in found]
-    cells = tuple(
-        (op, case) for op in chosen for case in grid.cases(op, size, place)
-        if only is None or (op.name, case.name) in only
-    )  # fmt: skip
-    if not cells:
-        raise FerrymanError("nothing to time: none of the ops has a case on this grid")
+    cells = tuple(c for c in cells_of(ops, size, place) if only is None or (c[0].name, c[1].name) in only)
     profile = select.profile_for(place)
     plan = Plan(
         place, profile, dtype, cells, tuple(implementations or ()),

@@ -216,7 +216,8 @@ def _timing(timings: Sequence[Timing]) -> Timing | None:
 def duration(timing: Timing | None) -> str:
     if timing is None:
         return "-"
-    return f"{seconds(timing.seconds)} ({SHORT.get(timing.dtype, timing.dtype)} {_text(timing.case)})"
+    launches = " with launches" if timing.clock == "device events, launches included" else ""
+    return f"{seconds(timing.seconds)}{launches} ({SHORT.get(timing.dtype, timing.dtype)} {_text(timing.case)})"
 
 
 def percent(timing: Timing | None) -> str:
