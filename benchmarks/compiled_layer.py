@@ -2,8 +2,10 @@
 
 Both are compiled with fullgraph and dynamic lengths, and hold the same weights. Trials alternate, so that clocks and
 heat hit both sides; a trial times several passes and the first trials are dropped. `speed` is the unported median over
-the ported one (1 is equal, more is faster); `speed_worst` is its minimum over all cases. Recompilations are counted
-over lengths that neither layer has seen. In training Inductor itself guards on sizes where it weighs a fusion
+the ported one (1 is equal, more is faster). Passes are timed as they are called, the host's time included (which is all
+of a pass of few tokens), and for the forward in replays of a CUDA graph, which the device alone takes. Dynamo guards
+every function that it traces through: a ported layer has some hundred guards more. Recompilations are counted over
+lengths that neither layer has seen. In training Inductor itself guards on sizes where it weighs a fusion
 (`can_fuse`), so the unported count is what the ported one is compared with.
 
     python benchmarks/compiled_layer.py [--json] [--device cuda] [--dtype bfloat16] [--tiny]
@@ -87,6 +89,14 @@ def training(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
     return call
 
 
+def replay(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call's kernels without the host's work between them."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def compare(unported: Callable[[], Any], ported: Callable[[], Any], device: torch.device) -> dict[str, float]:
     times: tuple[list[float], list[float]] = ([], [])
     for trial in range(TRIALS + DROPPED):
@@ -126,7 +136,10 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, A
             calls = [step(side, given) for side in sides]
             for name, call in zip(compiled, calls, strict=True):
                 compiled[name] += graphs(call)
-            cases.append({"mode": mode, "batch": batch, "tokens": length, **compare(calls[0], calls[1], device)})
+            case = {"mode": mode, "batch": batch, "tokens": length, **compare(calls[0], calls[1], device)}
+            if mode == "forward" and device.type == "cuda":
+                case["replayed"] = compare(replay(calls[0]), replay(calls[1]), device)
+            cases.append(case)
     with ferryman.trace() as traced, torch.no_grad():
         sides[1](**given)
     again = {mode: {"unported": 0, "ported": 0} for mode in ("forward", "training")}
@@ -137,11 +150,32 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, A
             again["training"][name] += graphs(training(side, given))
     return {
         "device": detect(device).name, "dtype": str(dtype).removeprefix("torch."), "tiny": tiny,
-        "torch": torch.__version__, "cases": cases, "speed_worst": min(c["speed"] for c in cases),
-        "speed_forward_worst": min(c["speed"] for c in cases if c["mode"] == "forward"),
+        "torch": torch.__version__, "cases": cases,
         "graphs_first": compiled, "recompilations_on_unseen_lengths": again,
         "calls_in_the_graph": {f"{op}:{by}": n for (op, by), n in traced.calls.items()}, "ported": report.calls(1),
     }  # fmt: skip
+
+
+def markdown(found: dict[str, Any]) -> str:
+    lines = [
+        f"A compiled Qwen3-8B decoder layer, {found['dtype']}, {found['device']}, torch {found['torch']}: unported time"
+        " over ported time (`benchmarks/compiled_layer.py`). Replayed: the device's time alone.",
+        "",
+        "| mode | batch x tokens | unported us | ported us | speed | spread | replayed: unported | ported | speed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for c in found["cases"]:
+        alone = _times(c["replayed"]) if "replayed" in c else ("-", "-", "-")
+        spread = f"{c['unported_spread']:.2f}, {c['ported_spread']:.2f}"
+        row = (c["mode"], f"{c['batch']} x {c['tokens']}", *_times(c), spread, *alone)
+        lines.append(f"| {' | '.join(row)} |")
+    new = found["recompilations_on_unseen_lengths"]
+    counts = ", ".join(f"{mode} {n['ported']} and {n['unported']}" for mode, n in new.items())
+    return "\n".join([*lines, "", f"Recompilations over lengths that neither has seen, ported and unported: {counts}."])
+
+
+def _times(c: dict[str, float]) -> tuple[str, str, str]:
+    return f"{c['unported_us']:.0f}", f"{c['ported_us']:.0f}", f"{c['speed']:.3f}"
 
 
 def main() -> None:
@@ -155,15 +189,7 @@ def main() -> None:
     if asked.json:
         print(json.dumps(found, indent=2))
         return
-    print(f"{found['device']} {found['dtype']} torch {found['torch']}")
-    for c in found["cases"]:
-        print(
-            f"{c['mode']:8} {c['batch']} x {c['tokens']:<5} unported {c['unported_us']:9.1f} us"
-            f" (+-{c['unported_spread'] / 2:.1%})  ported {c['ported_us']:9.1f} us (+-{c['ported_spread'] / 2:.1%})"
-            f"  speed {c['speed']:.3f}x"
-        )
-    print(f"recompilations on unseen lengths: {found['recompilations_on_unseen_lengths']}")
-    print(f"calls inside the ported graph: {found['calls_in_the_graph']}")
+    print(markdown(found))
 
 
 if __name__ == "__main__":

@@ -39,11 +39,15 @@ def _factor(x, KIND: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _tile(program, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """(first row, first column, row offsets, column offsets, mask) of a program's tile."""
-    across = tl.cdiv(width, BLOCK)
-    first = (program // across).to(tl.int64) * ROWS
-    start = (program % across).to(tl.int64) * BLOCK
+def _tile(program, rows, width, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """(first row, first column, row offsets, column offsets, mask) of a program's tile. FLAT: of one row."""
+    if FLAT:
+        first = 0
+        start = program.to(tl.int64) * BLOCK
+    else:
+        across = tl.cdiv(width, BLOCK)
+        first = (program // across).to(tl.int64) * ROWS
+        start = (program % across).to(tl.int64) * BLOCK
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     mask = col < width - start
@@ -53,9 +57,9 @@ def _tile(program, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: tl.constexpr, ROWS: tl.constexpr,
-           BLOCK: tl.constexpr):  # fmt: skip
-    first, start, row, col, mask = _tile(tl.program_id(0), rows, width, ROWS, BLOCK)
+def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: tl.constexpr, FLAT: tl.constexpr,
+           ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    first, start, row, col, mask = _tile(tl.program_id(0), rows, width, FLAT, ROWS, BLOCK)
     g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
     u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
     factor, _ = _factor(g, KIND, y_ptr.dtype.element_ty == tl.float32)
@@ -66,9 +70,9 @@ def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: t
 @triton.jit(do_not_specialize=["rows"])
 def _gated_backward(
     grad_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, grad_stride, gate_stride, up_stride, rows, width,
-    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first, start, row, col, mask = _tile(tl.program_id(0), rows, width, ROWS, BLOCK)
+    first, start, row, col, mask = _tile(tl.program_id(0), rows, width, FLAT, ROWS, BLOCK)
     d = widen(tl.load(grad_ptr + first * grad_stride + start + (row * grad_stride + col), mask=mask))
     g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
     u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
@@ -85,7 +89,8 @@ TILE, WARPS = 1024, 4
 def _launch(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], kind: int, target: Target) -> None:
     if outputs[0].numel() == 0:
         return
-    if all(t.is_contiguous() for t in inputs):
+    flat = all(t.is_contiguous() for t in inputs)
+    if flat:
         rows, width, strides = 1, outputs[0].numel(), [0] * len(inputs)
     else:
         views = [collapse_rows(t) for t in inputs]
@@ -97,7 +102,7 @@ def _launch(kernel: Any, inputs: list[Tensor], outputs: list[Tensor], kind: int,
     if rows == 1 or together * max(strides) >= 2**31:
         together = 1
     grid = (triton.cdiv(rows, together) * triton.cdiv(width, block),)
-    args = (*inputs, *outputs, *strides, rows, width, kind, together, block)
+    args = (*inputs, *outputs, *strides, rows, width, kind, flat, together, block)
     # LLVM fuses products into sums in packed AMD code and not in scalar code, so that a sample's bits would change with
     # its alignment (found on simulated gfx942); memory bounds these kernels, and fusing saves no time
     options = {"enable_fp_fusion": False} if target.vendor == "amd" else {}
