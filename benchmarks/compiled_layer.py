@@ -28,8 +28,8 @@ from ferryman.device_profiles import detect
 from ferryman.integrations.transformers import port
 from ferryman.porting.model_config import config_of, spec
 
-# (batch, tokens). The first one of a batch compiles, and on it Inductor times its candidates for a kernel: on few tokens
-# they take less than a launch, the choice is by chance, and holds for the longer ones (11.4 us for one of 4.7).
+# (batch, tokens). The first of a batch compiles, and on it Inductor times its candidates for a kernel: on few tokens
+# these take less than a launch, the choice is by chance, and holds for the longer ones (11.4 us for one of 4.7).
 LENGTHS = ((1, 4096), (1, 2048), (1, 512), (4, 2048))
 UNSEEN = ((1, 777), (1, 1536), (1, 3001), (4, 1023))
 TRIALS, DROPPED, PASSES = 40, 5, 8
@@ -159,8 +159,9 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, A
 
 
 def markdown(found: dict[str, Any]) -> str:
+    model = "tiny Qwen3" if found["tiny"] else "Qwen3-8B"
     lines = [
-        f"A compiled Qwen3-8B decoder layer, {found['dtype']}, {found['device']}, torch {found['torch']}: unported time"
+        f"A compiled {model} decoder layer, {found['dtype']}, {found['device']}, torch {found['torch']}: unported time"
         " over ported time (`benchmarks/compiled_layer.py`). Replayed: the device's time alone.",
         "",
         "| mode | batch x tokens | unported us | ported us | speed | spread | replayed: unported | ported | speed |",
@@ -187,7 +188,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--tiny", action="store_true", help="small widths, to try the benchmark itself")
     asked = parser.parse_args()
-    found = measure(torch.device(asked.device), getattr(torch, asked.dtype), asked.tiny)
+    device = torch.device(asked.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    found = measure(device, getattr(torch, asked.dtype), asked.tiny)
     if asked.json:
         print(json.dumps(found, indent=2))
         return

@@ -24,6 +24,7 @@ def test_help_names_every_verb_and_what_it_is_for() -> None:
     for verb in VERBS:
         assert f"  {verb} " in done.out
     assert {c.name for c in main.app.registered_commands} == set(VERBS)
+    assert {c.cls for c in main.app.registered_commands} == {main._Verb}  # which reads the settings first
 
 
 def test_it_starts_alone_and_says_what_is_wrong(tmp_path: Path) -> None:

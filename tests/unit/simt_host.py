@@ -181,13 +181,21 @@ class EmulatedRuntime:
         key = hashlib.sha256("\0".join([source, *_FLAGS, *compiler]).encode()).hexdigest()[:24]
         self._path = self.folder / f"simt{self.wave}-{key}.so"
         self._lock = filelock.FileLock(f"{self._path}.lock")
-        self._lock.acquire()
+        self._lock.acquire(timeout=290)
         if self._path.exists():
             return None
         file = self._path.with_suffix(".cpp")
-        file.write_text(source)
         command = [*compiler, *_FLAGS, f"-DFERRYMAN_WAVE={self.wave}", str(file), "-o", str(self._path) + ".part"]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+        try:
+            file.write_text(source)
+            return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=sys.stderr)
+        except OSError:
+            self._lock.release()
+            raise
+
+    def unlock(self) -> None:
+        """For who collects several and loads none of the rest when one fails; nothing once it is loaded."""
+        self._lock.release()
 
     def load(self, building: subprocess.Popen[bytes] | None) -> None:
         try:
@@ -195,6 +203,8 @@ class EmulatedRuntime:
                 assert building.wait(timeout=300) == 0, "the host compiler refused the kernels"
                 Path(str(self._path) + ".part").replace(self._path)
         finally:
+            if building is not None:
+                building.kill()  # one that is still at work would go on writing what another process may
             self._lock.release()
         self._libraries = [ctypes.CDLL(str(self._path))]
         self._functions.clear()

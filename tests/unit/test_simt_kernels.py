@@ -6,6 +6,7 @@ accesses outside the buffers, misaligned vectors, divergent barriers and writes 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,8 +40,13 @@ def runtimes(request: pytest.FixtureRequest) -> Iterator[dict[int, Any]]:
                 if case.features and wave == 64:
                     continue
                 runtime.call(case.kernel, inputs, host.target(wave, case.shared, case.units, case.features))
-        for runtime, building in [(r, r.compile_collected()) for r in found.values()]:
-            runtime.load(building)
+        with contextlib.ExitStack() as held:
+            building = []
+            for runtime in found.values():
+                building.append((runtime, runtime.compile_collected()))
+                held.callback(runtime.unlock)  # the second's, where the first cannot be loaded
+            for runtime, compiler in building:
+                runtime.load(compiler)
         yield found
 
 

@@ -10,7 +10,7 @@ import typer
 from ferryman.cli import output
 from ferryman.porting.compare import Comparison, Part, RowCompared, failed
 from ferryman.porting.compare import compare as run
-from ferryman.porting.results import number
+from ferryman.porting.results import WITH_LAUNCHES, number
 
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _MOST = 20
@@ -64,6 +64,8 @@ def _print(found: Comparison) -> None:
 
 def _part(part: Part) -> tuple[str, str, str]:
     share = "-" if part.percent_of_roofline is None else f"{part.percent_of_roofline:.0f}%"
+    if part.clock == WITH_LAUNCHES:
+        share += " with launches"
     return part.verdict, number(part.ratio), share
 
 

@@ -61,7 +61,8 @@ def tune(
     """Write the fastest implementation of each shape region into a lockfile; the setting `lockfile` puts it in force.
 
     It can be stopped and started again, and several may work on one file. A candidate that fails, hangs or crashes is
-    recorded and left out. Exits with 1 if --check finds what does not hold, or if a cell could not be written.
+    recorded and left out. Exits with 1 if --check finds no entry, or one that does not hold, or if a cell could not be
+    written.
     """
     if predict:
         for option, given in {"--check": check, "--again": again, "--lockfile": lock is not None}.items():
@@ -147,6 +148,7 @@ def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes
         rows = [(one.op, str(one.measured), str(one.predicted), str(one.neither)) for one in known]
         heads = (f"op, on the {grid} grid", "measured", "predicted from regions near", "neither")
         output.table(heads, rows, right=heads[1:])
-    output.say(f"{path}: {holding} of {held.entries} entries hold here")
+    wanted = "" if held.entries else "; required: one or more (ferryman tune writes them)"
+    output.say(f"{path}: {holding} of {held.entries} entries hold here{wanted}")
     if not held.holds:
         raise typer.Exit(1)

@@ -91,15 +91,16 @@ def count_settings() -> None:
 
     Settings that cannot be read count as a request: importing works, and the first call, compiled or not, raises.
     """
-    global _of_settings
+    global requests, _of_settings
     from ferryman import settings
 
     try:
         asked = bool(settings.get("backend"))
     except FerrymanError:
         asked = True  # every call asks `base`, which raises it again
-    _count(asked - _of_settings)
-    _of_settings = int(asked)
+    with _lock:
+        requests += asked - _of_settings
+        _of_settings = int(asked)
 
 
 @contextmanager

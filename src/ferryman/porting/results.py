@@ -86,6 +86,7 @@ class Cell(_Model):
 
 
 Clock = Literal["device events", "device events, launches included", "host clock"]
+WITH_LAUNCHES: Clock = "device events, launches included"
 
 
 class Timing(_Model):

@@ -93,13 +93,15 @@ def run(
     ``only``: (op, case) pairs of the grid. Raises UnknownName for an op, implementation, grid or peer.
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
+    cells = tuple(c for c in cells_of(ops, size, place) if only is None or (c[0].name, c[1].name) in only)
+    if not cells:
+        raise FerrymanError(f"nothing to time: no case of the {size} grid is one of those that were asked for")
     known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
     for name in implementations or ():
         if name not in known:
             raise UnknownName("implementation", name, known)
     found = [] if peer_names == () else peers.adapters(peers_from, peer_names)
     announced = [adapter.peer() for adapter in found]
-    cells = tuple(c for c in cells_of(ops, size, place) if only is None or (c[0].name, c[1].name) in only)
     profile = select.profile_for(place)
     plan = Plan(
         place, profile, dtype, cells, tuple(implementations or ()),

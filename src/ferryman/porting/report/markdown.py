@@ -20,7 +20,7 @@ from ferryman.porting.report.text import (
     seconds,
     verdict,
 )
-from ferryman.porting.results import Cell, GateName, Results, Timing, Verdict, number
+from ferryman.porting.results import WITH_LAUNCHES, Cell, GateName, Results, Timing, Verdict, number
 
 __all__ = ["LIMIT", "MEANING", "duration", "markdown", "percent"]
 
@@ -216,7 +216,7 @@ def _timing(timings: Sequence[Timing]) -> Timing | None:
 def duration(timing: Timing | None) -> str:
     if timing is None:
         return "-"
-    launches = " with launches" if timing.clock == "device events, launches included" else ""
+    launches = " with launches" if timing.clock == WITH_LAUNCHES else ""
     return f"{seconds(timing.seconds)}{launches} ({SHORT.get(timing.dtype, timing.dtype)} {_text(timing.case)})"
 
 
