@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -314,7 +315,10 @@ def test_contenders_on_one_side_and_other_devices() -> None:
         c.name: c.verdict
         for c in compare(made({"triton": STILL, "cuda": STILL}), made({"triton": STILL, "hip": STILL}))
     }
-    assert found == {"triton": "same", "cuda": "only before", "hip": "only now"}
+    assert found == {"triton": "same", "cuda": "no longer timed", "hip": "only now"}
+    both = made({"triton": STILL, "cuda": STILL, "definition": STILL})
+    found = {c.name: c.verdict for c in compare(both, made({"triton": STILL}), asked=("triton",))}
+    assert found == {"triton": "same", "cuda": "only before", "definition": "only before"}  # not asked for
     before = made({"triton": STILL})
     other = before.model_copy(
         update={"environment": before.environment.model_copy(update={"device_name": "NVIDIA A100"})}
@@ -413,6 +417,8 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
     arguments = ("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu", "--compare")
     done = ferryman(*arguments, str(fast))
     assert done.code == 1 and "slower" in done.out and "2 of 2 slower, confirmed" in done.out
+    done = ferryman(*arguments, str(fast), "--json")
+    assert done.code == 1 and json.loads(done.out)["cells"] and done.err.count(" times what it took before") == 2
     done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--json")
     assert done.code == 0 and json.loads(done.out)["kind"] == "ferryman-benchmark"
     # of another implementation: what was timed is written all the same
@@ -452,17 +458,58 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
     same = tmp_path / "same.json"
     same.write_text(document.dumps(here.model_copy(update={"environment": facts})))
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
     for given, told in (
         (["--compare", str(other)], "of another device"),
         (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
         (["--compare", str(same)], "of other cells: rms_norm 16x4096 (1 in all), here silu_mul "),
         (["--out", str(tmp_path / "c.md")], "--out is "), (["--out", str(tmp_path / "c.SVG")], "--out is "),
         (["--out", str(tmp_path / "file" / "x.json")], "cannot be written"),
+        (["--out", str(same), "--compare", str(same)], "required: another file than --compare"),
+        (["--out", str(tmp_path / "pipe")], "it is no regular file"), (["--out", "/"], "required: a file's name"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),
     ):  # fmt: skip
         done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", *given)
         assert done.code == 2 and told in done.err and "Traceback" not in done.err, (given, done.err)
-    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "same.json", "file"}
+    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "same.json", "file", "pipe"}
+
+
+def test_a_documents_contenders_stand_once_and_its_noise_is_a_number(tmp_path: Path) -> None:
+    raw = json.loads(document.dumps(made({"torch": STILL})))
+    for name, edit, told in (
+        ("twice", {"times": raw["cells"][0]["times"] * 2}, "has a contender twice"),
+        ("noise", {"noise": "Infinity"}, "noise"), ("less", {"noise": -1.0}, "noise"),
+    ):  # fmt: skip
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(raw | {"cells": [raw["cells"][0] | edit]}))
+        with pytest.raises(ResultError, match=f"damaged: .*{told}"):
+            document.load(path)
+
+
+def test_an_adapter_that_cannot_say_what_it_is_is_one_message(tmp_path: Path) -> None:
+    body = "NAME = {!r}\ndef available(): {}\ndef version(): return '1'\nOPS = {}\n"
+    for text, told in (
+        (body.format("torch", "return None", "{}"), "has the NAME 'torch'; required: "),
+        (body.format("a b", "return None", "{}"), "has the NAME 'a b'; required: "),
+        (body.format("mine", "return None", "[]"), "has OPS of list; required: a dict"),
+        (body.format("mine", "raise RuntimeError('no licence')", "{}"), "RuntimeError: no licence"),
+        ("import sys\nsys.exit(0)\n", "cannot be imported: SystemExit"),
+    ):
+        (tmp_path / "one.py").write_text(text)
+        done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--peers", "all", "--peers-from", str(tmp_path))
+        assert done.code == 2 and told in done.err and "Traceback" not in done.err, (told, done.err)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(body.format("mine", "return None", "{}"))
+    with pytest.raises(FerrymanError, match="two adapters of .* have the NAME 'mine'"):
+        peers.adapters(tmp_path, None)
+
+
+def test_an_op_that_is_named_twice_is_timed_once() -> None:
+    assert len(runner.cells_of(["silu_mul", "silu_mul"], "small", CPU)) == len(
+        runner.cells_of(["silu_mul"], "small", CPU)
+    )
+    with pytest.raises(FerrymanError, match="nothing to time"):
+        runner.run(ops=["silu_mul"], device="cpu", only=frozenset({("silu_mul", "nope")}))
 
 
 @pytest.mark.parametrize(("arguments", "told"), [

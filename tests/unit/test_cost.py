@@ -489,8 +489,9 @@ def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, mo
 def test_an_entry_of_another_vendors_backend_is_no_measured_choice(locked: Path) -> None:
     document = lockfile_document.load(locked)
     region, entry = next(iter(document.choices["rms_norm"].items()))
-    edited = entry.model_copy(update={"implementation": "cuda", "candidates": []})
-    lockfile_document.record(locked, CPU, {"rms_norm": {region: edited}})
+    timed = lockfile_document.Candidate(implementation="cuda", seconds=entry.seconds / 2)
+    edited = {"implementation": "cuda", "seconds": timed.seconds, "candidates": [*entry.candidates, timed]}
+    lockfile_document.record(locked, CPU, {"rms_norm": {region: entry.model_copy(update=edited)}})
     ferryman.reload()
     rows = 256 if "2^8" in region else 2048
     decision = select.select(ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False), CPU, PLAIN)

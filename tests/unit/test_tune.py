@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import subprocess
 import sys
 import time
 import warnings
@@ -15,6 +19,7 @@ import torch
 import ferryman
 from ferryman import ops
 from ferryman.cli import calls, doctor
+from ferryman.cli import tune as cli_tune
 from ferryman.device_profiles import detect
 from ferryman.dispatch import cost, lockfile, lockfile_document, registry, select, state, whole_file
 from ferryman.errors import LockfileError, UnknownName
@@ -57,6 +62,69 @@ def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(
     # the file holds them under the keys that dispatch looks up
     document = lockfile_document.load(path)
     assert len(document.choices["silu_mul"]) == 2 and lockfile_document.differing(document, CPU) == []
+
+
+def test_one_that_was_killed_once_is_not_to_blame(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FERRYMAN_TEST_NOTES", str(tmp_path / "mark"))
+    entry = tune(tmp_path / "lock.json", "killed", "slow")[0].entry
+    assert (tmp_path / "mark").exists() and entry is not None
+    assert entry.implementation == "killed" and [c.error for c in entry.candidates] == [None, None]
+
+
+def test_a_worker_ends_with_its_tuner_and_obeys_no_request_of_the_users(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FERRYMAN_BACKEND", "triton")  # which no CPU has
+    entry = tune(tmp_path / "lock.json", "slow")[0].entry
+    assert entry is not None and entry.implementation == "slow"
+    job = {"grid": "small", "device": "cpu", "dtype": "float32", "seed": 0,
+           "cells": [["silu_mul", "ragged", ["hang"], {}]]}  # fmt: skip
+    case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0].name
+    job["cells"][0][1] = case  # type: ignore[index]
+    process = subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env=tuner._environment())  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(job) + "\n")
+    process.stdin.flush()
+    assert [json.loads(process.stdout.readline()) for _ in range(2)] == [{"start": None}, {"start": "hang"}]
+    process.stdin.close()  # as the system does for a tuner that was killed
+    assert process.wait(30) == 1
+
+
+def test_a_failed_candidate_is_told_also_of_an_entry_that_is_kept(planted: None, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    tune(path, "torch", "raises")
+    found = tune(path, "torch", "raises")
+    assert [o.result for o in found] == ["kept"] * 2
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        cli_tune._print(found, "float32")
+    assert told.getvalue().count(": raises failed: RuntimeError: no room; --again tries it once more") == 2
+
+
+def test_what_was_measured_before_is_not_lost_to_a_narrower_tuner(planted: None, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    whole = tune(path, "torch", "slow")[0].entry
+    assert whole is not None and whole.implementation == "torch"
+    tune(path, "slow", again=True)
+    tune(path, "definition")
+    held = lockfile_document.load(path).choices["silu_mul"]
+    entry = next(e for e in held.values() if e.case == whole.case)
+    assert set(entry.times) == {"torch", "slow", "definition"} and entry.times["torch"] == whole.times["torch"]
+    assert entry.seconds == min(entry.times.values()) or entry.implementation == "torch"
+    assert entry.times["slow"] != whole.times["slow"]  # which was measured again
+
+
+def test_candidates_of_other_kernels_are_not_joined() -> None:
+    old = _entry(implementation="slow", seconds=1e-6, kernels="0" * 64)
+    new = _entry(seconds=2e-6)
+    assert lockfile_document.joined(old, new, ()) == new
+    old = _entry(implementation="slow", seconds=1e-6)
+    both = lockfile_document.joined(old, new, ())
+    assert (both.implementation, both.seconds, set(both.times)) == ("slow", 1e-6, {"torch", "slow"})
+    near = lockfile_document.joined(_entry(implementation="slow", seconds=1.995e-6), new, ("torch", "slow"))
+    assert near.implementation == "torch"  # within the noise: by preference
 
 
 def test_an_output_that_is_empty_ends_no_process(planted: None, tmp_path: Path) -> None:
@@ -174,9 +242,7 @@ def test_what_stands_is_kept_until_its_kernels_change(
 def test_dispatch_follows_what_was_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock.json"
     x = torch.randn(8, 16)
-    entry = lockfile_document.Entry(
-        implementation="definition", seconds=1e-6, kernels=lockfile_document.digest("silu_mul")
-    )
+    entry = _entry(implementation="definition")
     lockfile_document.record(path, CPU, {"silu_mul": {lockfile.region(SILU, (x, x)): entry}})
     monkeypatch.setenv("FERRYMAN_LOCKFILE", str(path))
     ferryman.reload()
@@ -189,9 +255,7 @@ def test_dispatch_follows_what_was_tuned(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_packages_lockfile_is_in_force_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, x = tmp_path / "cpu.lock.json", torch.randn(8, 16)
-    entry = lockfile_document.Entry(
-        implementation="definition", seconds=1e-6, kernels=lockfile_document.digest("silu_mul")
-    )
+    entry = _entry(implementation="definition")
     lockfile_document.record(path, CPU, {"silu_mul": {lockfile.region(SILU, (x, x)): entry}})
     monkeypatch.setattr(lockfile, "shipped", lambda profile: path)
     monkeypatch.delenv("FERRYMAN_LOCKFILE", raising=False)
@@ -258,9 +322,9 @@ def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:
 
 
 def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:
-    assert tuner._best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
-    assert tuner._best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"
-    assert tuner._best({"cuda": 1.02, "triton": 1.0}, 0.05) == "cuda"
+    assert lockfile_document.best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
+    assert lockfile_document.best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"
+    assert lockfile_document.best({"cuda": 1.02, "triton": 1.0}, 0.05) == "cuda"
 
 
 def test_files_that_are_not_this_machines_are_found_before_the_work(tmp_path: Path) -> None:
@@ -330,7 +394,7 @@ def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
     lockfile_document.record(path, CPU, {})
     done = command(*arguments)
     assert done.code == 1 and "0 of 0 entries hold here; required: one or more" in done.out
-    entry = lockfile_document.Entry(implementation="torch", seconds=1e-6, kernels=lockfile_document.digest("silu_mul"))
+    entry = _entry()
     region = "gate=float32[2^4,64]c up=float32[2^4,64]c"
     lockfile_document.record(path, CPU, {"silu_mul": {region: entry}})
     done = command(*arguments)
@@ -352,7 +416,8 @@ REGION = "gate=float32[2^4,64]c up=float32[2^4,64]c"
 
 def _entry(**more: Any) -> lockfile_document.Entry:
     made = {"implementation": "torch", "seconds": 1e-6, "kernels": lockfile_document.digest("silu_mul"), **more}
-    return lockfile_document.Entry.model_validate(made)
+    own = {key: made[key] for key in ("implementation", "seconds", "configuration") if key in made}
+    return lockfile_document.Entry.model_validate({"candidates": [own], **made})
 
 
 EDITS: dict[str, tuple[Any, str]] = {
@@ -361,6 +426,22 @@ EDITS: dict[str, tuple[Any, str]] = {
     "another key of a configuration": ({"configuration": {"nme": "wide"}}, "configuration"),
     "a time that is text": ({"seconds": "0.5"}, "seconds"),
     "a time that is a flag": ({"seconds": True}, "seconds"),
+    "a time that no call takes": ({"seconds": 5e-324}, "seconds: Input should be greater than or equal to"),
+    "work without end": ({"bytes": 1e308}, "bytes: Input should be less than or equal to"),
+    "nothing that was timed": ({"candidates": []}, "no candidates; required: the times of what was measured"),
+    "the slower of two": (
+        {"candidates": [{"implementation": n, "seconds": s} for n, s in (("torch", 1e-6), ("triton", 5e-7))]},
+        "required: the least time of all, 5e-07 s",
+    ),
+    "another time than its own": ({"seconds": 2e-6}, "among the candidates 1e-06 s; required: the same"),
+    "a candidate that stands twice": (
+        {"candidates": [{"implementation": "torch", "seconds": 1e-6}] * 2},
+        "a candidate stands twice",
+    ),
+    "a candidate with a time and an error": (
+        {"candidates": [{"implementation": "torch", "seconds": 1e-6, "error": "no room"}]},
+        "required: one of both",
+    ),
 }
 
 
@@ -382,7 +463,9 @@ def test_a_hand_edited_entry_is_told_and_not_obeyed(what: str, tmp_path: Path) -
         ("gate=float32[garbage up=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
         ("gate=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
         ("x=float32[2^4,64]c up=float32[2^4,64]c", {}, "no call of silu_mul has the region"),
+        (REGION.replace("float32", "banana"), {}, "no call of silu_mul has the region"),
         (REGION, {"configuration": {"name": "wide"}}, "no configuration"),
+        (REGION, {"implementation": "cuda"}, "cuda does not serve cpu devices"),
     ],
 )
 def test_an_entry_that_no_call_can_meet_does_not_hold(region: str, edit: Any, why: str, tmp_path: Path) -> None:
@@ -390,6 +473,29 @@ def test_an_entry_that_no_call_can_meet_does_not_hold(region: str, edit: Any, wh
     lockfile_document.record(path, CPU, {"silu_mul": {region: _entry(**edit)}})
     done = command("tune", "--check", "--device", "cpu", "--lockfile", str(path))
     assert done.code == 1 and "0 of 1 entries hold here" in done.out and why in " ".join(done.out.split())
+
+
+def test_scalars_of_a_region_are_those_that_dispatch_writes() -> None:
+    said = "x=float32[2^4,64]c weight=None eps={} cast_before_weight={}"
+    for eps, cast, holds in (
+        ("x", "False", True),
+        ("0", "True", True),
+        ("1e-06", "False", False),
+        ("x", "maybe", False),
+    ):
+        assert lockfile_document._describes(said.format(eps, cast), "rms_norm") is holds
+    assert not lockfile_document._describes(said.format("x", "False").replace("float32[2^4,64]c", "None"), "rms_norm")
+
+
+def test_what_is_no_file_or_of_no_kind_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    with pytest.raises(LockfileError, match="it is no regular file"):
+        lockfile_document.load(tmp_path / "pipe")
+    path = tmp_path / "lock.json"
+    for text, told in (('{"version": 3}', "has kind None, version 3; required: "), ("[]", "holds a list; required: ")):
+        path.write_text(text)
+        with pytest.raises(LockfileError, match=told):
+            lockfile_document.load(path)
 
 
 def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:

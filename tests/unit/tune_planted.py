@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, grid
 from ferryman.porting.cases import forward_of
 
-NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted")
+NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
 LINES = {name: Implementation("silu_mul", name, "nowhere:none") for name in NAMES}
 LINES["forms"] = dataclasses.replace(LINES["forms"], configurations="tests.unit.tune_planted:forms_of")
 
@@ -67,6 +68,15 @@ def _noted(*args: Any) -> Tensor:
     return _right(*args)
 
 
+def _killed(*args: Any) -> Tensor:
+    """Something else kills the process, once: the one that runs out of memory, say."""
+    mark = Path(os.environ["FERRYMAN_TEST_NOTES"])
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return _right(*args)
+
+
 class _Late:
     """Right at first; dies in the trials."""
 
@@ -79,7 +89,7 @@ class _Late:
 
 KERNELS: dict[str, Callable[..., Tensor]] = {
     "slow": _slow, "wrong": lambda *args: _right(*args) * 1.1, "crash": _crash, "hang": _hang, "raises": _raise,
-    "late": _Late(), "forms": _forms, "noted": _noted,
+    "late": _Late(), "forms": _forms, "noted": _noted, "killed": _killed,
 }  # fmt: skip
 
 

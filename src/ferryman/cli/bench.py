@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -58,6 +59,8 @@ def bench(
     where, kind, names = place(device, "bench"), calls.dtype_of(dtype), _peer_names(peers)
     if out is not None:
         _require_out(out)
+        if compare is not None and out.resolve() == compare.resolve():
+            raise ArgumentError("bench", "--out", out, "another file than --compare, which a next run is compared with")
     if before is not None:
         here = placed(where)
         cells = {(one.name, case.name, dtype_name(kind)) for one, case in benchmark.cells_of(op, grid, here)}
@@ -79,11 +82,10 @@ def bench(
         _print(document)
     if before is None:
         return
-    changes = benchmark.compare(before, document, timed)
+    changes = benchmark.compare(before, document, timed, implementation or ())
     if out is not None:
         documents.write(out.with_suffix(".md"), report.markdown(document, changes))
-    if not as_json:
-        _print_changes(changes, compare)
+    _print_changes(changes, compare, err=as_json)
     if regressed(changes):
         raise typer.Exit(1)
 
@@ -100,6 +102,8 @@ def _peer_names(text: str) -> Sequence[str] | None:
 
 def _require_out(path: Path) -> None:
     """Raises ArgumentError for the name of a file that goes beside it, FerrymanError where nothing can be written."""
+    if not path.name:
+        raise ArgumentError("bench", "--out", repr(str(path)), "a file's name")
     if path.suffix.lower() in (".md", ".svg"):
         required = f"the JSON document's name, such as {path.with_suffix('.json')}; Markdown and plots go beside it"
         raise ArgumentError("bench", "--out", path, required)
@@ -124,17 +128,26 @@ def _print(document: benchmark.Benchmark) -> None:
         output.say(line)
 
 
-def _print_changes(changes: Sequence[Change], against: Path | None) -> None:
+def _tell_beside(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _print_changes(changes: Sequence[Change], against: Path | None, err: bool) -> None:
+    """err: to stderr, beside a document on stdout; then what was shown as a table is left out."""
     told = [c for c in changes if c.verdict in _SHOWN]
-    output.say()
-    if told:
+    tell = _tell_beside if err else output.say
+    if told and not err:
+        output.say()
         headers = ("op", "case", "contender", "verdict", "now / before", "noise", "confirmed")
         output.table(headers, report.change_rows(told))
     gone = [c for c in changes if c.verdict == "no longer timed"]
     for c in gone:
-        output.say(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
+        tell(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
+    for c in changes:
+        if err and c.verdict == "slower" and c.ratio is not None:
+            tell(f"{c.op} {c.case}: {c.name} takes {c.ratio:.2f} times what it took before")
     slower = sum(c.verdict == "slower" for c in changes)
-    output.say(
+    tell(
         f"against {against}: {slower} of {len(changes)} slower, confirmed"
         + (f"; {len(gone)} no longer timed" if gone else "")
     )

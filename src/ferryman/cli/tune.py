@@ -108,6 +108,10 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
         chosen = ("", "") if entry is None else (_label(entry), f"{entry.seconds * 1e6:.1f}")
         rows.append((one.op, one.case, dtype, *chosen, others, one.result))
     output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
+    for one in found:
+        for tried in one.entry.candidates if one.entry is not None else ():
+            if tried.failed:
+                output.say(f"{one.op} {one.case}: {_label(tried)} failed: {tried.error}; --again tries it once more")
 
 
 def _label(tried: Candidate | Entry) -> str:
@@ -137,6 +141,10 @@ def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes
         output.say(f"ignored as a whole: {fact}")
     if held.stale:
         output.table(("op", "region", "ignored because"), held.stale)
+    if held.failed:
+        output.table(
+            ("op", "case", "candidate", "failed when it was measured (--again tries it once more)"), held.failed
+        )
     holding = 0 if held.differing else held.entries - len(held.stale)
     size = grid_of(grid)
     shapes = [

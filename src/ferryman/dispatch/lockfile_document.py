@@ -13,8 +13,9 @@ import hashlib
 import importlib.util
 import json
 import re
+import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -43,8 +44,10 @@ _SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/
 _TENSOR = re.compile(r"[a-z0-9_]+\[((0|2\^\d{1,2}),)*\d{0,18}\][csx]")
 _Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
 _Configuration = dict[Literal["name"], Annotated[str, Field(min_length=1, max_length=200)]]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+_Seconds = Annotated[float, Field(ge=1e-9, le=1e6, strict=True)]
+_Amount = Annotated[float, Field(ge=0, le=1e24, strict=True)]
+LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
+_UNWRITTEN = 1e-9  # relative: what a float may lose in a file
 
 
 class _Model(BaseModel):
@@ -59,6 +62,16 @@ class Candidate(_Model):
     configuration: _Configuration = {}
     seconds: _Seconds | None = None
     error: Annotated[str, Field(max_length=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _is_timed_or_not(self) -> Self:
+        if (self.seconds is None) == (self.error is None):
+            raise ValueError(f"{self.label} has seconds {self.seconds} and error {self.error!r}; required: one of both")
+        return self
+
+    @property
+    def label(self) -> str:
+        return " ".join((self.implementation, *self.configuration.values()))
 
     @property
     def failed(self) -> bool:
@@ -84,11 +97,21 @@ class Entry(_Model):
     candidates: Annotated[list[Candidate], Field(max_length=64)] = []
 
     @model_validator(mode="after")
-    def _is_a_candidate(self) -> Self:
-        chosen = (self.implementation, self.configuration)
-        timed = [(c.implementation, c.configuration) for c in self.candidates if c.seconds is not None]
-        if self.candidates and chosen not in timed:
-            raise ValueError(f"the choice is {' '.join((chosen[0], *chosen[1].values()))}; required: a timed candidate")
+    def _is_the_best_candidate(self) -> Self:
+        if not self.candidates:
+            return self  # one that nothing was compared with; a lockfile has none (`Lockfile`)
+        times = {c.label: c.seconds for c in self.candidates}
+        if len(times) < len(self.candidates):
+            raise ValueError("a candidate stands twice; required: once each")
+        label = " ".join((self.implementation, *self.configuration.values()))
+        own = times.get(label)
+        if own is None:
+            raise ValueError(f"the choice is {label}; required: a timed candidate")
+        if abs(own - self.seconds) > _UNWRITTEN * own:
+            raise ValueError(f"the choice takes {self.seconds} s, and among the candidates {own} s; required: the same")
+        least = min(s for s in times.values() if s is not None)
+        if own > least * (1 + max(self.noise or 0.0, LEAST_NOISE)) * (1 + _UNWRITTEN):
+            raise ValueError(f"the choice takes {own} s; required: the least time of all, {least} s, within its noise")
         return self
 
     def configuration_of(self, implementation: str) -> str:
@@ -115,6 +138,44 @@ class Lockfile(_Model):
     version: int = VERSION
     stamp: dict[_Name, str | int | None]
     choices: dict[_Name, dict[Annotated[str, Field(max_length=400)], Entry]]
+
+    @model_validator(mode="after")
+    def _was_measured(self) -> Self:
+        for op, entries in self.choices.items():
+            for region, entry in entries.items():
+                if not entry.candidates:
+                    raise ValueError(f"{op} {region[:80]}: no candidates; required: the times of what was measured")
+        return self
+
+
+def best(times: Mapping[str, float], noise: float) -> str:
+    """The fastest; of those that the noise does not tell apart from it, the first."""
+    least = min(times.values())
+    return next(name for name, seconds in times.items() if seconds <= least * (1 + max(noise, LEAST_NOISE)))
+
+
+def joined(old: Entry, new: Entry, preference: Sequence[str]) -> Entry:
+    """``new`` with the candidates of ``old`` that were not measured again, and the choice among all of them.
+
+    preference: implementations; the first of those that the noise does not tell apart is chosen.
+    """
+    fresh = {c.label for c in new.candidates}
+    kept = [c for c in old.candidates if c.label not in fresh]
+    if not kept or not new.candidates or old.kernels != new.kernels:
+        return new
+    candidates = [*new.candidates, *kept]
+    ranked = {name: place for place, name in enumerate(preference)}
+    timed = sorted(
+        (c for c in candidates if c.seconds is not None),
+        key=lambda c: (ranked.get(c.implementation, len(ranked)), bool(c.configuration)),
+    )  # fmt: skip
+    noise = max(old.noise or 0.0, new.noise or 0.0)
+    label = best({c.label: c.seconds for c in timed if c.seconds is not None}, noise)
+    chosen = next(c for c in timed if c.label == label)
+    return new.model_copy(update={
+        "implementation": chosen.implementation, "configuration": chosen.configuration, "seconds": chosen.seconds,
+        "noise": noise, "candidates": candidates,
+    })  # fmt: skip
 
 
 def stamp(profile: Profile) -> dict[str, str | int | None]:
@@ -167,14 +228,21 @@ def digest(op: str) -> str:
 def load(path: Path) -> Lockfile:
     """A checked lockfile. Raises LockfileError with the file and what is wrong."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise LockfileError(f"{path} is {path.stat().st_size} bytes; required: at most {_MAX_BYTES}")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+            raise LockfileError(
+                f"{path} cannot be read as JSON: it is no regular file. Name another, or unset the setting"
+            )
+        if found.st_size > _MAX_BYTES:
+            raise LockfileError(f"{path} is {found.st_size} bytes; required: at most {_MAX_BYTES}")
         raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, a number without end
         raise LockfileError(f"{path} cannot be read as JSON: {error}. Write it again, or unset the setting") from error
-    found = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
-    if not isinstance(raw, dict) or raw.get("kind") != "ferryman-lockfile" or found != VERSION:
-        raise LockfileError(f"{path} has version {found!r}; required: a ferryman-lockfile of version {VERSION}")
+    required = f"required: a ferryman-lockfile of version {VERSION}"
+    if not isinstance(raw, dict):
+        raise LockfileError(f"{path} holds a {type(raw).__name__}; {required}")
+    if (raw.get("kind"), raw.get("version")) != ("ferryman-lockfile", VERSION):
+        raise LockfileError(f"{path} has kind {raw.get('kind')!r}, version {raw.get('version')!r}; {required}")
     try:
         return Lockfile.model_validate(raw)
     except ValidationError as error:
@@ -204,7 +272,9 @@ def writable(path: Path, profile: Profile) -> None:
 
 
 def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
-    """Merge measured entries into a lockfile, or begin it: whole, under a lock, the new entry before the old.
+    """Merge measured entries into a lockfile, or begin it: whole, under a lock.
+
+    A candidate that was measured now replaces itself; the others of its region stay, and the choice is among all.
 
     Raises LockfileError where the file is damaged, is of another device or release, cannot be written, or stays locked.
     """
@@ -220,7 +290,7 @@ def _locked(path: Path, work: Callable[[Path], None]) -> None:
             work(real)
     except filelock.Timeout as error:
         raise LockfileError(f"{path} stays locked by another process: remove {real}.lock if none runs") from error
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         raise LockfileError(f"{path} cannot be written: {error}. Name another file") from error
 
 
@@ -237,7 +307,10 @@ def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Ent
     if path.exists():
         choices = {op: dict(entries) for op, entries in _loaded(path, profile).choices.items()}
     for op, entries in measured.items():
-        choices.setdefault(op, {}).update(entries)
+        held = choices.setdefault(op, {})
+        for region, entry in entries.items():
+            old = held.get(region)
+            held[region] = entry if old is None else joined(old, entry, profile.preference(op))
     made = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
     write_whole(path, (made.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
 
@@ -262,13 +335,16 @@ def _release(value: str | int | None, length: int | None) -> str | int | tuple[s
     return value if length is None or not isinstance(value, str) else tuple(value.split("+")[0].split(".")[:length])
 
 
-def stale(op: str, entry: Entry, region: str) -> str | None:
-    """Why a region's entry does not hold with what is installed; None where it does."""
+def stale(op: str, entry: Entry, region: str, vendor: str | None = None) -> str | None:
+    """Why a region's entry does not hold with what is installed, on a device of a vendor; None where it does."""
     if op not in registry.primitives():
         return f"there is no op {op!r}"
     lines = {line.name: line for line in registry.implementations(op)}
     if entry.implementation not in lines:
         return f"{op} has no implementation {entry.implementation!r}"
+    backend = lines[entry.implementation].backend
+    if vendor is not None and vendor not in registry.backends()[backend].vendors:
+        return f"{entry.implementation} does not serve {vendor} devices"
     if entry.configuration and lines[entry.implementation].configurations is None:
         return (
             f"{op}'s {entry.implementation} has no configurations, and the entry names {entry.configuration['name']!r}"
@@ -281,20 +357,36 @@ def stale(op: str, entry: Entry, region: str) -> str | None:
 def _describes(region: str, op: str) -> bool:
     """Whether a region is written as `lockfile.region` writes those of an op."""
     said = [part.partition("=") for part in region.split(" ")]
-    names = registry.primitive(op).names
-    return [name for name, _, _ in said] == list(names) and all(
-        _TENSOR.fullmatch(value) or value == "None" or registry.primitive(op).types[name].rstrip("?") != "Tensor"
-        for name, _, value in said
+    types = registry.primitive(op).types
+    return [name for name, _, _ in said] == list(registry.primitive(op).names) and all(
+        _is_written(types[name], value) for name, _, value in said
     )
+
+
+def _is_written(kind: str, value: str) -> bool:
+    """Whether `lockfile.region` can give a value of a type of the schema like this."""
+    if value == "None":
+        return kind.endswith("?")
+    if kind.startswith("Tensor"):
+        dtype = value.partition("[")[0]
+        return bool(_TENSOR.fullmatch(value)) and isinstance(getattr(torch, dtype, None), torch.dtype)
+    known = {"float": r"0|x", "bool": r"True|False", "int": r"-?\d{1,18}|2\^\d{1,2}"}
+    return bool(re.fullmatch(known.get(kind.rstrip("?"), r"\w{1,40}"), value))
+
+
+def _vendor(document: Lockfile) -> str | None:
+    """Whose device a lockfile was measured on, by its arch; None where that says nothing."""
+    arch, vendors = str(document.stamp.get("arch")), {"sm_": "nvidia", "gfx": "amd", "cpu": "cpu"}
+    return next((vendor for start, vendor in vendors.items() if arch.startswith(start)), None)
 
 
 def holding(document: Lockfile) -> tuple[dict[str, dict[str, Entry]], list[tuple[str, str, str]]]:
     """The entries that hold with what is installed, by op and region; and of the others op, region, and why not."""
     held: dict[str, dict[str, Entry]] = {}
-    others = []
+    others, vendor = [], _vendor(document)
     for op, entries in document.choices.items():
         for region, entry in entries.items():
-            why = stale(op, entry, region)
+            why = stale(op, entry, region, vendor)
             if why is None:
                 held.setdefault(op, {})[region] = entry
             else:

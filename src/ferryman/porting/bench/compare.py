@@ -35,18 +35,22 @@ class Change:
     reason: str | None = None
 
 
-def compare(before: Benchmark, now: Benchmark, again: Again | None = None) -> list[Change]:
+def compare(
+    before: Benchmark, now: Benchmark, again: Again | None = None, asked: Collection[str] = ()
+) -> list[Change]:  # fmt: skip
     """Changes of every contender, slowest first. ``again`` times (op, case) pairs afresh, to confirm what is slower.
+
+    asked: the implementations that were asked for; empty: all.
 
     Raises ResultError for documents of two devices or dtypes, which compare machines and not versions, and for those
     that have no contender on a cell in common.
     """
     require_same(before, now.environment, {cell.key for cell in now.cells})
     _require_common(before, now)
-    found = _changes(before, now)
+    found = _changes(before, now, asked)
     suspects = frozenset((c.op, c.case) for c in found if c.verdict == "slower")
     if suspects and again is not None:
-        fresh = {(c.op, c.case, c.dtype, c.name): c for c in _changes(before, again(suspects))}
+        fresh = {(c.op, c.case, c.dtype, c.name): c for c in _changes(before, again(suspects), asked)}
         found = [_confirmed(c, fresh.get((c.op, c.case, c.dtype, c.name))) for c in found]
     return sorted(found, key=lambda c: -(c.ratio or 0.0))
 
@@ -100,15 +104,19 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(set(names))) or "none"
 
 
-def _changes(before: Benchmark, now: Benchmark) -> list[Change]:
-    asked = {cell.op for cell in now.cells}
-    old = {(*cell.key, t.name): (cell, t) for cell in before.cells if cell.op in asked for t in cell.times}
+def _changes(before: Benchmark, now: Benchmark, asked: Collection[str]) -> list[Change]:
+    ops, cells = {cell.op for cell in now.cells}, {cell.key for cell in now.cells}
+    old = {(*cell.key, t.name): (cell, t) for cell in before.cells if cell.op in ops for t in cell.times}
     new = {(*cell.key, t.name): (cell, t) for cell in now.cells for t in cell.times}
     made = []
     for key in dict.fromkeys([*new, *old]):
         if key not in old or key not in new:
-            _, times = (new if key in new else old)[key]
-            if times.trials:
+            cell, times = (new if key in new else old)[key]
+            expected = times.name in asked if asked else times.name != "definition"  # which is timed where asked for
+            ours = times.role == "implementation" and times.seconds is not None
+            if key in old and ours and expected and cell.key in cells:
+                made.append(Change(*key, "no longer timed", reason=f"{cell.op} has no implementation of this name"))
+            elif times.trials:
                 made.append(Change(*key, "only now" if key in new else "only before"))
             continue
         made += _change(key, *old[key], *new[key])

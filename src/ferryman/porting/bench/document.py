@@ -82,7 +82,9 @@ class Cell(_Model):
     sets: int = Field(description="how many sets of inputs were rotated")
     rotated_bytes: int = Field(description="bytes of all those sets")
     rotated_over_cache: float | None = Field(default=None, description="those bytes over the last cache's; 4 is cold")
-    noise: float | None = Field(default=None, description="one contender timed twice: relative difference")
+    noise: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="one contender timed twice: relative difference"
+    )
     times: list[Times]
     condition: Condition
     untrusted: list[str] = Field(default=[], description="why these times are not to be trusted")
@@ -150,6 +152,9 @@ def parse(raw: Any, where: str) -> Benchmark:
         for times in cell.times:
             if any(not 0 < t < float("inf") for t in times.trials):
                 raise ResultError(f"{where} is damaged: {cell.op} {cell.case} {times.name} has a time that is none")
+        names = [times.name for times in cell.times]
+        if len(set(names)) < len(names):
+            raise ResultError(f"{where} is damaged: {cell.op} {cell.case} has a contender twice")
     keys = [cell.key for cell in document.cells]
     if len(set(keys)) != len(keys):
         raise ResultError(f"{where} is damaged: a cell stands twice")

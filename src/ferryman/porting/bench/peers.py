@@ -11,6 +11,7 @@ form for these arguments.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, UnknownName
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench.document import Peer
 from ferryman.porting.cases import as_tuple, double
 
 DEFAULT = Path("benchmarks/peers")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Root mean square of the error over that of the exact result, in units of the dtype's eps. One rounding is 0.2; a
 # library may round two or three times (a normalised row, probabilities). A wrong scale, mask or epsilon is far beyond.
 _UNITS = 1.0
@@ -48,8 +51,12 @@ class Adapter:
         return found
 
     def peer(self) -> Peer:
-        reason = self.module.available()
-        return Peer(name=self.name, version=None if reason else str(self.module.version()), reason=reason)
+        try:
+            reason = self.module.available()
+            return Peer(name=self.name, version=None if reason else str(self.module.version()), reason=reason)
+        except Exception as error:  # whatever a file of the user's does when it is asked
+            told = f"{type(error).__name__}: {error}"
+            raise FerrymanError(f"the adapter {self.module.__file__} cannot say what it is: {told}") from error
 
 
 def adapters(folder: Path, wanted: Sequence[str] | None) -> list[Adapter]:
@@ -59,7 +66,11 @@ def adapters(folder: Path, wanted: Sequence[str] | None) -> list[Adapter]:
         raise ArgumentError(
             "bench", "--peers-from", str(folder), "a folder of adapters (benchmarks/peers of a checkout)"
         )
-    found = {adapter.name: adapter for adapter in map(_adapter, files)}
+    found: dict[str, Adapter] = {}
+    for adapter in map(_adapter, files):
+        if adapter.name in found:
+            raise FerrymanError(f"two adapters of {folder} have the NAME {adapter.name!r}; required: one each")
+        found[adapter.name] = adapter
     for name in wanted or ():
         if name not in found:
             raise UnknownName("peer", name, found)
@@ -76,11 +87,17 @@ def _adapter(path: Path) -> Adapter:
     sys.modules[name] = module
     try:
         specification.loader.exec_module(module)
-    except Exception as error:  # whatever a file of the user's does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a file of the user's does when it is imported
         raise FerrymanError(f"the adapter {path} cannot be imported: {type(error).__name__}: {error}") from error
     missing = [n for n in ("NAME", "available", "version", "OPS") if not hasattr(module, n)]
     if missing:
         raise FerrymanError(f"the adapter {path} lacks {', '.join(missing)}; see ferryman.porting.bench.peers")
+    ours = {line.name for op in registry.primitives() for line in registry.implementations(op)} | {"copy"}
+    if not isinstance(module.NAME, str) or not _NAME.fullmatch(module.NAME) or module.NAME in ours:
+        required = f"letters, digits, '.', '_' and '-', and none of {', '.join(sorted(ours))}"
+        raise FerrymanError(f"the adapter {path} has the NAME {module.NAME!r}; required: {required}")
+    if not isinstance(module.OPS, dict):
+        raise FerrymanError(f"the adapter {path} has OPS of {type(module.OPS).__name__}; required: a dict of functions")
     return Adapter(module.NAME, module)
 
 

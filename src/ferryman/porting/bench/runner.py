@@ -74,7 +74,7 @@ def cells_of(
     ops: Sequence[str] | None, grid_name: str, device: torch.device
 ) -> tuple[tuple[Primitive, Case], ...]:  # fmt: skip
     """What `run` times. Raises UnknownName for an op or grid, FerrymanError where nothing is left."""
-    chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
+    chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
     cells = tuple((op, case) for op in chosen for case in grid.cases(op, grid.grid_of(grid_name), device))
     if not cells:
         raise FerrymanError("nothing to time: none of the ops has a case on this grid")

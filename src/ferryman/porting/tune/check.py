@@ -14,11 +14,15 @@ from ferryman.ops.primitive import Primitive
 
 @dataclass(frozen=True)
 class Held:
-    """``differing``: facts of the stamp that rule the file out. ``stale``: entries that do not hold, and why."""
+    """``differing``: facts of the stamp that rule the file out. ``stale``: entries that do not hold, and why.
+
+    failed: candidates of the entries that hold which failed when they were measured, and how.
+    """
 
     entries: int
     differing: list[str]
     stale: list[tuple[str, str, str]] = field(default_factory=list)  # op, region, reason
+    failed: list[tuple[str, str, str, str]] = field(default_factory=list)  # op, case, candidate, error
 
     @property
     def holds(self) -> bool:
@@ -28,9 +32,13 @@ class Held:
 def check(path: Path, profile: Profile) -> Held:
     """Compare a lockfile with this machine. Raises LockfileError for a damaged one."""
     document = lockfile_document.load(path)
-    _, stale = lockfile_document.holding(document)
+    held, stale = lockfile_document.holding(document)
     count = sum(map(len, document.choices.values()))
-    return Held(count, lockfile_document.differing(document, profile), stale)
+    failed = [
+        (op, entry.case, c.label, str(c.error))
+        for op, entries in held.items() for entry in entries.values() for c in entry.candidates if c.failed
+    ]  # fmt: skip
+    return Held(count, lockfile_document.differing(document, profile), stale, failed)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Measures the candidates of each shape region and writes the fastest into a lockfile.
 
 Every cell is written as soon as it is measured, so that a tuner that is stopped goes on where it was, and several may
-work on one file. Candidates run in a worker process: one that crashes it, or says nothing for the time limit, is
+work on one file. Candidates run in a worker process: one that crashes it twice, or says nothing for the time limit, is
 recorded with the reason and left out, and the worker starts again. What a throttled device gave is not written.
 On an accelerator several processes run every candidate once before, so that it is compiled when its turn comes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -35,11 +36,12 @@ from ferryman.porting.process import placed
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]
 SILENCE_SECONDS = 180.0  # attention's backward compiles for a minute on a busy host
+END_SECONDS = 5.0  # for a process that has closed its output
 START_SECONDS = 120.0  # for a process to import torch and a toolchain
 AHEAD_PROCESSES = 8  # that compile before the measurement begins, on an accelerator
 AHEAD_SECONDS = 60.0  # for all of them; what is not compiled then is compiled where it is measured
 AHEAD_CELLS = 4  # fewer are not worth the start of a process
-LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
+DEATHS = 2  # of a worker at one candidate, before the candidate is to blame: something else may have killed it
 _MOST_ERROR = 900
 Advance = Callable[[int, int, str], None]
 
@@ -60,6 +62,7 @@ class _Cell:
     case: str
     names: list[str]
     errors: dict[str, str] = field(default_factory=dict)
+    deaths: dict[str, int] = field(default_factory=dict)  # candidate -> times that it ended a worker
 
 
 def tune(
@@ -75,7 +78,7 @@ def tune(
     """
     place, size = placed(device), grid.grid_of(grid_name)
     profile = select.profile_for(place)
-    chosen = [registry.primitive(name) for name in ops] if ops else list(registry.primitives().values())
+    chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
     known_implementations(implementations)
     lockfile_document.writable(path, profile)  # else it would be found after the work
     held = {} if again else _held(path)
@@ -150,8 +153,8 @@ def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, comm
         assert process.stdin is not None
         try:
             asked = [[c.op.name, c.case, c.names, c.errors] for c in share]
-            process.stdin.write(json.dumps({**job, "ahead": True, "cells": asked}))
-            process.stdin.close()
+            process.stdin.write(json.dumps({**job, "ahead": True, "cells": asked}) + "\n")
+            process.stdin.flush()
         except BrokenPipeError:
             continue
     end = time.monotonic() + AHEAD_SECONDS
@@ -161,6 +164,9 @@ def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, comm
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def _session(
@@ -179,8 +185,8 @@ def _session(
         try:
             asked = [[c.op.name, c.case, c.names, c.errors] for c in cells]
             try:
-                process.stdin.write(json.dumps({**job, "cells": asked}))
-                process.stdin.close()
+                process.stdin.write(json.dumps({**job, "cells": asked}) + "\n")
+                process.stdin.flush()  # it stays open: a worker whose tuner is gone ends with it
             except BrokenPipeError:
                 why = "its process took no job"
             while why is None:
@@ -199,8 +205,13 @@ def _session(
                     write(message["cell"])
                     finished, at = finished + 1, None
         finally:
+            if why is None and finished < len(cells):  # it ended by itself: with its own code
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_SECONDS)
             process.kill()
             code = process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         if finished == len(cells):
             return finished
         complaints.seek(0)
@@ -210,6 +221,9 @@ def _session(
     if at is None:  # outside any candidate: the inputs, or what serves by default; nothing here can be measured
         write({"op": cell.op.name, "case": cell.case, "lost": why})
         return finished + 1
+    cell.deaths[at] = cell.deaths.get(at, 0) + 1
+    if not hung and cell.deaths[at] < DEATHS:
+        return finished
     cell.errors[at] = why[:_MOST_ERROR]
     if hung:  # a time limit for every case of the op would take hours
         for other in cells[finished + 1 :]:
@@ -221,7 +235,9 @@ def _session(
 def _environment() -> dict[str, str]:
     source = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-    return {**os.environ, "PYTHONPATH": path}
+    # a worker obeys no request of the user's (backend), and imports nothing from the folder that the tuner runs in
+    kept = {name: value for name, value in os.environ.items() if name != "FERRYMAN_BACKEND"}
+    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -242,7 +258,7 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
     times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
         return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
-    winner = _best(times, found["noise"] or 0.0)
+    winner = lockfile_document.best(times, found["noise"] or 0.0)
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
     candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(
@@ -258,9 +274,3 @@ def _named(candidate: str) -> dict[str, Any]:
     """A worker's name of a candidate, as the lockfile has it."""
     implementation, _, configuration = candidate.partition(" ")
     return {"implementation": implementation, "configuration": {"name": configuration} if configuration else {}}
-
-
-def _best(times: dict[str, float], noise: float) -> str:
-    """The fastest; of those that the noise does not tell apart from it, the first in order of preference."""
-    least = min(times.values())
-    return next(name for name, seconds in times.items() if seconds <= least * (1 + max(noise, LEAST_NOISE)))

@@ -1,8 +1,9 @@
 """A tuner's worker process: times the candidates of one cell after another, so that one that hangs or crashes is alone.
 
-It reads one JSON job from stdin and writes one JSON object per line: {"start": candidate} before each thing that could
-end it (null for the inputs), {"cell": {..}} with all trials of a cell, {"done": true} last. A candidate's name is its
-implementation's, and its configuration's where that is not the implementation's own plan ("cuda wide_128_64_8_1_2").
+It reads one JSON job, a line, from stdin, and writes one JSON object per line: {"start": candidate} before each thing
+that could end it (null for the inputs), {"cell": {..}} with all trials of a cell, {"done": true} last. A candidate's
+name is its implementation's, and its configuration's where that is not the implementation's own plan
+("cuda wide_128_64_8_1_2").
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,6 +122,13 @@ def contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...], names: l
     return [*found, *(c for c in refused if c.name not in {f.name for f in found})][:MOST_CANDIDATES]
 
 
+def _end_with_the_tuner() -> None:
+    """It holds the other end of stdin for as long as it lives, however it ends."""
+    while os.read(0, 4096):  # not sys.stdin, whose lock a thread that waits would hold when the interpreter ends
+        pass
+    os._exit(1)
+
+
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -129,7 +138,8 @@ def main() -> int:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    job = json.loads(sys.stdin.read())
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_tuner, daemon=True).start()
     device = torch.device(job["device"])
     profile = select.profile_for(device)
     with quiet():
