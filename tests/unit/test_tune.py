@@ -77,6 +77,10 @@ def test_a_worker_ends_with_its_tuner_and_obeys_no_request_of_the_users(
     planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setenv("FERRYMAN_BACKEND", "triton")  # which no CPU has
+    (tmp_path / "random.py").write_text("raise SystemExit('a module of the folder that the tuner runs in')\n")
+    given = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(given))
+    monkeypatch.chdir(tmp_path)
     entry = tune(tmp_path / "lock.json", "slow")[0].entry
     assert entry is not None and entry.implementation == "slow"
     job = {"grid": "small", "device": "cpu", "dtype": "float32", "seed": 0,
@@ -123,6 +127,9 @@ def test_candidates_of_other_kernels_are_not_joined() -> None:
     old = _entry(implementation="slow", seconds=1e-6)
     both = lockfile_document.joined(old, new, ())
     assert (both.implementation, both.seconds, set(both.times)) == ("slow", 1e-6, {"torch", "slow"})
+    many = [{"implementation": "torch", "configuration": {"name": f"c{i}"}, "seconds": 1e-5} for i in range(64)]
+    crowd = _entry(candidates=[*many[1:], {"implementation": "torch", "seconds": 1e-6}])
+    assert len(lockfile_document.joined(crowd, new, ()).candidates) == 64
     near = lockfile_document.joined(_entry(implementation="slow", seconds=1.995e-6), new, ("torch", "slow"))
     assert near.implementation == "torch"  # within the noise: by preference
 
@@ -485,6 +492,15 @@ def test_scalars_of_a_region_are_those_that_dispatch_writes() -> None:
     ):
         assert lockfile_document._describes(said.format(eps, cast), "rms_norm") is holds
     assert not lockfile_document._describes(said.format("x", "False").replace("float32[2^4,64]c", "None"), "rms_norm")
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    lockfile_document.record(path, CPU, {"silu_mul": {REGION: _entry()}})
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="required: a timed candidate"):
+        lockfile_document.record(path, CPU, {"silu_mul": {REGION: _entry().model_copy(update={"implementation": "x"})}})
+    assert path.read_bytes() == before
 
 
 def test_what_is_no_file_or_of_no_kind_is_told(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from ferryman.ops.primitive import IDENTIFIER
 
 VERSION = 3  # 3: the work of what was measured, for regions beside it. 2: all candidates, the kernels' digest
 _MAX_BYTES = 16 << 20
+_MOST_CANDIDATES = 64
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
 _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
@@ -94,7 +95,7 @@ class Entry(_Model):
     flops: _Amount | None = None
     case: Annotated[str, Field(max_length=200)] = ""
     time: Annotated[str, Field(max_length=40)] = ""
-    candidates: Annotated[list[Candidate], Field(max_length=64)] = []
+    candidates: Annotated[list[Candidate], Field(max_length=_MOST_CANDIDATES)] = []
 
     @model_validator(mode="after")
     def _is_the_best_candidate(self) -> Self:
@@ -163,7 +164,8 @@ def joined(old: Entry, new: Entry, preference: Sequence[str]) -> Entry:
     kept = [c for c in old.candidates if c.label not in fresh]
     if not kept or not new.candidates or old.kernels != new.kernels:
         return new
-    candidates = [*new.candidates, *kept]
+    kept.sort(key=lambda c: float("inf") if c.seconds is None else c.seconds)
+    candidates = [*new.candidates, *kept][:_MOST_CANDIDATES]
     ranked = {name: place for place, name in enumerate(preference)}
     timed = sorted(
         (c for c in candidates if c.seconds is not None),
@@ -312,7 +314,9 @@ def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Ent
             old = held.get(region)
             held[region] = entry if old is None else joined(old, entry, profile.preference(op))
     made = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
-    write_whole(path, (made.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
+    text = made.model_dump_json(indent=1, exclude_defaults=False) + "\n"
+    Lockfile.model_validate_json(text)  # what could not be read again is not written over what can
+    write_whole(path, text.encode())
 
 
 def now() -> str:

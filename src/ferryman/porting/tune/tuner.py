@@ -235,9 +235,8 @@ def _session(
 def _environment() -> dict[str, str]:
     source = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-    # a worker obeys no request of the user's (backend), and imports nothing from the folder that the tuner runs in
-    kept = {name: value for name, value in os.environ.items() if name != "FERRYMAN_BACKEND"}
-    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    # a worker obeys no request, of the environment or of a project, and imports nothing from where the tuner runs
+    return {**os.environ, "PYTHONPATH": path, "FERRYMAN_BACKEND": "", "PYTHONSAFEPATH": "1"}
 
 
 def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
