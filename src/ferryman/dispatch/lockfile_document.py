@@ -273,14 +273,19 @@ def writable(path: Path, profile: Profile) -> None:
     _locked(path, look)
 
 
-def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
+def record(
+    path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]
+) -> dict[str, dict[str, Entry]]:  # fmt: skip
     """Merge measured entries into a lockfile, or begin it: whole, under a lock.
 
     A candidate that was measured now replaces itself; the others of its region stay, and the choice is among all.
+    Returns the measured regions' entries as they stand in the file.
 
     Raises LockfileError where the file is damaged, is of another device or release, cannot be written, or stays locked.
     """
-    _locked(path, lambda real: _merge(real, profile, measured))
+    written: dict[str, dict[str, Entry]] = {}
+    _locked(path, lambda real: written.update(_merge(real, profile, measured)))
+    return written
 
 
 def _locked(path: Path, work: Callable[[Path], None]) -> None:
@@ -304,7 +309,9 @@ def _loaded(path: Path, profile: Profile) -> Lockfile:
     return document
 
 
-def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> None:
+def _merge(
+    path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]
+) -> dict[str, dict[str, Entry]]:  # fmt: skip
     choices: dict[str, dict[str, Entry]] = {}
     if path.exists():
         choices = {op: dict(entries) for op, entries in _loaded(path, profile).choices.items()}
@@ -317,6 +324,7 @@ def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Ent
     text = made.model_dump_json(indent=1, exclude_defaults=False) + "\n"
     Lockfile.model_validate_json(text)  # what could not be read again is not written over what can
     write_whole(path, text.encode())
+    return {op: {region: choices[op][region] for region in entries} for op, entries in measured.items()}
 
 
 def now() -> str:

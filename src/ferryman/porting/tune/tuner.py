@@ -265,8 +265,8 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
         bytes=found["bytes"], flops=found["flops"], case=f"{case} {found['dtype']}", time=lockfile_document.now(),
         candidates=candidates,
     )  # fmt: skip
-    lockfile_document.record(path, profile, {op: {found["key"]: entry}})
-    return Outcome(op, case, "written", entry)
+    written = lockfile_document.record(path, profile, {op: {found["key"]: entry}})
+    return Outcome(op, case, "written", written[op][found["key"]])
 
 
 def _named(candidate: str) -> dict[str, Any]:
