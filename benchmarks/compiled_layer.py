@@ -28,8 +28,8 @@ from ferryman.device_profiles import detect
 from ferryman.integrations.transformers import port
 from ferryman.porting.model_config import config_of, spec
 
-# (batch, tokens). The first of a batch compiles, and on it Inductor times its candidates for a kernel: on few tokens
-# these take less than a launch, the choice is by chance, and holds for the longer ones (11.4 us for one of 4.7).
+# (batch, tokens). The first of a batch compiles, and on it Inductor times its candidates for a kernel, once for all
+# lengths: the longest first, as on few tokens candidates may take less than a launch and be told apart by chance.
 LENGTHS = ((1, 4096), (1, 2048), (1, 512), (4, 2048))
 UNSEEN = ((1, 777), (1, 1536), (1, 3001), (4, 1023))
 TRIALS, DROPPED, PASSES = 40, 5, 8

@@ -13,7 +13,6 @@ from ferryman.cli import calls, output
 from ferryman.cli.place import place
 from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select
-from ferryman.dispatch.lockfile_document import Candidate, Entry
 from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
 from ferryman.porting.bench.grid import cases, grid_of
@@ -102,20 +101,16 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
     for one in found:
         entry = one.entry
         others = "" if entry is None else ", ".join(
-            f"{_label(c)} {'not timed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
-            for c in entry.candidates if _label(c) != _label(entry)
+            f"{c.label} {'not timed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
+            for c in entry.candidates if c.label != entry.label
         )  # fmt: skip
-        chosen = ("", "") if entry is None else (_label(entry), f"{entry.seconds * 1e6:.1f}")
+        chosen = ("", "") if entry is None else (entry.label, f"{entry.seconds * 1e6:.1f}")
         rows.append((one.op, one.case, dtype, *chosen, others, one.result))
     output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
     for one in found:
         for tried in one.entry.candidates if one.entry is not None else ():
             if tried.failed:
-                output.say(f"{one.op} {one.case}: {_label(tried)} failed: {tried.error}; --again tries it once more")
-
-
-def _label(tried: Candidate | Entry) -> str:
-    return " ".join((tried.implementation, *map(str, tried.configuration.values())))
+                output.say(f"{one.op} {one.case}: {tried.label} failed: {tried.error}; --again tries it once more")
 
 
 def _predict(

@@ -55,12 +55,20 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Candidate(_Model):
-    """One way that was tried: its time, or why it has none. ``configuration``: {"name": its name}, or the
-    implementation's own plan."""
+class _Way(_Model):
+    """``configuration``: {"name": its name}, or the implementation's own plan."""
 
     implementation: _Name
     configuration: _Configuration = {}
+
+    @property
+    def label(self) -> str:
+        return " ".join((self.implementation, *self.configuration.values()))
+
+
+class Candidate(_Way):
+    """One way that was tried: its time, or why it has none."""
+
     seconds: _Seconds | None = None
     error: Annotated[str, Field(max_length=1000)] | None = None
 
@@ -71,23 +79,17 @@ class Candidate(_Model):
         return self
 
     @property
-    def label(self) -> str:
-        return " ".join((self.implementation, *self.configuration.values()))
-
-    @property
     def failed(self) -> bool:
         """Whether it was tried and did not do; one that its own conditions keep from this call did not fail."""
         return self.error is not None and REQUIRED not in self.error
 
 
-class Entry(_Model):
+class Entry(_Way):
     """The choice for one region. ``noise``: relative difference of one candidate from itself. ``kernels``: `digest`.
 
     bytes, flops: the least work of the call that was measured; without them, nothing is predicted from this entry.
     """
 
-    implementation: _Name
-    configuration: _Configuration = {}
     seconds: _Seconds
     noise: _Amount | None = None
     kernels: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -104,10 +106,9 @@ class Entry(_Model):
         times = {c.label: c.seconds for c in self.candidates}
         if len(times) < len(self.candidates):
             raise ValueError("a candidate stands twice; required: once each")
-        label = " ".join((self.implementation, *self.configuration.values()))
-        own = times.get(label)
+        own = times.get(self.label)
         if own is None:
-            raise ValueError(f"the choice is {label}; required: a timed candidate")
+            raise ValueError(f"the choice is {self.label}; required: a timed candidate")
         if abs(own - self.seconds) > _UNWRITTEN * own:
             raise ValueError(f"the choice takes {self.seconds} s, and among the candidates {own} s; required: the same")
         least = min(s for s in times.values() if s is not None)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,15 @@ class Plan:
 
 
 def cells_of(
-    ops: Sequence[str] | None, grid_name: str, device: torch.device
+    ops: Sequence[str] | None, grid_name: str, device: torch.device, only: Container[tuple[str, str]] | None = None
 ) -> tuple[tuple[Primitive, Case], ...]:  # fmt: skip
     """What `run` times. Raises UnknownName for an op or grid, FerrymanError where nothing is left."""
+    size = grid.grid_of(grid_name)
     chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
-    cells = tuple((op, case) for op in chosen for case in grid.cases(op, grid.grid_of(grid_name), device))
-    if not cells:
-        raise FerrymanError("nothing to time: none of the ops has a case on this grid")
-    return cells
+    cells = ((op, case) for op in chosen for case in grid.cases(op, size, device))
+    if not (kept := tuple(c for c in cells if only is None or (c[0].name, c[1].name) in only)):
+        raise FerrymanError(f"nothing to time: no case of the {size} grid is one of those that were asked for")
+    return kept
 
 
 def run(
@@ -93,9 +94,7 @@ def run(
     ``only``: (op, case) pairs of the grid. Raises UnknownName for an op, implementation, grid or peer.
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
-    cells = tuple(c for c in cells_of(ops, size, place) if only is None or (c[0].name, c[1].name) in only)
-    if not cells:
-        raise FerrymanError(f"nothing to time: no case of the {size} grid is one of those that were asked for")
+    cells = cells_of(ops, size, place, only)
     known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
     for name in implementations or ():
         if name not in known:
