@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small widths, to try the benchmark itself")
     asked = parser.parse_args()
     device = torch.device(asked.device)
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
     found = measure(device, getattr(torch, asked.dtype), asked.tiny)
     if asked.json:

@@ -42,7 +42,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry
+from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, near, registry
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
@@ -404,12 +404,12 @@ def _judge(
         into[chooser].append(here[name].seconds / least - 1)
 
 
-def _entry(cell: Mapping[str, Measured]) -> lockfile_document.Entry:
+def _entry(cell: Mapping[str, Measured]) -> lockfile_entry.Entry:
     best = min(cell.values(), key=lambda m: m.seconds)
-    return lockfile_document.Entry(
+    return lockfile_entry.Entry(
         implementation=best.implementation, seconds=best.seconds, kernels=lockfile_document.digest(best.op),
         bytes=best.work.bytes, flops=best.work.flops,
-        candidates=[lockfile_document.Candidate(implementation=n, seconds=m.seconds) for n, m in cell.items()],
+        candidates=[lockfile_entry.Candidate(implementation=n, seconds=m.seconds) for n, m in cell.items()],
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from ferryman.dispatch.state import State
 from ferryman.errors import ArgumentError, FerrymanError, LockfileError
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import results
-from ferryman.porting.bench import clock, grid, runner
+from ferryman.porting.bench import clock, grid, rotation, runner
 from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.cases import forward_of
 from ferryman.porting.fills import dtype_name
@@ -185,7 +185,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "half": "tuned" if any(entry.case == name for entry in entries.values()) else "untuned",
         "source": decision.source,
     }  # fmt: skip
-    seen, again = watch(plan.device), runner.restoring(op, sets)
+    seen, again = watch(plan.device), rotation.restoring(op, sets)
     found = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
     )  # the noise is the first's
@@ -232,7 +232,7 @@ def work(given: argparse.Namespace, start: int) -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     plan, todo = _plan(given)
-    runner.MOST_SETS, clock.SAMPLES, clock.SAMPLE_SECONDS = MOST_SETS, SAMPLES, SAMPLE_SECONDS
+    rotation.MOST_SETS, clock.SAMPLES, clock.SAMPLE_SECONDS = MOST_SETS, SAMPLES, SAMPLE_SECONDS
     with quiet():
         for index in range(start, len(todo)):
             print(json.dumps({"start": index}), file=out, flush=True)

@@ -17,7 +17,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import bench
-from ferryman.porting.bench import clock, condition, document, grid, peers, runner
+from ferryman.porting.bench import clock, condition, document, grid, peers, rotation, runner
 from ferryman.porting.bench.compare import Change, compare, regressed
 from ferryman.porting.bench.document import Benchmark, Condition
 from ferryman.porting.report import bench as report
@@ -125,9 +125,9 @@ def test_every_op_has_inputs_and_a_backward_gets_its_forwards(quick: None) -> No
 
 def test_rotated_sets_are_equal_copies_elsewhere() -> None:
     x = torch.randn(6, 8).t()
-    copy = runner._own(x)
+    copy = rotation.own(x)
     assert torch.equal(copy, x) and copy.stride() == x.stride() and copy.data_ptr() != x.data_ptr()
-    assert runner._own(1.5) == 1.5
+    assert rotation.own(1.5) == 1.5
 
 
 @pytest.mark.parametrize("op", list(registry.primitives().values()), ids=lambda op: op.name)

@@ -16,7 +16,7 @@ import ferryman
 from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document, near, registry, select, state
+from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, near, registry, select, state
 from ferryman.errors import LockfileError, ProfileError
 from ferryman.ops.clauses import at_least
 from ferryman.ops.menu import Implementation
@@ -153,10 +153,10 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
 def test_the_model_goes_before_regions_of_other_sizes(use_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use_table(torch=(3e-6, 0.5, 0.5), cuda=(2e-6, 0.8, 0.8), triton=(3e-6, 0.1, 0.1))
 
-    def entry(rows: int, depth: int) -> dict[str, lockfile_document.Entry]:
+    def entry(rows: int, depth: int) -> dict[str, lockfile_entry.Entry]:
         args = (meta(rows, depth), meta(1024, depth), None)
         work, times = cost.work_of(LINEAR, args), {"torch": 3e-6, "cuda": 2e-6, "triton": 1e-6}
-        return {lockfile.region(LINEAR, args): lockfile_document.Entry(
+        return {lockfile.region(LINEAR, args): lockfile_entry.Entry(
             implementation="triton", seconds=1e-6, kernels="0" * 64, bytes=work.bytes, flops=work.flops,
             candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
         )}  # fmt: skip
@@ -281,18 +281,18 @@ def test_what_is_shipped_is_whole_and_only_of_what_exists() -> None:
 # --- regions beside those that were measured ------------------------------------------------------------------------
 
 
-def entry(rows: int, width: int = 4096, **seconds: float) -> tuple[str, lockfile_document.Entry]:
+def entry(rows: int, width: int = 4096, **seconds: float) -> tuple[str, lockfile_entry.Entry]:
     args = (meta(rows, width), meta(rows, width))
     work = cost.work_of(SILU, args)
     best = min(seconds, key=lambda name: seconds[name])
-    made = lockfile_document.Entry(
+    made = lockfile_entry.Entry(
         implementation=best, seconds=seconds[best], kernels=lockfile_document.digest("silu_mul"), bytes=work.bytes,
         flops=work.flops, candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
     )  # fmt: skip
     return lockfile.region(SILU, args), made
 
 
-def predicted(rows: int, entries: dict[str, lockfile_document.Entry], *lead: int, profile: Any = H200) -> Any:
+def predicted(rows: int, entries: dict[str, lockfile_entry.Entry], *lead: int, profile: Any = H200) -> Any:
     args = (meta(*lead, rows, 4096),) * 2
     return near.predict(lockfile.region(SILU, args), cost.work_of(SILU, args), profile, entries)
 
@@ -349,7 +349,7 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
     args = (torch.empty(64, 64, device="meta"), None, 1e-6, False)
     op = ops.rms_norm.primitive
     times = {"cuda": 10e-6, "torch": 20e-6, "triton": 40e-6}
-    held = lockfile_document.Entry(
+    held = lockfile_entry.Entry(
         implementation="cuda", seconds=10e-6, kernels="0" * 64, candidates=[
             {"implementation": n, "seconds": s} for n, s in times.items()
         ],
@@ -418,11 +418,11 @@ def test_on_a_device_without_rates_times_grow_with_the_bytes() -> None:
     assert predicted(2048, {key: one}, profile=CPU).seconds == pytest.approx({"a": 2e-6, "b": 4e-6})
 
 
-def rms(rows: int, **seconds: float) -> tuple[str, lockfile_document.Entry]:
+def rms(rows: int, **seconds: float) -> tuple[str, lockfile_entry.Entry]:
     op, args = ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False)
     work = cost.work_of(op, args)
     best = min(seconds, key=lambda name: seconds[name])
-    return lockfile.region(op, args), lockfile_document.Entry(
+    return lockfile.region(op, args), lockfile_entry.Entry(
         implementation=best, seconds=seconds[best], kernels=lockfile_document.digest("rms_norm"), bytes=work.bytes,
         flops=work.flops, candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
     )  # fmt: skip
@@ -477,7 +477,7 @@ def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, mo
     document = lockfile_document.load(locked)
     region, entry = next(iter(document.choices["rms_norm"].items()))
     for error, chosen in (("its process ended with code -11", "definition"), (REFUSAL, "torch2")):
-        tried = [*entry.candidates, lockfile_document.Candidate(implementation="torch2", error=error)]
+        tried = [*entry.candidates, lockfile_entry.Candidate(implementation="torch2", error=error)]
         lockfile_document.record(locked, CPU, {"rms_norm": {region: entry.model_copy(update={"candidates": tried})}})
         ferryman.reload()
         with on_the_menu(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
@@ -489,7 +489,7 @@ def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, mo
 def test_an_entry_of_another_vendors_backend_is_no_measured_choice(locked: Path) -> None:
     document = lockfile_document.load(locked)
     region, entry = next(iter(document.choices["rms_norm"].items()))
-    timed = lockfile_document.Candidate(implementation="cuda", seconds=entry.seconds / 2)
+    timed = lockfile_entry.Candidate(implementation="cuda", seconds=entry.seconds / 2)
     edited = {"implementation": "cuda", "seconds": timed.seconds, "candidates": [*entry.candidates, timed]}
     lockfile_document.record(locked, CPU, {"rms_norm": {region: entry.model_copy(update=edited)}})
     ferryman.reload()

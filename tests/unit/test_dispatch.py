@@ -20,7 +20,7 @@ from ferryman import ops
 from ferryman.backends.base import Target
 from ferryman.cli import calls
 from ferryman.device_profiles import names, profile
-from ferryman.dispatch import lockfile, lockfile_document, plan, registry, select, state
+from ferryman.dispatch import lockfile, lockfile_document, lockfile_entry, plan, registry, select, state
 from ferryman.errors import (
     ArgumentError,
     CompileError,
@@ -431,10 +431,10 @@ def test_settings_request_and_strictness(monkeypatch: pytest.MonkeyPatch) -> Non
         ops.rms_norm(X)
 
 
-def _entry(name: str = "definition", **more: object) -> lockfile_document.Entry:
+def _entry(name: str = "definition", **more: object) -> lockfile_entry.Entry:
     given = {"implementation": name, "seconds": 3e-6, "kernels": lockfile_document.digest("rms_norm")} | more
     own = {key: given[key] for key in ("implementation", "seconds", "configuration") if key in given}
-    return lockfile_document.Entry.model_validate({"candidates": [own], **given})
+    return lockfile_entry.Entry.model_validate({"candidates": [own], **given})
 
 
 def _key(x: torch.Tensor = X) -> str:

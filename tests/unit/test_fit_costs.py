@@ -16,7 +16,7 @@ import torch
 
 from ferryman import ops
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document
+from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry
 from ferryman.errors import ResultError
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path:
     softmax = next(c for c in found if (c.case, c.implementation) == ("8192x8192", "cuda"))
     assert softmax.work.bytes == 2 * 2 * 8192 * 8192
     assert {c.implementation for c in found} == {"torch", "triton", "cuda"}  # no peer, no copy
-    entry = lockfile_document.Entry(
+    entry = lockfile_entry.Entry(
         implementation="torch", seconds=1e-5, kernels=lockfile_document.digest("softmax"), case="8192x8192 bfloat16",
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "error": "no room"}],
     )  # fmt: skip
@@ -181,7 +181,7 @@ def run(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object
 
 def locked(path: Path, kernels: str | None = None, case: str = "8192x8192 bfloat16") -> Path:
     """A lockfile of one entry with two times."""
-    entry = lockfile_document.Entry(
+    entry = lockfile_entry.Entry(
         implementation="torch", seconds=1e-5, kernels=kernels or lockfile_document.digest("softmax"), case=case,
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "seconds": 2e-5}],
     )  # fmt: skip

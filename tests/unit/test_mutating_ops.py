@@ -15,7 +15,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, CompileError, FerrymanError, QuarantineWarning
 from ferryman.ops.primitive import Primitive
 from ferryman.porting import cases_of, check_cell, prepare
-from ferryman.porting.bench import runner
+from ferryman.porting.bench import rotation
 from ferryman.porting.cases import arguments
 
 CPU = torch.device("cpu")
@@ -310,14 +310,14 @@ def test_a_benchmark_gives_the_inputs_back(op: Primitive) -> None:
     case = next(c for c in cases_of(op) if "nonfinite" not in c.name)
     sets = [arguments(case, op, torch.float32, 0, CPU).values for _ in range(3)]
     pristine = [x.clone() if isinstance(x, Tensor) else x for x in sets[0]]
-    restore = runner.restoring(op, sets)
-    assert restore is not None and runner.restoring(registry.primitive("rope"), sets) is None
+    restore = rotation.restoring(op, sets)
+    assert restore is not None and rotation.restoring(registry.primitive("rope"), sets) is None
     op.namespace["_resolve"](*sets[1])
     places = [place for place, _ in op.overwritten]
     assert not all(torch.equal(sets[1][p], pristine[p]) for p in places)
     restore()
     assert all(torch.equal(one[p], pristine[p]) for one in sets for p in places)
-    spared = runner.spared(op, sets[0])
+    spared = rotation.spared(op, sets[0])
     assert all(
         (spared[i] is sets[0][i]) == (i not in places) for i in range(len(spared)) if isinstance(spared[i], Tensor)
     )

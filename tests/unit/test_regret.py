@@ -16,7 +16,7 @@ import torch
 
 from ferryman import ops
 from ferryman.device_profiles import detect
-from ferryman.dispatch import lockfile_document, registry
+from ferryman.dispatch import lockfile_document, lockfile_entry, registry
 from ferryman.porting.bench import grid
 from ferryman.porting.cases import materialise
 
@@ -196,9 +196,9 @@ def test_a_lockfile_that_is_cut_off_or_none_is_one_line(
 
 
 def test_only_regions_that_hold_are_counted(regret: ModuleType) -> None:
-    def entry(kernels: str) -> lockfile_document.Entry:
-        timed = lockfile_document.Candidate(implementation="torch", seconds=1e-5)
-        return lockfile_document.Entry(implementation="torch", seconds=1e-5, kernels=kernels, candidates=[timed])
+    def entry(kernels: str) -> lockfile_entry.Entry:
+        timed = lockfile_entry.Candidate(implementation="torch", seconds=1e-5)
+        return lockfile_entry.Entry(implementation="torch", seconds=1e-5, kernels=kernels, candidates=[timed])
 
     a, b, c = (f"x=bfloat16[2^{rows},64]c" for rows in (4, 5, 6))
     good, old = entry(lockfile_document.digest("softmax")), entry("0" * 64)

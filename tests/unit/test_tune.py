@@ -21,7 +21,7 @@ from ferryman import ops
 from ferryman.cli import calls, doctor
 from ferryman.cli import tune as cli_tune
 from ferryman.device_profiles import detect
-from ferryman.dispatch import cost, lockfile, lockfile_document, registry, select, state, whole_file
+from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, registry, select, state, whole_file
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
@@ -123,14 +123,14 @@ def test_what_was_measured_before_is_not_lost_to_a_narrower_tuner(planted: None,
 def test_candidates_of_other_kernels_are_not_joined() -> None:
     old = _entry(implementation="slow", seconds=1e-6, kernels="0" * 64)
     new = _entry(seconds=2e-6)
-    assert lockfile_document.joined(old, new, ()) == new
+    assert lockfile_entry.joined(old, new, ()) == new
     old = _entry(implementation="slow", seconds=1e-6)
-    both = lockfile_document.joined(old, new, ())
+    both = lockfile_entry.joined(old, new, ())
     assert (both.implementation, both.seconds, set(both.times)) == ("slow", 1e-6, {"torch", "slow"})
     many = [{"implementation": "torch", "configuration": {"name": f"c{i}"}, "seconds": 1e-5} for i in range(64)]
     crowd = _entry(candidates=[*many[1:], {"implementation": "torch", "seconds": 1e-6}])
-    assert len(lockfile_document.joined(crowd, new, ()).candidates) == 64
-    near = lockfile_document.joined(_entry(implementation="slow", seconds=1.995e-6), new, ("torch", "slow"))
+    assert len(lockfile_entry.joined(crowd, new, ()).candidates) == 64
+    near = lockfile_entry.joined(_entry(implementation="slow", seconds=1.995e-6), new, ("torch", "slow"))
     assert near.implementation == "torch"  # within the noise: by preference
 
 
@@ -329,9 +329,9 @@ def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:
 
 
 def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:
-    assert lockfile_document.best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
-    assert lockfile_document.best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"
-    assert lockfile_document.best({"cuda": 1.02, "triton": 1.0}, 0.05) == "cuda"
+    assert lockfile_entry.best({"cuda": 1.005, "triton": 1.0}, 0.0) == "cuda"
+    assert lockfile_entry.best({"cuda": 1.02, "triton": 1.0}, 0.0) == "triton"
+    assert lockfile_entry.best({"cuda": 1.02, "triton": 1.0}, 0.05) == "cuda"
 
 
 def test_files_that_are_not_this_machines_are_found_before_the_work(tmp_path: Path) -> None:
@@ -381,9 +381,9 @@ def test_check_says_what_is_measured_and_what_is_predicted(tmp_path: Path) -> No
         return torch.empty(rows, 64, device="meta"), None, 1e-6, False
 
     work = cost.work_of(op, args(128))
-    entry = lockfile_document.Entry(
+    entry = lockfile_entry.Entry(
         implementation="torch", seconds=1e-6, kernels=lockfile_document.digest("rms_norm"), bytes=work.bytes,
-        flops=work.flops, candidates=[lockfile_document.Candidate(implementation="torch", seconds=1e-6)],
+        flops=work.flops, candidates=[lockfile_entry.Candidate(implementation="torch", seconds=1e-6)],
     )  # fmt: skip
     lockfile_document.record(path, CPU, {"rms_norm": {lockfile.region(op, args(128)): entry}})
     calls = [(op, args(rows)) for rows in (128, 120, 256, 1024, 2048, 8)] + [(SILU, (torch.empty(2, 2),) * 2)]
@@ -421,10 +421,10 @@ def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
 REGION = "gate=float32[2^4,64]c up=float32[2^4,64]c"
 
 
-def _entry(**more: Any) -> lockfile_document.Entry:
+def _entry(**more: Any) -> lockfile_entry.Entry:
     made = {"implementation": "torch", "seconds": 1e-6, "kernels": lockfile_document.digest("silu_mul"), **more}
     own = {key: made[key] for key in ("implementation", "seconds", "configuration") if key in made}
-    return lockfile_document.Entry.model_validate({"candidates": [own], **made})
+    return lockfile_entry.Entry.model_validate({"candidates": [own], **made})
 
 
 EDITS: dict[str, tuple[Any, str]] = {

@@ -24,7 +24,8 @@ from ferryman.errors import LockfileError
 from ferryman.ops.primitive import Primitive
 
 if TYPE_CHECKING:
-    from ferryman.dispatch.lockfile_document import Entry, Lockfile
+    from ferryman.dispatch.lockfile_document import Lockfile
+    from ferryman.dispatch.lockfile_entry import Entry
 
 
 def _bucket(n: int) -> str:

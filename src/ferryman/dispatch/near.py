@@ -22,7 +22,7 @@ from ferryman.device_profiles import Profile
 from ferryman.dispatch import cost
 
 if TYPE_CHECKING:
-    from ferryman.dispatch.lockfile_document import Entry
+    from ferryman.dispatch.lockfile_entry import Entry
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
 # Regions nearer than this weigh the same: sizes within one are not told apart. They go before the cost model, which

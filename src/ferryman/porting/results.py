@@ -28,7 +28,8 @@ SIZE_LIMIT = 256 * 2**20  # a full run writes about 4 MiB
 Verdict = Literal["PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"]
 GateName = Literal["G0", "G1", "G2", "G3", "G4", "G5", "G6", "G7"]
 Outcome = Literal["pass", "fail", "n/a"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]{0,127}$")]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,127}")
+Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 # From the worst to the best that one row can say; a row is as bad as its worst cell, and green only if something ran.
 _BAD: tuple[Verdict, ...] = ("FAIL", "MISTRUSTED", "QUARANTINED")
 _RAN: tuple[Verdict, ...] = ("PASS", "SIMULATED", "COMPILED_ONLY", "NOT_RUN", "UNIMPLEMENTED")

@@ -11,7 +11,6 @@ form for these arguments.
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,9 @@ from ferryman.errors import ArgumentError, FerrymanError, UnknownName
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench.document import Peer
 from ferryman.porting.cases import as_tuple, double
+from ferryman.porting.results import NAME
 
 DEFAULT = Path("benchmarks/peers")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Root mean square of the error over that of the exact result, in units of the dtype's eps. One rounding is 0.2; a
 # library may round two or three times (a normalised row, probabilities). A wrong scale, mask or epsilon is far beyond.
 _UNITS = 1.0
@@ -93,8 +92,8 @@ def _adapter(path: Path) -> Adapter:
     if missing:
         raise FerrymanError(f"the adapter {path} lacks {', '.join(missing)}; see ferryman.porting.bench.peers")
     ours = {line.name for op in registry.primitives() for line in registry.implementations(op)} | {"copy"}
-    if not isinstance(module.NAME, str) or not _NAME.fullmatch(module.NAME) or module.NAME in ours:
-        required = f"letters, digits, '.', '_' and '-', and none of {', '.join(sorted(ours))}"
+    if not isinstance(module.NAME, str) or not NAME.fullmatch(module.NAME) or module.NAME in ours:
+        required = f"at most 128 letters, digits, '.', '_', ':', '+' and '-', and none of {', '.join(sorted(ours))}"
         raise FerrymanError(f"the adapter {path} has the NAME {module.NAME!r}; required: {required}")
     if not isinstance(module.OPS, dict):
         raise FerrymanError(f"the adapter {path} has OPS of {type(module.OPS).__name__}; required: a dict of functions")

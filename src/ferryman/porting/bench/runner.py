@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ferryman.device_profiles import Profile, floor_seconds
 from ferryman.dispatch import registry, select, use
@@ -20,7 +18,7 @@ from ferryman.errors import FerrymanError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import results
-from ferryman.porting.bench import ceilings, clock, grid, peers
+from ferryman.porting.bench import ceilings, clock, grid, peers, rotation
 from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.bench.document import Benchmark, Ceilings, Cell, Method, Role, Times
 from ferryman.porting.cases import as_tuple, forward_of
@@ -29,13 +27,8 @@ from ferryman.porting.process import placed, quiet
 from ferryman.porting.timing import standard_case
 
 TRIALS = 3
-ROTATED_CACHES = 4
-MOST_SETS = 1024  # of tiny inputs: beyond, a graph of as many launches takes longer to capture than to replay
 HOPELESS = 2.0  # times the best: no choice, and its trials would take most of a tuner's time
 CLEARLY = 2.0 * HOPELESS  # by the round that made it ready: it is not even timed once more
-_MOST_OF_FREE = 0.3
-_HOST_CACHE = 32 << 20  # where the profile states none
-_HOST_SETS = 4
 COPY = "copy"
 Advance = Callable[[int, int, str], None]
 
@@ -126,10 +119,10 @@ def _current(device: torch.device) -> Any:
 def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     device = plan.device
     sets, rotated_bytes = rotated(plan, op, case)
-    first, cache = sets[0], _cache(plan.profile)
+    first, cache = sets[0], rotation.cache_of(plan.profile)
     cost = op.cost(*first)
     contenders = [*implementations(plan, op, first), *_peers(plan, op, first), _copy(cost.bytes, device)]
-    seen, again = watch(device), restoring(op, sets)
+    seen, again = watch(device), rotation.restoring(op, sets)
     for contender in contenders:
         prepare(contender, sets, device, seen.sample, again)
     noise = trials([c for c in contenders if c.timer is not None])
@@ -140,7 +133,7 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     condition = seen.condition()
     times = [_times(c, copied, cost.flops, limits, floor.seconds) for c in contenders]
     untrusted = distrust(condition, spread(c.trials for c in contenders))
-    if floor.peak_seconds and rotated_bytes >= ROTATED_CACHES * cache:
+    if floor.peak_seconds and rotated_bytes >= rotation.CACHES * cache:
         untrusted += [
             f"{t.name} is faster than the device's peaks allow: the measurement is wrong"
             for t in times if t.role != "reference" and t.seconds is not None and t.seconds < floor.peak_seconds
@@ -152,44 +145,10 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     )  # fmt: skip
 
 
-def _cache(profile: Profile) -> int:
-    return profile.l3_bytes or profile.l2_bytes or _HOST_CACHE
-
-
 def rotated(plan: Plan, op: Primitive, case: Case) -> tuple[list[tuple[Any, ...]], int]:
-    """Sets of equal, random inputs that together fill the last cache four times, and the bytes of them all."""
-    first = tuple(_own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
-    size = sum(a.numel() * a.element_size() for a in first if isinstance(a, Tensor))
-    number = _sets(plan.device, size, _cache(plan.profile))
-    return [first, *(tuple(_own(a) for a in first) for _ in range(number - 1))], size * number
-
-
-def _own(value: Any) -> Any:
-    """A tensor of its own with the same strides and random content; anything else as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
-
-def restoring(op: Primitive, sets: Sequence[tuple[Any, ...]]) -> Callable[[], None] | None:
-    """What gives a mutating op its inputs back, all sets alike; None for an op that leaves them as they are."""
-    pristine = {place: _own(sets[0][place]) for place, _ in op.overwritten}
-    if not pristine:
-        return None
-
-    def restore() -> None:
-        for one in sets:
-            for place, value in pristine.items():
-                one[place].copy_(value)
-
-    return restore
-
-
-def _sets(device: torch.device, size: int, cache: int) -> int:
-    if device.type != "cuda":
-        return _HOST_SETS
-    room = int(torch.cuda.mem_get_info(device)[0] * _MOST_OF_FREE) // max(1, size)
-    return max(1, min(MOST_SETS, room, max(2, math.ceil(ROTATED_CACHES * cache / max(1, size)))))
+    """Sets of equal, random inputs that together outgrow the last cache, and the bytes of them all."""
+    given = grid.inputs(op, case, plan.dtype, plan.seed, plan.device)
+    return rotation.sets_of(given, plan.device, rotation.cache_of(plan.profile))
 
 
 def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
@@ -252,12 +211,12 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
     case = standard_case(forward_of(op) or op)
     try:
         if case is not None:
-            small = tuple(_own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
+            small = tuple(rotation.own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
             told = _judged(op, small, prepare)
             if told is not None:
                 return f"not equal to the op on {case.name}: {told}"
-        ours = as_tuple(op.namespace["_resolve"](*spared(op, args)))
-        told = peers.wrong(op, args, prepare(*spared(op, args))(), ours, peers.AGREEING)
+        ours = as_tuple(op.namespace["_resolve"](*rotation.spared(op, args)))
+        told = peers.wrong(op, args, prepare(*rotation.spared(op, args))(), ours, peers.AGREEING)
         return None if told is None else f"does not agree with ours on these inputs: {told}"
     except peers.NotServed as error:
         return f"not served: {error}"
@@ -268,15 +227,9 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
 
 def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
     try:
-        return peers.wrong(op, args, prepare(*spared(op, args))())
+        return peers.wrong(op, args, prepare(*rotation.spared(op, args))())
     except peers.NotServed:  # not this case; the timed one may be served, and is compared with ours
         return None
-
-
-def spared(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, with copies of those that are written over."""
-    over = {place for place, _ in op.overwritten}
-    return tuple(_own(a) if i in over else a for i, a in enumerate(args))
 
 
 def _still_there(device: torch.device) -> None:

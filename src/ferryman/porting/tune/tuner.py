@@ -26,8 +26,8 @@ from typing import IO, Any
 import torch
 
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile_document, registry, select
-from ferryman.dispatch.lockfile_document import Candidate, Entry
+from ferryman.dispatch import lockfile_document, lockfile_entry, registry, select
+from ferryman.dispatch.lockfile_entry import Candidate, Entry
 from ferryman.errors import FerrymanError, UnknownName
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid
@@ -257,7 +257,7 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
     times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
         return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
-    winner = lockfile_document.best(times, found["noise"] or 0.0)
+    winner = lockfile_entry.best(times, found["noise"] or 0.0)
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
     candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(

@@ -22,7 +22,7 @@ import torch
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import cost, lockfile, rank, registry, select
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.bench import grid, peers, runner
+from ferryman.porting.bench import grid, peers, rotation, runner
 from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import DTYPES, dtype_name
@@ -45,8 +45,8 @@ def measure(
     work = cost.work_of(op, sets[0])
     seen, candidates = watch(plan.device), []
     with torch.no_grad():
-        exact = as_tuple(op.namespace["_resolve"](*runner.spared(op, sets[0])))
-    again = runner.restoring(op, sets)
+        exact = as_tuple(op.namespace["_resolve"](*rotation.spared(op, sets[0])))
+    again = rotation.restoring(op, sets)
     for contender in contenders(plan, op, sets[0], names):
         candidates.append(contender)
         contender.skipped = errors.get(contender.name, contender.skipped)
@@ -57,7 +57,7 @@ def measure(
             with torch.no_grad():
                 if again is not None:
                     again()
-                result = contender.call_of(runner.spared(op, sets[0]))()
+                result = contender.call_of(rotation.spared(op, sets[0]))()
                 contender.skipped = peers.wrong(op, sets[0], result, exact, peers.AGREEING)
             if contender.skipped is not None:
                 contender.timer.close()
@@ -100,7 +100,7 @@ def run_once(plan: runner.Plan, op: Primitive, case: Case, names: list[str]) -> 
     for contender in contenders(plan, op, args, names):
         if contender.skipped is None:
             with contextlib.suppress(Exception):
-                contender.call_of(runner.spared(op, args))()
+                contender.call_of(rotation.spared(op, args))()
 
 
 def candidates(
