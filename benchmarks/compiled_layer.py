@@ -29,8 +29,9 @@ from ferryman.integrations.transformers import port
 from ferryman.porting.model_config import config_of, spec
 
 # (batch, tokens). The first of a batch compiles, and on it Inductor times its candidates for a kernel, once for all
-# lengths: the longest first, as on few tokens candidates may take less than a launch and be told apart by chance.
-LENGTHS = ((1, 4096), (1, 2048), (1, 512), (4, 2048))
+# lengths: the longest first, as on few tokens candidates may take less than a launch and be told apart by chance. Not
+# 4096, the hidden size: Inductor may take a length that equals a width for it, and compile again for the next.
+LENGTHS = ((1, 8192), (1, 2048), (1, 512), (4, 2048))
 UNSEEN = ((1, 777), (1, 1536), (1, 3001), (4, 1023))
 TRIALS, DROPPED, PASSES = 40, 5, 8
 
