@@ -42,7 +42,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, near, registry
+from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, near, registry, select
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
@@ -384,24 +384,21 @@ def _judge(
     into: dict[str, list[float]],
 ) -> None:  # fmt: skip
     one = next(iter(here.values()))
-    names = [n for n in dict.fromkeys([*profile.preference(one.op), "torch", *here]) if n in here]
-    lines = fitted.get(one.work.kind) or fitted.get(cost.general(one.work.kind)) or {}
-    predicted = {
-        name: (seconds, known.error if known.cells >= cost.ENOUGH else math.inf)
-        for name, known in lines.items()
-        if name in here and known.covers(one.work) and (seconds := known.seconds(one.work, profile)) is not None
-    }
-    modelled = cost.ranked(names, predicted)[0]
+    names = select.preferred(registry.primitive(one.op), profile)
+    menu = {line.name: line for line in registry.implementations(one.op)}
+    modelled = cost.told(fitted, one.work, profile)
     entries = {next(iter(cell.values())).region: _entry(cell) for cell in others}
     entries.pop(one.region, None)
     beside = near.predict(one.region, one.work, profile, entries)
-    nearest = names[0] if beside is None else beside.ranked(names)[0]
-    judged = {name for name, (_, error) in predicted.items() if error < math.inf}
-    near_by = beside is not None and beside.goes_before(judged)
-    taken = (names[0], modelled, nearest, nearest if near_by else modelled)
+    orders = (
+        names, select.foreseen(names, menu, None, modelled)[0],
+        names if beside is None else beside.ranked([*names, *menu]), select.foreseen(names, menu, beside, modelled)[0],
+    )  # fmt: skip
     least = min(m.seconds for m in here.values())
-    for chooser, name in zip(CHOOSERS, taken, strict=True):
-        into[chooser].append(here[name].seconds / least - 1)
+    for chooser, order in zip(CHOOSERS, orders, strict=True):
+        taken = next((n for n in order if n in here), None)  # what is not here refused the call
+        if taken is not None:
+            into[chooser].append(here[taken].seconds / least - 1)
 
 
 def _entry(cell: Mapping[str, Measured]) -> lockfile_entry.Entry:

@@ -1,7 +1,8 @@
 """`linear`'s own CUDA kernels beside cuBLAS (`torch.mm`) on a Hopper GPU: decoding, few rows, prefill, large products.
 
-bf16, random data. Calls go over weights of 250 MB in all (4 times the L2), inputs rotate; both sides are captured in
-CUDA graphs and alternate over three trials; the median, the spread (largest over smallest trial) and the form that ran
+bf16, random data. Calls go over weights of 250 MB in all (4 times the L2), inputs rotate; both sides are timed as
+`ferryman bench` times (graph replays, nine samples of several milliseconds a trial, so that long products run at the
+power cap) and alternate over three trials; the median, the spread (largest over smallest trial) and the form that ran
 are printed. float32 partial sums on both sides (torch's reduced-precision reductions are switched off). Calls follow
 each other without a pause, and ours let the next one's blocks start while they end: after other kernels they gain less.
 
@@ -11,10 +12,11 @@ each other without a pause, and ours let the next one's blocks start while they 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import ferryman
 from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.ops.matmul.hopper_kernels import choose
+from ferryman.porting.bench.clock import timer
 
 DEVICE, TRIALS, BYTES = torch.device("cuda", 0), 3, 250e6
 WEIGHTS = (
@@ -40,41 +43,24 @@ def shapes() -> Iterator[tuple[int, int, int]]:
     yield from ((m, n, k) for m in (128, 256, 512, 1024, 2048) for n, k in WEIGHTS[:4])
 
 
-def captured(call: Callable[[int], object], calls: int) -> torch.cuda.CUDAGraph:
-    for i in range(4):
-        call(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            call(i)
-    return graph
-
-
-def timed(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Microseconds of one call."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / calls
-
-
 def measure(m: int, n: int, k: int, units: int) -> dict[str, Any]:
     sets = min(64, math.ceil(BYTES / (n * k * 2)))
     weights = [torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) for _ in range(sets)]
     inputs = [torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16) for _ in range(4)]
-    out, calls = torch.empty(m, n, device=DEVICE, dtype=torch.bfloat16), max(4, min(30, sets))
-    with ferryman.use("cuda"), torch.no_grad():
-        graphs = {"ours": captured(lambda i: ops.linear(inputs[i % 4], weights[i % sets]), calls)}
-    graphs["cublas"] = captured(lambda i: torch.mm(inputs[i % 4], weights[i % sets].t(), out=out), calls)
-    trials: dict[str, list[float]] = {name: [] for name in graphs}
-    for trial in range(TRIALS + 1):  # the first warms up
-        for name in sorted(graphs, reverse=trial % 2 == 1):
-            taken = timed(graphs[name], calls)
-            if trial:
-                trials[name].append(taken)
+    out, calls = torch.empty(m, n, device=DEVICE, dtype=torch.bfloat16), range(max(4, min(30, sets)))
+    with torch.no_grad():
+        with ferryman.use("cuda"):
+            ours_each = [functools.partial(ops.linear, inputs[i % 4], weights[i % sets]) for i in calls]
+            timers = {"ours": timer(ours_each, DEVICE)}
+        each = [functools.partial(torch.mm, inputs[i % 4], weights[i % sets].t(), out=out) for i in calls]
+        timers["cublas"] = timer(each, DEVICE)
+        trials: dict[str, list[float]] = {name: [] for name in timers}
+        for trial in range(TRIALS):
+            for name in sorted(timers, reverse=trial % 2 == 1):
+                with ferryman.use("cuda"):
+                    trials[name].append(timers[name].cold() * 1e6)
+    for made in timers.values():
+        made.close()
     ours, cublas = (statistics.median(trials[name]) for name in ("ours", "cublas"))
     return {
         "m": m, "n": n, "k": k, "form": str(choose(m, n, k, units)), "us": ours, "cublas_us": cublas,

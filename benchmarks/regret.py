@@ -8,7 +8,8 @@ is more than issue 5 asks for on an H200, or a half of the shapes has no cell th
 
 A process of its own, which timed nothing before, has the lockfile in force, asks dispatch what it would run, and times
 every implementation that can serve the cell, in turns, on rotated inputs (as `ferryman bench` does); the choice twice.
-Half of the cells at least are shapes that were never tuned. A cell counts if it has two implementations to choose from
+More than half of the cells are shapes that were never tuned, none of which stands in a document that --unlike names (as
+what the cost model was fitted to). A cell counts if it has two implementations to choose from
 and the two times of the choice differ by at most 3%; the others are counted beside. What is twice as slow as the best
 in its first timing is timed no further. Cells are taken from all ops in turns, so that a run that the time limit ends
 is as broad.
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +42,7 @@ from ferryman.cli.place import place
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import lockfile, lockfile_document, registry, select
 from ferryman.dispatch.state import State
-from ferryman.errors import ArgumentError, FerrymanError, LockfileError
+from ferryman.errors import ArgumentError, FerrymanError, LockfileError, ResultError
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, rotation, runner
@@ -54,8 +55,8 @@ NOISE_LIMIT = 0.03
 GRACE_SECONDS = 30.0  # for the cell that is at work when time is up, before its process is killed
 LIMITS = {"tuned": (0.01, 0.03), "untuned": (0.04, 0.12)}  # median and p95 that issue 5 asks for on an H200
 PLAIN = State({}, False)
-# None of these is a width of the tuner's grid. Few, as a kernel is compiled for each.
-WIDTHS = (768, 2560, 3584, 5120, 6144, 11_008, 14_336, 28_672)
+WIDTHS = 8  # of rows, drawn anew by each seed. Few, as a kernel is compiled for each
+UNTUNED = 0.55  # of the cells: half of those that count, too, where throttled clocks leave some out
 WEIGHTS = (
     (6144, 4096), (5120, 5120), (17_408, 5120), (5120, 17_408), (10_240, 8192), (8192, 28_672), (2048, 2048),
     (3072, 3072), (16_384, 3072), (11_008, 4096), (4096, 11_008), (1024, 4096),
@@ -74,8 +75,12 @@ class Cell:
     case: Case
 
 
-def cells(ops: Sequence[Primitive], count: int, size: grid.Grid, device: torch.device, seed: int) -> list[Cell]:
-    """Half at most of the tuner's grid, the rest drawn; op by op in turns. Equal for equal arguments."""
+def cells(
+    ops: Sequence[Primitive], count: int, size: grid.Grid, device: torch.device, seed: int,
+    unlike: Collection[tuple[str, str]] = (),
+) -> list[Cell]:  # fmt: skip
+    """Shapes of the tuner's grid, and UNTUNED of all drawn, ``unlike`` (op, case) pairs; op by op in turns. Equal for
+    equal arguments."""
     draw = random.Random(seed)
     queues: dict[str, Iterator[Case]] = {}
     for op in ops:
@@ -83,9 +88,13 @@ def cells(ops: Sequence[Primitive], count: int, size: grid.Grid, device: torch.d
         shuffled = draw.sample(known, len(known))
         queues[f"tuned {op.name}"] = iter(shuffled)
         shape_seed = draw.randrange(1 << 30)
-        queues[f"untuned {op.name}"] = drawn((forward_of(op) or op).name, device, random.Random(shape_seed), known)
+        names = {case.name for case in known} | {case for name, case in unlike if name == op.name}
+        queues[f"untuned {op.name}"] = drawn(
+            (forward_of(op) or op).name, device, random.Random(shape_seed), names, widths_of(seed)
+        )
     found: list[Cell] = []
-    left = {"tuned": count // 2, "untuned": count - count // 2}
+    left = {"untuned": math.ceil(UNTUNED * count)}
+    left["tuned"] = count - left["untuned"]
     while queues and len(found) < count:
         for op in ops:
             for half in ("untuned", "tuned"):
@@ -102,11 +111,13 @@ def cells(ops: Sequence[Primitive], count: int, size: grid.Grid, device: torch.d
     return found[:count]
 
 
-def drawn(op: str, device: torch.device, draw: random.Random, tuned: Sequence[Case]) -> Iterator[Case]:
-    """Random shapes of real models that the grid does not have; small ones on a CPU. None for another package's op."""
-    seen, small = {case.name for case in tuned}, device.type == "cpu"
+def drawn(
+    op: str, device: torch.device, draw: random.Random, known: Collection[str], widths: Sequence[int]
+) -> Iterator[Case]:  # fmt: skip
+    """Random shapes of real models with other names; small ones on a CPU. None for another package's op."""
+    seen, small = set(known), device.type == "cpu"
     for _ in range(10_000):
-        made = _shape(op, draw, 64 if small else 1)
+        made = _shape(op, draw, 64 if small else 1, widths)
         if made is None:
             return
         if made.name not in seen:
@@ -114,7 +125,17 @@ def drawn(op: str, device: torch.device, draw: random.Random, tuned: Sequence[Ca
             yield made
 
 
-def _shape(op: str, draw: random.Random, less: int) -> Case | None:
+def widths_of(seed: int) -> tuple[int, ...]:
+    """WIDTHS multiples of 64 from 256 to 65,536, none of them a power of two, as the grid's are; each scale alike."""
+    draw, found = random.Random(f"widths {seed}"), set[int]()
+    while len(found) < WIDTHS:
+        width = 64 * round(2 ** draw.uniform(2, 10))
+        if width & (width - 1):
+            found.add(width)
+    return tuple(sorted(found))
+
+
+def _shape(op: str, draw: random.Random, less: int, widths: Sequence[int]) -> Case | None:
     """One shape; ``less`` divides widths, and bytes by its square."""
     most = MOST_BYTES // less**2
 
@@ -138,7 +159,7 @@ def _shape(op: str, draw: random.Random, less: int) -> Case | None:
     if op in ("cross_entropy", "cross_entropy_inplace_grad"):
         width = draw.choice(VOCABULARIES) // less
         return named(op, f"{around(16, max(16, most / width))}x{width}")
-    width = draw.choice(WIDTHS) // min(less, 16)
+    width = draw.choice(widths) // min(less, 16)
     return named(op, f"{around(1, max(2, most / (2 * width)))}x{width}") if op in ROW_OPS else None
 
 
@@ -255,7 +276,17 @@ def _plan(given: argparse.Namespace) -> tuple[runner.Plan, list[Cell]]:
     ops = [registry.primitive(name) for name in names]
     two = ("torch", "definition") if device.type == "cpu" else ()
     plan = runner.Plan(device, select.profile_for(device), calls.dtype_of(given.dtype), (), two, (), given.seed)
-    return plan, cells(ops, given.cells, grid.grid_of(given.grid), device, given.seed)
+    unlike = {pair for path in given.unlike or () for pair in _cells_of(path)}
+    return plan, cells(ops, given.cells, grid.grid_of(given.grid), device, given.seed, unlike)
+
+
+def _cells_of(path: Path) -> set[tuple[str, str]]:
+    """(op, case) of every cell of a document that this script wrote. Raises ResultError."""
+    try:
+        return {(str(cell["op"]), str(cell["case"])) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise ResultError(f"--unlike {path}: required: a document of benchmarks/regret.py; {told}") from error
 
 
 def supervise(given: argparse.Namespace, todo: Sequence[Cell]) -> tuple[list[dict[str, Any]], int]:
@@ -397,6 +428,8 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--unlike", type=Path, action="append", metavar="JSON",
+                        help="draw none of the shapes that stand in this document; repeatable")  # fmt: skip
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--require", action="store_true", help="exit with 1 where the regret is more than is asked for")

@@ -361,7 +361,7 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
 
 def test_a_model_that_changes_nothing_is_not_named(use_table: Any) -> None:
     """Faster the more it is preferred: the model agrees."""
-    use_table(**{name: (2e-6, 0.9 / (i + 1), 0.9 / (i + 1)) for i, name in enumerate(select._preferred(LINEAR, H200))})
+    use_table(**{name: (2e-6, 0.9 / (i + 1), 0.9 / (i + 1)) for i, name in enumerate(select.preferred(LINEAR, H200))})
     found = chosen(meta(1024, 1024), meta(1024, 1024), None)
     assert found.source == "profile"
 
@@ -465,7 +465,7 @@ def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, mo
     """Preferred, made for more than 300 rows, and so not measured at 256: it is not put behind those that were."""
     line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_least("x.shape[0]", 300),), partial=True)
     with on_the_menu(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
-        monkeypatch.setattr(select, "_preferred", lambda op, profile: ["torch2", "torch", "definition"])
+        monkeypatch.setattr(select, "preferred", lambda op, profile: ["torch2", "torch", "definition"])
         for rows, chosen in ((512, "torch2"), (299, "definition")):
             decision = select.select(ops.rms_norm.primitive, (torch.empty(rows, 64), None, 1e-6, False), CPU, PLAIN)
             assert decision.implementation.name == chosen and decision.source.startswith("predicted from")
@@ -481,7 +481,7 @@ def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, mo
         lockfile_document.record(locked, CPU, {"rms_norm": {region: entry.model_copy(update={"candidates": tried})}})
         ferryman.reload()
         with on_the_menu(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
-            monkeypatch.setattr(select, "_preferred", lambda op, profile: ["torch2", "torch", "definition"])
+            monkeypatch.setattr(select, "preferred", lambda op, profile: ["torch2", "torch", "definition"])
             args = (torch.empty(512, 64), None, 1e-6, False)
             assert select.select(ops.rms_norm.primitive, args, CPU, PLAIN).implementation.name == chosen
 

@@ -350,7 +350,7 @@ def test_what_is_made_for_some_calls_is_no_fallback_at_others(monkeypatch: pytes
     line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_most("x.shape[-1]", 16),), partial=True)
     wide = torch.randn(4, 17)
     with planted(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
-        monkeypatch.setattr(select, "_preferred", lambda op, profile: ["torch2", "torch", "definition"])
+        monkeypatch.setattr(select, "preferred", lambda op, profile: ["torch2", "torch", "definition"])
         plan.drop_plans()
         with ferryman.trace() as seen, ferryman.strict():
             assert torch.equal(ops.rms_norm(X), X + 7)

@@ -179,7 +179,11 @@ def knows(op: str, profile: Profile) -> bool:
 def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
     """Implementation -> (seconds, relative error), as far as measured times reach; bf16 and f16 are one. Of a fit
     to few cells the error is infinite: its times are told, and order nothing."""
-    kinds = _table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {})
+    return told(_table(profile.name).get(f"{op.name} {work.dtype.itemsize * 8}", {}), work, profile)
+
+
+def told(kinds: Kinds, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
+    """`predictions` of one op's coefficients, by kind of call and implementation."""
     found = {}
     for name, known in (kinds.get(work.kind) or kinds.get(general(work.kind)) or {}).items():
         seconds = known.seconds(work, profile) if known.covers(work) else None

@@ -117,7 +117,7 @@ class _Order:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def _preferred(op: Primitive, profile: Profile) -> list[str]:
+def preferred(op: Primitive, profile: Profile) -> list[str]:
     """The profile's order of preference, then what runs anywhere.
 
     A backend that can never serve this vendor is no choice that was fallen back from.
@@ -147,7 +147,7 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     allowed = state.allowed(op.name)
     if allowed is not None:
         return _Order([menu[name] for name in allowed if name in menu], "request")
-    names, source = _preferred(op, profile), "profile"
+    names, source = preferred(op, profile), "profile"
     seconds: dict[str, float] = {}
     held = lockfile.entries(op.name, profile)
     locked = held.get(region)
@@ -159,21 +159,32 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, held)
         modelled = cost.predictions(op, work, profile)
-        judged = {name for name, (_, error) in modelled.items() if error < math.inf}
-        if predicted is not None and predicted.goes_before(judged):
-            # regions near, but outside what a line is made for, say nothing of it
-            told = {*predicted.seconds, *predicted.failed}
-            first = [n for n in names[:1] if menu[n].partial and n not in told]
-            names, source, seconds = predicted.ranked([*names, *menu]), str(predicted), dict(predicted.seconds)
-            names = [*first, *names]
-        else:
-            seconds = {name: value for name, (value, _) in modelled.items()}
-            order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
-            if order[: len(names)] != names:
-                names, source = order, "predicted by the cost model"
+        names, source, seconds = foreseen(names, menu, predicted, modelled)
     backends = registry.backends()
     serves = [n for n in dict.fromkeys(names) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
     return _Order([menu[name] for name in serves], source, seconds)
+
+
+def foreseen(
+    names: Sequence[str], menu: Mapping[str, Implementation], beside: near.Prediction | None,
+    modelled: Mapping[str, tuple[float, float]],
+) -> tuple[list[str], str, dict[str, float]]:  # fmt: skip
+    """The order of a call that nobody measured, what put it, and the seconds that it goes by.
+
+    names: the profile's preference, which stands where nothing speaks against it. ``beside``: what `near` predicts;
+    ``modelled``: what `cost` does, seconds and error by implementation.
+    """
+    judged = {name for name, (_, error) in modelled.items() if error < math.inf}
+    if beside is not None and beside.goes_before(judged):
+        # regions near, but outside what a line is made for, say nothing of it
+        told = {*beside.seconds, *beside.failed}
+        first = [n for n in names[:1] if menu[n].partial and n not in told]
+        return [*first, *beside.ranked([*names, *menu])], str(beside), dict(beside.seconds)
+    seconds = {name: value for name, (value, _) in modelled.items()}
+    order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)
+    if order[: len(names)] == list(names):
+        return list(names), "profile", seconds
+    return order, "predicted by the cost model", seconds
 
 
 def configuration_of(op: Primitive, args: Sequence[Any], profile: Profile, line: Implementation) -> str:
@@ -201,7 +212,7 @@ def foremost(op: Primitive, profile: Profile) -> Implementation | None:
     """
     if lockfile.covers(op.name, profile):
         return None
-    names = _preferred(op, profile)
+    names = preferred(op, profile)
     line = registry.implementation(op.name, names[0]) if names else None
     return None if line is None or registry.probe(line.backend, profile.vendor) else line
 
@@ -221,7 +232,7 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
             why.append(f"quarantined: {broken}")
         if not why:
             if order.source.startswith("predicted"):  # what the profile does not prefer is no choice fallen back from
-                names = _preferred(op, profile)
+                names = preferred(op, profile)
                 before = names[: names.index(line.name)] if line.name in names else names
                 refused = [(other, reasons) for other, reasons in refused if other.name in before]
             tuned = configuration_of(op, args, profile, line)

@@ -14,7 +14,7 @@ from ferryman.porting.timing import standard_case
 
 Grid = Literal["small", "full"]
 LARGE_BYTES = 64 << 20
-_WIDTHS = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+_WIDTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 _SHORT = ((1, 4096), (16, 4096), (128, 4096), (256, 8192))  # decoding, and what fits in a cache
 _WEIGHTS = ((4096, 4096), (14_336, 4096), (4096, 14_336), (28_672, 8192))  # of projections: outputs, inputs
 _DENSE = {"causal": True, "scale": None, "window": None, "softcap": 0.0, "mask": None}
