@@ -164,7 +164,8 @@ def test_the_model_goes_before_regions_of_other_sizes(use_table: Any, monkeypatc
     args = (meta(1024, 1024), meta(1024, 1024), None)
     for rows, depth, name, source in (
         (1024, 1280, "triton", "predicted from 1 measured region, the nearest a factor of 1.2 away"),
-        (512, 1024, "cuda", "predicted by the cost model"),
+        (512, 1024, "triton", "predicted from 1 measured region, the nearest a factor of 2 away"),
+        (256, 1024, "cuda", "predicted by the cost model"),
     ):  # fmt: skip
         held = entry(rows, depth)
         monkeypatch.setattr(lockfile, "entries", lambda op, profile, held=held: held)

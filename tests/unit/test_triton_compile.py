@@ -44,6 +44,7 @@ TARGETS = {
 }  # fmt: skip
 FAMILIES = ("norm", "activation", "softmax", "rope", "matmul")
 DTYPES = ("float32", "float16", "bfloat16")
+ITEMS = ((2, 1), (2, 2), (4, 2))  # bytes of an element, arrays that a program holds
 NO_SPILLS = ("sm_80", "sm_90", "gfx942", "gfx950")
 SECONDS = 280  # an arch and dtype take 20 s on one idle core; a toolchain that hangs is a failure
 
@@ -185,6 +186,18 @@ def test_row_tiles() -> None:
     for target in (hopper, cdna):
         for width in (1, 128, 5000, 70_000):
             assert triton_rows.row_tile(target, width, 4, 64).warps * target.wave <= target.max_threads
+
+
+def test_short_rows_of_norms_take_two_warps_on_nvidia() -> None:
+    short = [(width, itemsize, 1 << 16, 0, arrays) for width in (128, 200, 512) for itemsize, arrays in ITEMS]
+    short += [(1024, 2, 1 << 16, 0, arrays) for arrays in (1, 2)]
+    # long rows, few rows, rows far apart
+    others = [(2048, 2, 1 << 16, 0, 1), (128, 2, 16, 0, 1), (128, 2, 1 << 20, 1 << 27, 1)]
+    found = {arch: worker("norm tiles", arch, json.dumps([*short, *others])) for arch in ("sm_90", "gfx942")}
+    for call, (rows, block, warps, _) in zip(short, found["sm_90"], strict=False):
+        assert warps == 2 and rows * block == (1024 if call[1] == 2 else 512), call
+    plain = {arch: [list(triton_rows.row_tile(TARGETS[arch], *call)) for call in [*short, *others]] for arch in found}
+    assert found["gfx942"] == plain["gfx942"] and found["sm_90"][-3:] == plain["sm_90"][-3:]
 
 
 def test_linear_chooses_no_tile_that_cannot_run() -> None:
@@ -333,6 +346,12 @@ def refusals() -> dict[str, Any]:
     return found
 
 
+def norm_tiles(arch: str, calls: list[tuple[int, ...]]) -> list[tuple[Any, ...]]:
+    from ferryman.ops.norm import triton_kernels as norm
+
+    return [norm._tile(TARGETS[arch], *call) for call in calls]
+
+
 def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
     from ferryman.ops.matmul import triton_kernels as linear
 
@@ -353,6 +372,8 @@ def tiles(targets: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
 if __name__ == "__main__":
     if sys.argv[1] == "tiles":
         sys.stdout.write(json.dumps(tiles(json.loads(sys.argv[2]))))
+    elif sys.argv[1] == "norm tiles":
+        sys.stdout.write(json.dumps(norm_tiles(sys.argv[2], json.loads(sys.argv[3]))))
     elif sys.argv[1] == "compile":
         sys.stdout.write(json.dumps({family: compile_family(family, *sys.argv[2:]) for family in FAMILIES}))
     else:
