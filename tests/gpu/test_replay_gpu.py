@@ -89,7 +89,7 @@ def test_a_replay_gives_the_launchers_bits(op: Primitive, line: Implementation) 
                     kept.append((given, result))
                     assert same(result, elsewhere if unaligned else expected), f"{case.name}, call {call}"
             judged += bool(replayed(op))
-    assert judged >= min(3, served)
+    assert judged >= min(3, served) >= 1
 
 
 def test_strides_divisibility_and_widths_that_change_between_calls() -> None:
