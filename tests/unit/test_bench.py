@@ -304,6 +304,46 @@ def test_a_regression_is_confirmed_by_a_fresh_run_or_it_is_none() -> None:
     assert verdict(before, slowed(0.9), slowed(2.0)).verdict == "faster"  # nothing to confirm: nothing is timed again
 
 
+def test_a_copy_or_a_peer_that_is_slower_is_shown_and_fails_nothing() -> None:
+    def of(name: str, role: str, by: float) -> dict[str, Any]:
+        return {"name": name, "role": role, "trials": [t * by for t in STILL]}
+
+    def cell(by: float) -> Benchmark:
+        return listing([of("triton", "implementation", 1.0), of("cudnn", "peer", by), of("copy", "reference", by)])
+
+    def again(only: Any) -> Benchmark:
+        raise AssertionError("nothing of ours is slower")
+
+    found = compare(cell(1.0), cell(2.0), again)
+    assert {c.name: (c.role, c.verdict) for c in found} == {
+        "triton": ("implementation", "same"), "cudnn": ("peer", "peer slower"), "copy": ("reference", "device slower"),
+    }  # fmt: skip
+    assert not regressed(found)
+
+
+def test_a_fresh_run_acquits_only_by_a_time() -> None:
+    before, slow = made({"triton": STILL}), slowed(1.2)
+    gone = listing([{"name": "triton", "role": "implementation", "skipped": "RuntimeError: died"}])
+    found = verdict(before, slow, gone)
+    assert (found.verdict, found.reason) == ("no longer timed", "RuntimeError: died") and regressed([found])
+    found = verdict(before, slow, made({"triton": STILL}))
+    assert found.verdict == "not confirmed"
+    hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: heat"])
+    found = verdict(before, slow, hot)
+    assert (found.verdict, found.reason) == ("untrusted", "clocks were lowered: heat") and not regressed([found])
+    assert verdict(before, slow, made({"triton": STILL}, noise=0.5)).verdict == "too noisy"
+    (found,) = compare(before, slow, lambda only: listing([]))
+    assert found.verdict == "no longer timed" and regressed([found])
+
+
+def test_times_that_are_too_noisy_to_be_told_apart_are_not_the_same() -> None:
+    for old, new in ((0.21, 0.0), (0.0, 1e9)):
+        found = verdict(made({"triton": STILL}, noise=old), made({"triton": STILL}, noise=new))
+        assert found.verdict == "too noisy" and "required: at most 20%" in str(found.reason)
+    assert verdict(made({"triton": STILL}, noise=0.2), made({"triton": STILL}, noise=0.2)).verdict == "same"
+    assert verdict(made({"triton": STILL}), made({"triton": [1e-5, 1e-5, 1.5e-5]})).verdict == "too noisy"
+
+
 def test_untrusted_times_make_no_verdict() -> None:
     hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: hardware thermal slowdown"])
     assert verdict(made({"triton": STILL}), hot).verdict == "untrusted"
@@ -409,6 +449,7 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
         "copy" in done.out and "no roofline" in done.out and out.with_suffix(".md").read_text().count("silu_mul") >= 2
     )
     raw = json.loads(out.read_text())
+    case = raw["cells"][0]["case"]
     for cell in raw["cells"]:
         for times in cell["times"]:
             times["trials"] = [t / 50 for t in times["trials"]]
@@ -416,9 +457,10 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
     fast.write_text(json.dumps(raw))
     arguments = ("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu", "--compare")
     done = ferryman(*arguments, str(fast))
-    assert done.code == 1 and "slower" in done.out and "2 of 2 slower, confirmed" in done.out
+    assert done.code == 1 and "slower" in done.out and "1 of 1 of ours slower, confirmed" in done.out
     done = ferryman(*arguments, str(fast), "--json")
     assert done.code == 1 and json.loads(done.out)["cells"] and done.err.count(" times what it took before") == 2
+    assert f"silu_mul {case}: torch takes " in done.err and "the device was slower: the copy takes " in done.err
     done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--json")
     assert done.code == 0 and json.loads(done.out)["kind"] == "ferryman-benchmark"
     # of another implementation: what was timed is written all the same

@@ -22,7 +22,6 @@ from ferryman.porting.process import placed
 from ferryman.porting.report import bench as report
 from ferryman.porting.report import plots
 
-_SHOWN = ("slower", "no longer timed", "not confirmed", "faster", "untrusted", "only before", "only now")
 _RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in ("spread", "GB/s", "TFLOP/s"))
 
 
@@ -134,20 +133,21 @@ def _tell_beside(text: str) -> None:
 
 def _print_changes(changes: Sequence[Change], against: Path | None, err: bool) -> None:
     """err: to stderr, beside a document on stdout; then what was shown as a table is left out."""
-    told = [c for c in changes if c.verdict in _SHOWN]
+    told = [c for c in changes if c.verdict != "same"]
     tell = _tell_beside if err else output.say
     if told and not err:
         output.say()
         headers = ("op", "case", "contender", "verdict", "now / before", "noise", "confirmed")
         output.table(headers, report.change_rows(told))
-    gone = [c for c in changes if c.verdict == "no longer timed"]
-    for c in gone:
-        tell(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
     for c in changes:
-        if err and c.verdict == "slower" and c.ratio is not None:
+        if c.verdict == "no longer timed":
+            tell(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
+        elif c.reason is not None:
+            tell(f"{c.op} {c.case}: {c.name} has no verdict, {c.verdict}: {c.reason}")
+        elif c.verdict == "device slower":
+            tell(f"{c.op} {c.case}: the device was slower: the copy takes {c.ratio:.2f} times what it took before")
+        elif err and c.verdict == "slower":
             tell(f"{c.op} {c.case}: {c.name} takes {c.ratio:.2f} times what it took before")
-    slower = sum(c.verdict == "slower" for c in changes)
-    tell(
-        f"against {against}: {slower} of {len(changes)} slower, confirmed"
-        + (f"; {len(gone)} no longer timed" if gone else "")
-    )
+    ours = [c.verdict for c in changes if c.role == "implementation"]
+    others = (f"; {ours.count(v)} {v}" for v in ("no longer timed", "too noisy", "untrusted") if v in ours)
+    tell(f"against {against}: {ours.count('slower')} of {len(ours)} of ours slower, confirmed{''.join(others)}")

@@ -15,6 +15,7 @@ from ferryman.ops.clauses import REQUIRED
 from ferryman.ops.primitive import IDENTIFIER
 
 LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
+MOST_NOISE = 0.2  # of a measurement that says anything: above, any choice would be "within its noise"
 _UNWRITTEN = 1e-9  # relative: what a float may lose in a file
 _MOST_CANDIDATES = 64
 Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
