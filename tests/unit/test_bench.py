@@ -158,6 +158,14 @@ def test_a_peer_that_is_near_is_right_and_one_that_is_off_is_not() -> None:
         assert peers.wrong(SILU, (gate, up), (result,)) is not None
 
 
+def test_float16_that_is_nearly_subnormal_is_judged_by_what_it_can_hold() -> None:
+    """Gradients over a vocabulary: their last rounding is absolute, and more than an eps of their size."""
+    gate, up = torch.full((64, 128), 4.0).half(), (torch.randn(64, 128) * 3e-6).half()
+    exact = torch.nn.functional.silu(gate.double()) * up.double()
+    assert peers.wrong(SILU, (gate, up), exact.half()) is None
+    assert peers.wrong(SILU, (gate, up), exact.half() * 1.1) is not None
+
+
 def test_bad_names_and_folders(tmp_path: Path) -> None:
     for arguments, kind in (({"ops": ["rms_nrm"]}, "op"), ({"implementations": ["tritn"]}, "implementation"),
                             ({"grid_name": "huge"}, "grid")):  # fmt: skip

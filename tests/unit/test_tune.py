@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
 from ferryman.porting.bench import clock, runner
-from ferryman.porting.tune import tuner, worker
+from ferryman.porting.tune import right, tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
 
@@ -62,6 +63,43 @@ def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(
     # the file holds them under the keys that dispatch looks up
     document = lockfile_document.load(path)
     assert len(document.choices["silu_mul"]) == 2 and lockfile_document.differing(document, CPU) == []
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on the timed inputs", "where the definition fails, too"])
+def test_a_default_that_is_wrong_is_not_what_the_others_are_judged_by(
+    where: str, planted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = registry.launcher
+
+    def spoiled(line: Implementation) -> Any:
+        right_one = launcher(line)
+        if line.name != "torch":
+            return right_one
+        return lambda gate, *rest: (
+            right_one(gate, *rest) * (1.5 if where == "everywhere" or len(gate) != standard else 1)
+        )
+
+    monkeypatch.setattr(registry, "launcher", spoiled)
+    first, case = tune_planted.cases(SILU, "small", torch.device("cpu"))
+    standard = first.args["gate"].shape[0]
+    assert case.args["gate"].shape[0] != standard
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch", "definition"), (), 0)
+    right.standard("silu_mul", torch.float32, 0, torch.device("cpu"))
+    op = SILU if where != "where the definition fails, too" else dataclasses.replace(SILU, body=_no_memory)
+    found = worker.measure(plan, op, case, ["torch", "definition"], {}, lambda name: None)
+    if op is SILU:
+        assert list(found["trials"]) == ["definition"] and list(found["errors"]) == ["torch"]
+        assert "relative root mean square" in found["errors"]["torch"]
+        alone = worker.measure(plan, op, case, ["torch"], {}, lambda name: None)
+        # one that agrees with itself alone: only where the standard case tells
+        assert list(alone["trials"]) == ([] if where == "everywhere" else ["torch"])
+    else:
+        assert found["trials"] == {} and len(found["errors"]) == 2
+        assert all("is not known: the definition gives MemoryError: too large" in e for e in found["errors"].values())
+
+
+def _no_memory(*args: Any) -> Any:
+    raise MemoryError("too large")
 
 
 def test_one_that_was_killed_once_is_not_to_blame(
@@ -203,7 +241,8 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
     by = [line.split() for line in notes.read_text().splitlines()]
     pids = list(dict.fromkeys(pid for pid, _ in by))
     ahead = {pid: [size for p, size in by if p == pid] for pid in pids[:2]}
-    assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [1, 1] and len({s for [s] in ahead.values()}) == 2
+    assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [2, 2]  # the standard case, and the cell's
+    assert len({sizes[-1] for sizes in ahead.values()}) == 2
     assert all(one.entry is not None for one in found)
     # one that hangs costs the limit, one that crashes its process; the measurement records them
     monkeypatch.setattr(tuner, "AHEAD_SECONDS", 8.0)
@@ -221,7 +260,9 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
 
 def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:
     found = tune(tmp_path / "lock.json", "raises")
-    assert all(o.entry is None and o.result.startswith("no candidate ran: raises: RuntimeError") for o in found)
+    assert all(
+        o.entry is None and o.result.startswith("no candidate ran and was right: raises: RuntimeError") for o in found
+    )
     assert not (tmp_path / "lock.json").exists()
 
 

@@ -221,8 +221,7 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
     except peers.NotServed as error:
         return f"not served: {error}"
     except Exception as error:  # noqa: BLE001 - other libraries raise what they like; a lost device rises next
-        _still_there(plan.device)
-        return f"{type(error).__name__}: {_line(error)}"
+        return failure(error, plan.device)
 
 
 def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
@@ -232,13 +231,11 @@ def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
         return None
 
 
-def _still_there(device: torch.device) -> None:
+def failure(error: Exception, device: torch.device) -> str:
+    """What a contender's error says, in a line. Raises where the device was lost to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
 def _copy(bytes_moved: float, device: torch.device) -> Contender:
@@ -268,8 +265,7 @@ def prepare(
             contender.timer = clock.timer(calls, device, sample, again)
             contender.method, contender.note = contender.timer.method, contender.timer.note
     except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
-        _still_there(device)
-        contender.skipped = f"{type(error).__name__}: {_line(error)}"
+        contender.skipped = failure(error, device)
 
 
 def _each(functions: Sequence[Callable[[], None]]) -> None:

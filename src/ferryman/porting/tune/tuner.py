@@ -256,7 +256,9 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
     # by preference, which settles a tie; an implementation's own plan before its other configurations
     times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
-        return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
+        return Outcome(
+            op, case, f"no candidate ran and was right: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}"
+        )
     winner = lockfile_entry.best(times, found["noise"] or 0.0)
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
     candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
