@@ -26,7 +26,7 @@ from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry,
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import clock, runner
+from ferryman.porting.bench import clock, grid, runner
 from ferryman.porting.tune import right, tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
@@ -347,6 +347,48 @@ def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "lock.json").exists()
 
 
+def test_a_choice_in_too_much_noise_is_not_written(tmp_path: Path) -> None:
+    cell = {"op": "silu_mul", "case": "x", "dtype": "float32", "key": REGION, "noise": 3.0, "bytes": 1.0, "flops": 1.0,
+            "trials": {"torch": [1e-3], "definition": [1e-5]}, "errors": {}, "untrusted": []}  # fmt: skip
+    found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch", "definition"])
+    assert (found.entry, found.result) == (None, "not written: the noise is 300%; required: at most 20%")
+    found = tuner._written(tmp_path / "lock.json", CPU, cell | {"noise": 0.2}, ["torch", "definition"])
+    assert found.entry is not None and found.entry.implementation == "definition"
+
+
+def test_an_entry_under_a_moved_region_is_measured_again(planted: None, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    first, second = (o.entry for o in tune(path, "torch"))
+    assert first is not None and second is not None
+    raw = json.loads(path.read_text())
+    entries = raw["choices"]["silu_mul"]
+    region = next(r for r, e in entries.items() if e["case"] == first.case)
+    moved = region.replace("gate=float32[2^", "gate=float32[2^1")  # a width or rows that the case has not
+    entries[moved] = entries.pop(region)
+    path.write_text(json.dumps(raw))
+    found = tune(path, "torch")
+    assert sorted((o.case, o.result) for o in found) == sorted(
+        (e.case.split(" ")[0], "written" if e is first else "kept") for e in (first, second)
+    )
+    assert region in lockfile_document.load(path).choices["silu_mul"]
+
+
+def test_regions_are_known_before_the_measurement() -> None:
+    """On meta tensors as on inputs, and as the packages' lockfiles have them."""
+    held = {
+        (path.name.split(".")[0], op, entry.case): region
+        for path in (Path(ferryman.__file__).parent / "device_profiles" / "data").glob("*.lock.json")
+        for op, entries in lockfile_document.load(path).choices.items() for region, entry in entries.items()
+    }  # fmt: skip
+    for op in registry.primitives().values():
+        case = (grid.forward_of(op) or op).cases()[0]
+        here = grid.inputs(op, case, torch.float32, 0, torch.device("cpu"))
+        assert lockfile.region(op, grid.on_meta(op, case, torch.float32)) == lockfile.region(op, here), op.name
+        for case in grid.cases(op, "full", torch.device("cuda")):
+            region = lockfile.region(op, grid.on_meta(op, case, torch.bfloat16))
+            assert held.get(("h200", op.name, f"{case.name} bfloat16"), region) == region
+
+
 @pytest.mark.parametrize("moving", [0, 2, 9])
 def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, ran = [["the clock moved"]] * moving, []
@@ -475,6 +517,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "a time that is text": ({"seconds": "0.5"}, "seconds"),
     "a time that is a flag": ({"seconds": True}, "seconds"),
     "a time that no call takes": ({"seconds": 5e-324}, "seconds: Input should be greater than or equal to"),
+    "noise that any choice lies within": ({"noise": 3.0}, "noise: Input should be less than or equal to 0.2"),
     "work without end": ({"bytes": 1e308}, "bytes: Input should be less than or equal to"),
     "nothing that was timed": ({"candidates": []}, "no candidates; required: the times of what was measured"),
     "the slower of two": (
@@ -514,6 +557,7 @@ def test_a_hand_edited_entry_is_told_and_not_obeyed(what: str, tmp_path: Path) -
         (REGION.replace("float32", "banana"), {}, "no call of silu_mul has the region"),
         (REGION, {"configuration": {"name": "wide"}}, "no configuration"),
         (REGION, {"implementation": "cuda"}, "cuda does not serve cpu devices"),
+        (REGION, {"case": "other bfloat16"}, "its case 'other bfloat16' is of another dtype than its region"),
     ],
 )
 def test_an_entry_that_no_call_can_meet_does_not_hold(region: str, edit: Any, why: str, tmp_path: Path) -> None:

@@ -241,6 +241,9 @@ def stale(op: str, entry: Entry, region: str, vendor: str | None = None) -> str 
         )
     if not _describes(region, op):
         return f"no call of {op} has the region {region[:80]!r}"
+    dtype = entry.case.rpartition(" ")[2]
+    if isinstance(getattr(torch, dtype, None), torch.dtype) and f"={dtype}[" not in region:
+        return f"its case {entry.case!r} is of another dtype than its region {region[:80]!r}"
     return None if entry.kernels == digest(op) else "its kernels changed since it was measured"
 
 

@@ -64,7 +64,7 @@ class Entry(_Way):
     """
 
     seconds: _Seconds
-    noise: _Amount | None = None
+    noise: Annotated[float, Field(ge=0, le=MOST_NOISE, strict=True)] | None = None
     kernels: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: _Amount | None = None
     flops: _Amount | None = None

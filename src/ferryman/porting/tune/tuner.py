@@ -26,8 +26,8 @@ from typing import IO, Any
 import torch
 
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile_document, lockfile_entry, registry, select
-from ferryman.dispatch.lockfile_entry import Candidate, Entry
+from ferryman.dispatch import lockfile, lockfile_document, lockfile_entry, registry, select
+from ferryman.dispatch.lockfile_entry import MOST_NOISE, Candidate, Entry
 from ferryman.errors import FerrymanError, UnknownName
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid
@@ -87,7 +87,8 @@ def tune(
     for op in chosen:
         names = preferred[op.name] = _candidates(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
-            entry = held.get((op.name, f"{case.name} {dtype_name(dtype)}"))
+            region = lockfile.region(op, grid.on_meta(op, case, dtype))
+            entry = held.get((op.name, region, f"{case.name} {dtype_name(dtype)}"))
             if entry is not None and set(names) <= {c.implementation for c in entry.candidates}:
                 outcomes.append(Outcome(op.name, case.name, "kept", entry))
             else:
@@ -118,12 +119,12 @@ def known_implementations(names: Sequence[str] | None) -> None:
             raise UnknownName("implementation", name, known)
 
 
-def _held(path: Path) -> dict[tuple[str, str], Entry]:
-    """What the lockfile has that still holds, by op, and case with dtype."""
+def _held(path: Path) -> dict[tuple[str, str, str], Entry]:
+    """What the lockfile has that still holds, by op, region, and case with dtype."""
     if not path.exists():
         return {}
     held, _ = lockfile_document.holding(lockfile_document.load(path))
-    return {(op, entry.case): entry for op, entries in held.items() for entry in entries.values()}
+    return {(op, region, e.case): e for op, entries in held.items() for region, e in entries.items()}
 
 
 def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
@@ -252,6 +253,9 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
         return Outcome(op, case, f"not measured: {found['lost']}")
     if found["untrusted"]:
         return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
+    noise = found["noise"] or 0.0
+    if noise > MOST_NOISE:
+        return Outcome(op, case, f"not written: the noise is {noise:.0%}; required: at most {MOST_NOISE:.0%}")
     measured = {name: statistics.median(values) for name, values in found["trials"].items()}
     # by preference, which settles a tie; an implementation's own plan before its other configurations
     times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
@@ -259,7 +263,7 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
         return Outcome(
             op, case, f"no candidate ran and was right: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}"
         )
-    winner = lockfile_entry.best(times, found["noise"] or 0.0)
+    winner = lockfile_entry.best(times, noise)
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
     candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(
