@@ -347,6 +347,62 @@ def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "lock.json").exists()
 
 
+DYING = """
+import json, os, sys
+json.loads(sys.stdin.readline())
+print('{{"start": "torch"}}', flush=True)
+{}
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(("how", "told"), [
+    (r"os.write(2, b'\xff\xfe a crash')", "ended with code 9: \ufffd\ufffd a crash"),
+    (r"os.write(1, b'{\"start\": nu')", "ended with code 9: it said nothing"),
+    (r"os.write(1, b'\xff\xfe\n')", "ended with code 9: it said nothing"),
+])  # fmt: skip
+def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, told: str, tmp_path: Path) -> None:
+    cell = tuner._Cell(SILU, "x", ["torch"])
+    written: list[Any] = []
+    for _ in range(tuner.DEATHS):
+        assert tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append) == 0
+    assert told in cell.errors["torch"] and written == []
+
+
+def test_what_a_worker_says_is_not_written_as_it_is(planted: None, tmp_path: Path) -> None:
+    case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0].name
+    cell = {"op": "silu_mul", "case": case, "dtype": "float32", "key": REGION, "noise": 0.0, "bytes": 1.0,
+            "flops": 1.0, "trials": {"torch": [1e-3], "slow": [1e-12], "noted": [float("nan")], "late": []},
+            "errors": {"wrong": "off \udcff\x1b[31m"}, "untrusted": []}  # fmt: skip
+    says = f"import sys, json; sys.stdin.readline(); print(json.dumps(dict(cell=json.loads({json.dumps(cell)!r}))))"
+    found = tune(tmp_path / "lock.json", "torch", "slow", "noted", "wrong", command=[sys.executable, "-c", says])
+    entry = found[0].entry
+    assert entry is not None and entry.times == {"torch": 1e-3}
+    errors = {c.implementation: c.error for c in entry.candidates if c.error is not None}
+    assert errors == {
+        "slow": "its time is 1e-12 s; required: 1e-09 to 1e+06", "noted": "its time is nan s; required: 1e-09 to 1e+06",
+        "wrong": "off \ufffd\ufffd[31m",
+    }  # fmt: skip
+    assert lockfile_document.load(tmp_path / "lock.json").choices["silu_mul"]
+
+
+def test_a_worker_that_dies_once_outside_any_candidate_is_tried_again(planted: None, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    dies = f"""
+import os, pathlib, runpy, sys
+if not os.path.exists({str(mark)!r}):
+    pathlib.Path({str(mark)!r}).touch()
+    sys.stdin.readline()
+    print('{{"start": null}}', flush=True)
+    os.kill(os.getpid(), 9)
+sys.path.insert(0, {str(Path(tune_planted.__file__).parents[2])!r})
+sys.argv = [{WORKER[1]!r}]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    found = tune(tmp_path / "lock.json", "torch", command=[sys.executable, "-c", dies])
+    assert mark.exists() and [o.result for o in found] == ["written"] * 2
+
+
 def test_a_choice_in_too_much_noise_is_not_written(tmp_path: Path) -> None:
     cell = {"op": "silu_mul", "case": "x", "dtype": "float32", "key": REGION, "noise": 3.0, "bytes": 1.0, "flops": 1.0,
             "trials": {"torch": [1e-3], "definition": [1e-5]}, "errors": {}, "untrusted": []}  # fmt: skip

@@ -16,11 +16,12 @@ from ferryman.ops.primitive import IDENTIFIER
 
 LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
 MOST_NOISE = 0.2  # of a measurement that says anything: above, any choice would be "within its noise"
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
 _UNWRITTEN = 1e-9  # relative: what a float may lose in a file
 _MOST_CANDIDATES = 64
 Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
 _Configuration = dict[Literal["name"], Annotated[str, Field(min_length=1, max_length=200)]]
-_Seconds = Annotated[float, Field(ge=1e-9, le=1e6, strict=True)]
+_Seconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MOST_SECONDS, strict=True)]
 _Amount = Annotated[float, Field(ge=0, le=1e24, strict=True)]
 
 
