@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ferryman import ops
+from ferryman.cli import documents
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
@@ -509,6 +510,8 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
     same.write_text(document.dumps(here.model_copy(update={"environment": facts})))
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
+    for name in ("run.md", "run-key.svg"):
+        (tmp_path / name).write_text(same.read_text())
     for given, told in (
         (["--compare", str(other)], "of another device"),
         (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
@@ -516,12 +519,29 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
         (["--out", str(tmp_path / "c.md")], "--out is "), (["--out", str(tmp_path / "c.SVG")], "--out is "),
         (["--out", str(tmp_path / "file" / "x.json")], "cannot be written"),
         (["--out", str(same), "--compare", str(same)], "required: another file than --compare"),
+        (["--out", str(tmp_path / "run.json"), "--compare", str(tmp_path / "run.md")], "required: another file than"),
+        (["--out", str(tmp_path / "run.x"), "--compare", str(tmp_path / "run-key.svg")], "required: another file than"),
+        (["--compare", str(tmp_path / "pipe")], "is no regular file; required: a benchmark document"),
         (["--out", str(tmp_path / "pipe")], "it is no regular file"), (["--out", "/"], "required: a file's name"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),
     ):  # fmt: skip
         done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", *given)
         assert done.code == 2 and told in done.err and "Traceback" not in done.err, (given, done.err)
-    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "same.json", "file", "pipe"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "other.json", "same.json", "file", "pipe", "run.md", "run-key.svg",
+    }  # fmt: skip
+
+
+def test_a_table_that_cannot_be_written_was_printed(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(documents, "write_whole", full)
+    for more in ((), ("--json",)):
+        done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--out", str(tmp_path / "x.json"), *more)
+        assert done.code == 2 and "No space left" in done.err and "copy" in done.out, more
 
 
 def test_a_documents_contenders_stand_once_and_its_noise_is_a_number(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 
 import ferryman
 from ferryman import ops
-from ferryman.cli import calls, doctor
+from ferryman.cli import calls, doctor, output
 from ferryman.cli import tune as cli_tune
 from ferryman.device_profiles import detect
 from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, registry, select, state, whole_file
@@ -168,6 +169,8 @@ def test_candidates_of_other_kernels_are_not_joined() -> None:
     many = [{"implementation": "torch", "configuration": {"name": f"c{i}"}, "seconds": 1e-5} for i in range(64)]
     crowd = _entry(candidates=[*many[1:], {"implementation": "torch", "seconds": 1e-6}])
     assert len(lockfile_entry.joined(crowd, new, ()).candidates) == 64
+    for other in ({"case": "512x64 float32"}, {"bytes": 1e6}):  # of another size of the region
+        assert lockfile_entry.joined(old, _entry(seconds=2e-6, **other), ()) == _entry(seconds=2e-6, **other)
     near = lockfile_entry.joined(_entry(implementation="slow", seconds=1.995e-6), new, ("torch", "slow"))
     assert near.implementation == "torch"  # within the noise: by preference
 
@@ -646,8 +649,9 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
 def test_what_is_no_file_or_of_no_kind_is_told(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
-    with pytest.raises(LockfileError, match="it is no regular file"):
+    with pytest.raises(LockfileError, match="it is no regular file") as caught:
         lockfile_document.load(tmp_path / "pipe")
+    assert str(caught.value).count("cannot be read") == 1
     path = tmp_path / "lock.json"
     for text, told in (('{"version": 3}', "has kind None, version 3; required: "), ("[]", "holds a list; required: ")):
         path.write_text(text)
@@ -685,6 +689,21 @@ def test_a_path_that_cannot_be_written_is_told_before_the_work(where: str, tmp_p
         tune(path, "torch", command=["/nonexistent"])
     with pytest.raises(LockfileError, match="cannot be written"):
         lockfile_document.record(path, CPU, {})
+
+
+def test_a_lock_that_is_held_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockfile_document, "_LOCK_SECONDS", 0.1)
+    path = tmp_path / "lock.json"
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(LockfileError, match="another process has held .* or end it"):
+        lockfile_document.record(path, CPU, {})
+
+
+def test_a_path_that_stdout_cannot_print_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", told)
+    output.say("/ü/\udcff.json: set")
+    told.flush()
+    assert told.buffer.getvalue() == b"/\\xfc/\\udcff.json: set\n"  # type: ignore[attr-defined]
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

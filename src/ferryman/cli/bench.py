@@ -58,8 +58,9 @@ def bench(
     where, kind, names = place(device, "bench"), calls.dtype_of(dtype), _peer_names(peers)
     if out is not None:
         _require_out(out)
-        if compare is not None and out.resolve() == compare.resolve():
-            raise ArgumentError("bench", "--out", out, "another file than --compare, which a next run is compared with")
+        if compare is not None and _writes(out, compare.resolve()):
+            required = "another file than --compare, which neither it nor the Markdown and plots beside it replace"
+            raise ArgumentError("bench", "--out", out, required)
     if before is not None:
         here = placed(where)
         cells = {(one.name, case.name, dtype_name(kind)) for one, case in benchmark.cells_of(op, grid, here)}
@@ -73,12 +74,12 @@ def bench(
             )  # fmt: skip
 
     document = timed(None)
-    if out is not None:
-        _write(out, document)  # before comparing, which may refuse
-    if as_json:
+    if as_json:  # before writing, which may fail
         output.say(benchmark.dumps(document))
     else:
         _print(document)
+    if out is not None:
+        _write(out, document)  # before comparing, which may refuse
     if before is None:
         return
     changes = benchmark.compare(before, document, timed, implementation or ())
@@ -108,6 +109,12 @@ def _require_out(path: Path) -> None:
         raise ArgumentError("bench", "--out", path, required)
     for written in (path, path.with_suffix(".md")):
         documents.require_writable(written)
+
+
+def _writes(path: Path, other: Path) -> bool:
+    """Whether `_write` replaces another file."""
+    plot = other.suffix == ".svg" and other.name.startswith(f"{path.stem}-") and other.parent == path.parent.resolve()
+    return plot or other in (path.resolve(), path.with_suffix(".md").resolve())
 
 
 def _write(path: Path, document: benchmark.Benchmark) -> None:

@@ -116,13 +116,15 @@ def best(times: Mapping[str, float], noise: float) -> str:
 
 
 def joined(old: Entry, new: Entry, preference: Sequence[str]) -> Entry:
-    """``new`` with the candidates of ``old`` that were not measured again, and the choice among all of them.
+    """``new`` with the candidates of ``old`` that were not measured again on the same case, and the choice among all.
 
     preference: implementations; the first of those that the noise does not tell apart is chosen.
     """
     fresh = {c.label for c in new.candidates}
     kept = [c for c in old.candidates if c.label not in fresh]
     if not kept or not new.candidates or old.kernels != new.kernels:
+        return new
+    if (old.case, old.bytes) != (new.case, new.bytes):  # times of two sizes are not compared
         return new
     kept.sort(key=lambda c: float("inf") if c.seconds is None else c.seconds)
     candidates = [*new.candidates, *kept][:_MOST_CANDIDATES]
