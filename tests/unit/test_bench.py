@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import platform
 import sys
 import textwrap
 from pathlib import Path
@@ -17,7 +19,7 @@ from ferryman.cli import documents
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import bench
+from ferryman.porting import bench, results
 from ferryman.porting.bench import clock, condition, document, grid, peers, rotation, runner
 from ferryman.porting.bench.compare import Change, compare, regressed
 from ferryman.porting.bench.document import Benchmark, Condition
@@ -114,6 +116,73 @@ def test_a_peer_that_writes_over_its_arguments_gets_them_back_before_every_round
     assert (
         sys.modules["ferryman_peers.over"].silu_mul.restored >= runner.TRIALS * cell.sets
     )  # all sets', in every round
+
+
+class _Breaks(clock.Timer):
+    """Of ours, one that breaks while it is timed: in its trials, or after them."""
+
+    where = ""
+
+    def cold(self) -> float:
+        self._unless("cold")
+        return super().cold()
+
+    def warm(self) -> float | None:
+        self._unless("warm")
+        return super().warm()
+
+    def _unless(self, place: str) -> None:
+        if self.where == place and isinstance(self.calls[0], functools.partial):  # the copy's is a function
+            raise RuntimeError("no room")
+
+
+@pytest.mark.parametrize("where", ["cold", "warm"])
+def test_a_contender_that_breaks_after_it_was_made_ready_is_a_row(
+    where: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "Timer", _Breaks)
+    monkeypatch.setattr(_Breaks, "where", where)
+    (cell,) = bench.run(ops=["silu_mul"], implementations=["torch"], device="cpu").cells
+    times = {t.name: t for t in cell.times}
+    assert (times["torch"].trials, times["torch"].skipped) == ([], "RuntimeError: no room")
+    assert times["copy"].seconds and (cell.noise is None) == (where == "cold")
+
+
+def test_a_cell_that_cannot_be_made_does_not_end_the_others(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotated = runner.rotated
+
+    def full(plan: Any, op: Primitive, case: Case) -> Any:
+        if op.name == "silu_mul":
+            raise MemoryError("of 2 GiB")
+        return rotated(plan, op, case)
+
+    monkeypatch.setattr(runner, "rotated", full)
+    lost, timed = bench.run(ops=["silu_mul", "softmax"], implementations=["torch"], device="cpu").cells
+    (torchs,) = lost.times
+    assert torchs.skipped == "its cell failed: MemoryError: of 2 GiB" and lost.untrusted == [
+        "it failed: MemoryError: of 2 GiB"
+    ]
+    assert lost.bytes > 0 and timed.times[0].seconds
+    found = bench.Benchmark(**(dict(bench.run(ops=["softmax"], device="cpu")) | {"cells": [lost, timed]}))
+    assert document.parse(json.loads(document.dumps(found)), "it").cells[0] == lost and report.markdown(found)
+
+
+def test_an_implementation_that_serves_nothing_here_is_refused() -> None:
+    with pytest.raises(FerrymanError, match="cuda serves none of silu_mul on cpu; required: one of definition, torch"):
+        bench.run(ops=["silu_mul"], implementations=["cuda"], device="cpu")
+
+
+def test_a_cpu_is_known_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = tmp_path / "cpuinfo"
+    facts.write_text("processor\t: 0\nmodel name\t: A CPU of 3 GHz\n")
+    monkeypatch.setattr(results, "Path", lambda path: facts if path == "/proc/cpuinfo" else Path(path))
+    for there, told in ((True, "A CPU of 3 GHz"), (False, platform.processor() or platform.machine())):
+        if not there:
+            facts.unlink()
+        results._processor.cache_clear()
+        here = results.environment(CPU, runner.select.profile_for(CPU), 0, "small")
+        assert here.device_name == told
+    results._processor.cache_clear()
 
 
 def test_every_op_has_inputs_and_a_backward_gets_its_forwards(quick: None) -> None:

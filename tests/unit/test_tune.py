@@ -406,6 +406,31 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     assert mark.exists() and [o.result for o in found] == ["written"] * 2
 
 
+def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
+    planted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setitem(tune_planted.KERNELS, "late", _tires())
+    tune_planted.plant(monkeypatch.setattr)
+    case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0]
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("late", "torch"), (), 0)
+    monkeypatch.setattr(runner, "promising", lambda racing, starting: racing)
+    found = worker.measure(plan, SILU, case, ["late", "torch"], {}, lambda name: None)
+    assert found["errors"] == {"late": "RuntimeError: tired"} and len(found["trials"]["torch"]) == runner.TRIALS
+    assert not found["trials"]["late"] and not found["untrusted"]
+
+
+def _tires() -> Any:
+    left = [12]
+
+    def kernel(gate: torch.Tensor, up: torch.Tensor, *_: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("tired")
+        return torch.nn.functional.silu(gate) * up
+
+    return kernel
+
+
 def test_a_choice_in_too_much_noise_is_not_written(tmp_path: Path) -> None:
     cell = {"op": "silu_mul", "case": "x", "dtype": "float32", "key": REGION, "noise": 3.0, "bytes": 1.0, "flops": 1.0,
             "trials": {"torch": [1e-3], "definition": [1e-5]}, "errors": {}, "untrusted": []}  # fmt: skip

@@ -16,6 +16,7 @@ from ferryman.dispatch import registry, select
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import peers, rotation, runner
 from ferryman.porting.cases import as_tuple, double, materialise
+from ferryman.porting.process import failure
 from ferryman.porting.timing import standard_case
 
 
@@ -49,7 +50,7 @@ def judge(plan: runner.Plan, op: Primitive, contender: runner.Contender) -> bool
     try:
         told = peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact)
     except Exception as error:  # noqa: BLE001 - a candidate that cannot run is recorded as such
-        contender.skipped = runner.failure(error, plan.device)
+        contender.skipped = failure(error, plan.device)
         return False
     if told is not None:
         contender.skipped = f"not equal to the op on {case}: {told}"
@@ -72,7 +73,7 @@ def compare(
         try:
             return peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact, peers.AGREEING)
         except Exception as error:  # noqa: BLE001 - as above
-            contender.skipped = runner.failure(error, plan.device)
+            contender.skipped = failure(error, plan.device)
             return None
 
     first = next((c for c in contenders if c.name in judged), None)
@@ -87,7 +88,7 @@ def compare(
     try:
         exact = as_tuple(op.body(*double(args)))
     except Exception as error:  # noqa: BLE001 - no memory, mostly
-        why = f"whether it is right is not known: the definition gives {runner.failure(error, plan.device)}"
+        why = f"whether it is right is not known: the definition gives {failure(error, plan.device)}"
         for contender in racing:
             contender.skipped = why
         return

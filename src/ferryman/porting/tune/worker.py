@@ -58,23 +58,21 @@ def measure(
         again()
     right.compare(plan, op, sets[0], [c for c in candidates if c.timer is not None], judged, starting)
     for contender in candidates:
-        if contender.skipped is not None and contender.timer is not None:
-            contender.timer.close()
-            contender.timer = None
+        if contender.skipped is not None:
+            runner.close(contender)
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
     kept = runner.promising(racing, starting)
     for attempt in range(ATTEMPTS):  # a device that was cold at first holds its clocks once it is warm
         noise = runner.trials(kept, starting)
-        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept])))
+        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept if c.trials])))
         if not untrusted or attempt == ATTEMPTS - 1:
             break
         seen.samples.clear()
         for contender in kept:
             contender.trials.clear()
     for contender in racing:
-        if contender.timer is not None:
-            contender.timer.close()
+        runner.close(contender)
     return {
         "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
         "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
