@@ -370,6 +370,9 @@ def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, t
     for _ in range(tuner.DEATHS):
         assert tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append) == 0
     assert told in cell.errors["torch"] and written == []
+    for _ in range(tuner.DEATHS):  # at one that it was told to leave out: no end, else
+        done = tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append)
+    assert done == 1 and told in written[0]["lost"]
 
 
 def test_what_a_worker_says_is_not_written_as_it_is(planted: None, tmp_path: Path) -> None:

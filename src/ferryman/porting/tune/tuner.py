@@ -227,7 +227,8 @@ def _session(
     cell.deaths[at] = cell.deaths.get(at, 0) + 1
     if not hung and cell.deaths[at] < DEATHS:
         return finished
-    if at is None:  # outside any candidate: the inputs, or the definition; nothing here can be measured
+    # outside any candidate (the inputs, the definition), or at one that was to be left out: nothing can be measured
+    if at is None or at in cell.errors:
         write({"op": cell.op.name, "case": cell.case, "lost": why})
         return finished + 1
     cell.errors[at] = why[:_MOST_ERROR]
