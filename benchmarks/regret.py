@@ -223,8 +223,11 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         kept[0].trials.clear()
     noise = runner.trials(kept)
     for contender in racing:
-        if contender.timer is not None:
-            contender.timer.close()
+        runner.close(contender)
+    told["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
+    if chosen in told["skipped"]:
+        return told | {"failed": f"the choice could not be timed: {told['skipped'][chosen]}"}
+    racing, kept = [c for c in racing if c.trials], [c for c in kept if c.trials]
     every = {c.name: statistics.median(c.trials) for c in racing}
     seconds = {c.name: every[c.name] for c in kept}
     order = [*profile.preference(op.name), *select.LAST_RESORTS]

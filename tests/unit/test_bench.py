@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import platform
 import sys
 import textwrap
 from pathlib import Path
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from ferryman import ops
+from ferryman.cli import documents
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import bench
+from ferryman.porting import bench, results
 from ferryman.porting.bench import clock, condition, document, grid, peers, rotation, runner
 from ferryman.porting.bench.compare import Change, compare, regressed
 from ferryman.porting.bench.document import Benchmark, Condition
@@ -115,6 +118,73 @@ def test_a_peer_that_writes_over_its_arguments_gets_them_back_before_every_round
     )  # all sets', in every round
 
 
+class _Breaks(clock.Timer):
+    """Of ours, one that breaks while it is timed: in its trials, or after them."""
+
+    where = ""
+
+    def cold(self) -> float:
+        self._unless("cold")
+        return super().cold()
+
+    def warm(self) -> float | None:
+        self._unless("warm")
+        return super().warm()
+
+    def _unless(self, place: str) -> None:
+        if self.where == place and isinstance(self.calls[0], functools.partial):  # the copy's is a function
+            raise RuntimeError("no room")
+
+
+@pytest.mark.parametrize("where", ["cold", "warm"])
+def test_a_contender_that_breaks_after_it_was_made_ready_is_a_row(
+    where: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "Timer", _Breaks)
+    monkeypatch.setattr(_Breaks, "where", where)
+    (cell,) = bench.run(ops=["silu_mul"], implementations=["torch"], device="cpu").cells
+    times = {t.name: t for t in cell.times}
+    assert (times["torch"].trials, times["torch"].skipped) == ([], "RuntimeError: no room")
+    assert times["copy"].seconds and (cell.noise is None) == (where == "cold")
+
+
+def test_a_cell_that_cannot_be_made_does_not_end_the_others(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rotated = runner.rotated
+
+    def full(plan: Any, op: Primitive, case: Case) -> Any:
+        if op.name == "silu_mul":
+            raise MemoryError("of 2 GiB")
+        return rotated(plan, op, case)
+
+    monkeypatch.setattr(runner, "rotated", full)
+    lost, timed = bench.run(ops=["silu_mul", "softmax"], implementations=["torch"], device="cpu").cells
+    (torchs,) = lost.times
+    assert torchs.skipped == "its cell failed: MemoryError: of 2 GiB" and lost.untrusted == [
+        "it failed: MemoryError: of 2 GiB"
+    ]
+    assert lost.bytes > 0 and timed.times[0].seconds
+    found = bench.Benchmark(**(dict(bench.run(ops=["softmax"], device="cpu")) | {"cells": [lost, timed]}))
+    assert document.parse(json.loads(document.dumps(found)), "it").cells[0] == lost and report.markdown(found)
+
+
+def test_an_implementation_that_serves_nothing_here_is_refused() -> None:
+    with pytest.raises(FerrymanError, match="cuda serves none of silu_mul on cpu; required: one of definition, torch"):
+        bench.run(ops=["silu_mul"], implementations=["cuda"], device="cpu")
+
+
+def test_a_cpu_is_known_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = tmp_path / "cpuinfo"
+    facts.write_text("processor\t: 0\nmodel name\t: A CPU of 3 GHz\n")
+    monkeypatch.setattr(results, "Path", lambda path: facts if path == "/proc/cpuinfo" else Path(path))
+    for there, told in ((True, "A CPU of 3 GHz"), (False, platform.processor() or platform.machine())):
+        if not there:
+            facts.unlink()
+        results._processor.cache_clear()
+        here = results.environment(CPU, runner.select.profile_for(CPU), 0, "small")
+        assert here.device_name == told
+    results._processor.cache_clear()
+
+
 def test_every_op_has_inputs_and_a_backward_gets_its_forwards(quick: None) -> None:
     for op in registry.primitives().values():
         (case,) = grid.cases(op, "small", CPU)
@@ -156,6 +226,14 @@ def test_a_peer_that_is_near_is_right_and_one_that_is_off_is_not() -> None:
     assert peers.wrong(SILU, (gate, up), (torch.nn.functional.silu(gate) * up,)) is None  # rounded twice
     for result in (exact.bfloat16() * 1.01, torch.full_like(gate, float("nan")), exact.bfloat16().roll(1, 0), None):
         assert peers.wrong(SILU, (gate, up), (result,)) is not None
+
+
+def test_float16_that_is_nearly_subnormal_is_judged_by_what_it_can_hold() -> None:
+    """Gradients over a vocabulary: their last rounding is absolute, and more than an eps of their size."""
+    gate, up = torch.full((64, 128), 4.0).half(), (torch.randn(64, 128) * 3e-6).half()
+    exact = torch.nn.functional.silu(gate.double()) * up.double()
+    assert peers.wrong(SILU, (gate, up), exact.half()) is None
+    assert peers.wrong(SILU, (gate, up), exact.half() * 1.1) is not None
 
 
 def test_bad_names_and_folders(tmp_path: Path) -> None:
@@ -304,6 +382,46 @@ def test_a_regression_is_confirmed_by_a_fresh_run_or_it_is_none() -> None:
     assert verdict(before, slowed(0.9), slowed(2.0)).verdict == "faster"  # nothing to confirm: nothing is timed again
 
 
+def test_a_copy_or_a_peer_that_is_slower_is_shown_and_fails_nothing() -> None:
+    def of(name: str, role: str, by: float) -> dict[str, Any]:
+        return {"name": name, "role": role, "trials": [t * by for t in STILL]}
+
+    def cell(by: float) -> Benchmark:
+        return listing([of("triton", "implementation", 1.0), of("cudnn", "peer", by), of("copy", "reference", by)])
+
+    def again(only: Any) -> Benchmark:
+        raise AssertionError("nothing of ours is slower")
+
+    found = compare(cell(1.0), cell(2.0), again)
+    assert {c.name: (c.role, c.verdict) for c in found} == {
+        "triton": ("implementation", "same"), "cudnn": ("peer", "peer slower"), "copy": ("reference", "device slower"),
+    }  # fmt: skip
+    assert not regressed(found)
+
+
+def test_a_fresh_run_acquits_only_by_a_time() -> None:
+    before, slow = made({"triton": STILL}), slowed(1.2)
+    gone = listing([{"name": "triton", "role": "implementation", "skipped": "RuntimeError: died"}])
+    found = verdict(before, slow, gone)
+    assert (found.verdict, found.reason) == ("no longer timed", "RuntimeError: died") and regressed([found])
+    found = verdict(before, slow, made({"triton": STILL}))
+    assert found.verdict == "not confirmed"
+    hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: heat"])
+    found = verdict(before, slow, hot)
+    assert (found.verdict, found.reason) == ("untrusted", "clocks were lowered: heat") and not regressed([found])
+    assert verdict(before, slow, made({"triton": STILL}, noise=0.5)).verdict == "too noisy"
+    (found,) = compare(before, slow, lambda only: listing([]))
+    assert found.verdict == "no longer timed" and regressed([found])
+
+
+def test_times_that_are_too_noisy_to_be_told_apart_are_not_the_same() -> None:
+    for old, new in ((0.21, 0.0), (0.0, 1e9)):
+        found = verdict(made({"triton": STILL}, noise=old), made({"triton": STILL}, noise=new))
+        assert found.verdict == "too noisy" and "required: at most 20%" in str(found.reason)
+    assert verdict(made({"triton": STILL}, noise=0.2), made({"triton": STILL}, noise=0.2)).verdict == "same"
+    assert verdict(made({"triton": STILL}), made({"triton": [1e-5, 1e-5, 1.5e-5]})).verdict == "too noisy"
+
+
 def test_untrusted_times_make_no_verdict() -> None:
     hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: hardware thermal slowdown"])
     assert verdict(made({"triton": STILL}), hot).verdict == "untrusted"
@@ -409,6 +527,7 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
         "copy" in done.out and "no roofline" in done.out and out.with_suffix(".md").read_text().count("silu_mul") >= 2
     )
     raw = json.loads(out.read_text())
+    case = raw["cells"][0]["case"]
     for cell in raw["cells"]:
         for times in cell["times"]:
             times["trials"] = [t / 50 for t in times["trials"]]
@@ -416,9 +535,10 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
     fast.write_text(json.dumps(raw))
     arguments = ("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu", "--compare")
     done = ferryman(*arguments, str(fast))
-    assert done.code == 1 and "slower" in done.out and "2 of 2 slower, confirmed" in done.out
+    assert done.code == 1 and "slower" in done.out and "1 of 1 of ours slower, confirmed" in done.out
     done = ferryman(*arguments, str(fast), "--json")
     assert done.code == 1 and json.loads(done.out)["cells"] and done.err.count(" times what it took before") == 2
+    assert f"silu_mul {case}: torch takes " in done.err and "the device was slower: the copy takes " in done.err
     done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--json")
     assert done.code == 0 and json.loads(done.out)["kind"] == "ferryman-benchmark"
     # of another implementation: what was timed is written all the same
@@ -459,6 +579,8 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
     same.write_text(document.dumps(here.model_copy(update={"environment": facts})))
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
+    for name in ("run.md", "run-key.svg"):
+        (tmp_path / name).write_text(same.read_text())
     for given, told in (
         (["--compare", str(other)], "of another device"),
         (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
@@ -466,12 +588,29 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
         (["--out", str(tmp_path / "c.md")], "--out is "), (["--out", str(tmp_path / "c.SVG")], "--out is "),
         (["--out", str(tmp_path / "file" / "x.json")], "cannot be written"),
         (["--out", str(same), "--compare", str(same)], "required: another file than --compare"),
+        (["--out", str(tmp_path / "run.json"), "--compare", str(tmp_path / "run.md")], "required: another file than"),
+        (["--out", str(tmp_path / "run.x"), "--compare", str(tmp_path / "run-key.svg")], "required: another file than"),
+        (["--compare", str(tmp_path / "pipe")], "is no regular file; required: a benchmark document"),
         (["--out", str(tmp_path / "pipe")], "it is no regular file"), (["--out", "/"], "required: a file's name"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),
     ):  # fmt: skip
         done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", *given)
         assert done.code == 2 and told in done.err and "Traceback" not in done.err, (given, done.err)
-    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "same.json", "file", "pipe"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "other.json", "same.json", "file", "pipe", "run.md", "run-key.svg",
+    }  # fmt: skip
+
+
+def test_a_table_that_cannot_be_written_was_printed(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(documents, "write_whole", full)
+    for more in ((), ("--json",)):
+        done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--out", str(tmp_path / "x.json"), *more)
+        assert done.code == 2 and "No space left" in done.err and "copy" in done.out, more
 
 
 def test_a_documents_contenders_stand_once_and_its_noise_is_a_number(tmp_path: Path) -> None:

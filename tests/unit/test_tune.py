@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -13,20 +14,21 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import torch
 
 import ferryman
 from ferryman import ops
-from ferryman.cli import calls, doctor
+from ferryman.cli import calls, doctor, output
 from ferryman.cli import tune as cli_tune
 from ferryman.device_profiles import detect
 from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, registry, select, state, whole_file
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import clock, runner
-from ferryman.porting.tune import tuner, worker
+from ferryman.porting.bench import clock, grid, runner
+from ferryman.porting.tune import right, tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
 
@@ -62,6 +64,43 @@ def test_the_fastest_that_is_right_is_written_and_the_others_with_their_reasons(
     # the file holds them under the keys that dispatch looks up
     document = lockfile_document.load(path)
     assert len(document.choices["silu_mul"]) == 2 and lockfile_document.differing(document, CPU) == []
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on the timed inputs", "where the definition fails, too"])
+def test_a_default_that_is_wrong_is_not_what_the_others_are_judged_by(
+    where: str, planted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = registry.launcher
+
+    def spoiled(line: Implementation) -> Any:
+        right_one = launcher(line)
+        if line.name != "torch":
+            return right_one
+        return lambda gate, *rest: (
+            right_one(gate, *rest) * (1.5 if where == "everywhere" or len(gate) != standard else 1)
+        )
+
+    monkeypatch.setattr(registry, "launcher", spoiled)
+    first, case = tune_planted.cases(SILU, "small", torch.device("cpu"))
+    standard = first.args["gate"].shape[0]
+    assert case.args["gate"].shape[0] != standard
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch", "definition"), (), 0)
+    right.standard("silu_mul", torch.float32, 0, torch.device("cpu"))
+    op = SILU if where != "where the definition fails, too" else dataclasses.replace(SILU, body=_no_memory)
+    found = worker.measure(plan, op, case, ["torch", "definition"], {}, lambda name: None)
+    if op is SILU:
+        assert list(found["trials"]) == ["definition"] and list(found["errors"]) == ["torch"]
+        assert "relative root mean square" in found["errors"]["torch"]
+        alone = worker.measure(plan, op, case, ["torch"], {}, lambda name: None)
+        # one that agrees with itself alone: only where the standard case tells
+        assert list(alone["trials"]) == ([] if where == "everywhere" else ["torch"])
+    else:
+        assert found["trials"] == {} and len(found["errors"]) == 2
+        assert all("is not known: the definition gives MemoryError: too large" in e for e in found["errors"].values())
+
+
+def _no_memory(*args: Any) -> Any:
+    raise MemoryError("too large")
 
 
 def test_one_that_was_killed_once_is_not_to_blame(
@@ -130,6 +169,8 @@ def test_candidates_of_other_kernels_are_not_joined() -> None:
     many = [{"implementation": "torch", "configuration": {"name": f"c{i}"}, "seconds": 1e-5} for i in range(64)]
     crowd = _entry(candidates=[*many[1:], {"implementation": "torch", "seconds": 1e-6}])
     assert len(lockfile_entry.joined(crowd, new, ()).candidates) == 64
+    for other in ({"case": "512x64 float32"}, {"bytes": 1e6}):  # of another size of the region
+        assert lockfile_entry.joined(old, _entry(seconds=2e-6, **other), ()) == _entry(seconds=2e-6, **other)
     near = lockfile_entry.joined(_entry(implementation="slow", seconds=1.995e-6), new, ("torch", "slow"))
     assert near.implementation == "torch"  # within the noise: by preference
 
@@ -203,7 +244,8 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
     by = [line.split() for line in notes.read_text().splitlines()]
     pids = list(dict.fromkeys(pid for pid, _ in by))
     ahead = {pid: [size for p, size in by if p == pid] for pid in pids[:2]}
-    assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [1, 1] and len({s for [s] in ahead.values()}) == 2
+    assert len(pids) >= 3 and sorted(map(len, ahead.values())) == [2, 2]  # the standard case, and the cell's
+    assert len({sizes[-1] for sizes in ahead.values()}) == 2
     assert all(one.entry is not None for one in found)
     # one that hangs costs the limit, one that crashes its process; the measurement records them
     monkeypatch.setattr(tuner, "AHEAD_SECONDS", 8.0)
@@ -221,7 +263,9 @@ def test_candidates_run_once_ahead_in_processes_of_their_own(
 
 def test_where_nothing_runs_nothing_is_written(planted: None, tmp_path: Path) -> None:
     found = tune(tmp_path / "lock.json", "raises")
-    assert all(o.entry is None and o.result.startswith("no candidate ran: raises: RuntimeError") for o in found)
+    assert all(
+        o.entry is None and o.result.startswith("no candidate ran and was right: raises: RuntimeError") for o in found
+    )
     assert not (tmp_path / "lock.json").exists()
 
 
@@ -304,6 +348,132 @@ def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
     found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
     assert found.entry is None and "hardware thermal slowdown" in found.result
     assert not (tmp_path / "lock.json").exists()
+
+
+DYING = """
+import json, os, sys
+json.loads(sys.stdin.readline())
+print('{{"start": "torch"}}', flush=True)
+{}
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(("how", "told"), [
+    (r"os.write(2, b'\xff\xfe a crash')", "ended with code 9: \ufffd\ufffd a crash"),
+    (r"os.write(1, b'{\"start\": nu')", "ended with code 9: it said nothing"),
+    (r"os.write(1, b'\xff\xfe\n')", "ended with code 9: it said nothing"),
+])  # fmt: skip
+def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, told: str, tmp_path: Path) -> None:
+    cell = tuner._Cell(SILU, "x", ["torch"])
+    written: list[Any] = []
+    for _ in range(tuner.DEATHS):
+        assert tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append) == 0
+    assert told in cell.errors["torch"] and written == []
+    for _ in range(tuner.DEATHS):  # at one that it was told to leave out: no end, else
+        done = tuner._session({}, [cell], 60.0, [sys.executable, "-c", DYING.format(how)], written.append)
+    assert done == 1 and told in written[0]["lost"]
+
+
+def test_what_a_worker_says_is_not_written_as_it_is(planted: None, tmp_path: Path) -> None:
+    case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0].name
+    cell = {"op": "silu_mul", "case": case, "dtype": "float32", "key": REGION, "noise": 0.0, "bytes": 1.0,
+            "flops": 1.0, "trials": {"torch": [1e-3], "slow": [1e-12], "noted": [float("nan")], "late": []},
+            "errors": {"wrong": "off \udcff\x1b[31m"}, "untrusted": []}  # fmt: skip
+    says = f"import sys, json; sys.stdin.readline(); print(json.dumps(dict(cell=json.loads({json.dumps(cell)!r}))))"
+    found = tune(tmp_path / "lock.json", "torch", "slow", "noted", "wrong", command=[sys.executable, "-c", says])
+    entry = found[0].entry
+    assert entry is not None and entry.times == {"torch": 1e-3}
+    errors = {c.implementation: c.error for c in entry.candidates if c.error is not None}
+    assert errors == {
+        "slow": "its time is 1e-12 s; required: 1e-09 to 1e+06", "noted": "its time is nan s; required: 1e-09 to 1e+06",
+        "wrong": "off \ufffd\ufffd[31m",
+    }  # fmt: skip
+    assert lockfile_document.load(tmp_path / "lock.json").choices["silu_mul"]
+
+
+def test_a_worker_that_dies_once_outside_any_candidate_is_tried_again(planted: None, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    dies = f"""
+import os, pathlib, runpy, sys
+if not os.path.exists({str(mark)!r}):
+    pathlib.Path({str(mark)!r}).touch()
+    sys.stdin.readline()
+    print('{{"start": null}}', flush=True)
+    os.kill(os.getpid(), 9)
+sys.path.insert(0, {str(Path(tune_planted.__file__).parents[2])!r})
+sys.argv = [{WORKER[1]!r}]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    found = tune(tmp_path / "lock.json", "torch", command=[sys.executable, "-c", dies])
+    assert mark.exists() and [o.result for o in found] == ["written"] * 2
+
+
+def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
+    planted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setitem(tune_planted.KERNELS, "late", _tires())
+    tune_planted.plant(monkeypatch.setattr)
+    case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0]
+    plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("late", "torch"), (), 0)
+    monkeypatch.setattr(runner, "promising", lambda racing, starting: racing)
+    found = worker.measure(plan, SILU, case, ["late", "torch"], {}, lambda name: None)
+    assert found["errors"] == {"late": "RuntimeError: tired"} and len(found["trials"]["torch"]) == runner.TRIALS
+    assert not found["trials"]["late"] and not found["untrusted"]
+
+
+def _tires() -> Any:
+    left = [12]
+
+    def kernel(gate: torch.Tensor, up: torch.Tensor, *_: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("tired")
+        return torch.nn.functional.silu(gate) * up
+
+    return kernel
+
+
+def test_a_choice_in_too_much_noise_is_not_written(tmp_path: Path) -> None:
+    cell = {"op": "silu_mul", "case": "x", "dtype": "float32", "key": REGION, "noise": 3.0, "bytes": 1.0, "flops": 1.0,
+            "trials": {"torch": [1e-3], "definition": [1e-5]}, "errors": {}, "untrusted": []}  # fmt: skip
+    found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch", "definition"])
+    assert (found.entry, found.result) == (None, "not written: the noise is 300%; required: at most 20%")
+    found = tuner._written(tmp_path / "lock.json", CPU, cell | {"noise": 0.2}, ["torch", "definition"])
+    assert found.entry is not None and found.entry.implementation == "definition"
+
+
+def test_an_entry_under_a_moved_region_is_measured_again(planted: None, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    first, second = (o.entry for o in tune(path, "torch"))
+    assert first is not None and second is not None
+    raw = json.loads(path.read_text())
+    entries = raw["choices"]["silu_mul"]
+    region = next(r for r, e in entries.items() if e["case"] == first.case)
+    moved = region.replace("gate=float32[2^", "gate=float32[2^1")  # a width or rows that the case has not
+    entries[moved] = entries.pop(region)
+    path.write_text(json.dumps(raw))
+    found = tune(path, "torch")
+    assert sorted((o.case, o.result) for o in found) == sorted(
+        (e.case.split(" ")[0], "written" if e is first else "kept") for e in (first, second)
+    )
+    assert region in lockfile_document.load(path).choices["silu_mul"]
+
+
+def test_regions_are_known_before_the_measurement() -> None:
+    """On meta tensors as on inputs, and as the packages' lockfiles have them."""
+    held = {
+        (path.name.split(".")[0], op, entry.case): region
+        for path in (Path(ferryman.__file__).parent / "device_profiles" / "data").glob("*.lock.json")
+        for op, entries in lockfile_document.load(path).choices.items() for region, entry in entries.items()
+    }  # fmt: skip
+    for op in registry.primitives().values():
+        case = (grid.forward_of(op) or op).cases()[0]
+        here = grid.inputs(op, case, torch.float32, 0, torch.device("cpu"))
+        assert lockfile.region(op, grid.on_meta(op, case, torch.float32)) == lockfile.region(op, here), op.name
+        for case in grid.cases(op, "full", torch.device("cuda")):
+            region = lockfile.region(op, grid.on_meta(op, case, torch.bfloat16))
+            assert held.get(("h200", op.name, f"{case.name} bfloat16"), region) == region
 
 
 @pytest.mark.parametrize("moving", [0, 2, 9])
@@ -434,6 +604,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "a time that is text": ({"seconds": "0.5"}, "seconds"),
     "a time that is a flag": ({"seconds": True}, "seconds"),
     "a time that no call takes": ({"seconds": 5e-324}, "seconds: Input should be greater than or equal to"),
+    "noise that any choice lies within": ({"noise": 3.0}, "noise: Input should be less than or equal to 0.2"),
     "work without end": ({"bytes": 1e308}, "bytes: Input should be less than or equal to"),
     "nothing that was timed": ({"candidates": []}, "no candidates; required: the times of what was measured"),
     "the slower of two": (
@@ -473,6 +644,7 @@ def test_a_hand_edited_entry_is_told_and_not_obeyed(what: str, tmp_path: Path) -
         (REGION.replace("float32", "banana"), {}, "no call of silu_mul has the region"),
         (REGION, {"configuration": {"name": "wide"}}, "no configuration"),
         (REGION, {"implementation": "cuda"}, "cuda does not serve cpu devices"),
+        (REGION, {"case": "other bfloat16"}, "its case 'other bfloat16' is of another dtype than its region"),
     ],
 )
 def test_an_entry_that_no_call_can_meet_does_not_hold(region: str, edit: Any, why: str, tmp_path: Path) -> None:
@@ -505,8 +677,9 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
 def test_what_is_no_file_or_of_no_kind_is_told(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
-    with pytest.raises(LockfileError, match="it is no regular file"):
+    with pytest.raises(LockfileError, match="it is no regular file") as caught:
         lockfile_document.load(tmp_path / "pipe")
+    assert str(caught.value).count("cannot be read") == 1
     path = tmp_path / "lock.json"
     for text, told in (('{"version": 3}', "has kind None, version 3; required: "), ("[]", "holds a list; required: ")):
         path.write_text(text)
@@ -544,6 +717,21 @@ def test_a_path_that_cannot_be_written_is_told_before_the_work(where: str, tmp_p
         tune(path, "torch", command=["/nonexistent"])
     with pytest.raises(LockfileError, match="cannot be written"):
         lockfile_document.record(path, CPU, {})
+
+
+def test_a_lock_that_is_held_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockfile_document, "_LOCK_SECONDS", 0.1)
+    path = tmp_path / "lock.json"
+    with filelock.FileLock(f"{path}.lock"), pytest.raises(LockfileError, match="another process has held .* or end it"):
+        lockfile_document.record(path, CPU, {})
+
+
+def test_a_path_that_stdout_cannot_print_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", told)
+    output.say("/ü/\udcff.json: set")
+    told.flush()
+    assert told.buffer.getvalue() == b"/\\xfc/\\udcff.json: set\n"  # type: ignore[attr-defined]
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

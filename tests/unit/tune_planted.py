@@ -19,7 +19,8 @@ from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, grid
-from ferryman.porting.cases import forward_of
+from ferryman.porting.cases import cases_of, forward_of
+from ferryman.porting.tune import right
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
 LINES = {name: Implementation("silu_mul", name, "nowhere:none") for name in NAMES}
@@ -104,6 +105,7 @@ def plant(put: Callable[[Any, str, Any], None]) -> None:
     put(registry, "backends", lambda: {**backends, **dict.fromkeys(NAMES, backends["torch"])})
     put(registry, "probe", lambda name, vendor: () if name in NAMES else probe(name, vendor))
     put(grid, "cases", cases)
+    put(right, "standard_case", lambda op: cases_of(op)[0])
     put(clock, "CPU_SECONDS", 1e-3)
 
 

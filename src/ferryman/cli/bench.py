@@ -22,7 +22,6 @@ from ferryman.porting.process import placed
 from ferryman.porting.report import bench as report
 from ferryman.porting.report import plots
 
-_SHOWN = ("slower", "no longer timed", "not confirmed", "faster", "untrusted", "only before", "only now")
 _RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in ("spread", "GB/s", "TFLOP/s"))
 
 
@@ -59,8 +58,9 @@ def bench(
     where, kind, names = place(device, "bench"), calls.dtype_of(dtype), _peer_names(peers)
     if out is not None:
         _require_out(out)
-        if compare is not None and out.resolve() == compare.resolve():
-            raise ArgumentError("bench", "--out", out, "another file than --compare, which a next run is compared with")
+        if compare is not None and _writes(out, compare.resolve()):
+            required = "another file than --compare, which neither it nor the Markdown and plots beside it replace"
+            raise ArgumentError("bench", "--out", out, required)
     if before is not None:
         here = placed(where)
         cells = {(one.name, case.name, dtype_name(kind)) for one, case in benchmark.cells_of(op, grid, here)}
@@ -74,12 +74,12 @@ def bench(
             )  # fmt: skip
 
     document = timed(None)
-    if out is not None:
-        _write(out, document)  # before comparing, which may refuse
-    if as_json:
+    if as_json:  # before writing, which may fail
         output.say(benchmark.dumps(document))
     else:
         _print(document)
+    if out is not None:
+        _write(out, document)  # before comparing, which may refuse
     if before is None:
         return
     changes = benchmark.compare(before, document, timed, implementation or ())
@@ -111,6 +111,12 @@ def _require_out(path: Path) -> None:
         documents.require_writable(written)
 
 
+def _writes(path: Path, other: Path) -> bool:
+    """Whether `_write` replaces another file."""
+    plot = other.suffix == ".svg" and other.name.startswith(f"{path.stem}-") and other.parent == path.parent.resolve()
+    return plot or other in (path.resolve(), path.with_suffix(".md").resolve())
+
+
 def _write(path: Path, document: benchmark.Benchmark) -> None:
     documents.write(path, benchmark.dumps(document))
     documents.write(path.with_suffix(".md"), report.markdown(document))
@@ -134,20 +140,21 @@ def _tell_beside(text: str) -> None:
 
 def _print_changes(changes: Sequence[Change], against: Path | None, err: bool) -> None:
     """err: to stderr, beside a document on stdout; then what was shown as a table is left out."""
-    told = [c for c in changes if c.verdict in _SHOWN]
+    told = [c for c in changes if c.verdict != "same"]
     tell = _tell_beside if err else output.say
     if told and not err:
         output.say()
         headers = ("op", "case", "contender", "verdict", "now / before", "noise", "confirmed")
         output.table(headers, report.change_rows(told))
-    gone = [c for c in changes if c.verdict == "no longer timed"]
-    for c in gone:
-        tell(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
     for c in changes:
-        if err and c.verdict == "slower" and c.ratio is not None:
+        if c.verdict == "no longer timed":
+            tell(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")
+        elif c.reason is not None:
+            tell(f"{c.op} {c.case}: {c.name} has no verdict, {c.verdict}: {c.reason}")
+        elif c.verdict == "device slower":
+            tell(f"{c.op} {c.case}: the device was slower: the copy takes {c.ratio:.2f} times what it took before")
+        elif err and c.verdict == "slower":
             tell(f"{c.op} {c.case}: {c.name} takes {c.ratio:.2f} times what it took before")
-    slower = sum(c.verdict == "slower" for c in changes)
-    tell(
-        f"against {against}: {slower} of {len(changes)} slower, confirmed"
-        + (f"; {len(gone)} no longer timed" if gone else "")
-    )
+    ours = [c.verdict for c in changes if c.role == "implementation"]
+    others = (f"; {ours.count(v)} {v}" for v in ("no longer timed", "too noisy", "untrusted") if v in ours)
+    tell(f"against {against}: {ours.count('slower')} of {len(ours)} of ours slower, confirmed{''.join(others)}")

@@ -16,8 +16,11 @@ STYLES = {
 
 
 def say(text: str = "") -> None:
-    """A line on stdout, as it is."""
-    sys.stdout.write(text + "\n")
+    """A line on stdout, as it is; what stdout's encoding lacks is escaped."""
+    try:
+        sys.stdout.write(text + "\n")
+    except UnicodeEncodeError:  # a path that is not UTF-8, a terminal that is ASCII
+        sys.stdout.write(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding) + "\n")
 
 
 def json_document(document: Any) -> None:

@@ -15,7 +15,7 @@ from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select
 from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench.grid import cases, grid_of
+from ferryman.porting.bench.grid import cases, grid_of, on_meta
 from ferryman.porting.process import placed
 from ferryman.porting.tune.tuner import SILENCE_SECONDS, known_implementations
 from ferryman.porting.tune.worker import candidates
@@ -122,7 +122,7 @@ def _predict(
     for name in dtypes:
         for op in [registry.primitive(name) for name in ops] if ops else registry.primitives().values():
             for case in cases(op, size, kind):
-                args = calls.of_case(op, case, calls.dtype_of(name))
+                args = on_meta(op, case, calls.dtype_of(name))
                 for number, one in enumerate(candidates(op, args, profile, implementations), 1):
                     seconds = "" if one.seconds is None else f"{one.seconds * 1e6:.1f}"
                     rows.append((op.name, case.name, name, str(number), one.implementation, one.configuration, seconds))
@@ -143,7 +143,7 @@ def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes
     holding = 0 if held.differing else held.entries - len(held.stale)
     size = grid_of(grid)
     shapes = [
-        (op, calls.of_case(op, case, calls.dtype_of(name)))
+        (op, on_meta(op, case, calls.dtype_of(name)))
         for name in dtypes for op in registry.primitives().values() for case in cases(op, size, device)
     ]  # fmt: skip
     known = [one for one in tuning.covered(path, profile, shapes) if one.measured or one.predicted]

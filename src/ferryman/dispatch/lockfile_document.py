@@ -110,12 +110,12 @@ def load(path: Path) -> Lockfile:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
-            raise LockfileError(
-                f"{path} cannot be read as JSON: it is no regular file. Name another, or unset the setting"
-            )
+            raise LockfileError(f"{path} cannot be read: it is no regular file. Name another, or unset the setting")
         if found.st_size > _MAX_BYTES:
             raise LockfileError(f"{path} is {found.st_size} bytes; required: at most {_MAX_BYTES}")
         raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except LockfileError:  # which is a ValueError
+        raise
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, a number without end
         raise LockfileError(f"{path} cannot be read as JSON: {error}. Write it again, or unset the setting") from error
     required = f"required: a ferryman-lockfile of version {VERSION}"
@@ -174,7 +174,8 @@ def _locked(path: Path, work: Callable[[Path], None]) -> None:
         with filelock.FileLock(f"{real}.lock", timeout=_LOCK_SECONDS):
             work(real)
     except filelock.Timeout as error:
-        raise LockfileError(f"{path} stays locked by another process: remove {real}.lock if none runs") from error
+        why = f"another process has held {real}.lock for {_LOCK_SECONDS:.0f} s"
+        raise LockfileError(f"{path} stays locked: {why}. Wait for it, or end it") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         raise LockfileError(f"{path} cannot be written: {error}. Name another file") from error
 
@@ -241,6 +242,9 @@ def stale(op: str, entry: Entry, region: str, vendor: str | None = None) -> str 
         )
     if not _describes(region, op):
         return f"no call of {op} has the region {region[:80]!r}"
+    dtype = entry.case.rpartition(" ")[2]
+    if isinstance(getattr(torch, dtype, None), torch.dtype) and f"={dtype}[" not in region:
+        return f"its case {entry.case!r} is of another dtype than its region {region[:80]!r}"
     return None if entry.kernels == digest(op) else "its kernels changed since it was measured"
 
 

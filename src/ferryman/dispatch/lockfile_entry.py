@@ -15,11 +15,13 @@ from ferryman.ops.clauses import REQUIRED
 from ferryman.ops.primitive import IDENTIFIER
 
 LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
+MOST_NOISE = 0.2  # of a measurement that says anything: above, any choice would be "within its noise"
+LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
 _UNWRITTEN = 1e-9  # relative: what a float may lose in a file
 _MOST_CANDIDATES = 64
 Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
 _Configuration = dict[Literal["name"], Annotated[str, Field(min_length=1, max_length=200)]]
-_Seconds = Annotated[float, Field(ge=1e-9, le=1e6, strict=True)]
+_Seconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MOST_SECONDS, strict=True)]
 _Amount = Annotated[float, Field(ge=0, le=1e24, strict=True)]
 
 
@@ -63,7 +65,7 @@ class Entry(_Way):
     """
 
     seconds: _Seconds
-    noise: _Amount | None = None
+    noise: Annotated[float, Field(ge=0, le=MOST_NOISE, strict=True)] | None = None
     kernels: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     bytes: _Amount | None = None
     flops: _Amount | None = None
@@ -114,13 +116,15 @@ def best(times: Mapping[str, float], noise: float) -> str:
 
 
 def joined(old: Entry, new: Entry, preference: Sequence[str]) -> Entry:
-    """``new`` with the candidates of ``old`` that were not measured again, and the choice among all of them.
+    """``new`` with the candidates of ``old`` that were not measured again on the same case, and the choice among all.
 
     preference: implementations; the first of those that the noise does not tell apart is chosen.
     """
     fresh = {c.label for c in new.candidates}
     kept = [c for c in old.candidates if c.label not in fresh]
     if not kept or not new.candidates or old.kernels != new.kernels:
+        return new
+    if (old.case, old.bytes) != (new.case, new.bytes):  # times of two sizes are not compared
         return new
     kept.sort(key=lambda c: float("inf") if c.seconds is None else c.seconds)
     candidates = [*new.candidates, *kept][:_MOST_CANDIDATES]

@@ -33,6 +33,13 @@ def placed(device: torch.device | str | None) -> torch.device:
     return place
 
 
+def failure(error: Exception, device: torch.device) -> str:
+    """What a contender's error says, in a line. Raises where the device was lost to it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+
 def device_lost(device: torch.device) -> str | None:
     """After an illegal access a CUDA context serves nothing more; what follows is then not judged."""
     if device.type != "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -9,6 +10,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -289,7 +291,7 @@ def environment(device: torch.device, profile: Any, seed: int, tier: str, second
         versions["cuda"] = torch.version.cuda
     if torch.version.hip:
         versions["hip"] = torch.version.hip
-    name = platform.processor() or platform.machine()
+    name = _processor()
     flags: dict[str, str | bool] = {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -303,6 +305,16 @@ def environment(device: torch.device, profile: Any, seed: int, tier: str, second
         versions=versions, flags=flags, platform=platform.platform(), seed=seed, tier=tier, seconds=seconds,
         time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    """The CPU's model; where the system does not say, its architecture, which machines share."""
+    with contextlib.suppress(OSError):
+        said = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^model name\s*:\s*(\S.*)$", said, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _reduced(kind: str) -> str:

@@ -1,18 +1,21 @@
-"""A benchmark against an earlier one: a regression is a time that is longer by more than both runs' noise, twice."""
+"""A benchmark against an earlier one: a regression is a time of ours, longer by more than both runs' noise, twice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from ferryman.dispatch.lockfile_entry import MOST_NOISE
 from ferryman.errors import ResultError
-from ferryman.porting.bench.document import Benchmark, Cell, Times
+from ferryman.porting.bench.document import Benchmark, Cell, Role, Times
 from ferryman.porting.results import Environment
 
 Verdict = Literal[
-    "slower", "no longer timed", "not confirmed", "faster", "same", "untrusted", "only before", "only now"
+    "slower", "peer slower", "device slower", "no longer timed", "not confirmed", "faster", "same", "untrusted",
+    "too noisy", "only before", "only now",
 ]  # fmt: skip
+_SLOWER: dict[Role, Verdict] = {"implementation": "slower", "peer": "peer slower", "reference": "device slower"}
 LEAST_NOISE = 0.01  # clocks and neighbours move by as much between processes, however still one process is
 Again = Callable[[frozenset[tuple[str, str]]], Benchmark]
 
@@ -21,13 +24,15 @@ Again = Callable[[frozenset[tuple[str, str]]], Benchmark]
 class Change:
     """One contender on one cell. ``ratio``: time now over before. ``noise``: what it had to exceed, as a fraction.
 
-    ``reason``: why one of our implementations, which was timed before, is no longer timed.
+    Ours alone are "slower"; the copy tells of the device. ``reason``: why one of our implementations, which was timed
+    before, is no longer timed, or why there is no verdict.
     """
 
     op: str
     case: str
     dtype: str
     name: str
+    role: Role
     verdict: Verdict
     ratio: float | None = None
     noise: float | None = None
@@ -115,9 +120,10 @@ def _changes(before: Benchmark, now: Benchmark, asked: Collection[str]) -> list[
             expected = times.name in asked if asked else times.name != "definition"  # which is timed where asked for
             ours = times.role == "implementation" and times.seconds is not None
             if key in old and ours and expected and cell.key in cells:
-                made.append(Change(*key, "no longer timed", reason=f"{cell.op} has no implementation of this name"))
+                why = f"{cell.op} has no implementation of this name"
+                made.append(Change(*key, times.role, "no longer timed", reason=why))
             elif times.trials:
-                made.append(Change(*key, "only now" if key in new else "only before"))
+                made.append(Change(*key, times.role, "only now" if key in new else "only before"))
             continue
         made += _change(key, *old[key], *new[key])
     return made
@@ -130,14 +136,17 @@ def _change(
         if old.seconds is None and new.seconds is None:
             return []
         if new.seconds is None and old.role == "implementation":
-            return [Change(*key, "no longer timed", reason=new.skipped or "no reason was given")]
-        return [Change(*key, "only before" if new.seconds is None else "only now")]
-    ratio = new.seconds / old.seconds
-    noise = _noise(old_cell, old) + _noise(new_cell, new)
-    verdict: Verdict = "slower" if ratio > 1 + noise else "faster" if ratio < 1 / (1 + noise) else "same"
-    if verdict != "same" and (old_cell.untrusted or new_cell.untrusted):
-        verdict = "untrusted"
-    return [Change(*key, verdict, ratio, noise)]
+            return [Change(*key, new.role, "no longer timed", reason=new.skipped or "no reason was given")]
+        return [Change(*key, new.role, "only before" if new.seconds is None else "only now")]
+    ratio, why = new.seconds / old.seconds, None
+    each = _noise(old_cell, old), _noise(new_cell, new)
+    noise = sum(each)
+    verdict: Verdict = _SLOWER[new.role] if ratio > 1 + noise else "faster" if ratio < 1 / (1 + noise) else "same"
+    if verdict == "same" and max(each) > MOST_NOISE:
+        verdict, why = "too noisy", f"the noise is {max(each):.0%}; required: at most {MOST_NOISE:.0%}"
+    elif verdict != "same" and (told := [*old_cell.untrusted, *new_cell.untrusted]):
+        verdict, why = "untrusted", "; ".join(dict.fromkeys(told))
+    return [Change(*key, new.role, verdict, ratio, noise, reason=why)]
 
 
 def _noise(cell: Cell, times: Times) -> float:
@@ -146,13 +155,15 @@ def _noise(cell: Cell, times: Times) -> float:
 
 
 def _confirmed(change: Change, fresh: Change | None) -> Change:
+    """What the fresh run says of what was slower: only a time that is not longer acquits."""
     if change.verdict != "slower":
         return change
-    verdict: Verdict = "slower" if fresh is not None and fresh.verdict == "slower" else "not confirmed"
-    ratio = None if fresh is None else fresh.ratio
-    return Change(change.op, change.case, change.dtype, change.name, verdict, change.ratio, change.noise, ratio)
+    if fresh is None:
+        return replace(change, verdict="no longer timed", reason="the run that was to confirm it lacks it")
+    verdict: Verdict = "not confirmed" if fresh.verdict in ("same", "faster") else fresh.verdict
+    return replace(change, verdict=verdict, confirmed=fresh.ratio, reason=fresh.reason)
 
 
 def regressed(changes: list[Change]) -> bool:
-    """Whether something is slower, twice, or one of ours is no longer timed."""
+    """Whether one of ours is slower, twice, or no longer timed. A copy or a peer that is slower fails nothing."""
     return any(c.verdict in ("slower", "no longer timed") for c in changes)

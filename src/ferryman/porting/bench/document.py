@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import statistics
 from pathlib import Path
 from typing import Any, Literal
@@ -119,9 +120,11 @@ def load(path: str | Path) -> Benchmark:
     """A benchmark document from a file. Raises ResultError: too large, not JSON, of another version, or damaged."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size > SIZE_LIMIT:
-            raise ResultError(f"{path} is {size} bytes; a benchmark document has at most {SIZE_LIMIT}")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+            raise ResultError(f"{path} is no regular file; required: a benchmark document, as ferryman bench writes it")
+        if found.st_size > SIZE_LIMIT:
+            raise ResultError(f"{path} is {found.st_size} bytes; a benchmark document has at most {SIZE_LIMIT}")
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ResultError(f"{path} cannot be read: {error.strerror}") from error

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from ferryman.errors import UnknownName
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.cases import as_tuple, forward_of, materialise
+from ferryman.porting.fills import DTYPES, Buffer
 from ferryman.porting.timing import standard_case
 
 Grid = Literal["small", "full"]
@@ -102,14 +104,41 @@ def inputs(op: Primitive, case: Case, dtype: torch.dtype, seed: int, device: tor
     values = materialise(case, forward, dtype, seed, device)
     with torch.no_grad():
         outputs = as_tuple(forward.namespace["_resolve"](*values))
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def gradient(like: Tensor) -> Tensor:
+        made = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32).to(like.dtype)
+        return torch.empty_like(like).copy_(made)
+
+    return _backwards(op, forward, values, outputs, gradient)
+
+
+def on_meta(op: Primitive, case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The shapes, dtypes and strides that `inputs` gives, on the meta device."""
+    forward = forward_of(op) or op
+    values = []
+    for parameter in forward.parameters:
+        value = case.args.get(parameter.name, parameter.default)
+        if isinstance(value, TensorSpec):
+            own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
+            value = Buffer.around(torch.empty(value.shape, device="meta"), own, value.layout).tensor
+        values.append(value)
+    if forward is op:
+        return tuple(values)
+    return _backwards(op, forward, values, as_tuple(forward.meta(*values)), torch.empty_like)
+
+
+def _backwards(
+    op: Primitive, forward: Primitive, values: Sequence[Any], outputs: Sequence[Tensor],
+    gradient: Callable[[Tensor], Tensor],
+) -> tuple[Any, ...]:  # fmt: skip
+    """A backward's arguments from its forward's and what that gave; gradients that are optional are absent."""
     given = dict(zip(forward.names, values, strict=True))
     for name, tensor in zip(forward.outputs, outputs, strict=True):
         given[f"out_{name}"] = tensor
         given.setdefault(name, tensor)
-    generator = torch.Generator(device).manual_seed(seed)
     for name, index in forward.gradient_names().items():
-        like = outputs[index]
-        made = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32).to(like.dtype)
-        given[name] = None if op.types.get(name) == "Tensor?" else torch.empty_like(like).copy_(made)
+        made = gradient(outputs[index])  # drawn though it may be left out: the others' values stay
+        given[name] = None if op.types.get(name) == "Tensor?" else made
     given |= {name: True for name in op.names if name.startswith("need_")}
     return tuple(given[name] for name in op.names)

@@ -23,7 +23,7 @@ from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.bench.document import Benchmark, Ceilings, Cell, Method, Role, Times
 from ferryman.porting.cases import as_tuple, forward_of
 from ferryman.porting.fills import dtype_name
-from ferryman.porting.process import placed, quiet
+from ferryman.porting.process import failure, placed, quiet
 from ferryman.porting.timing import standard_case
 
 TRIALS = 3
@@ -99,17 +99,36 @@ def run(
         place, profile, dtype, cells, tuple(implementations or ()),
         tuple(a for a, peer in zip(found, announced, strict=True) if peer.reason is None), seed,
     )  # fmt: skip
+    _require_served(plan)
     with quiet(), _current(place):
         limits = ceilings.measure(place, dtype)
         timed = []
         for number, (op, case) in enumerate(cells):
             advance(number, len(cells), f"{op.name} {case.name}")
-            timed.append(_cell(plan, op, case, limits))
+            try:
+                timed.append(_cell(plan, op, case, limits))
+            except Exception as error:  # noqa: BLE001 - no memory for its inputs, mostly: the other cells are timed
+                timed.append(_not_timed(plan, op, case, failure(error, place)))
             if place.type == "cuda":
                 torch.cuda.empty_cache()
         advance(len(cells), len(cells), "")
     environment = results.environment(place, profile, seed, size, time.monotonic() - start)
     return Benchmark(environment=environment, ceilings=limits, peers=announced, cells=timed)
+
+
+def _require_served(plan: Plan) -> None:
+    """Raises FerrymanError where none of the implementations that are asked for serves the device."""
+    ops = dict.fromkeys(op.name for op, _ in plan.cells)
+    served = {line.name for op in ops for line in _menu(plan, op)}
+    if plan.implementations and served.isdisjoint(plan.implementations):
+        told = f"{', '.join(plan.implementations)} serves none of {', '.join(ops)} on {plan.device}"
+        raise FerrymanError(f"nothing to time: {told}; required: one of {', '.join(sorted(served))}")
+
+
+def _menu(plan: Plan, op: str) -> list[Implementation]:
+    """An op's implementations for the device's vendor, whether asked for or not."""
+    backends = registry.backends()
+    return [x for x in registry.implementations(op) if plan.profile.vendor in backends[x.backend].vendors]
 
 
 def _current(device: torch.device) -> Any:
@@ -145,6 +164,20 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     )  # fmt: skip
 
 
+def _not_timed(plan: Plan, op: Primitive, case: Case, why: str) -> Cell:
+    """A cell that failed as a whole."""
+    args = grid.on_meta(op, case, plan.dtype)
+    cost = op.cost(*args)
+    times = [
+        Times(name=c.name, role=c.role, skipped=c.skipped or f"its cell failed: {why}")
+        for c in implementations(plan, op, args)
+    ]  # fmt: skip
+    return Cell(
+        op=op.name, case=case.name, dtype=dtype_name(plan.dtype), bytes=cost.bytes, flops=cost.flops, sets=0,
+        rotated_bytes=0, times=times, condition=watch(plan.device).condition(), untrusted=[f"it failed: {why}"],
+    )  # fmt: skip
+
+
 def rotated(plan: Plan, op: Primitive, case: Case) -> tuple[list[tuple[Any, ...]], int]:
     """Sets of equal, random inputs that together outgrow the last cache, and the bytes of them all."""
     given = grid.inputs(op, case, plan.dtype, plan.seed, plan.device)
@@ -158,11 +191,9 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
     """
     view = select.View.of(op, args, plan.profile)
     found = []
-    for line in registry.implementations(op.name):
+    for line in _menu(plan, op.name):
         asked = line.name in plan.implementations
         if (plan.implementations and not asked) or (line.backend == "definition" and not asked):
-            continue
-        if plan.profile.vendor not in registry.backends()[line.backend].vendors:
             continue
         why = select.refusals(line, view, plan.profile)
         made = configured(plan, op, line, "" if why else select.configuration_of(op, args, plan.profile, line))
@@ -194,15 +225,11 @@ def _peers(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
         prepare = adapter.ops.get(op.name)
         if prepare is None:
             continue
-        made = Contender(adapter.name, "peer", functools.partial(_prepared, prepare))
+        made = Contender(adapter.name, "peer", functools.partial(lambda prepare, args: prepare(*args), prepare))
         made.public = made.call_of
         made.skipped = _mistaken(plan, op, prepare, args)
         found.append(made)
     return found
-
-
-def _prepared(prepare: Callable[..., Callable[[], Any]], args: tuple[Any, ...]) -> Callable[[], Any]:
-    return prepare(*args)
 
 
 @torch.no_grad()
@@ -221,8 +248,7 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
     except peers.NotServed as error:
         return f"not served: {error}"
     except Exception as error:  # noqa: BLE001 - other libraries raise what they like; a lost device rises next
-        _still_there(plan.device)
-        return f"{type(error).__name__}: {_line(error)}"
+        return failure(error, plan.device)
 
 
 def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
@@ -230,15 +256,6 @@ def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
         return peers.wrong(op, args, prepare(*rotation.spared(op, args))())
     except peers.NotServed:  # not this case; the timed one may be served, and is compared with ours
         return None
-
-
-def _still_there(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
 
 
 def _copy(bytes_moved: float, device: torch.device) -> Contender:
@@ -268,8 +285,7 @@ def prepare(
             contender.timer = clock.timer(calls, device, sample, again)
             contender.method, contender.note = contender.timer.method, contender.timer.note
     except Exception as error:  # noqa: BLE001 - a kernel that cannot run this case is a row, not the end of it
-        _still_there(device)
-        contender.skipped = f"{type(error).__name__}: {_line(error)}"
+        contender.skipped = failure(error, device)
 
 
 def _each(functions: Sequence[Callable[[], None]]) -> None:
@@ -290,7 +306,9 @@ def promising(contenders: Sequence[Contender], starting: Callable[[str], None] =
             first[contender.name] = known
             continue
         starting(contender.name)
-        first[contender.name] = _cold(contender)
+        if (seconds := _cold(contender)) is not None:
+            first[contender.name] = seconds
+    contenders = [c for c in contenders if c.skipped is None]
     least = min(first.values(), default=0.0)
     for contender in contenders:
         if first[contender.name] > HOPELESS * least:
@@ -301,24 +319,47 @@ def promising(contenders: Sequence[Contender], starting: Callable[[str], None] =
 def trials(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> float | None:
     """All contenders in turn, the order reversed every other trial; the first of ours twice: the noise."""
     twice: list[float] = []
-    control = next((c for c in contenders if c.role == "implementation"), None)
+    control = next((c for c in contenders if c.role == "implementation" and c.skipped is None), None)
     for trial in range(TRIALS):
         for contender in contenders[:: 1 if trial % 2 == 0 else -1]:
-            starting(contender.name)
-            contender.trials.append(_cold(contender))
+            _trial(contender, contender.trials, starting)
         if control is not None:
-            starting(control.name)
-            twice.append(_cold(control))
-    if control is None:
+            _trial(control, twice, starting)
+    if control is None or control.skipped is not None:
         return None
     first, second = sorted(control.trials)[TRIALS // 2], sorted(twice)[TRIALS // 2]
     return abs(second / first - 1)
 
 
+def _trial(contender: Contender, into: list[float], starting: Callable[[str], None]) -> None:
+    if contender.skipped is None:
+        starting(contender.name)
+        if (seconds := _cold(contender)) is not None:
+            into.append(seconds)
+
+
 @torch.no_grad()
-def _cold(contender: Contender) -> float:
+def _cold(contender: Contender) -> float | None:
+    """None where it fails, after which it is out."""
     assert contender.timer is not None
-    return contender.timer.cold()
+    try:
+        return contender.timer.cold()
+    except Exception as error:  # noqa: BLE001 - as in `prepare`
+        _drop(contender, failure(error, contender.timer.device))
+        return None
+
+
+def _drop(contender: Contender, why: str) -> None:
+    """What failed after it was made ready has no times: which of them were right is not known."""
+    contender.skipped = why
+    contender.trials.clear()
+    close(contender)
+
+
+def close(contender: Contender) -> None:
+    if contender.timer is not None:
+        contender.timer.close()
+        contender.timer = None
 
 
 @torch.no_grad()
@@ -326,11 +367,13 @@ def _finish(contender: Contender, args: tuple[Any, ...], device: torch.device) -
     """The columns beside the trials, and an end to what the timer keeps."""
     if contender.timer is None:
         return
-    contender.warm = contender.timer.warm()
-    if contender.public is not None:
-        contender.host = _host(contender, args, device)
-    contender.timer.close()
-    contender.timer = None
+    try:
+        contender.warm = contender.timer.warm()
+        if contender.public is not None:
+            contender.host = _host(contender, args, device)
+    except Exception as error:  # noqa: BLE001 - as in `prepare`
+        _drop(contender, failure(error, device))
+    close(contender)
 
 
 def _host(contender: Contender, args: tuple[Any, ...], device: torch.device) -> float:

@@ -26,13 +26,14 @@ from typing import IO, Any
 import torch
 
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile_document, lockfile_entry, registry, select
-from ferryman.dispatch.lockfile_entry import Candidate, Entry
+from ferryman.dispatch import lockfile, lockfile_document, lockfile_entry, registry, select
+from ferryman.dispatch.lockfile_entry import LEAST_SECONDS, MOST_NOISE, MOST_SECONDS, Candidate, Entry
 from ferryman.errors import FerrymanError, UnknownName
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import placed
+from ferryman.porting.results import printable
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]
 SILENCE_SECONDS = 180.0  # attention's backward compiles for a minute on a busy host
@@ -41,7 +42,7 @@ START_SECONDS = 120.0  # for a process to import torch and a toolchain
 AHEAD_PROCESSES = 8  # that compile before the measurement begins, on an accelerator
 AHEAD_SECONDS = 60.0  # for all of them; what is not compiled then is compiled where it is measured
 AHEAD_CELLS = 4  # fewer are not worth the start of a process
-DEATHS = 2  # of a worker at one candidate, before the candidate is to blame: something else may have killed it
+DEATHS = 2  # of a worker at one candidate, before that is to blame: something else may have killed it
 _MOST_ERROR = 900
 Advance = Callable[[int, int, str], None]
 
@@ -62,7 +63,7 @@ class _Cell:
     case: str
     names: list[str]
     errors: dict[str, str] = field(default_factory=dict)
-    deaths: dict[str, int] = field(default_factory=dict)  # candidate -> times that it ended a worker
+    deaths: dict[str | None, int] = field(default_factory=dict)  # candidate (None: outside) -> workers that ended
 
 
 def tune(
@@ -87,7 +88,8 @@ def tune(
     for op in chosen:
         names = preferred[op.name] = _candidates(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
-            entry = held.get((op.name, f"{case.name} {dtype_name(dtype)}"))
+            region = lockfile.region(op, grid.on_meta(op, case, dtype))
+            entry = held.get((op.name, region, f"{case.name} {dtype_name(dtype)}"))
             if entry is not None and set(names) <= {c.implementation for c in entry.candidates}:
                 outcomes.append(Outcome(op.name, case.name, "kept", entry))
             else:
@@ -118,12 +120,12 @@ def known_implementations(names: Sequence[str] | None) -> None:
             raise UnknownName("implementation", name, known)
 
 
-def _held(path: Path) -> dict[tuple[str, str], Entry]:
-    """What the lockfile has that still holds, by op, and case with dtype."""
+def _held(path: Path) -> dict[tuple[str, str, str], Entry]:
+    """What the lockfile has that still holds, by op, region, and case with dtype."""
     if not path.exists():
         return {}
     held, _ = lockfile_document.holding(lockfile_document.load(path))
-    return {(op, entry.case): entry for op, entries in held.items() for entry in entries.values()}
+    return {(op, region, e.case): e for op, entries in held.items() for region, e in entries.items()}
 
 
 def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
@@ -174,9 +176,10 @@ def _session(
     write: Callable[[dict[str, Any]], None],
 ) -> int:  # fmt: skip
     """One worker's life. Returns how many cells it finished; what ended it is noted in the cell that it was at."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True, env=_environment(),
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, encoding="utf-8",
+            errors="replace", env=_environment(),
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -198,7 +201,10 @@ def _session(
                 heard = True
                 if text is None:
                     break
-                message = json.loads(text)
+                try:
+                    message = printable(json.loads(text))
+                except ValueError:  # its end cut the line short
+                    break
                 if "start" in message:
                     at = message["start"]
                 elif "cell" in message:
@@ -212,18 +218,19 @@ def _session(
             code = process.wait()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        if finished == len(cells):
+        if finished >= len(cells):
             return finished
         complaints.seek(0)
-        tail = complaints.read()[-400:].strip().replace("\n", " | ")
+        tail = printable(complaints.read()[-400:].strip().replace("\n", " | "))
         why = why or f"its process ended with code {code}: {tail or 'it said nothing'}"
     cell = cells[finished]
-    if at is None:  # outside any candidate: the inputs, or what serves by default; nothing here can be measured
-        write({"op": cell.op.name, "case": cell.case, "lost": why})
-        return finished + 1
     cell.deaths[at] = cell.deaths.get(at, 0) + 1
     if not hung and cell.deaths[at] < DEATHS:
         return finished
+    # outside any candidate (the inputs, the definition), or at one that was to be left out: nothing can be measured
+    if at is None or at in cell.errors:
+        write({"op": cell.op.name, "case": cell.case, "lost": why})
+        return finished + 1
     cell.errors[at] = why[:_MOST_ERROR]
     if hung:  # a time limit for every case of the op would take hours
         for other in cells[finished + 1 :]:
@@ -252,12 +259,20 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
         return Outcome(op, case, f"not measured: {found['lost']}")
     if found["untrusted"]:
         return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
-    measured = {name: statistics.median(values) for name, values in found["trials"].items()}
+    noise = found["noise"] or 0.0
+    if noise > MOST_NOISE:
+        return Outcome(op, case, f"not written: the noise is {noise:.0%}; required: at most {MOST_NOISE:.0%}")
+    measured = {name: statistics.median(values) for name, values in found["trials"].items() if values}
+    for name in [n for n, s in measured.items() if not LEAST_SECONDS <= s <= MOST_SECONDS]:
+        why = f"its time is {measured.pop(name):.3g} s; required: {LEAST_SECONDS:g} to {MOST_SECONDS:g}"
+        found["errors"][name] = why
     # by preference, which settles a tie; an implementation's own plan before its other configurations
     times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
-        return Outcome(op, case, f"no candidate ran: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}")
-    winner = lockfile_entry.best(times, found["noise"] or 0.0)
+        return Outcome(
+            op, case, f"no candidate ran and was right: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}"
+        )
+    winner = lockfile_entry.best(times, noise)
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
     candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(

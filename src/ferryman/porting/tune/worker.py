@@ -22,16 +22,16 @@ import torch
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import cost, lockfile, rank, registry, select
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.bench import grid, peers, rotation, runner
+from ferryman.porting.bench import grid, rotation, runner
 from ferryman.porting.bench.condition import distrust, spread, watch
-from ferryman.porting.cases import as_tuple
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
+from ferryman.porting.tune import right
 
 MOST_CANDIDATES = 8
 BEHIND = 1.5  # times its implementation's own plan, predicted: such a configuration is not measured
 ATTEMPTS = 3  # at trials whose clocks hold still
-Start = Callable[[str], None]
+Start = Callable[[str | None], None]
 
 
 def measure(
@@ -43,39 +43,36 @@ def measure(
     """
     sets, _ = runner.rotated(plan, op, case)
     work = cost.work_of(op, sets[0])
-    seen, candidates = watch(plan.device), []
-    with torch.no_grad():
-        exact = as_tuple(op.namespace["_resolve"](*rotation.spared(op, sets[0])))
+    seen, candidates, judged = watch(plan.device), [], []
     again = rotation.restoring(op, sets)
+    right.standard(op.name, plan.dtype, plan.seed, plan.device)  # no candidate's work, if it ends the worker
     for contender in contenders(plan, op, sets[0], names):
         candidates.append(contender)
         contender.skipped = errors.get(contender.name, contender.skipped)
         if contender.skipped is None:
             starting(contender.name)
+            if right.judge(plan, op, contender):
+                judged.append(contender.name)
             runner.prepare(contender, sets, plan.device, seen.sample, again)
-        if contender.timer is not None:
-            with torch.no_grad():
-                if again is not None:
-                    again()
-                result = contender.call_of(rotation.spared(op, sets[0]))()
-                contender.skipped = peers.wrong(op, sets[0], result, exact, peers.AGREEING)
-            if contender.skipped is not None:
-                contender.timer.close()
-                contender.timer = None
+    if again is not None:
+        again()
+    right.compare(plan, op, sets[0], [c for c in candidates if c.timer is not None], judged, starting)
+    for contender in candidates:
+        if contender.skipped is not None:
+            runner.close(contender)
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
     kept = runner.promising(racing, starting)
     for attempt in range(ATTEMPTS):  # a device that was cold at first holds its clocks once it is warm
         noise = runner.trials(kept, starting)
-        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept])))
+        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept if c.trials])))
         if not untrusted or attempt == ATTEMPTS - 1:
             break
         seen.samples.clear()
         for contender in kept:
             contender.trials.clear()
     for contender in racing:
-        if contender.timer is not None:
-            contender.timer.close()
+        runner.close(contender)
     return {
         "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
         "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
@@ -100,6 +97,7 @@ def run_once(plan: runner.Plan, op: Primitive, case: Case, names: list[str]) -> 
     for contender in contenders(plan, op, args, names):
         if contender.skipped is None:
             with contextlib.suppress(Exception):
+                right.judge(plan, op, contender)
                 contender.call_of(rotation.spared(op, args))()
 
 
