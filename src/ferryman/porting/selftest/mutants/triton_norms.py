@@ -28,7 +28,7 @@ edit(
     "rms_norm layer_norm",
     "mean_over_the_block",
     NORM,
-    "variance = tl.div_rn(tl.sum(x * x, 1), n)",
+    "variance = _over(tl.sum(x * x, 1), n, WHOLE, BLOCK)",
     "variance = tl.div_rn(tl.sum(x * x, 1), BLOCK + 0.0)",
     first="prime",
 )
@@ -37,8 +37,8 @@ edit(
     "layer_norm",
     "padding_in_the_variance",
     NORM,
-    "mean = tl.div_rn(tl.sum(x, 1), n)\n        x = tl.where(mask, x - mean[:, None], 0.0)",
-    "mean = tl.div_rn(tl.sum(x, 1), n)\n        x = x - mean[:, None]",
+    "tl.sum(x, 1), n, WHOLE, BLOCK)\n        x = tl.where(inside if WHOLE else mask, x - mean[:, None], 0.0)",
+    "tl.sum(x, 1), n, WHOLE, BLOCK)\n        x = x - mean[:, None]",
     first="fill_offset prime",
 )
 edit(
@@ -46,7 +46,7 @@ edit(
     "layer_norm",
     "mean_over_one_less",
     NORM,
-    "mean = tl.div_rn(tl.sum(x, 1), n)\n",
+    "mean = _over(tl.sum(x, 1), n, WHOLE, BLOCK)\n",
     "mean = tl.div_rn(tl.sum(x, 1), n - 1.0)\n",
     first="prime",
 )
@@ -55,7 +55,7 @@ edit(
     "layer_norm",
     "variance_as_a_difference",
     NORM,
-    "variance = tl.div_rn(tl.sum(x * x, 1), n)\n",
+    "variance = _over(tl.sum(x * x, 1), n, WHOLE, BLOCK)\n",
     "variance = tl.div_rn(tl.sum(x * x, 1), n)\n    if CENTRED:\n        raw = tl.where(mask, x + mean[:, None], 0.0)\n"
     "        variance = tl.div_rn(tl.sum(raw * raw, 1), n) - mean * mean\n",
     first="fill_offset",
@@ -84,7 +84,7 @@ edit(
     "rms_norm",
     "weight_of_the_last_column_masked",
     NORM,
-    "y = y * widen(tl.load(weight_ptr + col, mask=col < width, other=0.0))",
+    "y = y * widen(tl.load(weight_ptr + col, mask=inside, other=0.0))",
     "y = y * widen(tl.load(weight_ptr + col, mask=col < width - 1, other=0.0))",
 )
 edit(
@@ -92,8 +92,8 @@ edit(
     "layer_norm",
     "bias_subtracted",
     NORM,
-    "y = y + widen(tl.load(bias_ptr + col, mask=col < width, other=0.0))",
-    "y = y - widen(tl.load(bias_ptr + col, mask=col < width, other=0.0))",
+    "y = y + widen(tl.load(bias_ptr + col, mask=inside, other=0.0))",
+    "y = y - widen(tl.load(bias_ptr + col, mask=inside, other=0.0))",
 )
 edit(
     "launch geometry",
@@ -110,8 +110,8 @@ edit(
     "rms_norm add_rms_norm",
     "last_row_of_the_tile_masked",
     NORM,
-    "mask = mask & (row < rows - first)\n    x = widen(tl.load(x_ptr",
-    "mask = mask & (row < rows - first - 1)\n    x = widen(tl.load(x_ptr",
+    "mask = inside & (row < rows - first)\n    x = widen(tl.load(x_ptr",
+    "mask = inside & (row < rows - first - 1)\n    x = widen(tl.load(x_ptr",
     first="prime",
     target=SEVERAL,
 )
@@ -138,8 +138,8 @@ edit(
     "rms_norm_backward layer_norm_backward",
     "inner_mean_not_scaled",
     NORM,
-    "out = scaled - unit * tl.div_rn(products * scale, n)[:, None]",
-    "out = scaled - unit * tl.div_rn(products, n)[:, None]",
+    "out = scaled - unit * _over(products * scale, n, WHOLE, BLOCK)[:, None]",
+    "out = scaled - unit * _over(products, n, WHOLE, BLOCK)[:, None]",
 )
 edit(
     "gradient factor",
@@ -162,7 +162,7 @@ edit(
     "layer_norm_backward",
     "mean_of_the_gradient_forgotten",
     NORM,
-    "out -= tl.div_rn(g_sum, n)[:, None]",
+    "out -= _over(g_sum, n, WHOLE, BLOCK)[:, None]",
     "out -= 0.0 * g_sum[:, None]",
 )
 edit(
