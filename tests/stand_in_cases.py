@@ -43,9 +43,15 @@ def _attention(dim: int, queries: int, keys: int, **options: object) -> Case:
     return _case("q", queries, dim, "k", keys, *options, q=q, k=k, v=k, **{**plain, **options})
 
 
+def _sum(rows: int, width: int) -> Case:
+    x = TensorSpec((rows, width))
+    return _case("x", rows, width, x=x, residual=x, weight=TensorSpec((width,), fill="weight"))
+
+
 _SHORT = 2**17  # rows of 128: a block of four warps takes several
 TILES: Mapping[str, tuple[Case, ...]] = {
-    "rms_norm": tuple(_norm(*s) for s in ((8192, 257), (1031, 1024), (300, 16384))),
+    "rms_norm": tuple(_norm(*s) for s in ((8192, 257), (2048, 1024), (300, 16384))),
+    "add_rms_norm": (_sum(1031, 1024),),
     "softmax": tuple(_rows(*s) for s in ((_SHORT, 128), (1031, 1000), (300, 32000))),
     "cross_entropy": tuple(_loss(*s) for s in ((_SHORT, 128), (1031, 1000), (1031, 1031), (3, 1))),
     "linear": tuple(_linear(*s) for s in ((64, 512, 8192), (16, 512, 8192))),
