@@ -364,7 +364,16 @@ def _forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Te
     tile = _tile(target, width, x.element_size(), rows, max(stride, other_stride), 1 if residual is None else 2)
     if tile.fits:
         grid = (triton.cdiv(rows, tile.rows),)
-        launch(_norm, grid, *args, tile.block == width, tile.rows, tile.block, device=x.device, num_warps=tile.warps)
+        launch(
+            _norm,
+            grid,
+            *args,
+            tile.block == width <= SHORT,
+            tile.rows,
+            tile.block,
+            device=x.device,
+            num_warps=tile.warps,
+        )
     else:
         launch(_norm_long, (rows,), *args, LONG_BLOCK, device=x.device, num_warps=long_warps(target))
     return y, total
@@ -404,7 +413,7 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
         launch(
             _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
             extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,
-            tile.block == width, tile.rows, tile.block, device=device, num_warps=tile.warps,
+            tile.block == width <= SHORT, tile.rows, tile.block, device=device, num_warps=tile.warps,
         )  # fmt: skip
     else:
         launch(
