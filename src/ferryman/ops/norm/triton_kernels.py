@@ -347,6 +347,11 @@ def _tile(target: Target, width: int, itemsize: int, rows: int, stride: int, arr
     return tile._replace(rows=max(1, elements // tile.block), warps=2)
 
 
+def _whole(tile: RowTile, width: int) -> bool:
+    """Whether a row needs no mask. Without one, ptxas spills layer_norm of 8192 columns in float16 on sm_90."""
+    return tile.block == width <= SHORT
+
+
 def _forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool,
              cast: bool, target: Target) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -364,16 +369,7 @@ def _forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Te
     tile = _tile(target, width, x.element_size(), rows, max(stride, other_stride), 1 if residual is None else 2)
     if tile.fits:
         grid = (triton.cdiv(rows, tile.rows),)
-        launch(
-            _norm,
-            grid,
-            *args,
-            tile.block == width <= SHORT,
-            tile.rows,
-            tile.block,
-            device=x.device,
-            num_warps=tile.warps,
-        )
+        launch(_norm, grid, *args, _whole(tile, width), tile.rows, tile.block, device=x.device, num_warps=tile.warps)
     else:
         launch(_norm_long, (rows,), *args, LONG_BLOCK, device=x.device, num_warps=long_warps(target))
     return y, total
@@ -413,7 +409,7 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
         launch(
             _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
             extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,
-            tile.block == width <= SHORT, tile.rows, tile.block, device=device, num_warps=tile.warps,
+            _whole(tile, width), tile.rows, tile.block, device=device, num_warps=tile.warps,
         )  # fmt: skip
     else:
         launch(
