@@ -241,7 +241,7 @@ def drawn_case(op: str, name: str) -> Case | None:
 
 def _work(op: str, case: Case, dtype: torch.dtype) -> tuple[cost.Work, str]:
     known = registry.primitive(op)
-    args = calls.of_case(known, case, dtype)
+    args = grid.on_meta(known, case, dtype)
     return cost.work_of(known, args), lockfile.region(known, args)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ferryman.dispatch import registry, select
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import metrics
+from ferryman.porting.bench.rotation import spared
 from ferryman.porting.cases import arguments, as_tuple, double
 
 # Planted NaN and Inf are judged op by op (G0); through two ops their gradients have no bound.
@@ -46,15 +48,6 @@ def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: 
     return bool(select.refusals(line, select.View.of(op, args, profile), profile))
 
 
-def spared(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, with copies in the same strides of those that the op writes over."""
-    given = list(args)
-    for place, _ in op.overwritten:
-        x = given[place]
-        given[place] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-    return tuple(given)
-
-
 def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The arguments with those that have a gradient made leaves, in their own layout."""
     wanted = [n for shared in op.grads for n in shared]
@@ -71,19 +64,28 @@ def worst_ratio(
     device: torch.device,
     forward: Implementation,
     backward: Implementation,
+    call: Callable[..., Any] | None = None,
 ) -> tuple[float, str]:
-    """(largest error in units of its bound, where), after asserting that exactly this pair ran."""
+    """(largest error in units of its bound, where), after asserting that exactly this pair ran.
+
+    ``call``: what is called in the op's place, as torch.compile's function; its outputs are judged, too. What it asks
+    for, and what ran, are then the caller's.
+    """
     values = arguments(case, op, dtype, 0, device).values
     args, names = _leaves(op, values)
-    with ferryman.trace() as seen, ferryman.use(**{op.name: forward.name, str(op.backward): backward.name}):
-        outputs = as_tuple(op.namespace["_resolve"](*spared(op, args)))
+    with contextlib.ExitStack() as asked:
+        if call is None:
+            seen = asked.enter_context(ferryman.trace())
+            asked.enter_context(ferryman.use(**{op.name: forward.name, str(op.backward): backward.name}))
+        outputs = as_tuple((call or op.namespace["_resolve"])(*spared(op, args)))
         kept = [i for i, n in enumerate(op.outputs) if n not in op.nondifferentiable]
-        held = [o.detach().clone() for o in outputs] if op.mutates else []  # the backward may write over them
+        held = [o.detach().clone() for o in outputs]  # the backward may write over them
         generator = torch.Generator().manual_seed(1)
         cotangents = [torch.randn(outputs[i].shape, generator=generator).to(outputs[i]) for i in kept]
         leaves = [a for n, a in zip(op.names, args, strict=True) if n in names]
         got = torch.autograd.grad([outputs[i] for i in kept], leaves, cotangents)
-    assert seen.calls == {(op.name, forward.name): 1, (op.backward, backward.name): 1}, seen.calls
+    if call is None:
+        assert seen.calls == {(op.name, forward.name): 1, (op.backward, backward.name): 1}, seen.calls
 
     exact_args, _ = _leaves(op, double(values))
     exact = as_tuple(op.body(*exact_args))
@@ -114,10 +116,16 @@ def worst_ratio(
     declared = metrics.Declared(backward.accumulation, frozenset(backward.roundings) | frozenset(forward.roundings))
     owner = {n: i for i, shared in enumerate(op.grads) for n in shared}
     largest, where = 0.0, ""
-    for name, mine, right in zip(names, got, oracle, strict=True):
-        (bound,) = metrics.bounds([terms[owner[name]]], [right], [mine.dtype], declared, dtype, saved_exact=False,
+    by_name = [(name, mine, right, terms[owner[name]], moved[owner[name]])
+               for name, mine, right in zip(names, got, oracle, strict=True)]  # fmt: skip
+    if call is not None:  # `ferryman check` judges an implementation's own
+        own = op.bound(tuple(a.detach() if isinstance(a, Tensor) else a for a in exact_args), exact)
+        by_name += [(name, mine, right.detach(), part, torch.zeros((), dtype=torch.float64))
+                    for name, mine, right, part in zip(op.outputs, held, exact, own, strict=True)]  # fmt: skip
+    for name, mine, right, part, beside in by_name:
+        (bound,) = metrics.bounds([part], [right], [mine.dtype], declared, dtype, saved_exact=False,
                                   shown=False)  # fmt: skip
-        ratio = ((mine.double() - right).abs() / (bound.total + moved[owner[name]])).flatten()
+        ratio = ((mine.double() - right).abs() / (bound.total + beside)).flatten()
         top = float(ratio.max()) if ratio.numel() else 0.0
         if not top <= largest:
             largest, where = top, f"{name} of {case.name}"

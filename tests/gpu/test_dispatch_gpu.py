@@ -16,6 +16,7 @@ from ferryman import ops
 from ferryman.dispatch import plan, registry, select
 from ferryman.errors import CaptureError, Unsupported
 from ferryman.ops.primitive import Primitive
+from ferryman.porting.bench.rotation import spared
 from ferryman.porting.cases import arguments, as_tuple, cases_of
 from tests import pairs
 
@@ -233,7 +234,7 @@ def test_the_tensors_device_counts_not_the_current_one(op: Primitive) -> None:
         for n, v in zip(op.names, arguments(op.cases()[1], op, torch.bfloat16, 0, other).values, strict=True)
     )
     with ferryman.use("triton"):
-        outputs = as_tuple(op.namespace["_resolve"](*pairs.spared(op, args)))
+        outputs = as_tuple(op.namespace["_resolve"](*spared(op, args)))
         outputs[0].float().sum().backward()
     assert all(a.grad is not None and a.grad.device == other for a in args if isinstance(a, Tensor) and a.requires_grad)
 

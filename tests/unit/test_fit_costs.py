@@ -16,8 +16,9 @@ import torch
 
 from ferryman import ops
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry
+from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, registry
 from ferryman.errors import ResultError
+from ferryman.porting.bench import grid
 
 ROOT = Path(__file__).parents[2]
 H200 = profile_of("h200")
@@ -64,6 +65,16 @@ def test_known_coefficients_come_back(fitting: ModuleType) -> None:
     assert made.cells == 15 and made.error < 0.02
     assert made.sizes["x"] == (0.0, 13.0, 12.0, 12.0) and made.sizes["weight"] == (10.0, math.log2(14_336), 12.0, 12.0)
     assert made.covers(work(4, 4096, 4096)) and not made.covers(work(4, 4096, 16_384))
+
+
+@pytest.mark.parametrize("name", ["linear", "attention_backward", "rms_norm_backward"])
+def test_what_is_fitted_is_the_call_that_was_timed_and_that_dispatch_sees(fitting: ModuleType, name: str) -> None:
+    """An optional gradient that nobody has makes a call of another kind, of which a fit says nothing."""
+    op = registry.primitive(name)
+    (case,) = grid.cases(op, "full", torch.device("cpu"))
+    timed = grid.inputs(op, case, torch.float32, 0, torch.device("cpu"))
+    known, region = fitting._work(name, case, torch.float32)
+    assert region == lockfile.region(op, timed) and known.kind == cost.work_of(op, timed).kind
 
 
 def test_one_bad_cell_does_not_turn_a_fit(fitting: ModuleType) -> None:

@@ -19,6 +19,7 @@ from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.ops.primitive import Primitive
+from ferryman.porting.bench.rotation import spared
 from ferryman.porting.cases import arguments, as_tuple, cases_of
 from tests import pairs
 
@@ -48,7 +49,7 @@ def with_gradients(op: Primitive, values: tuple[Any, ...]) -> tuple[tuple[Any, .
         for n, v in zip(op.names, values, strict=True)
     )
     leaves = [v for v in made if isinstance(v, Tensor) and v.requires_grad]
-    return pairs.spared(op, made), leaves
+    return spared(op, made), leaves
 
 
 def whole(op: Primitive, args: tuple[Any, ...], result: Any) -> tuple[Tensor, ...]:
@@ -92,7 +93,7 @@ def test_opcheck_with_inputs_that_require_grad(op: Primitive) -> None:
 def test_fake_outputs_are_the_real_ones(op: Primitive) -> None:
     for case in cases_of(op):
         values = arguments(case, op, torch.bfloat16, 0, CPU).values
-        given = pairs.spared(op, values)
+        given = spared(op, values)
         real = whole(op, given, overload(op)(*given))
         with FakeTensorMode() as mode:
             given = tuple(mode.from_tensor(v) if isinstance(v, Tensor) else v for v in values)
@@ -145,11 +146,11 @@ def test_pointwise_ops_lower_to_their_definition_unless_requested(op: Primitive)
         return graph.forward
 
     function = torch.compile(op.namespace[op.name], fullgraph=True, backend=record)
-    lowered = as_tuple(function(*pairs.spared(op, args)))
+    lowered = as_tuple(function(*spared(op, args)))
     assert names and not any("ferryman" in name for name in names)
     names.clear()
     with ferryman.use("torch"):
-        opaque = as_tuple(function(*pairs.spared(op, args)))
+        opaque = as_tuple(function(*spared(op, args)))
     assert names == [f"ferryman.{op.name}.default"] or f"ferryman.{op.name}" in names[0]
     for a, b in zip(lowered, opaque, strict=True):
         assert (a.double() - b.double()).abs().max() <= 1e-4 * (1 + b.abs().max())

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ferryman.device_profiles import dtype_key
 from ferryman.errors import ArgumentError, UnknownName
-from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.bench.grid import on_meta
 from ferryman.porting.cases import forward_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -101,14 +102,7 @@ def of_case(op: Primitive, case: Case, dtype: torch.dtype) -> list[Any]:
     forward = forward_of(op)
     if forward is not None:
         return _backward(op, forward, of_case(forward, case, dtype), {})
-    values = []
-    for parameter in op.parameters:
-        value = case.args.get(parameter.name, parameter.default)
-        if isinstance(value, TensorSpec):
-            own = dtype if value.dtype == "storage" else getattr(torch, value.dtype)
-            value = empty(value.shape, own, value.layout)
-        values.append(value)
-    return _defaults(op, values)
+    return _defaults(op, list(on_meta(op, case, dtype)))
 
 
 def first_case(op: Primitive, tier: str = "standard") -> Case:

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 REACH = 3.0  # powers of two: beyond a factor of eight a measured region says nothing of this one
 CLOSEST = 0.5  # regions nearer than this weigh the same: sizes within one are not told apart
-# Regions up to here go before the cost model, which goes before those farther off: of 810 cells left out by families
-# the regret is 0.13% on average, with no region before the model 0.22%, with all 0.32%; of 157 other cells, measured
-# afterwards, 0.36%, 0.67% and 0.27%.
+# Regions up to here go before the cost model, which goes before those farther off: of 827 cells left out by families
+# the regret is 0.14% on average, with no region before the model 0.22%, with all 0.33% (benchmarks/fit_costs.py).
 BEFORE = 1.0
 ALIKE = 0.01  # times nearer than this are one, as for the tuner; preference decides
 _SIZE = r"(?:2\^)?\d{1,18}"

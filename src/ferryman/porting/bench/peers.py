@@ -49,6 +49,9 @@ class Adapter:
         found: dict[str, Callable[..., Callable[[], Any]]] = self.module.OPS
         return found
 
+    def call_of(self, op: str, args: tuple[Any, ...]) -> Callable[[], Any]:
+        return self.ops[op](*args)
+
     def peer(self) -> Peer:
         try:
             reason = self.module.available()

@@ -225,7 +225,7 @@ def _peers(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
         prepare = adapter.ops.get(op.name)
         if prepare is None:
             continue
-        made = Contender(adapter.name, "peer", functools.partial(lambda prepare, args: prepare(*args), prepare))
+        made = Contender(adapter.name, "peer", functools.partial(adapter.call_of, op.name))
         made.public = made.call_of
         made.skipped = _mistaken(plan, op, prepare, args)
         found.append(made)
