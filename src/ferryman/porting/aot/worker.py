@@ -82,11 +82,13 @@ def _description(group: Group, source: Source) -> dict[str, Any]:
 
 def _aligned(unit: Any) -> bool:
     """Whether rows start on 16 bytes and are whole numbers of them, as far as the types say: then 16 bytes a lane can
-    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows."""
+    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows; rows of one element (a ``width`` of
+    1 is compiled in) have no 16 bytes."""
     sizes = [
         p.name for p in unit.kernel.params if not p.do_not_specialize and unit.signature.get(p.name) in ("i32", "i64")
     ]
-    return bool(sizes) and not unit.unaligned and all(name in unit.divisible for name in sizes)
+    single = unit.constexprs.get("width") == 1
+    return bool(sizes) and not (single or unit.unaligned) and all(name in unit.divisible for name in sizes)
 
 
 def _plain(value: Any) -> Any:
