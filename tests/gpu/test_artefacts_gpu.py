@@ -54,25 +54,38 @@ print(json.dumps({"found": found, "compiled": compiled, "gradient": xs.grad.isfi
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+NO_COMPILER = "/no/such/compiler"  # for what Triton builds in C
+
+
+def compiled(factory: pytest.TempPathFactory, ops: list[str] | None) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "DTYPES", ("bfloat16",))
-        patch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        made = aot.compile_all([profile_for(torch.device("cuda", 0))], ops=["rms_norm"])
-        out = tmp_path_factory.mktemp("artefacts")
+        patch.setenv("FERRYMAN_CACHE_DIR", str(factory.mktemp("cache")))
+        made = aot.compile_all([profile_for(torch.device("cuda", 0))], ops=ops, jobs=os.cpu_count())
+        out = factory.mktemp("artefacts")
         aot.write(made, out)
     assert made.manifest.counts()["QUARANTINED"] == 0
+    assert [m.reason for m in made.manifest.modules if m.file is None] == []
     return out
 
 
-def deploy(tmp_path: Path, *names: str, **environment: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory, ["rms_norm"])
+
+
+def fresh(tmp_path: Path, *command: str, **environment: str) -> dict[str, Any]:
+    """What a process with empty caches prints."""
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "triton"), "FERRYMAN_CACHE_DIR": str(tmp_path / "ours")}
-    command = [sys.executable, "-c", DEPLOYMENT, *names]
-    done = subprocess.run(command, env={**env, **environment}, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run([sys.executable, *command], env={**env, **environment}, capture_output=True, text=True,
+                          timeout=280, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def deploy(tmp_path: Path, *names: str, **environment: str) -> dict[str, Any]:
+    return fresh(tmp_path, "-c", DEPLOYMENT, *names, **environment)
 
 
 def test_a_fresh_process_with_artefacts_compiles_nothing(folder: Path, tmp_path: Path) -> None:
@@ -80,12 +93,30 @@ def test_a_fresh_process_with_artefacts_compiles_nothing(folder: Path, tmp_path:
     simt = "cuda" if vendor == "nvidia" else "hip"
     names = [name for name in ("triton", simt) if not registry.probe(name, vendor)]
     assert "triton" in names
-    done = deploy(tmp_path, *names, FERRYMAN_ARTEFACTS=str(folder))
+    done = deploy(tmp_path, *names, FERRYMAN_ARTEFACTS=str(folder), CC=NO_COMPILER)
     assert done["compiled"] == [] and done["warnings"] == []
     assert done["gradient"]
     for name in names:
         assert done["found"][name]["ran"] == [name] and done["found"][name]["error"] < 2**-7
     assert not (tmp_path / "ours" / "simt").exists()  # nothing was compiled, so nothing was kept
+
+
+@pytest.mark.timeout(900)
+def test_first_calls_of_every_op_compile_nothing(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """All kernels in one dtype, on every shape of the bench, in the configurations that the lockfile names."""
+    artefacts = compiled(tmp_path_factory, None)
+    script = str(Path(__file__).with_name("first_calls.py"))
+    done = fresh(tmp_path, script, FERRYMAN_ARTEFACTS=str(artefacts), CC=NO_COMPILER)
+    assert done["failed"] == {} and done["warnings"] == [] and done["compiled"] == []
+    assert not (tmp_path / "ours" / "simt").exists()
+    device = profile_for(torch.device("cuda", 0))
+    simt = "cuda" if device.vendor == "nvidia" else "hip"
+    lines = [line for op in registry.primitives() for line in registry.implementations(op)]
+    ours = {f"{line.op} {line.name}" for line in lines if line.backend in ("triton", simt)}
+    assert set(done["ran"]) == ours - set(done["never"]), done["never"]
+    assert {f"{op} triton" for op in registry.primitives()} & ours <= set(done["ran"])
+    if device.name == "h200":
+        assert done["never"] == {}
 
 
 def test_without_them_the_same_process_compiles(tmp_path: Path) -> None:

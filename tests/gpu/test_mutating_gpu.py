@@ -78,7 +78,9 @@ def test_a_training_step_neither_waits_nor_holds_a_second_matrix() -> None:
     source = torch.randn(rows, width, device=GPU, dtype=torch.bfloat16, requires_grad=True)
     matrix = source.numel() * source.element_size()
     for scale in (1.0, 128.0):
-        (expected,) = torch.autograd.grad(ops.cross_entropy(source, labels) * scale, source)
+        exact = torch.softmax(source.detach().double(), -1)
+        exact[torch.arange(rows), labels] -= 1
+        exact *= scale / rows
         for measured in (False, True):  # compiled first
             logits = source * 1
             torch.cuda.synchronize()
@@ -91,7 +93,9 @@ def test_a_training_step_neither_waits_nor_holds_a_second_matrix() -> None:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         assert torch.cuda.max_memory_allocated() - before <= 1.1 * matrix  # what `source * 1` hands back
-        assert torch.allclose(found.float(), expected.float(), rtol=2.0**-6, atol=1e-12)
+        # rounded once (the scales are powers of two), from float32 sums that are 1e-6 off at most
+        error = (found.double() - exact).abs() / (2.0**-8 * exact.abs() + 1e-6 * scale / rows)
+        assert error.max() <= 1, error.max()
 
 
 def test_ligers_forms_in_place_are_timed_beside_ours() -> None:

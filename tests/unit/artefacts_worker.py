@@ -38,6 +38,7 @@ def main(name: str, family: str, dtype: str) -> dict[str, Any]:
     import triton
     from triton.runtime.driver import driver
 
+    from ferryman.backends import artefacts, triton_host
     from ferryman.backends import triton as backend
     from ferryman.device_profiles import profile
     from ferryman.dispatch.select import target_of
@@ -51,6 +52,8 @@ def main(name: str, family: str, dtype: str) -> dict[str, Any]:
     triton.knobs.compilation.listener = lambda **facts: compiled.append(facts["src"].name)
     loaded: list[str] = []
     keys: list[bool] = []
+    hosted: list[bool] = []
+    store = artefacts.store()
     refused: list[str] = []
     specialise = backend.specialise
 
@@ -68,6 +71,9 @@ def main(name: str, family: str, dtype: str) -> dict[str, Any]:
         if len(compiled) == before:
             loaded.append(made.asm["cubin" if target.vendor == "nvidia" else "hsaco"][:4].hex())
             keys.append(made.hash == backend.TritonBackend().key(one, target.arch))
+            if store is not None and target.vendor == "nvidia":
+                needed = triton_host.texts(made.src).items()
+                hosted.extend(store.module(n, triton_host.digest(t), triton_host.abi()) is not None for n, t in needed)
         return one
 
     backend.specialise = launched  # every launch of the family's own launchers passes here
@@ -75,7 +81,8 @@ def main(name: str, family: str, dtype: str) -> dict[str, Any]:
         warnings.simplefilter("always")
         importlib.import_module(f"ferryman.ops.{family}.triton_kernels").specialisations(target, dtype)
     texts = [str(w.message) for w in said if "artefact" in str(w.message)]
-    return {"compiled": compiled, "loaded": loaded, "keys": keys, "refused": refused, "warnings": texts}
+    return {"compiled": compiled, "loaded": loaded, "keys": keys, "hosted": hosted, "refused": refused,
+            "warnings": texts}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -76,9 +76,12 @@ for line in sys.stdin:
     if "key" not in request:
         rows = [{"kernel": n, "key": f"{i:064x}", "spills_allowed": 4, "aligned": False} for i, n in enumerate(NAMES)]
         rows[5]["refused"] = "ArgumentError: options is ['bogus']"
-        say(kernels=rows, toolchain={"fake": "1"})
+        say(kernels=rows, modules={f"{6:064x}": "__triton_launcher"}, toolchain={"fake": "1"})
         continue
-    name = NAMES[int(request["key"], 16)]
+    name = [*NAMES, "launcher"][int(request["key"], 16)]
+    if name == "launcher":
+        say(error="Failed to find C compiler")
+        continue
     if name == "aborts":
         sys.stderr.write("LLVM ERROR: Cannot select: 0x1234\\n")
         sys.stderr.flush()
@@ -116,7 +119,9 @@ def test_a_toolchain_that_dies_hangs_or_refuses_costs_its_kernel_alone() -> None
     assert found["spills"] == ("FAIL", "spills: 8 bytes a thread, required at most 4")
     assert made.manifest.counts() == {"COMPILED_ONLY": 1, "FAIL": 1, "QUARANTINED": 4}
     assert made.manifest.toolchain == {"fake": "1"}
-    assert seen[0] == "1/1 listing h200 cuda rope" and sorted(seen[1:])[-1].startswith("6/6 h200 ")
+    told = [(m.name, m.file, m.reason) for m in made.manifest.modules]
+    assert told == [("__triton_launcher", None, "Failed to find C compiler")]
+    assert seen[0] == "1/1 listing h200 cuda rope" and sorted(seen[1:])[-1].startswith("7/7 ")
 
 
 def test_a_worker_that_cannot_start_is_an_entry_for_all_its_kernels() -> None:
@@ -218,7 +223,10 @@ def test_every_kernel_is_in_the_manifest_with_its_file(folder: Any) -> None:
         assert {"registers", "code_bytes"} <= gates and all(gate.passed for gate in entry.gates)
         if entry.backend == "triton":
             assert entry.signature and entry.options["num_warps"] > 0 and "occupancy" in gates
-    files = {e.file for e in manifest.entries} | {e.metadata for e in manifest.entries if e.metadata}
+    assert [m.reason for m in manifest.modules if m.file is None] == [] and len(manifest.modules) >= 2
+    files = {e.file for e in (*manifest.entries, *manifest.modules)} | {
+        e.metadata for e in manifest.entries if e.metadata
+    }
     assert {f"objects/{p.name}" for p in (out / "objects").iterdir()} == files
 
 

@@ -9,15 +9,20 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ferryman.backends import artefacts, code_objects
+from ferryman.backends import artefacts, code_objects, triton_host
 from ferryman.backends.simt import Unit, defines_for, launcher, offline
+from ferryman.backends.triton import jit_source
+from ferryman.device_profiles import profile
+from ferryman.dispatch.select import target_of
 from ferryman.errors import ArtefactError, CompileError
 from ferryman.ops.rope import simt_kernels as rope
+from ferryman.ops.rope import triton_kernels as rope_triton
 from ferryman.porting import aot
 from ferryman.porting.aot import groups
 
@@ -71,6 +76,8 @@ def test_a_launch_that_matches_compiles_nothing(folder: Path, tmp_path: Path, pr
     # every launch was served by an ELF file, under the very key that the JIT's arguments have
     assert len(found["loaded"]) >= 40 and set(found["loaded"]) == {b"\x7fELF".hex()}
     assert all(found["keys"])
+    # and so is the C module that Triton builds for its signature, and its driver's; AMD's are built on the machine
+    assert found["hosted"] == [True] * (2 * len(found["loaded"]) if profile == "h200" else 0)
     assert not list(tmp_path.iterdir())  # Triton's own cache stays empty
 
 
@@ -105,6 +112,94 @@ def test_damaged_and_refused_artefacts(copy: Path, tmp_path: Path) -> None:
         "refused by its resource gates: shared: 300000 bytes a block, required at most 232448"
     }
     assert found["compiled"] and found["loaded"]
+
+
+# --------------------------------------------------------------------------------------- Triton's modules for the host
+
+
+@pytest.fixture
+def building(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], bytes]]:
+    """Triton's own build step, with the artefacts and no C compiler; gives the bytes of what it made."""
+    knobs, build = pytest.importorskip("triton.knobs"), pytest.importorskip("triton.runtime.build")
+    monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(copy))
+    monkeypatch.setenv("CC", "/no/such/compiler")
+
+    def built(name: str, text: str) -> bytes:
+        (tmp_path / "given.c").write_text(text)
+        return Path(build._build(name, str(tmp_path / "given.c"), str(tmp_path), [], [], [], [])).read_bytes()
+
+    triton_host.serve.cache_clear()
+    with knobs.build.scope():
+        triton_host.serve()
+        yield built
+    triton_host.serve.cache_clear()
+
+
+def launcher_of_rope() -> tuple[str, str]:
+    target = target_of(profile("h200"))
+    source = next(s for s in rope_triton.specialisations(target, "bfloat16"))
+    return triton_host.LAUNCHER, triton_host.texts(jit_source(source, "sm_90"))[triton_host.LAUNCHER]
+
+
+def test_triton_takes_its_modules_from_the_artefacts(
+    building: Callable[[str, str], bytes], copy: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    name, text = launcher_of_rope()
+    module = next(m for m in artefacts.read(copy).modules if m.source == triton_host.digest(text))
+    driver = [m for m in artefacts.read(copy).modules if m.name == triton_host.DRIVER]
+    assert module.name == name and len(driver) == 1 and {module.abi, driver[0].abi} == {triton_host.abi()}
+    path = copy / str(module.file)
+    image = path.read_bytes()
+    assert building(name, text) == image and image.startswith(b"\x7fELF") and b"libcuda.so.1" in image
+    assert not [w for w in recwarn if "artefact" in str(w.message)]
+    # another text is built; so is what is damaged, or gone
+    with pytest.raises(FileNotFoundError, match="/no/such/compiler"):
+        building(name, text + "\n")
+    for damage in (lambda: path.write_bytes(image[:-1]), path.unlink):
+        damage()
+        artefacts._opened.cache_clear()
+        with (
+            pytest.warns(UserWarning, match="Triton's __triton_launcher in .* is not used"),
+            pytest.raises(FileNotFoundError, match="/no/such/compiler"),
+        ):
+            building(name, text)
+
+
+def test_modules_for_another_python_are_built_here(
+    building: Callable[[str, str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_host, "abi", lambda: "cpython-399-x86_64-linux-gnu")
+    for turn in range(2):  # told once
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with pytest.raises(FileNotFoundError, match="/no/such/compiler"):
+                building(*launcher_of_rope())
+        told = [str(w.message) for w in said]
+        assert len(told) == (turn == 0)
+        assert all("and this is cpython-399-x86_64-linux-gnu" in text for text in told)
+
+
+def test_a_users_own_way_to_build_comes_after_the_artefacts(
+    building: Callable[[str, str], bytes], copy: Path, tmp_path: Path
+) -> None:
+    import triton
+
+    (tmp_path / "own.so").write_bytes(b"the user's")
+    triton_host.serve.cache_clear()
+    triton.knobs.build.impl = lambda *given: str(tmp_path / "own.so")
+    triton_host.serve()
+    name, text = launcher_of_rope()
+    assert building(name, text).startswith(b"\x7fELF")
+    assert building(name, "int x;\n") == b"the user's"
+
+
+def test_a_module_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    with pytest.raises(CompileError, match="/no/such/compiler"):
+        triton_host.build(*launcher_of_rope())
+    monkeypatch.delenv("CC")
+    with pytest.raises(CompileError, match="CalledProcessError"):
+        triton_host.build("__triton_launcher", "this is no C")
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder

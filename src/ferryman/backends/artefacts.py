@@ -31,7 +31,7 @@ _IMAGE_LIMIT = 64 * 2**20
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # A file beside the manifest, named after its content's hash: no path of a manifest leads out of its folder.
-File = Annotated[str, Field(pattern=r"^objects/[0-9a-f]{64}\.(cubin|hsaco|json)$")]
+File = Annotated[str, Field(pattern=r"^objects/[0-9a-f]{64}\.(cubin|hsaco|json|so)$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,255}$")]
 Verdict = Literal["COMPILED_ONLY", "FAIL", "QUARANTINED"]
 
@@ -75,6 +75,17 @@ class Entry(_Model):
     cached: bool = False
 
 
+class Module(_Model):
+    """One of Triton's C modules on the host (`triton_host`). ``source``: the hash of its text; ``abi``: the Python and
+    platform that it is built for. ``file`` is absent where it could not be built, and ``reason`` says why."""
+
+    name: Name
+    source: Digest
+    abi: Name
+    file: File | None = None
+    reason: str | None = None
+
+
 class Manifest(_Model):
     """What a folder of artefacts holds. ``toolchain``: versions of what compiled it."""
 
@@ -85,6 +96,7 @@ class Manifest(_Model):
     profiles: list[Name]
     seconds: float
     entries: list[Entry]
+    modules: list[Module] = []
 
     def counts(self) -> dict[str, int]:
         """Entries by verdict."""
@@ -171,15 +183,29 @@ class Store:
             raise ValueError(f"{path.name} holds {len(data)} bytes of something else, or only a part")
         return data
 
+    def module(self, name: str, source: str, abi: str) -> bytes | None:
+        """The shared object of a C module; None, with a warning once, where it is damaged or for another Python."""
+        found = [m for m in self.manifest.modules if m.name == name and m.source == source and m.file is not None]
+        serving = next((m for m in found if m.abi == abi), None)
+        if serving is None:
+            if found:
+                self._say(abi, f"Triton's {name}", f"it is for {found[0].abi}, and this is {abi}")
+            return None
+        try:
+            return self.content(str(serving.file))
+        except (OSError, ValueError) as error:
+            self._say(source, f"Triton's {name}", error)
+            return None
+
     def warn(self, entry: Entry, why: object) -> None:
+        self._say(entry.key, f"{entry.kernel} for {entry.arch}", why)
+
+    def _say(self, once: str, what: str, why: object) -> None:
         with self._lock:
-            known = entry.key in self._warned
-            self._warned.add(entry.key)
+            known = once in self._warned
+            self._warned.add(once)
         if not known:
-            text = (
-                f"artefact of {entry.kernel} for {entry.arch} in {self.folder} is not used ({why}); compiling instead"
-            )
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(f"artefact of {what} in {self.folder} is not used ({why}); compiling instead", stacklevel=4)
 
 
 @lru_cache(maxsize=4)

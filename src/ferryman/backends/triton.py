@@ -397,6 +397,10 @@ def _install_guard(kernel: Any) -> None:
     """
     compile_step = getattr(kernel, "_do_compile", None)  # an interpreted function has none
     if compile_step is not None:
+        if settings.get("artefacts") is not None:
+            from ferryman.backends import triton_host
+
+            triton_host.serve()  # before the first launch, which loads Triton's driver
 
         def guarded(key: Any, signature: Any, device: Any, *rest: Any, **more: Any) -> Any:
             if torch.cuda.is_current_stream_capturing():

@@ -69,6 +69,11 @@ def _print(made: aot.Compiled) -> None:
         ["target", "arch", "backend", "COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"], _rows(manifest),
         right=("COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"),
     )  # fmt: skip
+    built = [m for m in manifest.modules if m.file is not None]
+    if built:
+        output.say(f"{len(built)} of Triton's C modules (its driver's, launchers) for {built[0].abi}")
+    if unbuilt := [m for m in manifest.modules if m.file is None]:
+        output.say(f"{len(unbuilt)} of Triton's C modules are left to the first launch: {unbuilt[0].reason}")
     wrong = [entry for entry in manifest.entries if entry.verdict != "COMPILED_ONLY"]
     for entry in wrong[:_MOST_REASONS]:
         facts = {**entry.constexprs, **entry.options}

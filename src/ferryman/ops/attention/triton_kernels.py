@@ -757,8 +757,6 @@ def _family(target: Target) -> str:
 
 # Two waves per SIMD halves the registers a wave may take (512 to 256): forward still fits, and latency is hidden.
 _TWO_WAVES = {"waves_per_eu": 2}
-# With the attention schedule D128 fits too: without it gfx942's full attention had 84 bytes of scratch.
-_SCHEDULED = {"waves_per_eu": 2, "schedule_hint": "attention"}
 # The 16x16 matrix instruction keeps fewer accumulators alive than 32x32: dK/dV at D128 took 284 instead of 354 VGPRs.
 _SMALL_MFMA = {"matrix_instr_nonkdim": 16}
 _SMALL_TWO_WAVES = {**_SMALL_MFMA, **_TWO_WAVES}

@@ -17,8 +17,8 @@ from ferryman.dispatch.whole_file import write_whole
 _DIGEST = hashlib.sha256().digest_size
 # What compiles, and reads what was compiled: a change of these makes every entry old.
 _READERS = (
-    "triton.py", "triton_resources.py", "triton_artefacts.py", "code_objects.py", "cuda.py", "simt/offline.py",
-    "simt/resources.py",
+    "triton.py", "triton_host.py", "triton_resources.py", "triton_artefacts.py", "code_objects.py", "cuda.py",
+    "simt/offline.py", "simt/resources.py",
 )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ferryman.backends.artefacts import MANIFEST, OBJECTS, Entry, Manifest
+from ferryman.backends import triton_host
+from ferryman.backends.artefacts import MANIFEST, OBJECTS, Entry, Manifest, Module
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.whole_file import write_whole
@@ -57,6 +58,8 @@ def compile_all(
 
     entries: list[Entry] = []
     tasks: list[_Task] = []
+    host: dict[str, _Task] = {}  # C modules, each once, though many groups need it
+    modules: list[Module] = []
     with pool.Pool(count, command) as workers:
         for done, (group, answer) in enumerate(workers.each(groups, _list), 1):
             advance(done, len(groups), f"listing {group.profile} {group.backend} {group.family}")
@@ -65,19 +68,29 @@ def compile_all(
                 continue
             seen |= answer["toolchain"]
             tasks += [_Task(group, row) for row in answer["kernels"]]
-        tasks.sort(key=lambda task: task.group)
+            for key, name in answer["modules"].items():
+                host.setdefault(key, _Task(group, {"key": key, "kernel": name}, module=True))
+        tasks = sorted([*tasks, *host.values()], key=lambda task: task.group)
         for done, (task, answer) in enumerate(workers.each(tasks, lambda w, t: _compile(w, t, timeout)), 1):
+            if answer.get("damaged"):
+                made.damaged.append(answer["damaged"])
+            if task.module:
+                module = _module(task.row, answer)
+                modules.append(module)
+                advance(done, len(tasks), module.name)
+                if module.file is not None:
+                    made.images[module.file] = answer["entry"]
+                continue
             entry = _entry(task.group, task.row, answer, known[task.group.profile])
             entries.append(entry)
             advance(done, len(tasks), f"{task.group.profile} {entry.kernel}: {entry.verdict}")
-            if answer.get("damaged"):
-                made.damaged.append(answer["damaged"])
             if entry.file is not None:
                 made.images[entry.file] = answer["entry"]
             if entry.metadata is not None:
                 made.metadata[entry.metadata] = _metadata(answer)
     entries.sort(key=lambda e: (e.profile, e.backend, e.family, e.dtype, e.kernel, e.key))
-    made.manifest = _manifest(profiles, seen, entries, time.perf_counter() - began)
+    modules.sort(key=lambda m: (m.name, m.source))
+    made.manifest = _manifest(profiles, seen, entries, time.perf_counter() - began, modules)
     return made
 
 
@@ -85,6 +98,7 @@ def compile_all(
 class _Task:
     group: Group
     row: dict[str, Any]
+    module: bool = False  # one of Triton's C modules, no kernel
 
 
 def _list(worker: pool.Worker, group: Group) -> tuple[Group, dict[str, Any]]:
@@ -127,7 +141,7 @@ def write(made: Compiled, folder: Path) -> None:
     write_whole(folder / MANIFEST, (made.manifest.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
     wanted = {*made.images, *made.metadata}
     for path in (folder / OBJECTS).glob("*"):
-        if f"{OBJECTS}/{path.name}" not in wanted and path.suffix in (".cubin", ".hsaco", ".json"):
+        if f"{OBJECTS}/{path.name}" not in wanted and path.suffix in (".cubin", ".hsaco", ".json", ".so"):
             path.unlink()
 
 
@@ -169,6 +183,12 @@ def _entry(group: Group, row: dict[str, Any], answer: dict[str, Any], known: Pro
     )  # fmt: skip
 
 
+def _module(row: dict[str, Any], answer: dict[str, Any]) -> Module:
+    facts = {"name": row["kernel"], "source": row["key"], "abi": triton_host.abi()}
+    reason = answer.get("error") or answer.get("refused")
+    return Module(**facts, reason=reason) if reason else Module(**facts, file=f"{OBJECTS}/{answer['sha256']}.so")
+
+
 def _metadata(answer: dict[str, Any]) -> bytes:
     return json.dumps(answer["metadata"], sort_keys=True).encode()
 
@@ -180,7 +200,10 @@ def _unlisted(group: Group, known: Profile, reason: str) -> Entry:
                  kernel="all", dtype=group.dtype, verdict="QUARANTINED", reason=reason)  # fmt: skip
 
 
-def _manifest(profiles: Sequence[Profile], versions: dict[str, str], entries: list[Entry], seconds: float) -> Manifest:
+def _manifest(
+    profiles: Sequence[Profile], versions: dict[str, str], entries: list[Entry], seconds: float,
+    modules: Sequence[Module] = (),
+) -> Manifest:  # fmt: skip
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return Manifest(time=now, toolchain=versions, profiles=[p.name for p in profiles],
-                    seconds=round(seconds, 3), entries=entries)  # fmt: skip
+                    seconds=round(seconds, 3), entries=entries, modules=list(modules))  # fmt: skip

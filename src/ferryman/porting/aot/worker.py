@@ -1,7 +1,7 @@
 """A process that compiles: it may be killed by its toolchain, or by `pool` when it takes too long.
 
 One JSON request on each line of stdin, one JSON answer on each line of stdout. ``{"group": [..]}`` asks what there is
-to compile in a group; ``{"group": [..], "key": k}`` compiles one of that list.
+to compile in a group; ``{"group": [..], "key": k}`` compiles one of that list, a kernel or a C module.
 """
 
 from __future__ import annotations
@@ -55,10 +55,28 @@ def _key(group: Group, source: Source, arch: str) -> str:
     return artefacts.simt_key(arch, defines_for(source.unit, arch), source.unit.source)
 
 
+@functools.cache
+def _modules(group: Group) -> dict[str, tuple[str, str]]:
+    """(name, C text) of what the group's launches need of the host, by key."""
+    known = _profile(group.profile)
+    if group.backend != "triton" or known.vendor != "nvidia":
+        return {}
+    from ferryman.backends import triton, triton_host
+
+    found: dict[str, tuple[str, str]] = {}
+    for source, row in _table(group).values():
+        if "refused" not in row:
+            for name, text in triton_host.texts(triton.jit_source(source.unit, known.arch)).items():
+                found.setdefault(triton_host.digest(text), (name, text))
+    return found
+
+
 def listing(group: Group) -> dict[str, Any]:
     """What there is to compile, as a manifest describes it."""
     rows = [row for _, row in _table(group).values()]
-    return {"kernels": rows, "toolchain": cache.toolchain(group.backend, _profile(group.profile).arch)}
+    modules = {key: name for key, (name, _) in _modules(group).items()}
+    toolchain = cache.toolchain(group.backend, _profile(group.profile).arch)
+    return {"kernels": rows, "modules": modules, "toolchain": toolchain}
 
 
 def _description(group: Group, source: Source) -> dict[str, Any]:
@@ -82,8 +100,8 @@ def _description(group: Group, source: Source) -> dict[str, Any]:
 
 def _aligned(unit: Any) -> bool:
     """Whether rows start on 16 bytes and are whole numbers of them, as far as the types say: then 16 bytes a lane can
-    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows; rows of one element (a ``width`` of
-    1 is compiled in) have no 16 bytes."""
+    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows; rows of one element (a ``width``
+    of 1 is compiled in) have no 16 bytes."""
     sizes = [
         p.name for p in unit.kernel.params if not p.do_not_specialize and unit.signature.get(p.name) in ("i32", "i64")
     ]
@@ -98,8 +116,8 @@ def _plain(value: Any) -> Any:
 def compile_one(group: Group, key: str) -> dict[str, Any]:
     """Compiles, or takes from the cache: where the image lies in the cache, and its facts; or the toolchain's log."""
     known, began = _profile(group.profile), time.perf_counter()
-    source, _ = _table(group)[key]
-    name = cache.key(key, group.backend, known.arch)
+    module = _modules(group).get(key)
+    name = cache.key(key, group.backend, known.arch if module is None else _abi())
     damaged = None
     try:
         kept = cache.get(name)
@@ -108,7 +126,7 @@ def compile_one(group: Group, key: str) -> dict[str, Any]:
     if kept is not None:
         return {"entry": name, **kept[0], "cached": True}
     try:
-        facts, image = _compile(group, source, known)
+        facts, image = _compile(group, _table(group)[key][0], known) if module is None else _built(*module)
     except CompileError as error:
         return {"error": error.log.strip()[-_LOG:] or str(error), "damaged": damaged}
     facts["seconds"] = round(time.perf_counter() - began, 3)
@@ -132,6 +150,19 @@ def _compile(group: Group, source: Source, known: Profile) -> tuple[dict[str, An
     resources = {**made.resources, "code_bytes": code_objects.code_bytes(made.image)}
     digest = hashlib.sha256(made.image).hexdigest()
     return {"sha256": digest, "kind": made.kind, "resources": resources, "metadata": made.metadata}, made.image
+
+
+def _abi() -> str:
+    from ferryman.backends import triton_host
+
+    return triton_host.abi()
+
+
+def _built(name: str, text: str) -> tuple[dict[str, Any], bytes]:
+    from ferryman.backends import triton_host
+
+    image = triton_host.build(name, text)
+    return {"sha256": hashlib.sha256(image).hexdigest()}, image
 
 
 def main() -> int:
