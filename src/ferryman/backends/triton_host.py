@@ -10,12 +10,13 @@ import hashlib
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ferryman.backends import artefacts
+from ferryman.backends.triton import release
 from ferryman.errors import CompileError
 
 DRIVER, LAUNCHER = "cuda_utils", "__triton_launcher"  # Triton's names
@@ -35,11 +36,15 @@ def digest(text: str) -> str:
 def texts(source: Any) -> dict[str, str]:
     """The C modules that a launch of ``source`` (an ASTSource for NVIDIA) goes through: name -> C text.
 
-    Not those of tensor descriptors made on the host, whose launcher depends on how the kernel was lowered.
+    None of another Triton than 3.6, which builds what it needs by itself. Not those of tensor descriptors made on the
+    host, whose launcher depends on how the kernel was lowered.
     """
+    import triton
     from triton.backends.nvidia import driver
 
-    if any(str(kind).startswith("tensordesc") for kind in source.signature.values()):
+    if release(triton.__version__) != (3, 6) or any(
+        str(kind).startswith("tensordesc") for kind in source.signature.values()
+    ):
         return {}
     return {DRIVER: _driver(), LAUNCHER: driver.make_launcher(source.constants, dict(source.signature), None)}
 
@@ -89,18 +94,33 @@ def _compiled(
     return Path(made)
 
 
-@lru_cache(maxsize=1)
 def serve() -> None:
     """From now on Triton takes C modules from the artefacts, and builds what they lack in the user's way or its own.
 
-    What it is given it keeps in its cache, as what it builds.
+    What it is given it keeps in its cache, as what it builds. Without modules in the folder nothing is changed.
     """
     from triton import knobs
 
-    before = knobs.build.impl
+    store = artefacts.store()
+    if store is not None and store.manifest.modules and not isinstance(knobs.build.impl, _Served):
+        knobs.build.impl = _Served(knobs.build.impl)
 
-    def served(
-        name: str, src: str, srcdir: str, library_dirs: list[str], include_dirs: list[str], libraries: list[str], /
+
+class _Served:
+    """Triton's hook for building: ``before`` is what stood there."""
+
+    def __init__(self, before: Callable[..., str] | None) -> None:
+        self.before = before
+
+    def __call__(
+        self,
+        name: str,
+        src: str,
+        srcdir: str,
+        library_dirs: list[str],
+        include_dirs: list[str],
+        libraries: list[str],
+        /,
     ) -> str:
         store = artefacts.store()
         image = None if store is None else store.module(name, digest(Path(src).read_text()), abi())
@@ -108,8 +128,6 @@ def serve() -> None:
             path = Path(srcdir) / f"{name}.ferryman.so"
             path.write_bytes(image)
             return str(path)
-        if before is not None:
-            return before(name, src, srcdir, library_dirs, include_dirs, libraries)
+        if self.before is not None:
+            return self.before(name, src, srcdir, library_dirs, include_dirs, libraries)
         return str(_compiled(name, Path(src), Path(srcdir), include_dirs, (), library_dirs, libraries))
-
-    knobs.build.impl = served
