@@ -123,6 +123,7 @@ def building(copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     knobs, build = pytest.importorskip("triton.knobs"), pytest.importorskip("triton.runtime.build")
     monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(copy))
     monkeypatch.setenv("CC", "/no/such/compiler")
+    monkeypatch.setattr(triton_host, "_unloadable", lambda path: None)  # libcuda is not here
 
     def built(name: str, text: str) -> bytes:
         (tmp_path / "given.c").write_text(text)
@@ -163,6 +164,21 @@ def test_triton_takes_its_modules_from_the_artefacts(
             pytest.raises(FileNotFoundError, match="/no/such/compiler"),
         ):
             building(name, text)
+
+
+def test_a_module_that_cannot_be_loaded_is_built_here(
+    building: Callable[[str, str], bytes], copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # with libcuda away, as with another libc
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(copy))
+    if triton_host._unloadable(Path("libcuda.so.1")) is None:
+        pytest.skip("NVIDIA's driver is here")
+    with (
+        pytest.warns(UserWarning, match="Triton's __triton_launcher in .* is not used .libcuda.so.1: cannot open"),
+        pytest.raises(FileNotFoundError, match="/no/such/compiler"),
+    ):
+        building(*launcher_of_rope())
 
 
 def test_modules_for_another_python_are_built_here(

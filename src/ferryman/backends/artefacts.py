@@ -194,8 +194,11 @@ class Store:
         try:
             return self.content(str(serving.file))
         except (OSError, ValueError) as error:
-            self._say(source, f"Triton's {name}", error)
+            self.warn_of_module(name, source, error)
             return None
+
+    def warn_of_module(self, name: str, source: str, why: object) -> None:
+        self._say(source, f"Triton's {name}", why)
 
     def warn(self, entry: Entry, why: object) -> None:
         self._say(entry.key, f"{entry.kernel} for {entry.arch}", why)

@@ -6,6 +6,7 @@ deployment may not have. NVIDIA's alone: AMD's name the place of a library on th
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import subprocess
 import sysconfig
@@ -122,12 +123,25 @@ class _Served:
         libraries: list[str],
         /,
     ) -> str:
+        key = digest(Path(src).read_text())
         store = artefacts.store()
-        image = None if store is None else store.module(name, digest(Path(src).read_text()), abi())
-        if image is not None:
+        image = None if store is None else store.module(name, key, abi())
+        if store is not None and image is not None:
             path = Path(srcdir) / f"{name}.ferryman.so"
             path.write_bytes(image)
-            return str(path)
+            why = _unloadable(path)
+            if why is None:
+                return str(path)
+            store.warn_of_module(name, key, why)
         if self.before is not None:
             return self.before(name, src, srcdir, library_dirs, include_dirs, libraries)
         return str(_compiled(name, Path(src), Path(srcdir), include_dirs, (), library_dirs, libraries))
+
+
+def _unloadable(path: Path) -> str | None:
+    """Why this process cannot load a shared object (another libc, say); None where it can."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+    return None

@@ -28,20 +28,35 @@ def compile_(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the artefacts and their manifest.json (FERRYMAN_ARTEFACTS).")
     ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Only float32, float16 or bfloat16 of what depends on one. Repeatable.")
+    ] = None,
+    width: Annotated[
+        list[int] | None, typer.Option(min=1, help="With --out: serve rows of this length, too. Repeatable.")
+    ] = None,
+    head_dim: Annotated[
+        list[int] | None, typer.Option(min=1, help="With --out: serve heads of this length, too. Repeatable.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at once; default: one a core, at most 8.")] = None,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for one kernel.")] = aot.TIMEOUT_SECONDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Compile every Triton configuration that dispatch could choose, and every CUDA and HIP kernel, for --target.
 
-    No device is needed. A kernel that its toolchain cannot compile is QUARANTINED, one that cannot run on the device or
-    spills beyond what its author allowed is FAIL; either makes the exit code 1.
+    With --out also all that calls of models launch, whose rows are multiples of 64 up to 4096, of 256 up to 16384, and
+    more (docs/compile.md). No device is needed. A kernel that its toolchain cannot compile is QUARANTINED, one that
+    cannot run on the device or spills beyond what its author allowed is FAIL; either makes the exit code 1.
     """
     profiles = aot.profiles_for(target or [])
     if out is not None and out.exists() and not out.is_dir():
         raise ArgumentError("compile", "--out", f"{out}, a file", "the name of a folder")
+    if out is None and (width or head_dim):
+        raise ArgumentError("compile", "--width and --head-dim", "without --out", "a folder that serves such calls")
+    usual = aot.Shapes()
+    serving = aot.Shapes((*usual.widths, *(width or ())), (*usual.head_dims, *(head_dim or ())))
     with output.progress("compiling") as advance:
-        made = aot.compile_all(profiles, ops=op, backends=backend, jobs=jobs, timeout=timeout, progress=advance)
+        made = aot.compile_all(profiles, ops=op, backends=backend, dtypes=dtype, jobs=jobs, timeout=timeout,
+                               serving=None if out is None else serving, progress=advance)  # fmt: skip
     if out is not None:
         try:
             aot.write(made, out)

@@ -18,9 +18,9 @@ from ferryman.backends.artefacts import MANIFEST, OBJECTS, Entry, Manifest, Modu
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.whole_file import write_whole
-from ferryman.errors import ArgumentError
-from ferryman.porting.aot import cache, gates, pool
-from ferryman.porting.aot.groups import Group, families_of, groups_of
+from ferryman.errors import ArgumentError, UnknownName
+from ferryman.porting.aot import cache, gates, groups, pool
+from ferryman.porting.aot.groups import Group, Shapes, families_of, groups_of
 from ferryman.porting.aot.targets import backends_of
 
 TIMEOUT_SECONDS = 120.0  # for one kernel: the slowest takes 5 s on an idle core
@@ -40,17 +40,20 @@ class Compiled:
 
 def compile_all(
     profiles: Sequence[Profile], *, ops: Sequence[str] | None = None, backends: Sequence[str] | None = None,
-    jobs: int | None = None, timeout: float = TIMEOUT_SECONDS, progress: Progress | None = None,
+    dtypes: Sequence[str] | None = None, serving: Shapes | None = None, jobs: int | None = None,
+    timeout: float = TIMEOUT_SECONDS, progress: Progress | None = None,
     command: Sequence[str] | None = None,
 ) -> Compiled:  # fmt: skip
     """Compile for every profile. A toolchain that refuses, dies or hangs gives a QUARANTINED entry with its log.
 
-    ops: only the families that these belong to. timeout: seconds for one kernel. Raises UnknownName for an op or
-    backend that there is not, ArgumentError for a backend that serves no profile, or where nothing is left to compile.
+    ops: only the families that these belong to. dtypes: only these of Triton's kernels, and of the calls of models that
+    are served, as "bfloat16"; None: all. serving: the shapes of those calls; None: only the forms that each family
+    lists. timeout: seconds for one kernel. Raises UnknownName for an op, backend or dtype that there is not,
+    ArgumentError for a backend that serves no profile, or where nothing is left to compile.
     """
     began = time.perf_counter()
     known = {p.name: p for p in profiles}
-    groups = _groups(profiles, ops, backends)
+    listed = _groups(profiles, ops, backends, dtypes or groups.DTYPES, serving)
     seen: dict[str, str] = {}
     made = Compiled(_manifest(profiles, {}, [], 0.0))
     count = jobs or min(os.cpu_count() or 1, 8)
@@ -61,8 +64,8 @@ def compile_all(
     host: dict[str, _Task] = {}  # C modules, each once, though many groups need it
     modules: list[Module] = []
     with pool.Pool(count, command) as workers:
-        for done, (group, answer) in enumerate(workers.each(groups, _list), 1):
-            advance(done, len(groups), f"listing {group.profile} {group.backend} {group.family}")
+        for done, (group, answer) in enumerate(workers.each(listed, _list), 1):
+            advance(done, len(listed), f"listing {group.profile} {group.backend} {group.family}")
             if "refused" in answer:
                 entries.append(_unlisted(group, known[group.profile], answer["refused"]))
                 continue
@@ -145,14 +148,21 @@ def write(made: Compiled, folder: Path) -> None:
             path.unlink()
 
 
-def _groups(profiles: Sequence[Profile], ops: Sequence[str] | None, backends: Sequence[str] | None) -> list[Group]:
+def _groups(
+    profiles: Sequence[Profile], ops: Sequence[str] | None, backends: Sequence[str] | None, dtypes: Sequence[str],
+    serving: Shapes | None,
+) -> list[Group]:  # fmt: skip
+    for dtype in dtypes:
+        if dtype not in groups.DTYPES:
+            raise UnknownName("dtype", dtype, groups.DTYPES)
     for name in backends or ():
         registry.check_backend(name)
     families = families_of(ops)
     found: list[Group] = []
     for known in profiles:
         able = backends_of(known)
-        found += groups_of(known, [b for b in able if backends is None or b in backends], families)
+        own = [b for b in able if backends is None or b in backends]
+        found += groups_of(known, own, families, dtypes, serving)
     for name in backends or ():
         if not any(group.backend == name for group in found):
             serves = ", ".join(sorted({b for p in profiles for b in backends_of(p)}))
@@ -195,7 +205,7 @@ def _metadata(answer: dict[str, Any]) -> bytes:
 
 def _unlisted(group: Group, known: Profile, reason: str) -> Entry:
     """A group that could not even be listed: one entry stands for all its kernels."""
-    digest = hashlib.sha256("\0".join(astuple(group)).encode()).hexdigest()
+    digest = hashlib.sha256(repr(group).encode()).hexdigest()
     return Entry(key=digest, profile=known.name, arch=known.arch, backend=group.backend, family=group.family,
                  kernel="all", dtype=group.dtype, verdict="QUARANTINED", reason=reason)  # fmt: skip
 

@@ -100,13 +100,15 @@ def _description(group: Group, source: Source) -> dict[str, Any]:
 
 def _aligned(unit: Any) -> bool:
     """Whether rows start on 16 bytes and are whole numbers of them, as far as the types say: then 16 bytes a lane can
-    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows; rows of one element (a ``width``
-    of 1 is compiled in) have no 16 bytes."""
+    be read. Sizes that are not compiled in (`do_not_specialize`) are numbers of rows. A tile of rows so short that it
+    has no 16 bytes for each lane is none either."""
     sizes = [
         p.name for p in unit.kernel.params if not p.do_not_specialize and unit.signature.get(p.name) in ("i32", "i64")
     ]
-    single = unit.constexprs.get("width") == 1
-    return bool(sizes) and not (single or unit.unaligned) and all(name in unit.divisible for name in sizes)
+    elements = unit.constexprs.get("ROWS", 1) * unit.constexprs.get("BLOCK", 1 << 20)
+    halves = any(kind in ("*bf16", "*fp16") for kind in unit.signature.values())
+    short = elements * (2 if halves else 4) < 16 * 32 * unit.num_warps
+    return bool(sizes) and not (short or unit.unaligned) and all(name in unit.divisible for name in sizes)
 
 
 def _plain(value: Any) -> Any:
@@ -177,7 +179,8 @@ def main() -> int:
     say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        group, key = Group(*request["group"]), request.get("key")
+        parts: list[Any] = [tuple(part) if isinstance(part, list) else part for part in request["group"]]
+        group, key = Group(*parts), request.get("key")
         try:
             say(listing(group) if key is None else compile_one(group, key))
         except (FerrymanError, OSError) as error:  # a package that is missing, a disk that is full
