@@ -521,7 +521,7 @@ def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("damage", [
-    lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 3', '"version": 99'),
+    lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 4', '"version": 99'),
     lambda text: text.replace('"definition"', '"../../evil"'), lambda text: "[]", lambda text: "[" * 100_000,
     lambda text: text.replace("3e-6", "-1.0").replace("3e-06", "-1.0"),
     lambda text: text.replace('"kernels"', '"krnls"'),

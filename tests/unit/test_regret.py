@@ -206,7 +206,7 @@ def test_only_regions_that_hold_are_counted(regret: ModuleType) -> None:
         return lockfile_entry.Entry(implementation="torch", seconds=1e-5, kernels=kernels, candidates=[timed])
 
     a, b, c = (f"x=bfloat16[2^{rows},64]c" for rows in (4, 5, 6))
-    good, old = entry(lockfile_document.digest("softmax")), entry("0" * 64)
+    good, old = entry(lockfile_document.digest("softmax")).sealed("softmax", a), entry("0" * 64)
     assert regret.regions(lockfile_document.Lockfile(stamp={}, choices={"softmax": {a: good}})) == "1 tuned regions"
     document = lockfile_document.Lockfile(stamp={}, choices={"softmax": {a: good, b: old, c: old}})
     assert regret.regions(document) == "1 tuned regions (2 more do not hold any longer)"

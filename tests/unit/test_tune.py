@@ -185,6 +185,14 @@ def test_an_output_that_is_empty_ends_no_process(planted: None, tmp_path: Path) 
         assert one.entry is not None and [c.error for c in one.entry.candidates] == [None, None]
 
 
+def rename(path: Path, old: str, new: str) -> None:
+    """A configuration in a lockfile, sealed as if it had been measured under that name."""
+    document = lockfile_document.Lockfile.model_validate_json(path.read_text().replace(f'"{old}"', f'"{new}"'))
+    for op, entries in document.choices.items():
+        entries.update({region: entry.sealed(op, region) for region, entry in entries.items()})
+    path.write_text(document.model_dump_json())
+
+
 def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
     planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +216,7 @@ def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
     )
     try:
         for name in ("narrow", "hopeless", "gone", "Not An Identifier"):
-            path.write_text(path.read_text().replace('"narrow"', f'"{name}"'))
+            rename(path, "narrow", name)
             ferryman.reload()
             decision = select.select(SILU, args, CPU, state.State({}, False))
             listed = name in ("narrow", "hopeless")
@@ -219,7 +227,7 @@ def test_of_an_implementation_s_configurations_the_fastest_is_written_and_run(
                 told = ferryman.explain("silu_mul", *args)
                 assert {r.implementation: r.configuration for r in told.rows if r.configuration} == {"forms": "narrow"}
                 assert "chosen, measured in this region, narrow: " in str(told)
-            path.write_text(path.read_text().replace(f'"{name}"', '"narrow"'))
+            rename(path, name, "narrow")
     finally:
         monkeypatch.undo()
         ferryman.reload()
@@ -633,6 +641,34 @@ def test_a_hand_edited_entry_is_told_and_not_obeyed(what: str, tmp_path: Path) -
     path.write_text(json.dumps(raw))
     done = command("tune", "--check", "--device", "cpu", "--lockfile", str(path))
     assert done.code == 2 and told in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("edit", ["another choice", "moved", "the work", "no seal"])
+def test_an_entry_that_is_not_as_it_was_written_does_not_hold(edit: str, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    both = [{"implementation": "torch", "seconds": 1e-6}, {"implementation": "definition", "seconds": 1.001e-6}]
+    lockfile_document.record(path, CPU, {"silu_mul": {REGION: _entry(candidates=both)}})
+    check = ("tune", "--check", "--device", "cpu", "--lockfile", str(path))
+    assert "1 of 1 entries hold here" in command(*check).out
+    raw = json.loads(path.read_text())
+    entries = raw["choices"]["silu_mul"]
+    if edit == "moved":
+        entries[REGION.replace("2^", "2^1")] = entries.pop(REGION)
+    elif edit == "another choice":  # within the noise of the best, as a choice may be
+        entries[REGION] |= {"implementation": "definition", "seconds": 1.001e-6}
+    else:
+        entries[REGION] |= {"bytes": 1e9} if edit == "the work" else {"seal": ""}
+    path.write_text(json.dumps(raw))
+    done = command(*check)
+    assert done.code == 1 and "0 of 1 entries hold here" in done.out
+    assert "it is not as `ferryman tune` wrote it: edited, or moved" in " ".join(done.out.split())
+    # and what is measured anew is not joined with it
+    anew = _entry(
+        implementation="definition", seconds=3e-6, candidates=[{"implementation": "definition", "seconds": 3e-6}]
+    )
+    kept = lockfile_document.record(path, CPU, {"silu_mul": dict.fromkeys(entries, anew)})["silu_mul"]
+    assert [[c.implementation for c in entry.candidates] for entry in kept.values()] == [["definition"]]
+    assert "1 of 1 entries hold here" in command(*check).out
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from ferryman.dispatch.lockfile_entry import Entry, Name, Strict, joined
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import LockfileError
 
-VERSION = 3  # 3: the work of what was measured, for regions beside it. 2: all candidates, the kernels' digest
+VERSION = 4  # 4: seals. 3: the work of what was measured, for regions beside it. 2: all candidates, the kernels' digest
 _MAX_BYTES = 16 << 20
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
@@ -198,9 +198,10 @@ def _merge(
         held = choices.setdefault(op, {})
         for region, entry in entries.items():
             old = held.get(region)
-            held[region] = entry if old is None else joined(old, entry, profile.preference(op))
-    made = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
-    text = made.model_dump_json(indent=1, exclude_defaults=False) + "\n"
+            made = joined(old, entry, profile.preference(op)) if old and old.is_sealed(op, region) else entry
+            held[region] = made.sealed(op, region)
+    document = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
+    text = document.model_dump_json(indent=1, exclude_defaults=False) + "\n"
     Lockfile.model_validate_json(text)  # what could not be read again is not written over what can
     write_whole(path, text.encode())
     return {op: {region: choices[op][region] for region in entries} for op, entries in measured.items()}
@@ -245,7 +246,9 @@ def stale(op: str, entry: Entry, region: str, vendor: str | None = None) -> str 
     dtype = entry.case.rpartition(" ")[2]
     if isinstance(getattr(torch, dtype, None), torch.dtype) and f"={dtype}[" not in region:
         return f"its case {entry.case!r} is of another dtype than its region {region[:80]!r}"
-    return None if entry.kernels == digest(op) else "its kernels changed since it was measured"
+    if entry.kernels != digest(op):
+        return "its kernels changed since it was measured"
+    return None if entry.is_sealed(op, region) else "it is not as `ferryman tune` wrote it: edited, or moved"
 
 
 def _describes(region: str, op: str) -> bool:

@@ -5,6 +5,7 @@ Only names that are identifiers are accepted, and only a choice that its own can
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -62,6 +63,7 @@ class Entry(_Way):
     """The choice for one region. ``noise``: relative difference of one candidate from itself. ``kernels``: `digest`.
 
     bytes, flops: the least work of the call that was measured; without them, nothing is predicted from this entry.
+    seal: of all that it says of its region; an entry that was edited or moved has another's (`is_sealed`).
     """
 
     seconds: _Seconds
@@ -72,6 +74,14 @@ class Entry(_Way):
     case: Annotated[str, Field(max_length=200)] = ""
     time: Annotated[str, Field(max_length=40)] = ""
     candidates: Annotated[list[Candidate], Field(max_length=_MOST_CANDIDATES)] = []
+    seal: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")] = ""
+
+    def sealed(self, op: str, region: str) -> Self:
+        text = f"{op}\0{region}\0{self.model_dump_json(exclude={'seal'})}"
+        return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()[:16]})
+
+    def is_sealed(self, op: str, region: str) -> bool:
+        return self.seal == self.sealed(op, region).seal
 
     @model_validator(mode="after")
     def _is_the_best_candidate(self) -> Self:
