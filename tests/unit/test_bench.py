@@ -426,6 +426,7 @@ def test_untrusted_times_make_no_verdict() -> None:
     hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: hardware thermal slowdown"])
     assert verdict(made({"triton": STILL}), hot).verdict == "untrusted"
     assert verdict(hot, made({"triton": STILL})).verdict == "untrusted"
+    assert verdict(hot, made({"triton": [2e-5] * 3})).verdict == "untrusted"  # no slower than when it was hot
 
 
 def test_contenders_on_one_side_and_other_devices() -> None:
@@ -590,6 +591,7 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
         (["--out", str(same), "--compare", str(same)], "required: another file than --compare"),
         (["--out", str(tmp_path / "run.json"), "--compare", str(tmp_path / "run.md")], "required: another file than"),
         (["--out", str(tmp_path / "run.x"), "--compare", str(tmp_path / "run-key.svg")], "required: another file than"),
+        (["--out", str(tmp_path / "run.json")], "run.md is there without it, so not its table"),
         (["--compare", str(tmp_path / "pipe")], "is no regular file; required: a benchmark document"),
         (["--out", str(tmp_path / "pipe")], "it is no regular file"), (["--out", "/"], "required: a file's name"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),

@@ -460,6 +460,8 @@ def test_dispatch_predicts_a_near_miss_and_marks_it_everywhere(locked: Path) -> 
     assert by["definition"] is not None and by["torch"] is not None and by["definition"] < by["torch"]
     measured = ferryman.explain("rms_norm", torch.empty(256, 64))
     assert "torch        chosen, measured in this region: 1 us" in str(measured) and "about" not in str(measured)
+    entry = lockfile.entries("rms_norm", CPU)[measured.region]
+    assert measured.case == entry.case and (f"1 us for {entry.case}" in str(measured)) == bool(entry.case)
 
 
 def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

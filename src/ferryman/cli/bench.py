@@ -61,6 +61,8 @@ def bench(
         if compare is not None and _writes(out, compare.resolve()):
             required = "another file than --compare, which neither it nor the Markdown and plots beside it replace"
             raise ArgumentError("bench", "--out", out, required)
+        if (table := out.with_suffix(".md")).exists() and not out.exists():
+            raise ArgumentError("bench", "--out", out, f"another name: {table} is there without it, so not its table")
     if before is not None:
         here = placed(where)
         cells = {(one.name, case.name, dtype_name(kind)) for one, case in benchmark.cells_of(op, grid, here)}

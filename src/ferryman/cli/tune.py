@@ -15,6 +15,7 @@ from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select
 from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
+from ferryman.porting.bench import condition
 from ferryman.porting.bench.grid import cases, grid_of, on_meta
 from ferryman.porting.process import placed
 from ferryman.porting.tune.tuner import SILENCE_SECONDS, known_implementations
@@ -82,6 +83,10 @@ def tune(
                 raise ArgumentError("tune", option, "given", "no --check beside it")
         _check(path, profile, placed(where), grid, dtype or ["bf16"])
         return
+    if implementation and len(implementation) == 1:
+        output.say(f"{implementation[0]} alone is measured: dispatch obeys regions that nothing else was compared with")
+    if why := condition.watch(placed(where)).unknown:
+        output.say(f"throttling is not looked for: {why}")
     failed = 0
     for name, kind in {name: calls.dtype_of(name) for name in dtype or ["bf16"]}.items():
         with output.progress(f"tuning {name}") as advance:

@@ -40,7 +40,7 @@ class Explanation:
     """The whole menu of an op for one call. Prints as text; ``rows`` and ``to_dict`` are for programs.
 
     source: what put the order: "request", "lockfile" (this region was measured), "predicted ..." or "profile" (its
-    stated preference); None where the call would raise.
+    stated preference); None where the call would raise. case: the call of this region that was measured; "" for none.
     """
 
     op: str
@@ -49,6 +49,7 @@ class Explanation:
     region: str
     rows: tuple[Row, ...]
     source: str | None = None
+    case: str = ""
 
     @property
     def chosen(self) -> str | None:
@@ -58,7 +59,7 @@ class Explanation:
         rows = [vars(row) for row in self.rows]
         return {
             "op": self.op, "device": self.device, "here": self.here, "region": self.region, "source": self.source,
-            "rows": rows,
+            "case": self.case, "rows": rows,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -75,7 +76,9 @@ class Explanation:
     def _time(self, row: Row) -> str:
         if row.seconds is None:
             return ""
-        return f": {'' if self.source == 'lockfile' else 'about '}{row.seconds * 1e6:.3g} us"
+        measured = self.source == "lockfile"
+        beside = f" for {self.case}" if measured and self.case else ""
+        return f": {'' if measured else 'about '}{row.seconds * 1e6:.3g} us{beside}"
 
 
 def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.device | str | None = None,
@@ -99,8 +102,10 @@ def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.de
         profile = resolve(None)
     here = device is None or _is_here(profile)
     rows, decision = select.explain_rows(known, bound, profile, state.effective(), absent=not here)
+    region = lockfile.region(known, bound)
+    entry = lockfile.entries(known.name, profile).get(region)
     return Explanation(
-        known.name, profile.name, here, lockfile.region(known, bound),
+        known.name, profile.name, here, region,
         tuple(
             Row(
                 line.name, verdict, tuple(why), tuple(map(str, line.when)), line.accumulation, line.roundings,
@@ -110,6 +115,7 @@ def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.de
             for line, verdict, why in rows
         ),
         None if decision is None else decision.source,
+        "" if entry is None else entry.case,
     )  # fmt: skip
 
 

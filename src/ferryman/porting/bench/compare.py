@@ -142,10 +142,10 @@ def _change(
     each = _noise(old_cell, old), _noise(new_cell, new)
     noise = sum(each)
     verdict: Verdict = _SLOWER[new.role] if ratio > 1 + noise else "faster" if ratio < 1 / (1 + noise) else "same"
-    if verdict == "same" and max(each) > MOST_NOISE:
-        verdict, why = "too noisy", f"the noise is {max(each):.0%}; required: at most {MOST_NOISE:.0%}"
-    elif verdict != "same" and (told := [*old_cell.untrusted, *new_cell.untrusted]):
+    if told := [*old_cell.untrusted, *new_cell.untrusted]:
         verdict, why = "untrusted", "; ".join(dict.fromkeys(told))
+    elif verdict == "same" and max(each) > MOST_NOISE:
+        verdict, why = "too noisy", f"the noise is {max(each):.0%}; required: at most {MOST_NOISE:.0%}"
     return [Change(*key, new.role, verdict, ratio, noise, reason=why)]
 
 

@@ -20,6 +20,7 @@ _REASONS = {
 # while those of one and the same hold still.
 STEADY = frozenset({"power cap"})
 CLOCK_SPREAD = 1.05
+_CPU = "a CPU is not asked"
 
 
 @dataclass
@@ -29,6 +30,11 @@ class Watch:
     ask: Callable[[], tuple[int, int, float, int, list[str]]] | None
     source: str
     samples: list[tuple[int, int, float, int, list[str]]] = field(default_factory=list)
+
+    @property
+    def unknown(self) -> str:
+        """Why a GPU's clocks cannot be asked for; "" where they can, and for a CPU."""
+        return "" if self.ask is not None or self.source == _CPU else self.source
 
     def sample(self) -> None:
         """Ask the device, while it has work."""
@@ -49,7 +55,9 @@ class Watch:
 def watch(device: torch.device) -> Watch:
     """What can be asked of a device here: NVML through nvidia-ml-py."""
     if device.type != "cuda":
-        return Watch(None, "a CPU is not asked")
+        return Watch(None, _CPU)
+    if torch.version.hip:
+        return Watch(None, "an AMD device's clocks are not asked for")
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
