@@ -15,7 +15,6 @@ import torch
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import profile_for
 from ferryman.porting import aot
-from ferryman.porting.aot import groups
 
 pytestmark = pytest.mark.gpu
 
@@ -58,10 +57,11 @@ NO_COMPILER = "/no/such/compiler"  # for what Triton builds in C
 
 
 def compiled(factory: pytest.TempPathFactory, ops: list[str] | None) -> Path:
+    """In bfloat16, what serves the bench's shapes."""
+    serving, profiles = aot.Shapes((), ()), [profile_for(torch.device("cuda", 0))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "DTYPES", ("bfloat16",))
         patch.setenv("FERRYMAN_CACHE_DIR", str(factory.mktemp("cache")))
-        made = aot.compile_all([profile_for(torch.device("cuda", 0))], ops=ops, jobs=os.cpu_count())
+        made = aot.compile_all(profiles, ops=ops, dtypes=["bfloat16"], serving=serving, jobs=os.cpu_count())
         out = factory.mktemp("artefacts")
         aot.write(made, out)
     assert made.manifest.counts()["QUARANTINED"] == 0
