@@ -6,6 +6,7 @@ Only names that are identifiers are accepted, and only a choice that its own can
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -77,7 +78,8 @@ class Entry(_Way):
     seal: Annotated[str, Field(pattern="^([0-9a-f]{16})?$")] = ""
 
     def sealed(self, op: str, region: str) -> Self:
-        text = f"{op}\0{region}\0{self.model_dump_json(exclude={'seal'})}"
+        said = [op, region, self.model_dump(mode="json", exclude={"seal"})]
+        text = json.dumps(said, sort_keys=True)  # as Python writes numbers: another pydantic may write them otherwise
         return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()[:16]})
 
     def is_sealed(self, op: str, region: str) -> bool:

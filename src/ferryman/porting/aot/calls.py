@@ -37,8 +37,8 @@ _MANY = 2**26  # elements: rows enough that no launcher takes them for few
 def launched(
     ops: Iterable[Primitive], backend: str, known: Profile, target: Target, dtype: torch.dtype, widths: Iterable[int],
     head_dims: Iterable[int],
-) -> Iterator[Any]:  # fmt: skip
-    """What the calls launch with a backend on a device: Triton's specialisations, SIMT units. Each may come often."""
+) -> dict[str, Any]:  # fmt: skip
+    """What the calls launch with a backend on a device: Triton's specialisations by their text, SIMT units by name."""
     ops = tuple(ops)
     lines = {op.name: [x for x in registry.implementations(op.name) if x.backend == backend] for op in ops}
     launchers = {line: registry.launcher(line) for own in lines.values() for line in own}
@@ -52,10 +52,9 @@ def launched(
                 for line in lines[op.name]:
                     if not select.refusals(line, view, known, absent=True):
                         launchers[line](*args, target)
-                yield from collector.found
-                collector.found.clear()
     finally:
         redirect.back(before)
+    return collector.found
 
 
 class _Collector:
@@ -66,15 +65,16 @@ class _Collector:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.found: list[Any] = []
+        self.found: dict[str, Any] = {}
 
     def launch(self, unit: Any, *_: Any) -> None:
-        self.found.append(unit)
+        self.found[unit.name] = unit
 
     def launch_triton(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         from ferryman.backends.triton import specialise
 
-        self.found.append(specialise(kernel, args, meta))
+        one = specialise(kernel, args, meta)
+        self.found[repr(one)] = one
 
 
 def _cases(op: Primitive, target: Target, widths: Sequence[int], head_dims: Sequence[int]) -> Iterator[Case]:

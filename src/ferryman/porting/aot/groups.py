@@ -93,8 +93,8 @@ def sources_of(group: Group, known: Profile) -> list[Source]:
     ops = [op for op in registry.primitives().values() if family_of(op) == group.family]
     for target, dtype in itertools.product(launch_targets(known), group.dtypes):
         served = launched(ops, group.backend, known, target, getattr(torch, dtype), group.widths, group.head_dims)
-        for unit in served:
-            if (key := _key(group, unit)) not in found:
+        for key, unit in served.items():
+            if key not in found:
                 spills = max(allowed[_kernel(group, unit)], _BESIDE)
                 found[key] = Source(unit.name, _allowing(group, unit, spills))
     return list(found.values())
