@@ -428,6 +428,7 @@ def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
     found = worker.measure(plan, SILU, case, ["late", "torch"], {}, lambda name: None)
     assert found["errors"] == {"late": "RuntimeError: tired"} and len(found["trials"]["torch"]) == runner.TRIALS
     assert not found["trials"]["late"] and not found["untrusted"]
+    assert found["noise"] is not None  # the one that fails was the one timed twice: another was, in another turn
 
 
 def _tires() -> Any:

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from ferryman.backends.artefacts import Manifest
-from ferryman.cli import output
+from ferryman.cli import calls, output
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.porting import aot
 from ferryman.porting.aot.gates import poor_form
+from ferryman.porting.fills import dtype_name
 
 _MOST_REASONS = 20
 _SPILLS = ("spills", "vgpr_spills", "sgpr_spills", "spill_stores")
@@ -29,7 +30,7 @@ def compile_(
         Path | None, typer.Option(help="Folder for the artefacts and their manifest.json (FERRYMAN_ARTEFACTS).")
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Only float32, float16 or bfloat16 of what depends on one. Repeatable.")
+        list[str] | None, typer.Option(help="Only f32, f16 or bf16 of what depends on one. Repeatable.")
     ] = None,
     width: Annotated[
         list[int] | None, typer.Option(min=1, help="With --out: serve rows of this length, too. Repeatable.")
@@ -52,10 +53,11 @@ def compile_(
         raise ArgumentError("compile", "--out", f"{out}, a file", "the name of a folder")
     if out is None and (width or head_dim):
         raise ArgumentError("compile", "--width and --head-dim", "without --out", "a folder that serves such calls")
+    names = None if dtype is None else [dtype_name(calls.dtype_of(name)) for name in dtype]
     usual = aot.Shapes()
     serving = aot.Shapes((*usual.widths, *(width or ())), (*usual.head_dims, *(head_dim or ())))
     with output.progress("compiling") as advance:
-        made = aot.compile_all(profiles, ops=op, backends=backend, dtypes=dtype, jobs=jobs, timeout=timeout,
+        made = aot.compile_all(profiles, ops=op, backends=backend, dtypes=names, jobs=jobs, timeout=timeout,
                                serving=None if out is None else serving, progress=advance)  # fmt: skip
     if out is not None:
         try:

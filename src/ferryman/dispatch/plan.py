@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ferryman.backends import replay
+from ferryman.backends.precision import float32_precision
 from ferryman.dispatch import registry, select, state, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
@@ -125,7 +126,7 @@ class Op:
             "functorch_level": torch._C._functorch.maybe_current_level,
             "autocast": torch._C._is_any_autocast_enabled,
             "grad_enabled": torch.is_grad_enabled,
-            "float32_precision": torch.get_float32_matmul_precision,
+            "float32_precision": float32_precision,
             "deterministic": torch._C._get_deterministic_algorithms,
             "bump": torch.autograd.graph.increment_version,
             "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,

@@ -14,6 +14,7 @@ import torch
 from ferryman import settings
 from ferryman.backends import redirect
 from ferryman.backends.base import Target
+from ferryman.backends.precision import float32_precision
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile, detect
 from ferryman.device_profiles import profile as named_profile
@@ -43,7 +44,7 @@ class View:
     def of(cls, op: Primitive, args: Sequence[Any], profile: Profile) -> View:
         flags = {
             "interpreted": profile.vendor == "cpu" and interpreting(),
-            "tf32": torch.get_float32_matmul_precision() != "highest",
+            "tf32": float32_precision() == "tf32",
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
         return cls(dict(zip(op.names, args, strict=True)), profile.features, profile.shared_memory, flags)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ferryman.backends.precision import float32_precision
 from ferryman.porting.capsule import Machine
 
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
@@ -37,7 +38,7 @@ def machine(device: torch.device) -> Machine:
 
 def _flags() -> dict[str, str | bool]:
     found: dict[str, str | bool] = {
-        "cuda_matmul_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "cuda_matmul_tf32": float32_precision() == "tf32",
         "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "flush_denormal": _flushes(),

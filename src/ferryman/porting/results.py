@@ -19,6 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from ferryman.backends.precision import float32_precision
 from ferryman.errors import ResultError
 from ferryman.porting import metrics
 
@@ -293,7 +294,7 @@ def environment(device: torch.device, profile: Any, seed: int, tier: str, second
         versions["hip"] = torch.version.hip
     name = _processor()
     flags: dict[str, str | bool] = {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _matmul_precision(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "bf16_reduced_precision_reduction": _reduced("bf16"),
         "fp16_reduced_precision_reduction": _reduced("fp16"),
@@ -326,3 +327,10 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.3g}" if math.isfinite(value) else str(value)
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by backend and operation
+        return float32_precision()

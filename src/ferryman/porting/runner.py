@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
+from ferryman.backends.precision import float32_precision
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
@@ -258,7 +259,7 @@ def _shares(
     plan: Plan, dtypes: Sequence[torch.dtype], tier: str, seed: int, device: torch.device, jobs: int
 ) -> list[Job]:  # fmt: skip
     lines = {op.name: [line.name for line in here] for op, here in plan.local}
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32 = float32_precision() == "tf32"
     names = [dtype_name(d) for d in dtypes]
     return [Job(lines, names, tier, seed, str(device), share=(k, jobs), tf32=tf32) for k in range(jobs)]
 

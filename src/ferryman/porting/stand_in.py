@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ferryman.backends.precision import float32_precision
 from ferryman.backends.triton import interpreting
 from ferryman.backends.triton_stand_in import ARCH_SPECIFIC, StandIn, capability
 from ferryman.device_profiles import Profile, detect
@@ -109,7 +110,7 @@ def run(
     local = [(op, lines) for op, lines in local if lines]
     total = sum(len(tier_cases(op, tier)) * len(chosen) * len(lines) for op, lines in local)
     count = default_jobs(place) if jobs is None else jobs
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    tf32 = float32_precision() == "tf32"
     shares = [
         Job({op.name: [x.name for x in lines] for op, lines in local}, [dtype_name(d) for d in chosen], tier, seed,
             str(place), share=(k, count), tf32=tf32, stands_in_for=known.name)

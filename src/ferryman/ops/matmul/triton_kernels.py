@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.backends.precision import float32_precision
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import INTERPRETED, narrow, widen
 from ferryman.backends.triton_rows import collapse_rows
@@ -150,7 +151,7 @@ def _family(target: Target) -> str:
 
 def _precision(target: Target, dtype: torch.dtype) -> str:
     # AMD's xf32 (gfx942 alone) rounds down, a bias that torch's "high" does not promise: IEEE there
-    wanted = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    wanted = dtype == torch.float32 and float32_precision() == "tf32"
     return "tf32" if wanted and target.vendor == "nvidia" else "ieee"
 
 

@@ -29,7 +29,7 @@ _VOCABULARIES = (32_000, 32_064, 50_257, 50_304, 51_200, 64_000, 100_352, 128_00
                  152_064, 201_088, 202_048, 256_000, 262_144)  # fmt: skip
 _TOKENS = (1, 2, 7, 16, 33, 64, 100, 512, 2048)
 _WEIGHTS = ((4096, 4096), (6144, 4096), (1024, 2048), (14_336, 4096), (4096, 14_336), (8960, 1536), (128_256, 4096))
-_HEADS = ((32, 8), (32, 32), (8, 1))
+_HEADS = ((32, 8), (32, 32), (8, 1), (28, 4), (48, 16))  # multiples of 16 or not: Triton's rope is compiled for either
 _LENGTHS = (1, 16, 100, 1000, 4096)
 _MANY = 2**26  # elements: rows enough that no launcher takes them for few
 
@@ -90,7 +90,7 @@ def _cases(op: Primitive, target: Target, widths: Sequence[int], head_dims: Sequ
     elif forward == "linear":
         made = itertools.starmap(_linear, itertools.product(_TOKENS, _WEIGHTS, (False, True)))
     elif forward == "attention":
-        made = itertools.starmap(_attention, itertools.product(_LENGTHS, _HEADS, head_dims, (True, False)))
+        made = itertools.starmap(_attention, itertools.product(_LENGTHS, _HEADS, head_dims, _MASKING))
     for args in made:
         yield Case("of a model", args)
 
@@ -152,7 +152,16 @@ def _linear(tokens: int, weight: tuple[int, int], biased: bool) -> dict[str, Any
     return {"x": TensorSpec((tokens, weight[1])), "weight": TensorSpec(weight), "bias": bias}
 
 
-def _attention(queries: int, heads: tuple[int, int], dim: int, causal: bool) -> dict[str, Any]:
+# causal, window, softcap, whether there is a mask
+_MASKING = ((True, None, 0.0, False), (False, None, 0.0, False), (True, 512, 0.0, False), (True, None, 50.0, False),
+            (True, 512, 50.0, False), (False, None, 0.0, True))  # fmt: skip
+
+
+def _attention(
+    queries: int, heads: tuple[int, int], dim: int, masking: tuple[bool, int | None, float, bool]
+) -> dict[str, Any]:  # fmt: skip
+    causal, window, softcap, masked = masking
     q = TensorSpec((1, heads[0], queries, dim), layout="heads")
     k = TensorSpec((1, heads[1], max(queries, 4096 if queries < 64 else 0), dim), layout="heads")
-    return {"q": q, "k": k, "v": k, "causal": causal, "scale": None, "window": None, "softcap": 0.0, "mask": None}
+    mask = TensorSpec((1, 1, queries, k.shape[2]), dtype="bool") if masked else None
+    return {"q": q, "k": k, "v": k, "causal": causal, "scale": None, "window": window, "softcap": softcap, "mask": mask}

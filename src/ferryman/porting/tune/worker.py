@@ -66,6 +66,8 @@ def measure(
     for attempt in range(ATTEMPTS):  # a device that was cold at first holds its clocks once it is warm
         noise = runner.trials(kept, starting)
         untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept if c.trials])))
+        if noise is None and any(c.skipped is None for c in kept):
+            untrusted = [*untrusted, "the noise is not known: the candidate that was timed twice failed"]
         if not untrusted or attempt == ATTEMPTS - 1:
             break
         seen.samples.clear()
