@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ferryman import settings
 from ferryman.backends import redirect, replay
 from ferryman.backends.base import Artefact, Target
 from ferryman.errors import ArgumentError, CaptureError, CompileError, FerrymanError
@@ -373,23 +372,6 @@ def _arch_of(device: torch.device) -> str:
     return getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
 
 
-def _artefact(kernel: Any, key: Any, signature: Any, device: Any, rest: tuple[Any, ...]) -> Any:
-    """The kernel compiled ahead of time that serves this launch, kept as Triton would keep its own; None: compile.
-
-    The one place where a launch asks for it: before Triton's own compile step, with that step's arguments.
-    """
-    if settings.get("artefacts") is None or len(rest) != 4:
-        return None
-    from ferryman.backends import triton_artefacts
-
-    constexprs, options, attrs, _ = rest
-    kernels, _, target, _, _ = kernel.device_caches[device]
-    found = triton_artefacts.load(kernel, signature, constexprs, options, attrs, target)
-    if found is not None:
-        kernels[key] = found
-    return found
-
-
 def _install_guard(kernel: Any) -> None:
     """Wrap this kernel's own compile step, which a cached launch never reaches: the checks cost a launch nothing.
 
@@ -397,10 +379,9 @@ def _install_guard(kernel: Any) -> None:
     """
     compile_step = getattr(kernel, "_do_compile", None)  # an interpreted function has none
     if compile_step is not None:
-        if settings.get("artefacts") is not None:
-            from ferryman.backends import triton_host
+        from ferryman.backends import triton_artefacts, triton_host
 
-            triton_host.serve()  # before the first launch, which loads Triton's driver
+        triton_host.serve()  # before the first launch, which loads Triton's driver
 
         def guarded(key: Any, signature: Any, device: Any, *rest: Any, **more: Any) -> Any:
             if torch.cuda.is_current_stream_capturing():
@@ -409,7 +390,7 @@ def _install_guard(kernel: Any) -> None:
                     "call the op once with these shapes and dtypes before capturing"
                 )
             try:
-                compiled = _artefact(kernel, key, signature, device, rest)  # once for each specialisation
+                compiled = triton_artefacts.kept(kernel, key, signature, device, rest)  # once for each specialisation
                 if compiled is None:
                     compiled = compile_step(key, signature, device, *rest, **more)
             except (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError, FerrymanError):

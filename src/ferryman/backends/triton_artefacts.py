@@ -91,6 +91,21 @@ def metadata_of(compiled: Any) -> dict[str, Any]:
     return {name: None if name in _LOCAL else value for name, value in found.items()}
 
 
+def kept(kernel: Any, key: Any, signature: Any, device: Any, rest: tuple[Any, ...]) -> Any:
+    """The kernel compiled ahead of time that serves this launch, kept as Triton would keep its own; None: compile.
+
+    The one place where a launch asks for it: before Triton's own compile step, with that step's arguments.
+    """
+    if artefacts.store() is None or len(rest) != 4:
+        return None
+    constexprs, options, attrs, _ = rest
+    kernels, _, target, _, _ = kernel.device_caches[device]
+    found = load(kernel, signature, constexprs, options, attrs, target)
+    if found is not None:
+        kernels[key] = found
+    return found
+
+
 def load(kernel: Any, signature: Any, constexprs: Any, options: Any, attrs: Any, target: Any) -> Any:
     """The `CompiledKernel` of a launch, from the artefacts; None: compile. The arguments are those of the JIT's own
     compile step. Raises CompileError where the configuration failed its resource gates."""
