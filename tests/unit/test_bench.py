@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import platform
+import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -123,9 +125,9 @@ class _Breaks(clock.Timer):
 
     where = ""
 
-    def cold(self) -> float:
+    def cold(self, samples: int = clock.SAMPLES) -> float:
         self._unless("cold")
-        return super().cold()
+        return super().cold(samples)
 
     def warm(self) -> float | None:
         self._unless("warm")
@@ -671,9 +673,34 @@ class _Fixed(clock.Timer):
     def __init__(self, seconds: float) -> None:
         self.seconds, self.asked = seconds, 0
 
-    def cold(self) -> float:
+    def cold(self, samples: int = clock.SAMPLES) -> float:
         self.asked += 1
         return self.seconds
+
+
+class _Capped(_Fixed):
+    """On a device whose clock sinks with every sample and rises again, for whoever is timed then."""
+
+    samples = 0
+
+    def cold(self, samples: int = clock.SAMPLES) -> float:
+        taken = [self.seconds * (1 + 0.3 * math.sin((type(self).samples + i) / 9)) for i in range(samples)]
+        type(self).samples += samples
+        return statistics.median(taken)
+
+
+def test_contenders_that_take_turns_by_samples_meet_the_same_clocks() -> None:
+    apart = {}
+    for turns in (1, clock.SAMPLES):
+        _Capped.samples = 0
+        made = [runner.Contender(n, "implementation", lambda args: print, timer=_Capped(1.0)) for n in "abcde"]
+        asked: list[str] = []
+        runner.trials(made, asked.append, turns)
+        middle = [statistics.median(c.trials) for c in made]
+        apart[turns] = max(middle) / min(middle) - 1
+        assert [len(c.trials) for c in made] == [runner.TRIALS] * 5 and len(asked) == 6 * runner.TRIALS * turns
+        assert asked[:12] == [*"abcdea", *"edcbaa"]
+    assert apart[clock.SAMPLES] < 0.06 < 0.1 < apart[1]
 
 
 def test_what_is_hopeless_is_timed_once() -> None:

@@ -490,12 +490,14 @@ def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, mo
     answers, ran = [["the clock moved"]] * moving, []
     trials = runner.trials
     monkeypatch.setattr(worker, "distrust", lambda *_: answers.pop() if answers else [])
-    monkeypatch.setattr(runner, "trials", lambda kept, starting: ran.append(len(kept)) or trials(kept, starting))
+    monkeypatch.setattr(
+        runner, "trials", lambda kept, starting, turns: ran.append(turns) or trials(kept, starting, turns)
+    )
     monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch",), (), 0)
     case = next(case for case in SILU.cases() if case.tier == "small")
     found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
-    assert ran == [1] * min(moving + 1, worker.ATTEMPTS) and len(found["trials"]["torch"]) == runner.TRIALS
+    assert ran == [1, 9, 9][: moving + 1] and len(found["trials"]["torch"]) == runner.TRIALS
     assert found["untrusted"] == (["the clock moved"] if moving >= worker.ATTEMPTS else [])
 
 

@@ -120,7 +120,9 @@ _LOW = (
     *(_low(n, 2) for n in (32, 48, 64, 80, 96)),
     *(_low(n, 4) for n in (32, 64)),
 )
-_ROWS_TOGETHER = 16  # rows of tiles whose blocks run together, for L2: 16 was ahead of 8 and 4 by 1-2% at 8192^3
+# Rows of tiles whose blocks run together, for L2. Warm, at the power cap: 8 is ahead of 16 by 0-1.5% and of 32 by 0-5%
+# (five products of 2048 x 14336 x 4096 to 8192 x 28672 x 8192); the result's hint gives 0.5-1% more.
+_ROWS_TOGETHER = 8
 
 
 def forms() -> list[Wide]:

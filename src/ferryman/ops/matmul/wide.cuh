@@ -74,9 +74,10 @@ FERRYMAN_DEVICE void load_box_for_all(u32 to, const void* map, int column, int r
         "[%0], [%1, {%3, %4}], [%2], %5;"
         ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(blocks) : "memory");
 }
-FERRYMAN_DEVICE void store_box(const void* map, int column, int row, u32 from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-                 ::"l"(map), "r"(from), "r"(column), "r"(row) : "memory");
+// The result leaves L2 before the operands, which other tiles read again.
+FERRYMAN_DEVICE void store_box(const void* map, int column, int row, u32 from, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;"
+                 ::"l"(map), "r"(from), "r"(column), "r"(row), "l"(policy) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
@@ -317,7 +318,7 @@ template <int BM, int BN, int STAGES, int CLUSTER, int SPLIT, int HEAD, int BOXE
                 }
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 named_barrier(1 + which, GROUP_THREADS);
-                if (thread == 0) store_box(map_c, column + box * 64, row, buffer);
+                if (thread == 0) store_box(map_c, column + box * 64, row, buffer, read_once());
             }
         }
         if (!LOW && thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -41,17 +41,17 @@ class Timer:
         for call in self.calls[:3] or self.calls:
             call()
 
-    def cold(self) -> float:
-        """Seconds of a call, each on another set of inputs than the last."""
-        return self._rounds(self.calls)
+    def cold(self, samples: int = SAMPLES) -> float:
+        """Seconds of a call, each on another set of inputs than the last: the median of ``samples``."""
+        return self._rounds(self.calls, samples)
 
     def warm(self) -> float | None:
         """Seconds of a call on the same inputs again and again; None where the first call changes them."""
         return None if self.restore is not None else self._rounds([self.calls[0]] * len(self.calls))
 
-    def _rounds(self, calls: Sequence[Call]) -> float:
+    def _rounds(self, calls: Sequence[Call], samples: int = SAMPLES) -> float:
         first = self._round(calls)
-        more = max(0, min(SAMPLES - 1, round(CPU_SECONDS / max(first * len(calls), 1e-9)) - 1))
+        more = max(0, min(samples - 1, round(CPU_SECONDS / max(first * len(calls), 1e-9)) - 1))
         return statistics.median([first, *(self._round(calls) for _ in range(more))])
 
     def _round(self, calls: Sequence[Call]) -> float:
@@ -129,7 +129,7 @@ class DeviceTimer(Timer):
         end.synchronize()
         return start.elapsed_time(end) / 1e3 / calls / rounds
 
-    def _median(self, which: int, calls: Sequence[Call]) -> float:
+    def _median(self, which: int, calls: Sequence[Call], samples: int = SAMPLES) -> float:
         if self.graphs:
             graph, number = self.graphs[which]
             work: Call = graph.replay
@@ -137,8 +137,8 @@ class DeviceTimer(Timer):
             number = len(calls)
             work = lambda: self._each(calls)  # noqa: E731
         found = []
-        for sample in range(SAMPLES):
-            if sample == SAMPLES // 2:
+        for sample in range(samples):
+            if sample == samples // 2:
                 for _ in range(self.rounds):
                     work()
                 self.watching()  # while the device has that work to do
@@ -148,8 +148,8 @@ class DeviceTimer(Timer):
             found.append(self._events(work, number, self.rounds))
         return statistics.median(found)
 
-    def cold(self) -> float:
-        return self._median(0, self.calls)
+    def cold(self, samples: int = SAMPLES) -> float:
+        return self._median(0, self.calls, samples)
 
     def warm(self) -> float | None:
         return None if self.restore is not None else self._median(1, [self.calls[0]] * len(self.calls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
@@ -316,34 +317,47 @@ def promising(contenders: Sequence[Contender], starting: Callable[[str], None] =
     return [c for c in contenders if not c.trials]
 
 
-def trials(contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None) -> float | None:
-    """All contenders in turn, the order reversed every other trial; the first of ours twice: the noise."""
+def trials(
+    contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None, turns: int = 1
+) -> float | None:  # fmt: skip
+    """All contenders in turn, the order reversed every other time; the first of ours twice: the noise.
+
+    turns: that a trial is divided into, by samples: clocks that move faster than a trial lasts are then met by all.
+    """
     twice: list[float] = []
     control = next((c for c in contenders if c.role == "implementation" and c.skipped is None), None)
     for trial in range(TRIALS):
-        for contender in contenders[:: 1 if trial % 2 == 0 else -1]:
-            _trial(contender, contender.trials, starting)
-        if control is not None:
-            _trial(control, twice, starting)
+        found: dict[str, list[float]] = {}
+        again: list[float] = []
+        for turn in range(trial * turns, (trial + 1) * turns):
+            for contender in contenders[:: 1 if turn % 2 == 0 else -1]:
+                _sample(contender, turns, found.setdefault(contender.name, []), starting)
+            if control is not None:
+                _sample(control, turns, again, starting)
+        for contender in contenders:
+            if contender.skipped is None:
+                contender.trials.append(statistics.median(found[contender.name]))
+        if control is not None and control.skipped is None:
+            twice.append(statistics.median(again))
     if control is None or control.skipped is not None:
         return None
     first, second = sorted(control.trials)[TRIALS // 2], sorted(twice)[TRIALS // 2]
     return abs(second / first - 1)
 
 
-def _trial(contender: Contender, into: list[float], starting: Callable[[str], None]) -> None:
+def _sample(contender: Contender, turns: int, into: list[float], starting: Callable[[str], None]) -> None:
     if contender.skipped is None:
         starting(contender.name)
-        if (seconds := _cold(contender)) is not None:
+        if (seconds := _cold(contender, max(1, clock.SAMPLES // turns))) is not None:
             into.append(seconds)
 
 
 @torch.no_grad()
-def _cold(contender: Contender) -> float | None:
+def _cold(contender: Contender, samples: int = clock.SAMPLES) -> float | None:
     """None where it fails, after which it is out."""
     assert contender.timer is not None
     try:
-        return contender.timer.cold()
+        return contender.timer.cold(samples)
     except Exception as error:  # noqa: BLE001 - as in `prepare`
         _drop(contender, failure(error, contender.timer.device))
         return None

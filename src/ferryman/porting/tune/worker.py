@@ -22,7 +22,7 @@ import torch
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import cost, lockfile, rank, registry, select
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.bench import grid, rotation, runner
+from ferryman.porting.bench import clock, grid, rotation, runner
 from ferryman.porting.bench.condition import distrust, spread, watch
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
@@ -63,8 +63,10 @@ def measure(
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
     kept = runner.promising(racing, starting)
-    for attempt in range(ATTEMPTS):  # a device that was cold at first holds its clocks once it is warm
-        noise = runner.trials(kept, starting)
+    # A device that was cold at first holds its clocks once it is warm. One at its power cap never does, and what draws
+    # more runs slower: then candidates take turns sample by sample, so that all meet the same clocks.
+    for attempt in range(ATTEMPTS):
+        noise = runner.trials(kept, starting, clock.SAMPLES if attempt else 1)
         untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept if c.trials])))
         if noise is None and any(c.skipped is None for c in kept):
             untrusted = [*untrusted, "the noise is not known: the candidate that was timed twice failed"]
