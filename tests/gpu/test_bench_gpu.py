@@ -12,7 +12,7 @@ from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.porting import bench
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import ceilings, clock
+from ferryman.porting.bench import ceilings, clock, runner
 from ferryman.porting.bench.document import Benchmark
 from ferryman.porting.report import bench as report
 
@@ -62,6 +62,16 @@ def test_short_calls_are_replayed_from_graphs(found: Benchmark) -> None:
         assert (one.seconds or 1) < 20e-6
     ours = next(t for t in small.times if t.name == "triton")
     assert (ours.host_seconds or 0) > (ours.seconds or 1)  # a launch costs the host more than this kernel takes
+
+
+@pytest.mark.parametrize("more", [0, 256, 4096, 3 << 28])
+def test_the_copy_is_as_fast_as_a_copy_can_be_whatever_its_size(more: int) -> None:
+    """CUDA's own takes 1.5 times as long at 2^28 bytes and 256, and at 2^30."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    size = (1 << 28) + more
+    copy = runner._copy(size, device)
+    made = clock.timer([copy.call_of(()) for _ in range(2)], device)
+    assert size / made.cold() > 0.9 * ceilings.measure(device, torch.bfloat16).copy_bytes_per_s
 
 
 def test_graph_replay_and_events_agree_on_a_call_that_hides_its_launch() -> None:

@@ -165,8 +165,8 @@ def _norm_backward(
     """Persistent over tiles of rows, the next of which is read AHEAD while one is reduced: one tile at a time reached
     half of a copy's speed on an H200 (8192 x 8192 bf16, 189.5 us). Sums for weight and bias stay in registers until the
     end (``partial_ptr``), or the row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide
-    for that. Both halves of a tile's rows, a thread's own, are added at once: 16 registers fewer, for want of which an
-    eighth of layer_norm's programs waited (512 columns: 147 us, a copy 97)."""
+    for that. Both halves of a tile's rows, a thread's own, are added at once: with 16 registers more, the last quarter
+    of layer_norm's programs waited for the others (512 columns: 147 us instead of 121, a copy 97)."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < (BLOCK if WHOLE else width)
@@ -184,25 +184,21 @@ def _norm_backward(
         more = inside & (row < rows - ahead)
         x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
         g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
-        if extra_ptr is not None:
-            extra_next = _tile_of(extra_ptr, ahead, extra_stride, row, col, more)
     for tile in range(tl.program_id(0), tiles, step):
         first = tl.full([], ROWS, tl.int64) * tile
         mask = inside & (row < rows - first)
         if AHEAD:
             x = widen(x_next)
             g = widen(g_next)
-            if extra_ptr is not None:
-                extra = extra_next
             ahead = first + step * ROWS
             more = inside & (row < rows - ahead)
             x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
             g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
-            if extra_ptr is not None:
-                extra_next = _tile_of(extra_ptr, ahead, extra_stride, row, col, more)
         else:
             x = widen(_tile_of(x_ptr, first, x_stride, row, col, mask))
             g = widen(_tile_of(grad_ptr, first, grad_stride, row, col, mask))
+        if extra_ptr is not None:  # early enough: read a tile ahead, it would hold registers
+            extra = _tile_of(extra_ptr, first, extra_stride, row, col, mask)
         if BIAS_GRAD:
             bias_sum += tl.sum(tl.reshape(g, [ROWS // HALF, HALF, BLOCK]), 0)
         scaled = g
@@ -225,8 +221,6 @@ def _norm_backward(
             out -= _over(g_sum, n, WHOLE, BLOCK)[:, None]
         out = out * scale[:, None]
         if extra_ptr is not None:
-            if not AHEAD:
-                extra = _tile_of(extra_ptr, first, extra_stride, row, col, mask)
             out += widen(extra)
         tl.store(out_ptr + first * width + (row * width + col), narrow(out, out_ptr.dtype.element_ty), mask=mask)
         if statistics_ptr is not None:
@@ -335,6 +329,7 @@ def _sum_partials(first_ptr, second_ptr, partial_ptr, programs, width, ROWS: tl.
 
 # ------------------------------------------------------------------------------------------------------ launchers
 
+RESIDENT, REGISTERS = 512, 65_536  # threads of a unit that its registers are shared by; NVIDIA's registers
 FUSED_WIDTH = 8192  # wider rows leave no registers for the sums over rows: 16 elements a thread of five arrays
 COLUMN_ROWS, COLUMNS = 32, 128
 SHORT = 1024  # columns
@@ -405,16 +400,18 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
     partial = None
     if tile.fits:
         tiles = triton.cdiv(rows, tile.rows)
-        # 512 threads a unit hide the latency at 128 registers each; more programs only lengthen the final sum
-        programs = min(tiles, target.units * max(1, 512 // (tile.warps * lanes(target)))) if fused else tiles
+        # threads that hide the latency; more programs only lengthen the final sum, and those that wait for others to
+        # end double the time
+        programs = min(tiles, target.units * max(1, RESIDENT // (tile.warps * lanes(target)))) if fused else tiles
         if fused:
             partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
         # float32 rows, and rows read element by element, leave no registers for the next ones
         ahead = fused and x.element_size() == 2 and width % 16 == 0
+        capped = {"maxnreg": REGISTERS // RESIDENT} if ahead and target.vendor == "nvidia" else {}
         launch(
             _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
             extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,
-            _whole(tile, width), tile.rows, tile.block, device=device, num_warps=tile.warps,
+            _whole(tile, width), tile.rows, tile.block, device=device, num_warps=tile.warps, **capped,
         )  # fmt: skip
     else:
         launch(
@@ -433,9 +430,11 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
         )  # fmt: skip
     if partial is not None:
         results = [g for g, w in zip(grads, wanted, strict=True) if w]
+        # of many programs, which are many for short rows: few columns and much at once, or few blocks wait for long
+        together, columns, warps = (32, 64, 4) if partial.shape[1] <= 32 else (512, 16, 8)
         launch(
-            _sum_partials, (triton.cdiv(width, 64), len(results)), results[0], results[-1], partial, partial.shape[1],
-            width, 32, 64, device=device, num_warps=4,
+            _sum_partials, (triton.cdiv(width, columns), len(results)), results[0], results[-1], partial,
+            partial.shape[1], width, together, columns, device=device, num_warps=warps,
         )  # fmt: skip
     return out, grads[0], grads[1]
 
