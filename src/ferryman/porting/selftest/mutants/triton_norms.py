@@ -146,16 +146,16 @@ edit(
     "rms_norm_backward",
     "weight_gradient_of_the_raw_input",
     NORM,
-    "weight_sum += tl.where(mask, g * unit, 0.0)  # rows",
-    "weight_sum += tl.where(mask, g * x, 0.0)  # rows",
+    "product = tl.where(mask, g * unit, 0.0)",
+    "product = tl.where(mask, g * x, 0.0)",
 )
 edit(
     "gradient factor",
     "layer_norm_backward",
     "bias_gradient_of_scaled_values",
     NORM,
-    "bias_sum += g\n        scaled = g\n",
-    "bias_sum += g * 1.01\n        scaled = g\n",
+    "bias_sum += tl.sum(tl.reshape(g, [",
+    "bias_sum += 1.01 * tl.sum(tl.reshape(g, [",
 )
 edit(
     "gradient term missing",
