@@ -46,7 +46,7 @@ from ferryman.errors import ArgumentError, FerrymanError, LockfileError, ResultE
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, rotation, runner
-from ferryman.porting.bench.condition import distrust, spread, watch
+from ferryman.porting.bench.condition import watch
 from ferryman.porting.cases import forward_of
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import device_lost, placed, quiet
@@ -221,7 +221,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     if chosen not in {c.name for c in kept}:  # its noise is wanted all the same
         kept = [next(c for c in racing if c.name == chosen), *kept]
         kept[0].trials.clear()
-    noise = runner.trials(kept)
+    noise, untrusted = runner.steady_trials(kept, seen)
     for contender in racing:
         runner.close(contender)
     told["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
@@ -237,7 +237,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "regret": every[chosen] / min(every.values()) - 1, "preferred": preferred,
         "regret_of_preference": every[preferred] / min(every.values()) - 1,
         "predicted_seconds": decision.seconds.get(chosen),
-        "untrusted": distrust(seen.condition(), spread(c.trials for c in kept)),
+        "untrusted": untrusted,
     }  # fmt: skip
 
 

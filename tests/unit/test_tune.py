@@ -27,7 +27,7 @@ from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry,
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import clock, grid, runner
+from ferryman.porting.bench import clock, condition, grid, runner
 from ferryman.porting.tune import right, tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
@@ -489,7 +489,7 @@ def test_regions_are_known_before_the_measurement() -> None:
 def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, ran = [["the clock moved"]] * moving, []
     trials = runner.trials
-    monkeypatch.setattr(worker, "distrust", lambda *_: answers.pop() if answers else [])
+    monkeypatch.setattr(runner, "distrust", lambda *_: answers.pop() if answers else [])
     monkeypatch.setattr(
         runner, "trials", lambda kept, starting, turns: ran.append(turns) or trials(kept, starting, turns)
     )
@@ -498,15 +498,15 @@ def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, mo
     case = next(case for case in SILU.cases() if case.tier == "small")
     found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
     assert ran == [1, 9, 9][: moving + 1] and len(found["trials"]["torch"]) == runner.TRIALS
-    assert found["untrusted"] == (["the clock moved"] if moving >= worker.ATTEMPTS else [])
+    assert found["untrusted"] == (["the clock moved"] if moving >= runner.ATTEMPTS else [])
 
 
 def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:
-    sinking = worker.steadied([[1.0, 1.2, 1.4], [2.0, 2.4, 2.8]])
+    sinking = condition.steadied([[1.0, 1.2, 1.4], [2.0, 2.4, 2.8]])
     assert sinking[0] == pytest.approx([0.5**0.5] * 3) and sinking[1] == pytest.approx([2**0.5] * 3)
-    (steady, moved) = worker.steadied([[1.0, 1.0], [1.0, 1.44]])
+    (steady, moved) = condition.steadied([[1.0, 1.0], [1.0, 1.44]])
     assert moved[1] / moved[0] == pytest.approx(1.2) and steady[0] / steady[1] == pytest.approx(1.2)
-    assert worker.steadied([[1.0, 1.3]]) == [[1.0, 1.3]] and worker.steadied([]) == []
+    assert condition.steadied([[1.0, 1.3]]) == [[1.0, 1.3]] and condition.steadied([]) == []
 
 
 def test_what_the_noise_does_not_tell_apart_goes_by_preference() -> None:

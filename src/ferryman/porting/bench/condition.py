@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,15 @@ def _asker(nvml: Any, handle: Any) -> Callable[[], tuple[int, int, float, int, l
 def spread(trials: Iterable[Sequence[float]]) -> float:
     """The most by which one contender's longest trial exceeds its shortest."""
     return max((max(own) / min(own) for own in trials if own), default=1.0)
+
+
+def steadied(trials: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Each contender's times over those of all in the same turn: a comparison is as good on clocks that sink for all
+    alike, as they do for minutes under large products. Of one contender, its times."""
+    if len(trials) < 2:
+        return [list(own) for own in trials]
+    turns = [math.exp(sum(map(math.log, turn)) / len(turn)) for turn in zip(*trials, strict=True)]
+    return [[seconds / turn for seconds, turn in zip(own, turns, strict=True)] for own in trials]
 
 
 def distrust(condition: Condition, spread: float) -> list[str]:

@@ -21,7 +21,7 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import results
 from ferryman.porting.bench import ceilings, clock, grid, peers, rotation
-from ferryman.porting.bench.condition import distrust, spread, watch
+from ferryman.porting.bench.condition import Watch, distrust, spread, steadied, watch
 from ferryman.porting.bench.document import Benchmark, Ceilings, Cell, Method, Role, Times
 from ferryman.porting.cases import as_tuple, forward_of
 from ferryman.porting.fills import dtype_name
@@ -29,6 +29,7 @@ from ferryman.porting.process import failure, placed, quiet
 from ferryman.porting.timing import standard_case
 
 TRIALS = 3
+ATTEMPTS = 3  # at trials whose clocks hold still
 HOPELESS = 2.0  # times the best: no choice, and its trials would take most of a tuner's time
 CLEARLY = 2.0 * HOPELESS  # by the round that made it ready: it is not even timed once more
 COPY = "copy"
@@ -147,14 +148,13 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     seen, again = watch(device), rotation.restoring(op, sets)
     for contender in contenders:
         prepare(contender, sets, device, seen.sample, again)
-    noise = trials([c for c in contenders if c.timer is not None])
+    noise, untrusted = steady_trials([c for c in contenders if c.timer is not None], seen)
     for contender in contenders:
         _finish(contender, first, device)
     floor = floor_seconds(plan.profile, cost.flops, cost.bytes, plan.dtype)
     copied = next(c for c in contenders if c.name == COPY)
     condition = seen.condition()
     times = [_times(c, copied, cost.flops, limits, floor.seconds) for c in contenders]
-    untrusted = distrust(condition, spread(c.trials for c in contenders))
     if floor.peak_seconds and rotated_bytes >= rotation.CACHES * cache:
         untrusted += [
             f"{t.name} is faster than the device's peaks allow: the measurement is wrong"
@@ -334,6 +334,25 @@ def promising(contenders: Sequence[Contender], starting: Callable[[str], None] =
         if first[contender.name] > HOPELESS * least:
             contender.trials.append(first[contender.name])
     return [c for c in contenders if not c.trials]
+
+
+def steady_trials(
+    contenders: Sequence[Contender], seen: Watch, starting: Callable[[str], None] = lambda name: None
+) -> tuple[float | None, list[str]]:  # fmt: skip
+    """(noise, why the trials are not to be trusted): `trials`, repeated where clocks moved.
+
+    A device that was cold at first holds its clocks once it is warm. One at its power cap never does, and what draws
+    more runs slower: contenders then take turns sample by sample, so that all meet the same clocks.
+    """
+    for attempt in range(ATTEMPTS):
+        noise = trials(contenders, starting, clock.SAMPLES if attempt else 1)
+        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in contenders if c.trials])))
+        if not untrusted or attempt == ATTEMPTS - 1:
+            break
+        seen.samples.clear()
+        for contender in contenders:
+            contender.trials.clear()
+    return noise, untrusted
 
 
 def trials(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
@@ -22,15 +21,14 @@ import torch
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import cost, lockfile, rank, registry, select
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.bench import clock, grid, rotation, runner
-from ferryman.porting.bench.condition import distrust, spread, watch
+from ferryman.porting.bench import grid, rotation, runner
+from ferryman.porting.bench.condition import watch
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
 from ferryman.porting.tune import right
 
 MOST_CANDIDATES = 8
 BEHIND = 1.5  # times its implementation's own plan, predicted: such a configuration is not measured
-ATTEMPTS = 3  # at trials whose clocks hold still
 Start = Callable[[str | None], None]
 
 
@@ -63,18 +61,13 @@ def measure(
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
     kept = runner.promising(racing, starting)
-    # A device that was cold at first holds its clocks once it is warm. One at its power cap never does, and what draws
-    # more runs slower: then candidates take turns sample by sample, so that all meet the same clocks.
-    for attempt in range(ATTEMPTS):
-        noise = runner.trials(kept, starting, clock.SAMPLES if attempt else 1)
-        untrusted = distrust(seen.condition(), spread(steadied([c.trials for c in kept if c.trials])))
-        if noise is None and any(c.skipped is None for c in kept):
-            untrusted = [*untrusted, "the noise is not known: the candidate that was timed twice failed"]
-        if not untrusted or attempt == ATTEMPTS - 1:
-            break
-        seen.samples.clear()
+    noise, untrusted = runner.steady_trials(kept, seen, starting)
+    if noise is None and any(c.skipped is None for c in kept):
         for contender in kept:
             contender.trials.clear()
+        noise, untrusted = runner.steady_trials(kept, seen, starting)
+        if noise is None and any(c.skipped is None for c in kept):
+            untrusted = [*untrusted, "the noise is not known: the candidate that was timed twice failed"]
     for contender in racing:
         runner.close(contender)
     return {
@@ -83,15 +76,6 @@ def measure(
         "errors": {c.name: str(c.skipped) for c in candidates if c.skipped is not None},
         "untrusted": untrusted,
     }  # fmt: skip
-
-
-def steadied(trials: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Each candidate's times over those of all in the same turn: a choice is as good on clocks that sink for all alike,
-    as they do for minutes under large products. Of one candidate, its times."""
-    if len(trials) < 2:
-        return [list(own) for own in trials]
-    turns = [math.exp(sum(map(math.log, turn)) / len(turn)) for turn in zip(*trials, strict=True)]
-    return [[seconds / turn for seconds, turn in zip(own, turns, strict=True)] for own in trials]
 
 
 @torch.no_grad()
