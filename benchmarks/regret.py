@@ -47,6 +47,7 @@ from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, rotation, runner
 from ferryman.porting.bench.condition import watch
+from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
 from ferryman.porting.cases import forward_of
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import device_lost, placed, quiet
@@ -212,18 +213,18 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     )  # the noise is the first's
     found += _own_plans(plan, op, sets[0])
     for contender in found:
-        runner.prepare(contender, sets, plan.device, seen.sample, again)
+        prepare(contender, sets, plan.device, seen.sample, again)
     racing = [c for c in found if c.timer is not None]
     told["skipped"] = {c.name: str(c.skipped) for c in found if c.timer is None}
     if chosen not in {c.name for c in racing}:
         return told | {"failed": f"the choice could not be timed: {told['skipped'].get(chosen, 'not on the menu')}"}
-    kept = runner.promising(racing)
+    kept = promising(racing)
     if chosen not in {c.name for c in kept}:  # its noise is wanted all the same
         kept = [next(c for c in racing if c.name == chosen), *kept]
         kept[0].trials.clear()
-    noise, untrusted = runner.steady_trials(kept, seen)
+    noise, untrusted = steady_trials(kept, seen)
     for contender in racing:
-        runner.close(contender)
+        close(contender)
     told["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
     if chosen in told["skipped"]:
         return told | {"failed": f"the choice could not be timed: {told['skipped'][chosen]}"}
@@ -241,7 +242,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[runner.Contender]:
+def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
     """What `runner.implementations` has in a tuned configuration, as it would run without a lockfile."""
     found, view = [], select.View.of(op, args, plan.profile)
     for line in registry.implementations(op.name):

@@ -12,7 +12,7 @@ from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.porting import bench
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import ceilings, clock, runner
+from ferryman.porting.bench import ceilings, clock
 from ferryman.porting.bench.document import Benchmark
 from ferryman.porting.report import bench as report
 
@@ -69,8 +69,8 @@ def test_the_copy_is_as_fast_as_a_copy_can_be_whatever_its_size(more: int) -> No
     """CUDA's own takes 1.5 times as long at 2^28 bytes and 256, and at 2^30."""
     device = torch.device("cuda", torch.cuda.current_device())
     size = (1 << 28) + more
-    copy = runner._copy(size, device)
-    made = clock.timer([copy.call_of(()) for _ in range(2)], device)
+    copies = ceilings.copies(size, device)
+    made = clock.timer([copies() for _ in range(2)], device)
     assert size / made.cold() > 0.9 * ceilings.measure(device, torch.bfloat16).copy_bytes_per_s
 
 

@@ -27,7 +27,7 @@ from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry,
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
-from ferryman.porting.bench import clock, condition, grid, runner
+from ferryman.porting.bench import clock, condition, contender, grid, runner
 from ferryman.porting.tune import right, tuner, worker
 from tests.cli.run import ferryman as command
 from tests.unit import tune_planted
@@ -424,9 +424,9 @@ def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
     tune_planted.plant(monkeypatch.setattr)
     case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0]
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("late", "torch"), (), 0)
-    monkeypatch.setattr(runner, "promising", lambda racing, starting: racing)
+    monkeypatch.setattr(worker, "promising", lambda racing, starting: racing)
     found = worker.measure(plan, SILU, case, ["late", "torch"], {}, lambda name: None)
-    assert found["errors"] == {"late": "RuntimeError: tired"} and len(found["trials"]["torch"]) == runner.TRIALS
+    assert found["errors"] == {"late": "RuntimeError: tired"} and len(found["trials"]["torch"]) == contender.TRIALS
     assert not found["trials"]["late"] and not found["untrusted"]
     assert found["noise"] is not None  # the one that fails was the one timed twice: another was, in another turn
 
@@ -488,17 +488,17 @@ def test_regions_are_known_before_the_measurement() -> None:
 @pytest.mark.parametrize("moving", [0, 2, 9])
 def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, ran = [["the clock moved"]] * moving, []
-    trials = runner.trials
-    monkeypatch.setattr(runner, "distrust", lambda *_: answers.pop() if answers else [])
+    trials = contender.trials
+    monkeypatch.setattr(contender, "distrust", lambda *_: answers.pop() if answers else [])
     monkeypatch.setattr(
-        runner, "trials", lambda kept, starting, turns: ran.append(turns) or trials(kept, starting, turns)
+        contender, "trials", lambda kept, starting, turns: ran.append(turns) or trials(kept, starting, turns)
     )
     monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch",), (), 0)
     case = next(case for case in SILU.cases() if case.tier == "small")
     found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
-    assert ran == [1, 9, 9][: moving + 1] and len(found["trials"]["torch"]) == runner.TRIALS
-    assert found["untrusted"] == (["the clock moved"] if moving >= runner.ATTEMPTS else [])
+    assert ran == [1, 9, 9][: moving + 1] and len(found["trials"]["torch"]) == contender.TRIALS
+    assert found["untrusted"] == (["the clock moved"] if moving >= contender.ATTEMPTS else [])
 
 
 def test_clocks_that_sink_for_all_alike_leave_the_choice_as_it_is() -> None:

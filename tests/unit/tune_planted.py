@@ -19,7 +19,7 @@ from ferryman.dispatch import registry
 from ferryman.dispatch.lockfile_entry import MOST_NOISE
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.bench import clock, grid, runner
+from ferryman.porting.bench import clock, contender, grid
 from ferryman.porting.cases import cases_of, forward_of
 from ferryman.porting.tune import right
 
@@ -109,8 +109,8 @@ def plant(put: Callable[[Any, str, Any], None]) -> None:
     put(right, "standard_case", lambda op: cases_of(op)[0])
     put(clock, "CPU_SECONDS", 1e-3)
     # trials so short on a machine that other tests load are noisy: how much noise is written is another test's
-    trials = runner.trials
-    put(runner, "trials", lambda *given: None if (noise := trials(*given)) is None else min(noise, MOST_NOISE))
+    trials = contender.trials
+    put(contender, "trials", lambda *given: None if (noise := trials(*given)) is None else min(noise, MOST_NOISE))
 
 
 def cases(op: Primitive, size: str, device: torch.device) -> list[Case]:

@@ -290,16 +290,6 @@ def provide_scratch() -> None:
         _allocation.set_allocator(_scratch)
 
 
-def with_scratch(run: Callable[..., None]) -> Callable[..., None]:
-    """``run`` on any thread: a backward pass replays on autograd's own."""
-
-    def run_with_scratch(*arguments: Any) -> None:
-        provide_scratch()
-        run(*arguments)
-
-    return run_with_scratch
-
-
 class _Recording(threading.local):
     found: list[Specialisation] | None = None
 

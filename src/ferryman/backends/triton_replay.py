@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ferryman.backends import replay
-from ferryman.backends.triton import release, resource_errors, with_scratch
+from ferryman.backends.triton import provide_scratch, release, resource_errors
 
 _PREPACKED = {"CudaLauncher": (3, 6)}  # launchers whose C function's parameters are known, of which release
 
@@ -51,5 +51,15 @@ def step(
         arguments = (*head, *flags, compiled.packed_metadata, None, None, None, *values)
         return replay.Step(run.launch, arguments, idle, same)
     if getattr(run, "global_scratch_size", 0):
-        run = with_scratch(run)
+        run = _with_scratch(run)
     return replay.Step(run, (*head, compiled.packed_metadata, None, None, None, *values), idle, same)
+
+
+def _with_scratch(run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` on any thread: a backward pass replays on autograd's own."""
+
+    def run_with_scratch(*arguments: Any) -> None:
+        provide_scratch()
+        run(*arguments)
+
+    return run_with_scratch

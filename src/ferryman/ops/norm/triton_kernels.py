@@ -166,7 +166,7 @@ def _norm_backward(
     half of a copy's speed on an H200 (8192 x 8192 bf16, 189.5 us). Sums for weight and bias stay in registers until the
     end (``partial_ptr``), or the row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide
     for that. Both halves of a tile's rows, a thread's own, are added at once: with 16 registers more, the last quarter
-    of layer_norm's programs waited for the others (512 columns: 147 us instead of 121, a copy 97)."""
+    of layer_norm's programs waited for the others (512 columns: 147 us, and now 122 with the sum over programs)."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < (BLOCK if WHOLE else width)
@@ -329,7 +329,8 @@ def _sum_partials(first_ptr, second_ptr, partial_ptr, programs, width, ROWS: tl.
 
 # ------------------------------------------------------------------------------------------------------ launchers
 
-RESIDENT, REGISTERS = 512, 65_536  # threads of a unit that its registers are shared by; NVIDIA's registers
+RESIDENT = 512  # threads of a unit
+MOST_REGISTERS = 128  # of a thread, with which so many fit an NVIDIA SM
 FUSED_WIDTH = 8192  # wider rows leave no registers for the sums over rows: 16 elements a thread of five arrays
 COLUMN_ROWS, COLUMNS = 32, 128
 SHORT = 1024  # columns
@@ -338,8 +339,7 @@ SHORT = 1024  # columns
 def _tile(target: Target, width: int, itemsize: int, rows: int, stride: int, arrays: int) -> RowTile:
     """`row_tile`, but of SHORT rows 1024 elements by two warps where it takes several by four: on an H200 in bfloat16,
     128 to 1024 columns, 66 to 68 us instead of 68 to 72 for layer_norm and 66 instead of 68 for rms_norm (a copy 65),
-    99 instead of 110 for rms_norm_backward, 104 to 147 instead of 148 to 162 for layer_norm_backward (a copy 97; less
-    the last sum over programs)."""
+    99 instead of 110 for rms_norm_backward without the last sum over programs (a copy 97)."""
     tile = row_tile(target, width, itemsize, rows, stride, arrays)
     if target.vendor != "nvidia" or tile.rows == 1 or tile.block > SHORT:
         return tile
@@ -407,7 +407,7 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
             partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
         # float32 rows, and rows read element by element, leave no registers for the next ones
         ahead = fused and x.element_size() == 2 and width % 16 == 0
-        capped = {"maxnreg": REGISTERS // RESIDENT} if ahead and target.vendor == "nvidia" else {}
+        capped = {"maxnreg": MOST_REGISTERS} if ahead and target.vendor == "nvidia" else {}
         launch(
             _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
             extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,

@@ -15,6 +15,7 @@ from torch import Tensor
 from ferryman.dispatch import registry, select
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import peers, rotation, runner
+from ferryman.porting.bench.contender import Contender
 from ferryman.porting.cases import as_tuple, double, materialise
 from ferryman.porting.process import failure
 from ferryman.porting.timing import standard_case
@@ -34,7 +35,7 @@ def standard(
 
 
 @torch.no_grad()
-def judge(plan: runner.Plan, op: Primitive, contender: runner.Contender) -> bool:
+def judge(plan: runner.Plan, op: Primitive, contender: Contender) -> bool:
     """Whether a candidate was right on the standard case. One that was wrong or failed is skipped, with its reason;
     one that does not serve that case is not."""
     found = standard(op.name, plan.dtype, plan.seed, plan.device)
@@ -59,7 +60,7 @@ def judge(plan: runner.Plan, op: Primitive, contender: runner.Contender) -> bool
 
 @torch.no_grad()
 def compare(
-    plan: runner.Plan, op: Primitive, args: tuple[Any, ...], contenders: Sequence[runner.Contender],
+    plan: runner.Plan, op: Primitive, args: tuple[Any, ...], contenders: Sequence[Contender],
     judged: Sequence[str], starting: Callable[[str | None], None],
 ) -> None:  # fmt: skip
     """Skip candidates that are wrong on the timed inputs, by the first that was right on the standard case.
@@ -68,7 +69,7 @@ def compare(
     is, and then nobody is known to be right.
     """
 
-    def wrong(contender: runner.Contender, exact: tuple[Tensor, ...]) -> str | None:
+    def wrong(contender: Contender, exact: tuple[Tensor, ...]) -> str | None:
         starting(contender.name)
         try:
             return peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact, peers.AGREEING)

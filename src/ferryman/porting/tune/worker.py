@@ -23,6 +23,7 @@ from ferryman.dispatch import cost, lockfile, rank, registry, select
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, rotation, runner
 from ferryman.porting.bench.condition import watch
+from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.process import quiet
 from ferryman.porting.tune import right
@@ -51,25 +52,26 @@ def measure(
             starting(contender.name)
             if right.judge(plan, op, contender):
                 judged.append(contender.name)
-            runner.prepare(contender, sets, plan.device, seen.sample, again)
+            prepare(contender, sets, plan.device, seen.sample, again)
     if again is not None:
         again()
     right.compare(plan, op, sets[0], [c for c in candidates if c.timer is not None], judged, starting)
     for contender in candidates:
         if contender.skipped is not None:
-            runner.close(contender)
+            close(contender)
     racing = [c for c in candidates if c.timer is not None]
     assert len(candidates) <= MOST_CANDIDATES, f"{len(candidates)} candidates of {op.name} were taken"
-    kept = runner.promising(racing, starting)
-    noise, untrusted = runner.steady_trials(kept, seen, starting)
-    if noise is None and any(c.skipped is None for c in kept):
+    kept = promising(racing, starting)
+    for _ in range(2):  # the one that is timed twice, for the noise, may fail in between
         for contender in kept:
             contender.trials.clear()
-        noise, untrusted = runner.steady_trials(kept, seen, starting)
-        if noise is None and any(c.skipped is None for c in kept):
-            untrusted = [*untrusted, "the noise is not known: the candidate that was timed twice failed"]
+        noise, untrusted = steady_trials(kept, seen, starting)
+        if noise is not None or all(c.skipped is not None for c in kept):
+            break
+    else:
+        untrusted = [*untrusted, "the noise is not known: the candidate that was timed twice failed"]
     for contender in racing:
-        runner.close(contender)
+        close(contender)
     return {
         "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
         "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
@@ -96,7 +98,7 @@ def candidates(
     return [r for r in rank.rank(op, args, profile, names) if r.own or r.behind < BEHIND][:MOST_CANDIDATES]
 
 
-def contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...], names: list[str]) -> list[runner.Contender]:
+def contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...], names: list[str]) -> list[Contender]:
     """The candidates, ready to be timed; then the implementations that refuse the call, with their reasons."""
     found = []
     for one in candidates(op, args, plan.profile, names):
