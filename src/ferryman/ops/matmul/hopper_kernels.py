@@ -120,8 +120,8 @@ _LOW = (
     *(_low(n, 2) for n in (32, 48, 64, 80, 96)),
     *(_low(n, 4) for n in (32, 64)),
 )
-# Rows of tiles whose blocks run together, for L2. Warm, at the power cap: 8 is ahead of 16 by 0-1.5% and of 32 by 0-5%
-# (five products of 2048 x 14336 x 4096 to 8192 x 28672 x 8192); the result's hint gives 0.5-1% more.
+# Rows of tiles whose blocks run together, for L2. Warm, at the power cap: 8 is ahead of 16 by 0-1.5%, of 32 by -1 to 5%
+# (five products of 2048 x 14336 x 4096 to 8192 x 28672 x 8192); the result's hint gives 0.3-1% more.
 _ROWS_TOGETHER = 8
 
 
