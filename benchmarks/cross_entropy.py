@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from ferryman import ops
 from ferryman.porting.bench.clock import timer
+from ferryman.porting.process import failure
 
 DEVICE, TRIALS, BYTES = torch.device("cuda", 0), 3, 250e6
 SHAPES = "512x32000,4096x50257,4096x128256,8192x152064"
@@ -144,9 +145,7 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
             calls = [one.prepare(x, y) for x, y in zip(held, targets, strict=True)]
             timers[one.name] = timer(calls, DEVICE, restore=restore if one.writes_over else None)
         except Exception as error:  # noqa: BLE001 - a peer may do anything; its row says what it did
-            refused[one.name] = (
-                f"{type(error).__name__} " + (str(error).strip().splitlines() or [""])[0][:160]
-            ).strip()
+            refused[one.name] = failure(error, DEVICE)
     trials: dict[str, list[float]] = {name: [] for name in timers}
     for trial in range(TRIALS):
         for name in list(timers)[:: 1 if trial % 2 == 0 else -1]:
@@ -175,7 +174,7 @@ def table(cells: list[dict[str, Any]]) -> str:
         for cell in cells:
             own = cell["contenders"].get(name)
             if own is None:
-                shown.append(cell["refused"].get(name, "not run"))
+                shown.append(cell["refused"].get(name, "not run").partition(":")[0])
                 continue
             mine = cell["contenders"].get(beside.get(name, ""))
             ratio = f", {own['us'] / mine['us']:.2f}" if mine and beside[name] != name else ""

@@ -135,7 +135,7 @@ class _Breaks(clock.Timer):
 
     def _unless(self, place: str) -> None:
         if self.where == place and isinstance(self.calls[0], functools.partial):  # the copy's is a function
-            raise RuntimeError("no room")
+            raise RuntimeError("\n\x1b[91mno room\x1b[0m\nof 2 GiB")
 
 
 @pytest.mark.parametrize("where", ["cold", "warm"])

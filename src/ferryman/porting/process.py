@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from rich.text import Text
 
 
 @contextmanager
@@ -34,10 +35,11 @@ def placed(device: torch.device | str | None) -> torch.device:
 
 
 def failure(error: Exception, device: torch.device) -> str:
-    """What a contender's error says, in a line. Raises where the device was lost to it."""
+    """What a contender's error says, in a line without a terminal's colours. Raises where the device was lost to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    told = Text.from_ansi(str(error)).plain.strip().splitlines() or [""]
+    return f"{type(error).__name__}: {told[0][:200]}"
 
 
 def device_lost(device: torch.device) -> str | None:
