@@ -19,6 +19,7 @@ from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
 from ferryman.ops.softmax import simt_kernels as softmax
 from ferryman.ops.softmax.simt_softmax_backward_kernels import softmax_backward
+from tests.unit.simt_references import gelu_backward_reference, silu_backward_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -121,6 +122,15 @@ def test_activations(dtype: torch.dtype, target: Target) -> None:
             y = d * factor * v
             slack = (8 + 8 * (d.abs() + d.abs() ** 3).clamp(max=400)) * UNIT[F32] * y.abs() + 2.0**-126 * (d * v).abs()
             _close(_thrice(activation.gelu_mul, g, u, how, target), y, slack)
+        grad = _random(*shape, dtype=dtype, scale=2.0).flip(-1)
+        wide = (grad.double(), d, v)
+        for kernel, rest, expected in (
+            (activation.silu_mul_backward, (), silu_backward_reference(*wide)),
+            (activation.gelu_mul_backward, ("tanh",), gelu_backward_reference(*wide, "tanh")),
+            (activation.gelu_mul_backward, ("none",), gelu_backward_reference(*wide, "none")),
+        ):
+            for made, (y, slack) in zip(_thrice(kernel, grad, g, u, *rest, target), expected, strict=True):
+                _close(made, y, slack)
     fused = _random(33, 2 * 1032, dtype=dtype)
     g, u = fused.split(1032, -1)
     _close(
@@ -128,6 +138,10 @@ def test_activations(dtype: torch.dtype, target: Target) -> None:
         torch.nn.functional.silu(g.double()) * u.double(),
         40 * UNIT[F32] * (g * u).abs(),
     )
+    grad = _random(33, 1032, dtype=dtype)
+    made = activation.silu_mul_backward(grad, g, u, target)
+    for one, (y, slack) in zip(made, silu_backward_reference(grad.double(), g.double(), u.double()), strict=True):
+        _close(one, y, slack)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

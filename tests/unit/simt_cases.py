@@ -23,11 +23,13 @@ from tests.unit.simt_references import (
     F32,
     Reference,
     add_rms_reference,
+    gelu_backward_reference,
     gelu_reference,
     layer_norm_reference,
     rms_reference,
     rope_backward_reference,
     rope_reference,
+    silu_backward_reference,
     silu_reference,
     softmax_backward_reference,
     softmax_reference,
@@ -405,6 +407,52 @@ def _activation_cases() -> Iterator[Case]:
         )
 
 
+def _activation_backward_cases() -> Iterator[Case]:
+    def gelu(name: str, made: Callable[[], Inputs], fit: str = "") -> Iterator[Case]:
+        for how in ("tanh", "none"):
+            case = lambda m=made, h=how: (*m(), h)  # noqa: E731
+            yield Case(f"gelu_backward_{how}_{name}", activation.gelu_mul_backward, case, gelu_backward_reference, fit)
+
+    def silu(name: str, made: Callable[[], Inputs], fit: str = "") -> Iterator[Case]:
+        yield Case(f"silu_backward_{name}", activation.silu_mul_backward, made, silu_backward_reference, fit)
+
+    def make(shape: tuple[int, ...], dtype: torch.dtype) -> Inputs:
+        gate, up = _random(*shape, dtype=dtype, scale=4.0), _random(*shape, dtype=dtype, shift=0.5)
+        return _random(*shape, dtype=dtype), gate, up
+
+    for shape in ((), (1,), (7, 257), (2, 3, 130)):
+        for dtype in (F32, F16, BF16):
+            label = "_".join((*map(str, shape), str(dtype).removeprefix("torch.")))
+            for build in (silu, gelu):
+                yield from build(label, lambda s=shape, d=dtype: make(s, d))
+    # one unit's share of each form: whole tiles, and an end within a tile and within a vector
+    for shape, form in (
+        ((4, 1024), "_bf16_4_128_1_true"), ((3, 1021), "_bf16_4_128_1_false"), ((6, 4096), "_bf16_8_128_1_true"),
+        ((5, 4099), "_bf16_8_128_1_false"),
+    ):  # fmt: skip
+        yield from silu(f"form{form}", lambda s=shape: make(s, BF16), form)
+    for n in (8, 40, 520, 8200, 9):
+        halves = lambda n=n: (_random(9, n, dtype=BF16), *_random(9, 2 * n, dtype=BF16, scale=3.0).split(n, -1))  # noqa: E731
+        yield from silu(f"fused_{n}", halves, "_8_" if n % 8 == 0 else "_1_")
+    strided = lambda: (_random(9, 1040, dtype=BF16)[:, 520:], *make((9, 520), BF16)[:2])  # noqa: E731
+    yield from gelu("grad_strided", strided, "_8_")
+    wild = lambda: (_random(520, dtype=F16).expand(9, 520), _random(9, 1040, dtype=F16)[:, ::2], make((9, 520), F16)[0])  # noqa: E731
+    yield from silu("broadcast_and_strided_last", wild, "_8_")
+    odd = lambda: (_misaligned(_random(5, 64, dtype=F32)), *make((5, 64), F32)[:2])  # noqa: E731
+    yield from gelu("misaligned", odd, "_1_")
+    for build, far in ((silu, 110.0), (gelu, 14.0)):
+        yield from build("extremes", lambda f=far: (torch.ones(4001), torch.linspace(-f, f, 4001), torch.ones(4001)))
+    for value in (float("nan"), float("inf"), float("-inf"), 1e30, -1e30):
+        for build in (silu, gelu):
+
+            def planted(v: float = value) -> Inputs:
+                g = _random(4, 520, dtype=BF16)
+                g[1, 17] = g[3, 519] = v
+                return _random(4, 520, dtype=BF16), g, _random(4, 520, dtype=BF16)
+
+            yield from build(f"planted_{value}", planted)
+
+
 def _rope_cases() -> Iterator[Case]:
     def make(b: int, hq: int, hk: int, s: int, d: int, r: int, x: torch.dtype, c: torch.dtype, tables: int,
              interleaved: bool, layout: str) -> Inputs:  # fmt: skip
@@ -514,3 +562,4 @@ def _special_cases() -> Iterator[Case]:
 
 CASES = [*_row_cases(), *_cluster_cases(), *_layout_cases(), *_activation_cases(), *_rope_cases(), *_special_cases()]
 CASES += _softmax_backward_cases()
+CASES += _activation_backward_cases()

@@ -135,7 +135,9 @@ def test_units_cover_every_combination_of_dtypes() -> None:
                 assert sum(n.startswith(f"{way}_{x}_{c}_") for n in names) == 4
                 packs = [sum(n.startswith(f"{way}_packs_{x}_{c}_") for n in of) for of in (names, nvidia)]
                 assert packs == [0, 4 if way == "rope_backward" else 6]  # which spill on AMD
-        for op in ("softmax", "softmax_backward", "silu_mul_Silu", "gelu_mul_GeluTanh", "gelu_mul_GeluErf"):
+        gated = ("silu_mul{}_Silu", "gelu_mul{}_GeluTanh", "gelu_mul{}_GeluErf")
+        ways = ("", "_flat", "_backward", "_backward_flat")
+        for op in ("softmax", "softmax_backward", *(name.format(way) for name in gated for way in ways)):
             assert any(n.startswith(f"{op}_{x}_") for n in names)
 
 

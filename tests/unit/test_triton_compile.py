@@ -27,7 +27,7 @@ from ferryman.errors import ArgumentError, CaptureError, CompileError
 
 
 def _nvidia(arch: str, shared: int, units: int) -> Target:
-    return Target(arch, "nvidia", 32, shared, 1024, units, 50 << 20)
+    return Target(arch, "nvidia", 32, shared, 1024, units, 50 << 20, registers_per_unit=65_536)
 
 
 def _amd(arch: str, shared: int, units: int, wave: int = 64) -> Target:

@@ -12,6 +12,7 @@ class Target:
 
     arch: "sm_90", "gfx942", "cpu". vendor: "nvidia", "amd", "cpu". wave: lanes per warp or wavefront.
     shared_memory: bytes one block may have (opt-in limit). units: SMs or CUs. l2_bytes: last on-die cache of the SMs.
+    registers_per_unit: 32-bit registers of an SM or CU; 0 where the profile does not say.
     configuration: which of its configurations a launcher takes ("": the one that its own plan puts first).
     """
 
@@ -23,6 +24,7 @@ class Target:
     units: int
     l2_bytes: int
     features: frozenset[str] = field(default_factory=frozenset)
+    registers_per_unit: int = 0
     configuration: str = ""
 
 

@@ -79,7 +79,7 @@ def target_of(profile: Profile, configuration: str = "") -> Target:
     return Target(
         arch=profile.arch, vendor=profile.vendor, wave=profile.wave, shared_memory=profile.shared_memory,
         max_threads=profile.max_threads, units=profile.units or 1, l2_bytes=profile.l2_bytes or 0,
-        features=profile.features, configuration=configuration,
+        features=profile.features, registers_per_unit=profile.registers_per_unit or 0, configuration=configuration,
     )  # fmt: skip
 
 

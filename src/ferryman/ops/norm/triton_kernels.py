@@ -166,7 +166,7 @@ def _norm_backward(
     half of a copy's speed on an H200 (8192 x 8192 bf16, 189.5 us). Sums for weight and bias stay in registers until the
     end (``partial_ptr``), or the row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide
     for that. Both halves of a tile's rows, a thread's own, are added at once: with 16 registers more, the last quarter
-    of layer_norm's programs waited for the others (512 columns: 147 us, and now 122 with the sum over programs)."""
+    of layer_norm's programs waited for the others (512 columns: 147 us instead of 122)."""
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     inside = col < (BLOCK if WHOLE else width)
@@ -184,6 +184,8 @@ def _norm_backward(
         more = inside & (row < rows - ahead)
         x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
         g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
+        if extra_ptr is not None and ROWS == 1:
+            extra_next = _tile_of(extra_ptr, ahead, extra_stride, row, col, more)
     for tile in range(tl.program_id(0), tiles, step):
         first = tl.full([], ROWS, tl.int64) * tile
         mask = inside & (row < rows - first)
@@ -194,10 +196,15 @@ def _norm_backward(
             more = inside & (row < rows - ahead)
             x_next = _tile_of(x_ptr, ahead, x_stride, row, col, more)
             g_next = _tile_of(grad_ptr, ahead, grad_stride, row, col, more)
+            if extra_ptr is not None and ROWS == 1:
+                extra = extra_next
+                extra_next = _tile_of(extra_ptr, ahead, extra_stride, row, col, more)
         else:
             x = widen(_tile_of(x_ptr, first, x_stride, row, col, mask))
             g = widen(_tile_of(grad_ptr, first, grad_stride, row, col, mask))
-        if extra_ptr is not None:  # early enough: read a tile ahead, it would hold registers
+            if extra_ptr is not None and ROWS == 1:
+                extra = _tile_of(extra_ptr, first, extra_stride, row, col, mask)
+        if extra_ptr is not None and ROWS > 1:  # read ahead, it would not fit the registers
             extra = _tile_of(extra_ptr, first, extra_stride, row, col, mask)
         if BIAS_GRAD:
             bias_sum += tl.sum(tl.reshape(g, [ROWS // HALF, HALF, BLOCK]), 0)
@@ -330,7 +337,6 @@ def _sum_partials(first_ptr, second_ptr, partial_ptr, programs, width, ROWS: tl.
 # ------------------------------------------------------------------------------------------------------ launchers
 
 RESIDENT = 512  # threads of a unit
-MOST_REGISTERS = 128  # of a thread, with which so many fit an NVIDIA SM
 FUSED_WIDTH = 8192  # wider rows leave no registers for the sums over rows: 16 elements a thread of five arrays
 COLUMN_ROWS, COLUMNS = 32, 128
 SHORT = 1024  # columns
@@ -407,7 +413,9 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
             partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
         # float32 rows, and rows read element by element, leave no registers for the next ones
         ahead = fused and x.element_size() == 2 and width % 16 == 0
-        capped = {"maxnreg": MOST_REGISTERS} if ahead and target.vendor == "nvidia" else {}
+        capped = {}
+        if ahead and target.vendor == "nvidia" and target.registers_per_unit:
+            capped = {"maxnreg": target.registers_per_unit // RESIDENT}
         launch(
             _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
             extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,
