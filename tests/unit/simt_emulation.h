@@ -379,7 +379,6 @@ inline float quick_exp2(float v) {
     return result < 1.1754944e-38f ? 0.0f : result;
 }
 inline float reciprocal(float v) { return 1.0f / v; }
-inline float erfc(float v) { return std::erfc(v); }
 inline float sqrt(float v) { return std::sqrt(v); }
 inline float inverse_root(float v) { return 1.0f / std::sqrt(v); }
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }

@@ -47,7 +47,6 @@ extern "C" {
 __attribute__((device, const)) float __ocml_exp_f32(float);
 __attribute__((device, const)) float __ocml_log_f32(float);
 __attribute__((device, const)) float __ocml_native_exp2_f32(float);
-__attribute__((device, const)) float __ocml_erfc_f32(float);
 __attribute__((device, const)) float __ocml_sqrt_f32(float);
 }
 
@@ -74,7 +73,7 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+v"(word)); }
 
-// HIP's documented errors: expf and logf 1 ulp, erfcf 2, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
+// HIP's documented errors: expf and logf 1 ulp, sqrtf and division correctly rounded; v_exp_f32 and v_rcp_f32 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return __ocml_exp_f32(v); }
 FERRYMAN_DEVICE float log(float v) { return __ocml_log_f32(v); }
 FERRYMAN_DEVICE float quick_exp2(float v) { return __ocml_native_exp2_f32(v); }  // may flush subnormal results
@@ -82,7 +81,6 @@ FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values; one Newton ste
     float estimate = __builtin_amdgcn_rcpf(v);
     return __builtin_fmaf(__builtin_fmaf(-v, estimate, 1.0f), estimate, estimate);
 }
-FERRYMAN_DEVICE float erfc(float v) { return __ocml_erfc_f32(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return __ocml_sqrt_f32(v); }
 FERRYMAN_DEVICE float inverse_root(float v) { return 1.0f / __ocml_sqrt_f32(v); }
 FERRYMAN_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -156,7 +154,7 @@ FERRYMAN_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
 // Hides that a register still holds what it held (see `forget`).
 FERRYMAN_DEVICE void opaque(u32& word) { asm volatile("" : "+r"(word)); }
 
-// CUDA C++ programming guide, without fast math: expf 2 ulp, logf 1, erfcf 4, division correctly rounded. PTX: ex2.approx
+// CUDA C++ programming guide, without fast math: expf 2 ulp, logf 1, division correctly rounded. PTX: ex2.approx
 // has a relative error below 2^-22, rcp.approx 1 ulp.
 FERRYMAN_DEVICE float exp(float v) { return ::expf(v); }
 FERRYMAN_DEVICE float log(float v) { return ::logf(v); }
@@ -170,7 +168,6 @@ FERRYMAN_DEVICE float reciprocal(float v) {  // of normal values
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
     return result;
 }
-FERRYMAN_DEVICE float erfc(float v) { return ::erfcf(v); }
 FERRYMAN_DEVICE float sqrt(float v) { return ::sqrtf(v); }
 // rsqrt.approx has a relative error below 2^-22.4; one step of Newton's
 // method leaves 1 ulp, and powers of four exact. 0 and infinity give NaN in the step.
