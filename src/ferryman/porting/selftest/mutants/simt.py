@@ -204,9 +204,45 @@ edit(
     "silu_mul",
     "up_walked_with_the_gates_stride",
     ACTIVATION,
-    "up + row * up_stride + column",
-    "up + row * gate_stride + column",
+    "op{gate, up, y, gate_stride, up_stride, n};",
+    "op{gate, up, y, gate_stride, gate_stride, n};",
     first="layout_rows",
+)
+edit(
+    "gradient term missing",
+    "silu_mul_backward gelu_mul_backward",
+    "slope_of_the_factor_left_out",
+    ACTIVATION,
+    "d[i] * b[i] * (factor + a[i] * slope);",
+    "d[i] * b[i] * factor;",
+    first="prime",
+)
+edit(
+    "arguments swapped",
+    "silu_mul_backward gelu_mul_backward",
+    "gradients_of_gate_and_up_swapped",
+    ACTIVATION,
+    "store(grad_gate + row * width + column, in.gate);\n        store(grad_up + row * width + column, in.up);",
+    "store(grad_gate + row * width + column, in.up);\n        store(grad_up + row * width + column, in.gate);",
+    first="prime",
+)
+edit(
+    "strides ignored",
+    "silu_mul_backward",
+    "up_walked_with_the_gates_stride",
+    ACTIVATION,
+    "grad_stride, gate_stride, up_stride, n};",
+    "grad_stride, gate_stride, gate_stride, n};",
+    first="layout_rows",
+)
+edit(
+    "another function",
+    "gelu_mul gelu_mul_backward",
+    "tail_of_the_other_side",
+    ACTIVATION,
+    "return v < 0.0f ? tail : 1.0f - tail;",
+    "return v < 0.0f ? 1.0f - tail : tail;",
+    first="erf_prime",
 )
 edit(
     "angle tables",
