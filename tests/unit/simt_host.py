@@ -48,8 +48,7 @@ def all_units(arch: str) -> list[simt.Unit]:
 
 def some_units(arch: str) -> list[simt.Unit]:
     """The first, a middle and the last unit of every op: part of a wave, the scalar path, a long row."""
-    ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul_backward", "silu_mul", "gelu_mul_backward", "gelu_mul",
-           "softmax_backward", "softmax", "rope")  # fmt: skip
+    ops = ("add_rms_norm", "rms_norm", "layer_norm", "silu_mul", "gelu_mul", "softmax_backward", "softmax", "rope")
     found: dict[str, list[simt.Unit]] = {op: [] for op in ops}
     for unit in all_units(arch):
         found[next(op for op in ops if unit.name.startswith(op))].append(unit)

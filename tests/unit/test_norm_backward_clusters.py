@@ -185,7 +185,8 @@ def test_rows_of_all_widths_that_the_menu_admits_have_a_form() -> None:
     assert met == set(ALL), f"never chosen: {set(ALL) - met}"
 
 
-@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_100", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_every_kernel_compiles_without_spills(arch: str) -> None:
     try:
         cuda.nvrtc()
