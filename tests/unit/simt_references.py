@@ -82,7 +82,7 @@ def _gated_gradient(
 ) -> list[tuple[Tensor, Tensor]]:
     """Of (d * u * (F + g F'), d * g * F), whose terms are off by ``steep`` units of float32 each, and by an exponential
     that flushes: F' has it times up to 1.6 + 0.22 g^2."""
-    first, second = d * u * (factor + g * slope), d * g * factor
+    first, second = d * u * (factor + g * slope), d * (g * factor)
     terms = (d * u).abs() * (factor + (g * slope).abs())
     flush = 2.0**-126 * (1 + 2 * g.abs() + g.abs() ** 3)
     return [

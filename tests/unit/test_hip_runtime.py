@@ -27,7 +27,7 @@ def _require(*packages: str) -> None:
         pytest.skip(f"needs {', '.join(absent)}")
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.slow)])
 def test_every_familys_arguments_lie_where_its_kernels_read_them(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
     _require("ziglang", "triton", "msgpack")
     launches = hip_launches.recorded(monkeypatch, arch)

@@ -34,6 +34,7 @@ def test_fewer_tiles_than_units_are_split() -> None:
         assert form.split > 1 and 64 <= blocks <= 264, (form, blocks)
 
 
+@pytest.mark.slow
 def test_every_form_fits_and_compiles_for_hopper_alone() -> None:
     try:
         cuda.nvrtc()

@@ -92,6 +92,7 @@ def _instructions(image: bytes, folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path) -> None:
     _require("sm_90")
     units = [u for u in simt_host.some_units("sm_90") if u.overlapping]

@@ -589,7 +589,7 @@ def test_long_pieces_have_a_hoppers_unit_for_themselves(
 DIMS = (64, 80, 128, 256)
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("arch", ["sm_90", pytest.param("gfx942", marks=pytest.mark.slow)])
 def test_compiles(arch: str) -> None:
     _check_compiled(_worker(["compile", arch, "bfloat16", "128"], False, 300), arch, "bfloat16", (128,))
 

@@ -136,6 +136,10 @@ def _large(d: Draw) -> Tensor:
     return d.normal() * (2.0**13 if d.dtype == torch.float16 else 2.0**50)
 
 
+def _huge(d: Draw) -> Tensor:
+    return torch.finfo(d.dtype).max * (0.25 + 0.25 * d.uniform()) * torch.where(d.uniform(3) < 0.5, -1.0, 1.0)
+
+
 def _nonfinite(d: Draw) -> Tensor:
     """Row r of five: clean, NaN, +Inf, -Inf, both Infs. Attention's keys stay clean and only its last head's values
     are planted, because one NaN key would hide every other row."""
@@ -195,6 +199,8 @@ FILLS: Mapping[str, Fill] = {
         Fill("constant", "0.7 everywhere", lambda d: _full(d, 0.7), independent=False),
         Fill("tiny", "2^-20 normal, every fourth element subnormal", _tiny),
         Fill("large", "squares leave float16; about 1e15 in the wider dtypes", _large),
+        Fill("huge", "a quarter to a half of the dtype's largest, with signs", _huge),
+        Fill("deep", "from -1 to -100: a sigmoid's left tail", lambda d: -1 - 99 * d.uniform()),
         Fill("moderate", "8 normal: into both tails of exp", lambda d: 8 * d.normal()),
         Fill("large_logits", "4 normal: scores of tens", lambda d: 4 * d.normal()),
         Fill("nonfinite", "normal with NaN and Infs planted, every fifth row clean", _nonfinite),

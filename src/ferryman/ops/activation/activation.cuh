@@ -112,7 +112,7 @@ template <typename Act, typename T> struct GatedBackward {
         for (int i = 0; i < V; ++i) {
             float slope, factor = Act::template factor<T>(a[i], slope);
             b[i] = d[i] * b[i] * (factor + a[i] * slope);
-            a[i] = d[i] * a[i] * factor;
+            a[i] = d[i] * (a[i] * factor);  // a large d times a large a would leave float32
         }
         pack(in.gate, b);
         pack(in.up, a);

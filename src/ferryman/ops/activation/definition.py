@@ -48,6 +48,8 @@ def _cases(**extra: object) -> Sequence[Case]:
     for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
         spec = TensorSpec((5, 384), fill=fill)
         found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
+    deep = {"gate": TensorSpec((5, 384), fill="deep"), "up": TensorSpec((5, 384), fill="tiny")}
+    found.append(Case("huge_gradients", {**deep, **extra}, cotangent="huge"))
     # an activation of at most 63 times an integer of at most 4 fits 8 bits
     for name, shape, layout, tier in (
         ("saturated", (7, 257), "contiguous", "small"), ("saturated_rows", (3, 5, 384), "rows", "small"),
@@ -100,15 +102,17 @@ def _silu_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Ten
 
 
 def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
-    """d silu = sigma (1 + g (1 - sigma)): the inner sum can cancel, so its terms count separately."""
+    """d silu = sigma (1 + g (1 - sigma)): the inner sum can cancel, so its terms count separately; what the product
+    before it loses as a subnormal is multiplied by it."""
     grad, gate, up = args
     s = torch.sigmoid(gate)
     error = 2 * gate.abs() * (1 - s) + 8
     terms = s * (1 + gate.abs() * (1 - s)) * (error + 2 * gate.abs() * s)
     flush = FLUSH * (1 + gate.abs())
     eta = ETA * (1 + grad.abs())
+    subnormal = eta * (1 + up.abs()) * (1 + gate.abs())
     return (
-        {"accumulate": (grad * up).abs() * terms, "absolute": flush * (grad * up).abs() + eta * (1 + up.abs())},
+        {"accumulate": (grad * up).abs() * terms, "absolute": flush * (grad * up).abs() + subnormal},
         {
             "accumulate": outputs[1].abs() * error,
             "activation": outputs[1].abs(),

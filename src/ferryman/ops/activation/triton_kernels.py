@@ -79,7 +79,8 @@ def _gated_backward(
     factor, slope = _factor(g, KIND, grad_up_ptr.dtype.element_ty == tl.float32)
     place = first * width + start + (row * width + col)
     tl.store(grad_gate_ptr + place, narrow(d * u * (factor + g * slope), grad_gate_ptr.dtype.element_ty), mask=mask)
-    tl.store(grad_up_ptr + place, narrow(d * g * factor, grad_up_ptr.dtype.element_ty), mask=mask)
+    # a large d times a large g would leave float32
+    tl.store(grad_up_ptr + place, narrow(d * (g * factor), grad_up_ptr.dtype.element_ty), mask=mask)
 
 
 # 8 elements a thread: one 16-byte load of each 16-bit input

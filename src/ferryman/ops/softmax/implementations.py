@@ -14,7 +14,8 @@ _CLUSTERS = (
     feature("clusters"), unit_stride("logits"), at_least("logits.shape[-1]", 2**14 + 1),
     at_most("logits.shape[-1]", 2**18 - 64),
 )  # fmt: skip
-_BACKWARD = (same_dtype("grad", "y"), unit_stride("grad"), unit_stride("y"))
+# Of a gradient nothing is asked: autograd makes it (of a sum it is expanded), and the launcher copies it if need be.
+_BACKWARD = (same_dtype("grad", "y"), unit_stride("y"))
 # Rows of multiples of 16 are read in whole words by Triton too, and faster: the row streams through.
 _ODD = (*_CLUSTERS, not_multiple_of("logits.shape[-1]", 16))
 

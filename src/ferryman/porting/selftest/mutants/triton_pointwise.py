@@ -62,8 +62,16 @@ edit(
     "silu_mul_backward gelu_mul_backward",
     "up_in_place_of_gate",
     ACTIVATION,
-    "narrow(d * g * factor, grad_up_ptr.dtype.element_ty)",
+    "narrow(d * (g * factor), grad_up_ptr.dtype.element_ty)",
     "narrow(d * u * factor, grad_up_ptr.dtype.element_ty)",
+)
+edit(
+    "overflow inside",
+    "silu_mul_backward gelu_mul_backward",
+    "gradient_times_gate_first",
+    ACTIVATION,
+    "narrow(d * (g * factor), grad_up_ptr.dtype.element_ty)",
+    "narrow(d * g * factor, grad_up_ptr.dtype.element_ty)",
 )
 edit(
     "stale output",
