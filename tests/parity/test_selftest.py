@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -27,7 +29,7 @@ from ferryman.porting.selftest import (
 from ferryman.porting.selftest.edits import ROOT, Edit, simt_kernel
 from ferryman.porting.selftest.planting import Mutant, torch_kernel
 from ferryman.porting.selftest.report import Record, Tally, compose, dumps, survivors
-from ferryman.porting.selftest.worker import Interpreted
+from ferryman.porting.selftest.worker import _START, Interpreted
 
 CPU = torch.device("cpu")
 HONEST = 600
@@ -286,6 +288,28 @@ def test_a_silent_worker_is_stopped() -> None:
     with Interpreted([_TRITON[0].key], [], 0, 0, False, silence=1.0, command=[sys.executable, "-c", code]) as worker:
         (record,) = worker
     assert isinstance(record, Record) and record.outcome == "caught" and "time limit" in str(record.reason)
+
+
+def test_a_worker_that_is_long_at_right_runs_is_not_taken_for_silent() -> None:
+    code = (
+        "import json, sys, time; job = json.loads(sys.stdin.read())\n"
+        "for i in range(8):\n time.sleep(0.5); print(json.dumps({'runs': i}), flush=True)\n"
+        "print(json.dumps({'tally': {'runs': 8}}), flush=True)"
+    )
+    with Interpreted([], ["silu_mul"], 8, 0, False, silence=2.0, command=[sys.executable, "-c", code]) as worker:
+        (tally,) = worker
+    assert isinstance(tally, Tally) and (tally.runs, tally.alarms) == (8, [])
+
+
+def test_a_worker_tells_of_right_runs_as_they_are_done() -> None:
+    job = {"mutants": [], "ops": ["silu_mul"], "honest": 12, "seed": 0, "every_run_judged": False}
+    done = subprocess.run(
+        [sys.executable, "-c", _START], input=json.dumps(job), capture_output=True, text=True, timeout=120,
+        env={**os.environ, "TRITON_INTERPRET": "1"}, check=True,
+    )  # fmt: skip
+    *told, last = [json.loads(line) for line in done.stdout.splitlines()]
+    runs = [one["runs"] for one in told]
+    assert len(runs) > 3 and runs == sorted(runs) and last["tally"]["runs"] == runs[-1] >= 12
 
 
 def test_alternatives_have_distinct_keys_and_serve_every_op() -> None:

@@ -59,7 +59,11 @@ def found(profile: str, backend: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize(("profile", "backend"), [("h200", "triton"), ("h200", "cuda"), ("mi300x", "hip")])
+@pytest.mark.parametrize(("profile", "backend"), [
+    ("h200", "triton"),
+    pytest.param("h200", "cuda", marks=pytest.mark.slow),
+    pytest.param("mi300x", "hip", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_the_kernels_of_models_are_served(profile: str, backend: str) -> None:
     """Other rows and tokens than the listing's own, of hidden sizes that models have."""
     by_op = found(profile, backend)

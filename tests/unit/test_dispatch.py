@@ -372,6 +372,22 @@ def test_no_profile_prefers_what_cannot_serve_models_shapes(name: str) -> None:
             select.select(op, args, profile(name), state.State({}, strict=True), absent=True)
 
 
+@pytest.mark.parametrize("name", ["a100-sxm-80", "h200", "mi300x"])
+def test_the_gradient_of_a_sum_is_no_fallback(name: str) -> None:
+    """Autograd gives `.sum().backward()` one element seen as all of them: strides of 0, which launchers copy."""
+    served = set()
+    for op in registry.primitives().values():
+        for case in grid.cases(op, "full", torch.device("cuda")):
+            args = dict(zip(op.names, calls.of_case(op, case, torch.bfloat16), strict=True))
+            grads = {n: torch.empty((), dtype=a.dtype, device="meta").expand(a.shape)
+                     for n, a in args.items() if n.startswith("grad") and isinstance(a, torch.Tensor)}  # fmt: skip
+            if grads:
+                given = tuple((args | grads).values())
+                select.select(op, given, profile(name), state.State({}, strict=True), absent=True)
+                served.add(op.name)
+    assert {"silu_mul_backward", "rope_backward", "softmax_backward", "rms_norm_backward"} <= served
+
+
 def test_dtype_clause_reads_optional_tensors() -> None:
     clause = dtypes("weight", torch.float32)
     of = ops.rms_norm.primitive

@@ -58,6 +58,7 @@ def judge(found: dict[str, list[dict[str, Any]]], known: Profile, dtype: str) ->
     assert dtype == "float32" or all(any(r["dots"] for r in rows) for f, rows in found.items() if f in PRODUCTS)
 
 
+@pytest.mark.slow
 def test_ptx_of_an_a100_becomes_machine_code_of_an_h200_with_amperes_instructions() -> None:
     judge(worker("sweep", "a100", "sm_90", "bfloat16", "14", *FAMILIES), profile("a100"), "bfloat16")
 

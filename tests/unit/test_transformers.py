@@ -213,7 +213,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("name", ["qwen3", "mistral_window"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("mistral_window", marks=pytest.mark.slow)])
 def test_compiled_in_one_graph_for_all_lengths(name: str) -> None:
     model = build(name)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -6,7 +6,6 @@ float32 and float16 only: the interpreter multiplies bfloat16 wrongly in tl.dot.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -492,30 +491,23 @@ def _worker(arguments: list[str], interpret: bool, timeout: float) -> Any:
     return json.loads(done.stdout)
 
 
-@functools.cache
-def _interpreted(chunk: int) -> dict[str, Any]:
-    # ten at a time: one process each would spend 3 s importing, one for all would outlast the limit of a single test
-    return _worker(["interpret", *[*CASES, *CHECKS][10 * chunk : 10 * chunk + 10]], True, 280)
+# ten cases a test: one process each would spend 3 s importing, one for all would outlast the limit of a single test
+@pytest.mark.parametrize("first", range(0, len(CASES), 10))
+def test_within_bounds_of_float64(first: int) -> None:
+    cases = list(CASES)[first : first + 10]
+    found = _worker(["interpret", *cases], True, 280)
+    for case in cases:
+        errors = {name: ratio for name, ratio in found[case].items() if name != "seconds"}
+        assert "error" not in errors, (case, errors["error"])
+        prefixes = ("", "no-lse-") if case in REPEATED else ("",)
+        assert set(errors) == {"out", "lse"} | {f"{prefix}grad_{x}" for prefix in prefixes for x in "qkv"}, case
+        assert all(ratio <= 1.0 for ratio in errors.values()), (case, errors)
 
 
-def _result(name: str) -> dict[str, Any]:
-    return _interpreted([*CASES, *CHECKS].index(name) // 10)[name]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_within_bounds_of_float64(case: str) -> None:
-    result = _result(case)
-    assert "error" not in result, result["error"]
-    errors = {name: ratio for name, ratio in result.items() if name != "seconds"}
-    prefixes = ("", "no-lse-") if case in REPEATED else ("",)
-    assert set(errors) == {"out", "lse"} | {f"{prefix}grad_{x}" for prefix in prefixes for x in "qkv"}
-    assert all(ratio <= 1.0 for ratio in errors.values()), errors
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_property(check: str) -> None:
-    result = _result(check)
-    assert "error" not in result, result["error"]
+def test_properties() -> None:
+    found = _worker(["interpret", *CHECKS], True, 280)
+    assert {name: result["error"] for name, result in found.items() if "error" in result} == {}
+    assert list(found) == list(CHECKS)
 
 
 def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tuple[int, ...]) -> None:

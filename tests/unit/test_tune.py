@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -592,6 +593,10 @@ def test_the_command_checks_a_lockfile(tmp_path: Path) -> None:
     path.write_text(json.dumps(raw))
     done = command(*arguments)
     assert done.code == 1 and "its kernels changed" in done.out and "0 of 1 entries hold here" in done.out
+    done = command(*arguments, "--json")
+    told = json.loads(done.out)
+    assert done.code == 1 and (told["holds"], told["entries"], told["holding"]) == (False, 1, 0)
+    assert [(one["op"], one["region"]) for one in told["stale"]] == [("silu_mul", region)]
     raw["stamp"]["torch"] = "1.0"
     path.write_text(json.dumps(raw))
     done = command(*arguments)
@@ -806,3 +811,22 @@ def test_what_was_tuned_for_some_implementations_is_tuned_again_for_all(planted:
 def test_predicting_names_an_implementation_that_there_is() -> None:
     done = command("tune", "--predict", "--device", "h200", "--op", "softmax", "--implementation", "trton")
     assert done.code == 2 and "trton" in done.err
+
+
+def test_predictions_are_json_too() -> None:
+    done = command("tune", "--predict", "--device", "h200", "--op", "linear", "--grid", "full", "--json")
+    told = [one for one in json.loads(done.out) if one["case"] == "8192x8192x8192"]
+    assert done.code == 0 and [one["rank"] for one in told] == list(range(1, len(told) + 1))
+    assert told[0]["implementation"] in ("cuda", "torch") and 1e-3 < told[0]["seconds"] < 3e-3
+
+
+def test_outcomes_are_json_too(planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "tune", functools.partial(tuning.tune, command=WORKER))
+    path = tmp_path / "lock.json"
+    arguments = ("tune", "--op", "silu_mul", "--device", "cpu", "--dtype", "f32", "--implementation", "slow")
+    done = command(*arguments, "--lockfile", str(path), "--json")
+    told = json.loads(done.out)
+    assert done.code == 0 and told["lockfile"] == str(path) and "slow alone is measured" in done.err
+    written = lockfile_document.load(path).choices["silu_mul"].values()
+    assert [one["entry"]["seconds"] for one in told["outcomes"]] == [one.seconds for one in written]
+    assert {(one["op"], one["dtype"], one["result"]) for one in told["outcomes"]} == {("silu_mul", "f32", "written")}

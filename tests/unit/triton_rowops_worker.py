@@ -114,9 +114,10 @@ def norm_calls(inputs: Inputs) -> Calls:
     yield "layer_norm", "bias alone", (inputs(5, 96), None, inputs(96), 1e-5)
     yield "layer_norm_backward", "bias alone", (inputs(5, 96), inputs(5, 96), None, inputs(96), 1e-5)
     yield "layer_norm_backward", "weight alone", (inputs(5, 96), inputs(5, 96), inputs(96), None, 1e-5)
-    yield from both("many rows", inputs(1100, 40), inputs(40), inputs(40))
-    x, g = inputs(10, 8300), inputs(10, 8300)  # fits LARGE, but not with sums of the weight's gradient beside it
-    yield "layer_norm_backward", "split sums", (g, x, inputs(8300), inputs(8300), 1e-5)
+    if inputs.dtype == torch.bfloat16:  # what the storage dtype does not interact with, and takes longest interpreted
+        yield from both("many rows", inputs(1100, 40), inputs(40), inputs(40))
+        x, g = inputs(10, 8300), inputs(10, 8300)  # fits LARGE, but not with sums of the weight's gradient beside it
+        yield "layer_norm_backward", "split sums", (g, x, inputs(8300), inputs(8300), 1e-5)
     x, weight = inputs(*LONG, kind="offset"), inputs(LONG[-1])
     yield "add_rms_norm", "long", (x, inputs(*LONG), weight, 1e-6, True)
     yield "layer_norm", "long", (x, weight, weight, 1e-5)

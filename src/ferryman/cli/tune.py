@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -57,6 +58,9 @@ def tune(
             "cost model predicts. --device may name a profile then (h200).",
         ),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was found as JSON: outcomes, what holds, or predictions.")
+    ] = False,
 ) -> None:
     """Write the fastest implementation of each shape region into a lockfile; the setting `lockfile` puts it in force.
 
@@ -68,7 +72,7 @@ def tune(
         for option, given in {"--check": check, "--again": again, "--lockfile": lock is not None}.items():
             if given:
                 raise ArgumentError("tune", option, "given", "no --predict beside it")
-        _predict(resolve(device), op, implementation, grid, dtype or ["bf16"])
+        _predict(resolve(device), op, implementation, grid, dtype or ["bf16"], as_json)
         return
     where = place(device, "tune")
     profile = select.profile_for(placed(where))
@@ -81,24 +85,38 @@ def tune(
         for option, value in {"--op": op, "--implementation": implementation, "--again": again}.items():
             if value:
                 raise ArgumentError("tune", option, "given", "no --check beside it")
-        _check(path, profile, placed(where), grid, dtype or ["bf16"])
+        _check(path, profile, placed(where), grid, dtype or ["bf16"], as_json)
         return
     if implementation and len(implementation) == 1:
-        output.say(f"{implementation[0]} alone is measured: dispatch obeys regions that nothing else was compared with")
+        alone = f"{implementation[0]} alone is measured: dispatch obeys regions that nothing else was compared with"
+        typer.echo(alone, err=as_json)
     if why := condition.watch(placed(where)).unknown:
-        output.say(f"throttling is not looked for: {why}")
-    failed = 0
+        typer.echo(f"throttling is not looked for: {why}", err=as_json)
+    outcomes: dict[str, list[tuning.Outcome]] = {}
     for name, kind in {name: calls.dtype_of(name) for name in dtype or ["bf16"]}.items():
         with output.progress(f"tuning {name}") as advance:
-            found = tuning.tune(
+            outcomes[name] = tuning.tune(
                 path, op, implementation, grid, where, kind, again=again, silence=timeout, advance=advance
             )
-        _print(found, name)
-        failed += sum(o.entry is None for o in found)
+        if not as_json:
+            _print(outcomes[name], name)
     lockfile.forget()
-    output.say(f"{path}: set FERRYMAN_LOCKFILE to it, or [tool.ferryman] lockfile")
-    if failed:
+    if as_json:
+        output.json_document({"lockfile": str(path), "outcomes": _facts(outcomes)})
+    else:
+        output.say(f"{path}: set FERRYMAN_LOCKFILE to it, or [tool.ferryman] lockfile")
+    if any(one.entry is None for found in outcomes.values() for one in found):
         raise typer.Exit(1)
+
+
+def _facts(outcomes: dict[str, list[tuning.Outcome]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "op": one.op, "case": one.case, "dtype": dtype, "result": one.result,
+            "entry": None if one.entry is None else one.entry.model_dump(mode="json"),
+        }
+        for dtype, found in outcomes.items() for one in found
+    ]  # fmt: skip
 
 
 def _print(found: list[tuning.Outcome], dtype: str) -> None:
@@ -119,24 +137,53 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
 
 
 def _predict(
-    profile: Profile, ops: list[str] | None, implementations: list[str] | None, grid: str, dtypes: list[str]
+    profile: Profile, ops: list[str] | None, implementations: list[str] | None, grid: str, dtypes: list[str],
+    as_json: bool,
 ) -> None:  # fmt: skip
     known_implementations(implementations)
     size, kind = grid_of(grid), torch.device("cpu" if profile.vendor == "cpu" else "cuda")
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name in dtypes:
         for op in [registry.primitive(name) for name in ops] if ops else registry.primitives().values():
             for case in cases(op, size, kind):
                 args = on_meta(op, case, calls.dtype_of(name))
                 for number, one in enumerate(candidates(op, args, profile, implementations), 1):
-                    seconds = "" if one.seconds is None else f"{one.seconds * 1e6:.1f}"
-                    rows.append((op.name, case.name, name, str(number), one.implementation, one.configuration, seconds))
-    heads = ("op", "case", "dtype", "rank", "implementation", "configuration", "us, predicted")
-    output.table(heads, rows, right=("rank", "us, predicted"))
+                    way = one.implementation, one.configuration, one.seconds
+                    rows.append((op.name, case.name, name, number, *way))
+    heads = ("op", "case", "dtype", "rank", "implementation", "configuration")
+    if as_json:
+        output.json_document([dict(zip((*heads, "seconds"), row, strict=True)) for row in rows])
+        return
+    texts = [(*row, "" if seconds is None else f"{seconds * 1e6:.1f}") for *row, seconds in rows]
+    output.table((*heads, "us, predicted"), texts, right=("rank", "us, predicted"))
 
 
-def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str]) -> None:
+def _check(
+    path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str], as_json: bool
+) -> None:  # fmt: skip
     held = tuning.check(path, profile)
+    holding = 0 if held.differing else held.entries - len(held.stale)
+    size = grid_of(grid)
+    shapes = [
+        (op, on_meta(op, case, calls.dtype_of(name)))
+        for name in dtypes for op in registry.primitives().values() for case in cases(op, size, device)
+    ]  # fmt: skip
+    known = [one for one in tuning.covered(path, profile, shapes) if one.measured or one.predicted]
+    if as_json:
+        output.json_document({
+            "lockfile": str(path), "holds": held.holds, "entries": held.entries, "holding": holding,
+            "differing": held.differing,
+            "stale": [dict(zip(("op", "region", "reason"), one, strict=True)) for one in held.stale],
+            "failed": [dict(zip(("op", "case", "candidate", "error"), one, strict=True)) for one in held.failed],
+            "grid": grid, "covered": [asdict(one) for one in known],
+        })  # fmt: skip
+    else:
+        _print_held(path, held, holding, grid, known)
+    if not held.holds:
+        raise typer.Exit(1)
+
+
+def _print_held(path: Path, held: tuning.Held, holding: int, grid: str, known: list[tuning.Covered]) -> None:
     for fact in held.differing:
         output.say(f"ignored as a whole: {fact}")
     if held.stale:
@@ -145,18 +192,9 @@ def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes
         output.table(
             ("op", "case", "candidate", "failed when it was measured (--again tries it once more)"), held.failed
         )
-    holding = 0 if held.differing else held.entries - len(held.stale)
-    size = grid_of(grid)
-    shapes = [
-        (op, on_meta(op, case, calls.dtype_of(name)))
-        for name in dtypes for op in registry.primitives().values() for case in cases(op, size, device)
-    ]  # fmt: skip
-    known = [one for one in tuning.covered(path, profile, shapes) if one.measured or one.predicted]
     if known:
         rows = [(one.op, str(one.measured), str(one.predicted), str(one.neither)) for one in known]
         heads = (f"op, on the {grid} grid", "measured", "predicted from regions near", "neither")
         output.table(heads, rows, right=heads[1:])
     wanted = "" if held.entries else "; required: one or more (ferryman tune writes them)"
     output.say(f"{path}: {holding} of {held.entries} entries hold here{wanted}")
-    if not held.holds:
-        raise typer.Exit(1)

@@ -176,7 +176,8 @@ def main() -> int:
     try:
         for record in each_mutant(chosen, setting, job["seed"], job["every_run_judged"], lambda m: say(start=m.key)):
             say(record=record.model_dump(mode="json"))
-        tally = honest(job["ops"], job["honest"], setting, job["seed"], "triton")
+        # a sign of life after each cell: thousands of runs take minutes
+        tally = honest(job["ops"], job["honest"], setting, job["seed"], "triton", lambda so_far: say(runs=so_far.runs))
     except Exception as error:
         # what a mutant raises is its verdict already; this is an edit that no longer fits, or a fault of the self-test
         say(error=f"{type(error).__name__}: {error}", kind=type(error).__name__)

@@ -76,7 +76,7 @@ def silu_gradient_expanded(grad: Tensor, gate: Tensor, up: Tensor) -> Any:
     """s + g s (1 - s)"""
     d, g, u = grad.float(), gate.float(), up.float()
     s = torch.sigmoid(g)
-    return d * u * (s + g * (s * torch.sigmoid(-g))), d * g * s
+    return d * u * (s + g * (s * torch.sigmoid(-g))), d * (g * s)
 
 
 @RIGHT.of("silu_mul_backward")
@@ -136,15 +136,15 @@ def gelu_gradient_by_the_other_functions(grad: Tensor, gate: Tensor, up: Tensor,
     """sigmoid(2 z) for (1 + tanh z) / 2, erfc for 1 + erf"""
     d, g, u = grad.float(), gate.float(), up.float()
     f, slope = _gelu_factor(g, approximate)
-    return d * u * (f + g * slope), d * g * f
+    return d * u * (f + g * slope), d * (g * f)
 
 
 @RIGHT.of("gelu_mul_backward")
 def gelu_gradient_in_another_order(grad: Tensor, gate: Tensor, up: Tensor, approximate: str) -> Any:
-    """(f + g f') first, then up, then the gradient"""
+    """(f + g f') first, then the gradient, then up"""
     d, g, u = grad.float(), gate.float(), up.float()
     f, slope = _gelu_factor(g, approximate)
-    return (f + slope * g) * u * d, f * (g * d)
+    return (f + slope * g) * d * u, f * d * g
 
 
 @RIGHT.of("gelu_mul_backward")
@@ -157,7 +157,7 @@ def gelu_gradient_as_written(grad: Tensor, gate: Tensor, up: Tensor, approximate
     else:
         t = torch.tanh(_ROOT * (g + 0.044715 * g**3))
         f, slope = 0.5 * (1 + t), 0.5 * (1 - t * t) * _ROOT * (1 + 3 * 0.044715 * g * g)
-    return d * u * (f + g * slope), d * g * f
+    return d * u * (f + g * slope), d * (g * f)
 
 
 @RIGHT.of("gelu_mul_backward")
@@ -165,7 +165,7 @@ def gelu_gradient_with_wide_factors(grad: Tensor, gate: Tensor, up: Tensor, appr
     """the factors in float64, the products in float32"""
     d, g, u = grad.float(), gate.float(), up.float()
     f, slope = _gelu_factor(gate.double(), approximate)
-    return d * u * (f + gate.double() * slope).float(), d * g * f.float()
+    return d * u * (f + gate.double() * slope).float(), d * (g * f.float())
 
 
 # ---------------------------------------------------------------------------------------------------------------- rope
