@@ -86,9 +86,12 @@ def test_every_configuration_compiles(arch: str, family: str) -> None:
     assert [r["name"] for r in aligned if not r["wide_loads"]] == []
 
 
+# a kernel in float16 is its bfloat16 form but for the type: one arch of each vendor compiles both
+_MATRIX = [(arch, dtype) for arch in TARGETS for dtype in DTYPES if dtype != "float16" or arch in ("sm_90", "gfx942")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("arch", list(TARGETS))
+@pytest.mark.parametrize(("arch", "dtype"), _MATRIX)
 def test_the_whole_matrix_compiles(arch: str, dtype: str) -> None:
     for rows in compiled(arch, dtype).values():
         judge(arch, rows)
