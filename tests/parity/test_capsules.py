@@ -17,6 +17,7 @@ H200, PLANTED = DATA / "h200.capsule", DATA / "h200-planted.capsule"
 recorded = pytest.mark.skipif(not (H200.exists() and PLANTED.exists()), reason="not recorded on an H200 yet")
 
 
+@pytest.mark.slow
 @recorded
 def test_the_h200_and_this_cpu_agree_with_the_oracle() -> None:
     held = capsule.load(H200)

@@ -491,8 +491,11 @@ def _worker(arguments: list[str], interpret: bool, timeout: float) -> Any:
     return json.loads(done.stdout)
 
 
-# ten cases a test: one process each would spend 3 s importing, one for all would outlast the limit of a single test
-@pytest.mark.parametrize("first", range(0, len(CASES), 10))
+# ten cases a test: one process each would spend 3 s importing, one for all would outlast the limit of a single test;
+# from the sixtieth on they are other devices' tiles and folds
+@pytest.mark.parametrize(
+    "first", [pytest.param(n, marks=[pytest.mark.slow] if n >= 60 else []) for n in range(0, len(CASES), 10)]
+)
 def test_within_bounds_of_float64(first: int) -> None:
     cases = list(CASES)[first : first + 10]
     found = _worker(["interpret", *cases], True, 280)

@@ -1,11 +1,10 @@
 """Triton kernels of the norms, activations, softmax, cross entropy, rope and linear, run by Triton's interpreter.
 
-A process either interprets Triton or compiles it, so every family runs in a worker process.
+A process either interprets Triton or compiles it, so workers run them.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -15,41 +14,42 @@ from typing import Any
 
 import pytest
 
-from tests.unit.triton_rowops_worker import FAMILIES, PAIRS
+from tests.unit.triton_rowops_worker import FAMILIES
 
-pytestmark = pytest.mark.timeout(500)  # the first test of a family waits for its worker
+pytestmark = pytest.mark.timeout(500)
 WORKER = Path(__file__).with_name("triton_rowops_worker.py")
+PAIRS = [  # every layout is tried in float16, so that is the quick one
+    pytest.param(family, dtype, marks=[] if dtype == "float16" else [pytest.mark.slow])
+    for family in FAMILIES
+    for dtype in ("float16", "float32", "bfloat16")
+    if (family, dtype) != ("matmul", "bfloat16")
+]
 
 
-@functools.cache
-def run_worker(family: str) -> dict[str, Any]:
-    """One worker a family, for all dtypes: importing torch and triton costs more than most cases."""
+def run_worker(*arguments: str) -> dict[str, Any]:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, str(WORKER), family]
+    command = [sys.executable, str(WORKER), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: str) -> None:
-    """All that a worker found in one test: processes that share the tests would each run it."""
-    for dtype in (dtype for of, dtype in PAIRS if of == family):
-        found = run_worker(family)[dtype]
-        errors = found["errors"]
-        assert {name.split(" ")[0] for name in errors} == set(FAMILIES[family]), dtype
-        assert {n: e for n, e in errors.items() if e != "n/a" and not e <= 1.0} == {}, dtype
-        # Ratios of a thousandth everywhere would mean a bound that binds nothing.
-        for op in FAMILIES[family]:
-            assert max(e for n, e in errors.items() if n.split(" ")[0] == op and e != "n/a") > 0.05, (op, dtype)
-        assert found["repeated"] >= 2, dtype
-        assert {n: found[n] for n in ("unequal_runs", "changed_inputs", "aliases") if found[n]} == {}, dtype
+@pytest.mark.parametrize(("family", "dtype"), PAIRS)
+def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: str, dtype: str) -> None:
+    found = run_worker(family, dtype)
+    errors = found["errors"]
+    assert {name.split(" ")[0] for name in errors} == set(FAMILIES[family])
+    assert {n: e for n, e in errors.items() if e != "n/a" and not e <= 1.0} == {}
+    # Ratios of a thousandth everywhere would mean a bound that binds nothing.
+    for op in FAMILIES[family]:
+        assert max(e for n, e in errors.items() if n.split(" ")[0] == op and e != "n/a") > 0.05, op
+    assert found["repeated"] >= 2
+    assert {n: found[n] for n in ("unequal_runs", "changed_inputs", "aliases") if found[n]} == {}
 
 
 def test_interpreted_bfloat16_linear_refuses() -> None:
-    result = run_worker("matmul")["bfloat16"]
-    assert "multiplies bfloat16 as raw integers" in result["refused"]
+    assert "multiplies bfloat16 as raw integers" in run_worker("matmul", "bfloat16")["refused"]
 
 
 def test_portable_functions_keep_relative_accuracy() -> None:
