@@ -592,10 +592,11 @@ def test_compiles(arch: str) -> None:
 def _matrix() -> list[tuple[str, str, tuple[int, ...]]]:
     """On sm_90 every size of head in every dtype, on gfx942 in two; elsewhere half of the sizes in float32, the others
     in a type of 16 bits."""
+    whole = {"sm_90": ("float32", "float16", "bfloat16"), "gfx942": ("float32", "bfloat16")}
     found = []
     for i, arch in enumerate(arch for arch in TARGETS if arch != "cpu"):
-        if arch in ("sm_90", "gfx942"):
-            found += [(arch, dtype, DIMS) for dtype in ("float32", "bfloat16", *(["float16"] if arch == "sm_90" else []))]
+        if arch in whole:
+            found += [(arch, dtype, DIMS) for dtype in whole[arch]]
         else:
             half = ("float16", "bfloat16")[i % 2]
             found += [(arch, dtype, DIMS[(i + j) % 2 :: 2]) for j, dtype in enumerate(("float32", half))]
