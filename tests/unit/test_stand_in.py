@@ -58,11 +58,6 @@ def judge(found: dict[str, list[dict[str, Any]]], known: Profile, dtype: str) ->
     assert dtype == "float32" or all(any(r["dots"] for r in rows) for f, rows in found.items() if f in PRODUCTS)
 
 
-@pytest.mark.slow
-def test_ptx_of_an_a100_becomes_machine_code_of_an_h200_with_amperes_instructions() -> None:
-    judge(worker("sweep", "a100", "sm_90", "bfloat16", "14", *FAMILIES), profile("a100"), "bfloat16")
-
-
 def test_a_devices_own_arch_keeps_its_own_instructions() -> None:
     """An H100's on an H200, in PTX for sm_90a alone; and the search for newer instructions finds some."""
     rows = worker("sweep", "h100", "sm_90", "bfloat16", "9", "matmul")["matmul"]
@@ -74,10 +69,12 @@ def test_a_devices_own_arch_keeps_its_own_instructions() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("name", "dtype", "every"), [("a100", "bfloat16", "1"), ("a100", "float32", "1"), ("l4", "bfloat16", "5")]
+    ("name", "dtype", "every"), [("a100", "bfloat16", "1"), ("a100", "float32", "3"), ("l4", "bfloat16", "5")]
 )
-def test_every_configuration(name: str, dtype: str, every: str, family: str) -> None:
-    """All of the A100's; an L4's differ in what fits its shared memory."""
+def test_ptx_becomes_machine_code_with_the_older_devices_instructions(
+    name: str, dtype: str, every: str, family: str
+) -> None:
+    """Every configuration of the A100's in bfloat16, samples of the others."""
     judge(worker("sweep", name, "sm_90", dtype, every, family, timeout=1700), profile(name), dtype)
 
 

@@ -49,7 +49,7 @@ def test_every_op_is_within_its_definitions_bound_and_repeats_its_bits(family: s
 
 
 def test_interpreted_bfloat16_linear_refuses() -> None:
-    assert "multiplies bfloat16 as raw integers" in run_worker("matmul", "bfloat16")["refused"]
+    assert "multiplies bfloat16 as raw integers" in run_worker("refusal")["refused"]
 
 
 def test_portable_functions_keep_relative_accuracy() -> None:
