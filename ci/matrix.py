@@ -104,7 +104,7 @@ def _row(raw: Any) -> Row:
         if not isinstance(text, str) or not _NAME.fullmatch(text):
             raise MatrixError(f"{text!r} is not a name")
     row = Row(raw["vendor"], raw["profile"], raw["backend"], raw["how"], tuple(runner))
-    registry.check_backend(row.backend)
+    registry.check_requested(row.backend)
     known = profile(row.profile)
     if known.name != row.profile or known.vendor != row.vendor:
         raise MatrixError(

@@ -170,7 +170,7 @@ def _model(
     if dtypes and len(dtypes) > 1:
         raise ArgumentError("check", "--dtype", ", ".join(dtypes), "one dtype with --model")
     for backend in backends or ():
-        registry.check_backend(backend)
+        registry.check_requested(backend)
     (dtype,) = runner.dtypes_of(dtypes or ["bfloat16"])
     with (
         _transformers() as (run, porter),

@@ -24,6 +24,7 @@ from ferryman.cli import (
     doctor,
     explain,
     fingerprint,
+    migrate,
     ops,
     record,
     replay,
@@ -62,6 +63,7 @@ app.command("compile", cls=_Verb)(compile.compile_)
 app.command("counters", cls=_Verb)(counters.counters)
 app.command("selftest", cls=_Verb)(selftest.selftest)
 app.command("tune", cls=_Verb)(tune.tune)
+app.command("migrate", cls=_Verb)(migrate.migrate)
 
 
 def _version(wanted: bool) -> None:

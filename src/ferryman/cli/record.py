@@ -92,7 +92,7 @@ def _model(
     if dtypes and len(dtypes) > 1:
         raise ArgumentError("record", "--dtype", ", ".join(dtypes), "one dtype with --model")
     for backend in backends or ():
-        registry.check_backend(backend)
+        registry.check_requested(backend)
     with use(*backends) if backends else nullcontext(), output.progress("recording") as advance:
         raw = record_model(
             name, porter=porter(), device=device, dtype=(dtypes or ["bfloat16"])[0], tiny=tiny, layers=layers,

@@ -71,7 +71,7 @@ def _model(
     held: capsule_model.ModelCapsule, device: str, backends: Sequence[str] | None, out: Path | None, as_json: bool
 ) -> None:
     for backend in backends or ():
-        registry.check_backend(backend)
+        registry.check_requested(backend)
     with use(*backends) if backends else nullcontext(), output.progress("replaying") as advance:
         document = replay_model(held, porter=porter(), device=device, progress=advance)
     text = document.model_dump_json(indent=1)

@@ -7,6 +7,7 @@ under a lock and rename it into place, so that several may run at once.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import datetime
 import hashlib
@@ -31,8 +32,12 @@ from ferryman.dispatch import registry
 from ferryman.dispatch.lockfile_entry import Entry, Name, Strict, joined
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import LockfileError
+from ferryman.ops.menu import named
 
-VERSION = 4  # 4: seals. 3: the work of what was measured, for regions beside it. 2: all candidates, the kernels' digest
+# 5: implementations by names of their own, kernels by their code alone. 4: seals. 3: the work of what was measured, for
+# regions beside it. 2: all candidates, the kernels' digest.
+VERSION = 5
+MIGRATED = (4,)  # what `ferryman migrate` reads
 _MAX_BYTES = 16 << 20
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
@@ -40,6 +45,7 @@ _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
 _RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
 _SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/portable.cuh", "backends/simt/rows.cuh",
            "backends/simt/rows.py", "backends/simt/cluster.cuh", "backends/simt/whole.cuh")  # fmt: skip
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TENSOR = re.compile(r"[a-z0-9_]+\[((0|2\^\d{1,2}),)*\d{0,18}\][csx]")
 
 
@@ -91,7 +97,16 @@ def _driver() -> str | None:
 
 @lru_cache(maxsize=None)
 def digest(op: str) -> str:
-    """SHA-256 of the sources of an op's kernels: its family's files, and those that families share."""
+    """SHA-256 of the code of an op's kernels: its family's files, and those that families share, without what a
+    compiler does not see (layout, comments, docstrings)."""
+    text = hashlib.sha256()
+    for file in sources(op):
+        text.update(f"{file.parent.name}/{file.name}\0".encode() + _code(file) + b"\0")
+    return text.hexdigest()
+
+
+def sources(op: str) -> list[Path]:
+    """The files of an op's kernels, and those that families share."""
     root = Path(__file__).parents[1]
     files = {root / shared for shared in _SHARED}
     for line in registry.implementations(op):
@@ -99,10 +114,20 @@ def digest(op: str) -> str:
         if found is not None and found.origin is not None:
             folder = Path(found.origin).parent
             files |= {*folder.glob("*_kernels.py"), *folder.glob("*.cuh")}
-    text = hashlib.sha256()
-    for file in sorted(files, key=lambda f: (f.parent.name, f.name)):
-        text.update(f"{file.parent.name}/{file.name}\0".encode() + file.read_bytes() + b"\0")
-    return text.hexdigest()
+    return sorted(files, key=lambda f: (f.parent.name, f.name))
+
+
+def _code(file: Path) -> bytes:
+    """A source without layout, comments and docstrings."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".py":
+        return " ".join(_COMMENT.sub(" ", text).split()).encode()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        match getattr(node, "body", None):
+            case [ast.Expr(value=ast.Constant()), *_] as body:
+                del body[0]
+    return ast.dump(tree).encode()
 
 
 def load(path: Path) -> Lockfile:
@@ -122,7 +147,8 @@ def load(path: Path) -> Lockfile:
     if not isinstance(raw, dict):
         raise LockfileError(f"{path} holds a {type(raw).__name__}; {required}")
     if (raw.get("kind"), raw.get("version")) != ("ferryman-lockfile", VERSION):
-        raise LockfileError(f"{path} has kind {raw.get('kind')!r}, version {raw.get('version')!r}; {required}")
+        remedy = f". `ferryman migrate {path}` makes it one" if raw.get("version") in MIGRATED else ""
+        raise LockfileError(f"{path} has kind {raw.get('kind')!r}, version {raw.get('version')!r}; {required}{remedy}")
     try:
         return Lockfile.model_validate(raw)
     except ValidationError as error:
@@ -198,7 +224,8 @@ def _merge(
         held = choices.setdefault(op, {})
         for region, entry in entries.items():
             old = held.get(region)
-            made = joined(old, entry, profile.preference(op)) if old and old.is_sealed(op, region) else entry
+            order = [line.name for line in named(registry.implementations(op), profile.preference(op))]
+            made = joined(old, entry, order) if old and old.is_sealed(op, region) else entry
             held[region] = made.sealed(op, region)
     document = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
     text = document.model_dump_json(indent=1, exclude_defaults=False) + "\n"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 from ferryman.ops.clauses import REQUIRED
+from ferryman.ops.menu import NAME as LINE
 from ferryman.ops.primitive import IDENTIFIER
 
 LEAST_NOISE = 0.01  # candidates nearer than this are one; the profile's preference decides
@@ -22,6 +23,7 @@ LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e6
 _UNWRITTEN = 1e-9  # relative: what a float may lose in a file
 _MOST_CANDIDATES = 64
 Name = Annotated[str, Field(pattern=f"^{IDENTIFIER.pattern}$")]
+_Line = Annotated[str, Field(pattern=f"^{LINE.pattern}$")]
 _Configuration = dict[Literal["name"], Annotated[str, Field(min_length=1, max_length=200)]]
 _Seconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MOST_SECONDS, strict=True)]
 _Amount = Annotated[float, Field(ge=0, le=1e24, strict=True)]
@@ -34,7 +36,7 @@ class Strict(BaseModel):
 class _Way(Strict):
     """``configuration``: {"name": its name}, or the implementation's own plan."""
 
-    implementation: Name
+    implementation: _Line
     configuration: _Configuration = {}
 
     @property

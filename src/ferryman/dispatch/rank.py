@@ -55,7 +55,7 @@ def rank(
         line.name: line for line in registry.implementations(known.name)
         if (names or line.backend != "definition") and not select.refusals(line, view, profile, absent=True)
     }  # fmt: skip
-    wanted = [*profile.preference(known.name), *menu] if names is None else names
+    wanted = [*select.preferred(known, profile), *menu] if names is None else names
     predicted = cost.predictions(known, cost.work_of(known, args), profile)
     plans, others = [], []
     for name in cost.ranked([n for n in dict.fromkeys(wanted) if n in menu], predicted):

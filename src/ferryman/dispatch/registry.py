@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from torch import Tensor
 from ferryman.backends import redirect
 from ferryman.backends.base import Backend
 from ferryman.errors import UnknownName
-from ferryman.ops.menu import Implementation
+from ferryman.ops.menu import NAME, Implementation
 from ferryman.ops.primitive import Primitive
 
 FAMILIES = ("norm", "activation", "softmax", "rope", "matmul", "attention")
@@ -56,7 +56,13 @@ def _menu() -> Mapping[str, tuple[Implementation, ...]]:
         for line in module.IMPLEMENTATIONS:
             found[line.op].append(line)
     for name, known in primitives().items():
-        found[name].append(Implementation(name, "definition", f"{known.body.__module__}:{name}"))
+        found[name].append(Implementation(op=name, name="definition", where=f"{known.body.__module__}:{name}"))
+    for name, lines in found.items():
+        for line in lines:
+            if not NAME.fullmatch(line.name):
+                raise ValueError(f"implementation {line.name!r} of {name}; required: a name like triton.hopper")
+            if sum(line.name == other.name for other in lines) > 1:
+                raise ValueError(f"two implementations of {name} are called {line.name!r}; required: one of each name")
     return MappingProxyType({name: tuple(lines) for name, lines in found.items()})
 
 
@@ -73,6 +79,12 @@ def primitive(op: str | Callable[..., Any]) -> Primitive:
 def implementations(op: str) -> tuple[Implementation, ...]:
     """An op's menu, the definition last."""
     return _menu()[op]
+
+
+def asked(op: str, names: Iterable[str] | None) -> tuple[Implementation, ...]:
+    """The lines of an op's menu that names of backends or implementations ask for, in its order; all of it for None."""
+    wanted = None if names is None else tuple(names)
+    return tuple(x for x in implementations(op) if wanted is None or any(map(x.answers, wanted)))
 
 
 def implementation(op: str, name: str) -> Implementation:
@@ -92,9 +104,16 @@ def backends() -> Mapping[str, Backend]:
     return MappingProxyType(found)
 
 
-def check_backend(name: str) -> None:
-    if name not in backends():
-        raise UnknownName("backend", name, backends())
+@lru_cache(maxsize=1)
+def _every_name() -> frozenset[str]:
+    return frozenset(backends()) | {line.name for lines in _menu().values() for line in lines}
+
+
+def check_requested(name: str, op: str | None = None) -> None:
+    """Whether a request can name a backend or an implementation like this, of one op or of any. Raises UnknownName."""
+    known = set(backends()) | {x.name for x in implementations(op)} if op is not None else _every_name()
+    if name not in known:
+        raise UnknownName("backend or implementation" if op is None else f"implementation of {op}", name, sorted(known))
 
 
 def probe(backend: str, vendor: str) -> tuple[str, ...]:

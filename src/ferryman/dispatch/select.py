@@ -21,7 +21,7 @@ from ferryman.device_profiles import profile as named_profile
 from ferryman.dispatch import cost, lockfile, near, registry
 from ferryman.dispatch.state import State
 from ferryman.errors import StrictModeError, Unsupported
-from ferryman.ops.menu import Implementation
+from ferryman.ops.menu import Implementation, named
 from ferryman.ops.primitive import Primitive
 
 LAST_RESORTS = ("torch", "definition")
@@ -39,6 +39,7 @@ class View:
     features: frozenset[str]
     shared_memory: int
     flags: Mapping[str, Any]
+    vendor: str = ""
 
     @classmethod
     def of(cls, op: Primitive, args: Sequence[Any], profile: Profile) -> View:
@@ -47,7 +48,8 @@ class View:
             "tf32": float32_precision() == "tf32",
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
-        return cls(dict(zip(op.names, args, strict=True)), profile.features, profile.shared_memory, flags)
+        named_args = dict(zip(op.names, args, strict=True))
+        return cls(named_args, profile.features, profile.shared_memory, flags, profile.vendor)
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,14 @@ class _Order:
 
 
 def preferred(op: Primitive, profile: Profile) -> list[str]:
-    """The profile's order of preference, then what runs anywhere.
+    """The profile's order of preference, then what runs anywhere; what is composed comes before the definition only.
 
     A backend that can never serve this vendor is no choice that was fallen back from.
     """
-    order = [*profile.preference(op.name), *LAST_RESORTS]
-    menu = {line.name: line for line in registry.implementations(op.name)}
     backends = registry.backends()
-    return [n for n in dict.fromkeys(order) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
+    lines = [x for x in registry.implementations(op.name) if profile.vendor in backends[x.backend].vendors]
+    order = named(lines, [*profile.preference(op.name), *LAST_RESORTS])
+    return [line.name for line in sorted(order, key=lambda line: (line.backend == "definition", line.composed))]
 
 
 def _near(
@@ -147,7 +149,7 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     menu = {line.name: line for line in registry.implementations(op.name)}
     allowed = state.allowed(op.name)
     if allowed is not None:
-        return _Order([menu[name] for name in allowed if name in menu], "request")
+        return _Order(named(tuple(menu.values()), allowed), "request")
     names, source = preferred(op, profile), "profile"
     seconds: dict[str, float] = {}
     held = lockfile.entries(op.name, profile)
@@ -224,8 +226,11 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
     region = lockfile.region(op, args)
     order = _order(op, args, profile, region, state)
     refused: list[tuple[Implementation, tuple[str, ...]]] = []
+    passed: list[tuple[Implementation, tuple[str, ...]]] = []
+    named_in_full = state.allowed(op.name) or ()
     for line in order.lines:
-        if line.partial and order.source != "request" and any(clause.reason(view) for clause in line.when):
+        if line.partial and line.name not in named_in_full and any(clause.reason(view) for clause in line.when):
+            passed.append((line, tuple(refusals(line, view, profile, absent=absent))))
             continue  # made for other calls: nothing is fallen back from
         why = refusals(line, view, profile, absent=absent)
         broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
@@ -247,7 +252,7 @@ def select(op: Primitive, args: Sequence[Any], profile: Profile, state: State, *
         refused.append((line, tuple(why)))
     allowed = ", ".join(state.allowed(op.name) or ())
     known = ", ".join(line.name for line in registry.implementations(op.name))
-    reasons = "; ".join(f"{line.name}: {', '.join(why)}" for line, why in refused)
+    reasons = "; ".join(f"{line.name}: {', '.join(why)}" for line, why in (*passed, *refused))
     raise Unsupported(
         f"{op.name}: none of the requested implementations ({allowed}) can serve this call on {profile.name}. "
         f"{reasons or 'none of them implements it'}. {op.name} has: {known}"
@@ -293,7 +298,7 @@ def explain_rows(
         broken = _quarantined.get((op.name, line.name, profile.identity_key(), region))
         if broken is not None:
             why.append(f"quarantined: {broken}")
-        if allowed is not None and line.name not in allowed:
+        if allowed is not None and not any(map(line.answers, allowed)):
             rows.append((line, "not requested", why))
         else:
             rows.append((line, "refused" if why else "chosen" if line == chosen else "available", why))

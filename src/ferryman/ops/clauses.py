@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +29,8 @@ class View(Protocol):
     def features(self) -> frozenset[str]: ...
     @property
     def shared_memory(self) -> int: ...
+    @property
+    def vendor(self) -> str: ...
     @property
     def flags(self) -> Mapping[str, Any]: ...
 
@@ -129,6 +133,44 @@ def feature(name: str) -> Clause:
     """The device's profile lists the feature (``wgmma``, ``mfma``, ``tma`` and so on)."""
     return Clause(f"a device with {name}", ("profile.features",), lambda view: sorted(view.features),
                   lambda have: name in have)  # fmt: skip
+
+
+def lacking(name: str) -> Clause:
+    """The device's profile does not list the feature."""
+    return Clause(f"a device without {name}", ("profile.features",), lambda view: sorted(view.features),
+                  lambda have: name not in have)  # fmt: skip
+
+
+def vendor(*allowed: str) -> Clause:
+    """The device is of one of these vendors ("nvidia", "amd", "cpu")."""
+    return Clause(f"a device of {' or '.join(allowed)}", ("profile.vendor",), lambda view: view.vendor,
+                  lambda have: have in allowed)  # fmt: skip
+
+
+def positive(path: str) -> Clause:
+    return Clause(f"{path} > 0, or None", (path,), read(path), lambda v: v is None or v > 0)
+
+
+def compiled() -> Clause:
+    """Triton compiles kernels in this process, and does not interpret them."""
+    return Clause("compiled Triton", ("interpreted",), lambda view: not view.flags["interpreted"], bool)
+
+
+def release(package: str, version: str) -> Clause:
+    """A package's release begins with these numbers: what is made of its experimental parts fits no other."""
+
+    def measure(view: View) -> str:
+        return _installed(package)
+
+    return Clause(f"{package} {version}", (package,), measure, lambda have: f"{have}.".startswith(f"{version}."))
+
+
+@lru_cache(maxsize=None)
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def shared_memory(required: int) -> Clause:

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ferryman.ops.clauses import Clause
 
+# A backend (or the package that provides it), and after a dot what tells a line from its sisters: "triton.hopper".
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}(\.[a-z0-9][a-z0-9_]{0,63})?")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Implementation:
     """One way to compute an op.
 
-    op, backend: names. where: "package.module:function". when: every clause must hold. accumulation: its declared
-    class (docs/parity.md). roundings: the permitted rounding points that it uses. deterministic: bitwise equal runs;
-    "asked": where torch.use_deterministic_algorithms asks for them (``reads`` names it then).
-    traced: "package.module:function" for torch.compile to trace where this implementation would be chosen: the op's
-    first output through differentiable ATen calls, or None where it has no such form for a call; called with the
-    arguments and the device's features as one string. batch_invariant: a sample gives the same bits alone and in any
-    batch (gate G6). replayable: what it launches follows from the call's facts alone (metadata, scalars, the target,
-    alignment, and what ``reads`` names: tf32, deterministic), so dispatch may repeat the launches without the launcher.
-    configurations: "package.module:function" that ranks the launcher's configurations for a call: it takes the
-    launcher's arguments and gives their names (identifiers) with predicted times in any one unit, the least first,
-    which is what the launcher takes by itself. It takes another where ``Target.configuration`` names one. None: it has
-    one for every call.
+    op: its name. name: unique within the op; a request, a profile's preference and a lockfile name a line by it.
+    backend: what compiles and launches it; by default the name's part before the dot. A request by backend takes any
+    line of that backend, in the menu's order. where: "package.module:function". when: every clause must hold.
+    accumulation: its declared class (docs/parity.md). roundings: the permitted rounding points that it uses.
+    deterministic: bitwise equal runs; "asked": where torch.use_deterministic_algorithms asks for them (``reads`` names
+    it then). batch_invariant: a sample gives the same bits alone and in any batch (gate G6). replayable: what it
+    launches follows from the call's facts alone (metadata, scalars, the target, alignment, and what ``reads`` names:
+    tf32, deterministic), so dispatch may repeat the launches without the launcher.
+    traced, configurations: a function of the same module, or "package.module:function". ``traced`` is what
+    torch.compile traces where this implementation would be chosen: the op's first output through differentiable ATen
+    calls, or None where it has no such form for a call; called with the arguments and the device's features as one
+    string.
+    ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
+    names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by
+    itself. It takes another where ``Target.configuration`` names one. None: it has one for every call.
     tf32: how float32 operands lose their last 13 bits where torch allows it: rounded ("tf32-rne") or cut ("tf32-rz").
     partial: made for a part of the op's calls, which its clauses name. Preferred, it is tried first; where its clauses
     refuse a call, what runs instead is no fallback, unless it was requested.
+    composed: writes intermediate results of the size of its work to memory. Whatever else can serve a call goes before.
     """
 
     op: str
-    backend: str
+    name: str
     where: str
+    backend: str = ""
     when: tuple[Clause, ...] = ()
     accumulation: str = "fp32"
     roundings: tuple[str, ...] = ()
@@ -45,10 +54,15 @@ class Implementation:
     tf32: str = "tf32-rne"
     configurations: str | None = None
     partial: bool = False
+    composed: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.backend
+    def __post_init__(self) -> None:
+        if not self.backend:
+            object.__setattr__(self, "backend", self.name.partition(".")[0])
+
+    def answers(self, request: str) -> bool:
+        """Whether a request names this line, or its backend."""
+        return request in (self.name, self.backend)
 
     def load(self) -> Callable[..., Any]:
         """The kernel's launcher. Raises ImportError where its toolchain is missing."""
@@ -56,11 +70,14 @@ class Implementation:
 
     def load_traced(self) -> Callable[..., Any] | None:
         """What torch.compile traces in the launcher's place, if there is such a form."""
-        return None if self.traced is None else _function(self.traced)
+        return None if self.traced is None else self._beside(self.traced)
 
     def ranked_configurations(self, args: Sequence[Any], target: Any) -> Mapping[str, float]:
         """Its configurations for a call, the most promising first; empty where there is nothing to choose."""
-        return {} if self.configurations is None else _function(self.configurations)(*args, target)
+        return {} if self.configurations is None else self._beside(self.configurations)(*args, target)
+
+    def _beside(self, function: str) -> Callable[..., Any]:
+        return _function(function if ":" in function else f"{self.where.partition(':')[0]}:{function}")
 
 
 def _function(where: str) -> Callable[..., Any]:
@@ -69,19 +86,25 @@ def _function(where: str) -> Callable[..., Any]:
     return loaded
 
 
-def menu(package: str, backend: str, ops: str, *, module: str | None = None, when: tuple[Clause, ...] = (),
-         accumulation: str = "fp32", roundings: tuple[str, ...] = (), deterministic: bool | Literal["asked"] = True,
-         traced: str | None = None, batch_invariant: bool = False, replayable: bool = False,
-         reads: tuple[str, ...] = (), tf32: str = "tf32-rne",
-         configurations: str | None = None, partial: bool = False) -> tuple[Implementation, ...]:  # fmt: skip
-    """Menu lines for several ops of one family: ``ops`` are space-separated names, each a function of the module."""
-    where = f"{package}.{module or backend + '_kernels'}"
-    form = None if traced is None else f"{where}:{traced}"
-    ranking = None if configurations is None else f"{where}:{configurations}"
-    return tuple(
-        Implementation(
-            op, backend, f"{where}:{op}", when, accumulation, roundings, deterministic, form, batch_invariant,
-            replayable, reads, tf32, ranking, partial,
-        )
-        for op in ops.split()
-    )  # fmt: skip
+def menu(
+    package: str, name: str, ops: str, *, module: str | None = None, function: str | None = None, **declared: Any
+) -> tuple[Implementation, ...]:
+    """Menu lines of one name for several ops of a family.
+
+    package: the family's package. name: of the line. ops: space-separated names. module: of the kernels, by default
+    "BACKEND_kernels". function: its launcher, by default of the op's name. declared: fields of `Implementation`.
+    """
+    where = f"{package}.{module or name.partition('.')[0] + '_kernels'}"
+    return tuple(Implementation(op=op, name=name, where=f"{where}:{function or op}", **declared) for op in ops.split())
+
+
+def named(lines: Sequence[Implementation], names: Sequence[str]) -> list[Implementation]:
+    """The lines that names ask for, in their order: a full name is one line, a backend's is all of its lines.
+
+    A line that is composed comes after the others of its backend.
+    """
+    found: dict[str, Implementation] = {}
+    for name in names:
+        for line in sorted((line for line in lines if line.answers(name)), key=lambda line: line.composed):
+            found.setdefault(line.name, line)
+    return list(found.values())

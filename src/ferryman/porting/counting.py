@@ -127,8 +127,8 @@ def run(
     require(known, "counters")
     wanted = tuple(backends) if backends is not None else SERVES
     for name in wanted:
-        registry.check_backend(name)
-        if name not in SERVES:
+        registry.check_requested(name)
+        if name.partition(".")[0] not in SERVES:
             raise ArgumentError("counters", "--backend", name, " or ".join(SERVES))
     names = list(registry.primitives()) if ops is None else list(ops)
     primitives = [registry.primitive(op) for op in dict.fromkeys(names)]
@@ -136,7 +136,7 @@ def run(
     compiling()
     lines = [
         (p, line) for p in primitives if p.name in cases
-        for line in registry.implementations(p.name) if line.name in wanted
+        for line in registry.asked(p.name, wanted)
     ]  # fmt: skip
     entries = []
     for index, (primitive, line) in enumerate(lines):

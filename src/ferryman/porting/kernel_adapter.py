@@ -114,7 +114,10 @@ def declared(
     for rounding in roundings:
         if rounding not in permitted:
             raise UnknownName(f"rounding that {op.name} permits", rounding, permitted)
-    return Implementation(op.name, implementation_name(name), "", (), accumulation, tuple(roundings), deterministic)
+    return Implementation(
+        op=op.name, name=implementation_name(name), where="", accumulation=accumulation, roundings=tuple(roundings),
+        deterministic=deterministic,
+    )  # fmt: skip
 
 
 class _WrongStructure(Exception):

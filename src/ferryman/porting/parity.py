@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -185,7 +186,7 @@ def _refusal(implementation: Implementation, view: View, profile: Profile) -> Ve
     if profile.vendor not in backend.vendors or registry.probe(implementation.backend, profile.vendor):
         return "NOT_RUN"
     if view.flags["interpreted"]:
-        on_device = View(view.args, view.features, view.shared_memory, {**view.flags, "interpreted": False})
+        on_device = replace(view, flags={**view.flags, "interpreted": False})
         if not refusals(implementation, on_device, profile):
             return "NOT_RUN"
     return "UNIMPLEMENTED"

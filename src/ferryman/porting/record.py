@@ -63,14 +63,14 @@ def record(
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
     wanted = None if backends is None else set(backends)
     for name in wanted or ():
-        registry.check_backend(name)
+        registry.check_requested(name)
     if jobs > 1:
         compile_ahead(names, wanted, place, dtypes_of(dtypes), tier, seed, jobs, progress)
     made = _Recorder(place, profile, dtypes_of(dtypes), tier, seed, dict(kernels or {}), progress)
     made.total = sum(len(tier_cases(registry.primitive(n), tier)) for n in dict.fromkeys(names)) * len(made.dtypes)
     with quiet():
         for name in dict.fromkeys(names):
-            lines = [line for line in registry.implementations(name) if wanted is None or line.name in wanted]
+            lines = list(registry.asked(name, wanted))
             made.op(registry.primitive(name), lines)
     return made.finish()
 

@@ -53,7 +53,7 @@ def replay(
     wanted = None if ops is None else {registry.primitive(op).name for op in ops}
     allowed = None if backends is None else set(backends)
     for backend in allowed or ():
-        registry.check_backend(backend)
+        registry.check_requested(backend)
     with quiet():
         made = _Replayer(capsule, place, profile, full, dict(kernels or {}), allowed, wanted, progress)
         made.all()
@@ -116,8 +116,7 @@ class _Replayer:
         return misfit(primitive, case_of(record))
 
     def _lines(self, primitive: Primitive) -> list[Implementation]:
-        lines = registry.implementations(primitive.name)
-        return [line for line in lines if self.allowed is None or line.name in self.allowed]
+        return list(registry.asked(primitive.name, self.allowed))
 
     def _input(self, index: int, record: InputRecord) -> None:
         case = self.capsule.manifest.cases[record.case]

@@ -133,7 +133,7 @@ class Plan:
         names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
         wanted = None if backends is None else set(backends)
         for name in wanted or ():
-            registry.check_backend(name)
+            registry.check_requested(name)
         self.local: list[tuple[Primitive, list[Implementation]]] = []
         self.interpreted: list[str] = []
         self.skipped: list[Cell] = []
@@ -142,9 +142,7 @@ class Plan:
             op = registry.primitive(name)
             count = len(tier_cases(op, tier))
             here = []
-            for line in registry.implementations(name):
-                if wanted is not None and line.name not in wanted:
-                    continue
+            for line in registry.asked(name, wanted):
                 if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
                     self.interpreted.append(name)
                     self.total += count * (len(dtypes) if full else 1)

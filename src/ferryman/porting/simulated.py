@@ -46,13 +46,13 @@ def run(
     require(known)
     wanted = tuple(backends) if backends is not None else SERVES
     for name in wanted:
-        registry.check_backend(name)
-        if name not in SERVES:
+        registry.check_requested(name)
+        if name.partition(".")[0] not in SERVES:
             raise ArgumentError("check", "--backend", name, f"{' or '.join(SERVES)} beside {NAME}")
     assumed = assumptions or Assumptions()
     chosen, tier = dtypes_of(dtypes), tier or "small"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
-    lines = {op: [x.name for x in registry.implementations(op) if x.name in wanted] for op in dict.fromkeys(names)}
+    lines = {op: [x.name for x in registry.asked(op, wanted)] for op in dict.fromkeys(names)}
     lines = {op: found for op, found in lines.items() if found}
     total = sum(len(tier_cases(registry.primitive(op), tier)) * len(chosen) * len(found) for op, found in lines.items())
     count = jobs or default_jobs()

@@ -96,17 +96,15 @@ def run(
     """
     began = time.perf_counter()
     for name in SERVES if backends is None else tuple(backends):
-        registry.check_backend(name)
-        if name not in SERVES:
+        registry.check_requested(name)
+        if name.partition(".")[0] not in SERVES:
             raise ArgumentError("check", "--backend", name, f"{' or '.join(SERVES)} beside --as: it alone has PTX")
     require(known, detect(device))
     place = placed(device)
     chosen, tier = dtypes_of(dtypes), tier or "standard"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
-    local = [
-        (registry.primitive(op), [x for x in registry.implementations(op) if x.name in SERVES])
-        for op in dict.fromkeys(names)
-    ]
+    wanted = SERVES if backends is None else tuple(backends)
+    local = [(registry.primitive(op), list(registry.asked(op, wanted))) for op in dict.fromkeys(names)]
     local = [(op, lines) for op, lines in local if lines]
     total = sum(len(tier_cases(op, tier)) * len(chosen) * len(lines) for op, lines in local)
     count = default_jobs(place) if jobs is None else jobs

@@ -95,12 +95,11 @@ def _wanted(op: Primitive) -> list[str]:
 
 
 def _partner(prepared: Prepared, implementation: Implementation) -> str | None:
-    """The backward of the forward's own backend, if there is one here."""
-    vendors = {line.name: line for line in registry.implementations(str(prepared.primitive.backward))}
-    line = vendors.get(implementation.name)
-    if line is None or registry.probe(line.backend, route.vendor() or _vendor(prepared.device)):
-        return None
-    return line.name
+    """The forward's own backend, if the backward has a line of it and it is here."""
+    backend = implementation.backend
+    there = registry.asked(str(prepared.primitive.backward), (backend,))
+    absent = registry.probe(backend, route.vendor() or _vendor(prepared.device)) if there else True
+    return None if absent else backend
 
 
 def _vendor(device: torch.device) -> str:
@@ -280,7 +279,11 @@ def _who_ran(op: Primitive, backward: Primitive, ran: _Ran, used: list[tuple[str
     if wanted is not None and forward != {wanted: len(ran.passes) if op.mutates else 1}:
         return f"{op.name} was asked of {wanted}, but {forward or 'nothing'} ran"
     asked = ran.asked.get(backward.name)
-    if len(used) != 1 or used[0][1] != len(ran.passes) or (asked is not None and used[0][0] != asked):
+    if (
+        len(used) != 1
+        or used[0][1] != len(ran.passes)
+        or (asked is not None and not registry.implementation(backward.name, used[0][0]).answers(asked))
+    ):
         return f"{backward.name} was asked of {asked or 'dispatch'}, {len(ran.passes)} times, but {dict(used)} ran"
     return None
 

@@ -60,7 +60,7 @@ class Job:
 
     @classmethod
     def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
-        lines = {op: [x.name for x in registry.implementations(op) if x.backend == "triton"] for op in ops}
+        lines = {op: [x.name for x in registry.asked(op, ("triton",))] for op in ops}
         return cls(lines, [dtype_name(d) for d in dtypes], tier, seed, "cpu", interpret=True, thin=not full)
 
 

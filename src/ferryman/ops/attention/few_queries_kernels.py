@@ -8,17 +8,19 @@ H200, bf16, us (cuDNN, the kernels for many queries, a copy of K and V), one que
 with 4096 keys 296 (1757, 2373, 259), B1 with 32768 keys 87 (466, 1412, 68); B32 with 32 KV heads of D64, 2048 keys, 296
 (462, 1154, 257).
 
-Same meaning and rounding points as ``triton_kernels.attention_backward``, which serves whatever `serves` refuses.
+Same meaning and rounding points as ``triton_kernels.attention_backward``, which serves whatever the menu keeps from it.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import triton
 import triton.language as tl
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import launch
+from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.triton_kernels import (
     LOG2E,
     Config,
@@ -30,7 +32,11 @@ from ferryman.ops.attention.triton_kernels import (
     _options,
     _precision,
     _too_wide,
+    _unit_last,
     _wide,
+    backward_arguments,
+    forms,
+    gradients,
 )
 
 _ROWS = 16  # the least that a matrix unit takes
@@ -167,14 +173,6 @@ def attention_backward_few_sum(parts, grad_q, elements, splits, grad_scale, BLOC
     tl.store(grad_q + index, (total * grad_scale).to(grad_q.dtype.element_ty), mask=inside)
 
 
-def serves(q: torch.Tensor, k: torch.Tensor, softcap: float, mask: torch.Tensor | None, target: Target) -> bool:
-    """Whether `backward` takes the call. RDNA3's matrix instruction wants both operands twice in registers: there it
-    spills at any tile from D128 on."""
-    rows = q.shape[2] * (q.shape[1] // k.shape[1])
-    plain = softcap == 0.0 and mask is None and q.dtype in (torch.float16, torch.bfloat16)
-    return plain and rows <= _ROWS and _family(target) != "rdna"
-
-
 def _config(target: Target, head_dim: int) -> Config:
     wide = _block_d(head_dim) > 128
     if target.vendor == "amd":
@@ -186,14 +184,20 @@ def _config(target: Target, head_dim: int) -> Config:
     return Config(_ROWS, 32, 8, 2)
 
 
-def backward(
+def attention_backward(
     grad_out: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor,
-    causal: bool, scale: float, window: int | None, target: Target,
-) -> None:  # fmt: skip
-    """The gradients, contiguous, are written; the rest as in ``triton_kernels.attention_backward``."""
+    out: torch.Tensor, lse: torch.Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: torch.Tensor | None, target: Target,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
+    grad_q, grad_k, grad_v = gradients(q, k, v)
+    if q.numel() == 0 or k.numel() == 0:
+        return grad_q, grad_k, grad_v
+    q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
+    lse = lse.contiguous()
+    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    scale = dim**-0.5 if scale is None else scale
     config = _config(target, dim)
     splits = _num_splits(target, batch * kv_heads, keys)
     parts = torch.empty((splits, *grad_q.shape), dtype=torch.float32, device=q.device)
@@ -212,3 +216,15 @@ def backward(
         parts, grad_q, grad_q.numel(), splits, scale,
         device=q.device, BLOCK=1024, num_warps=4, num_stages=1,
     )  # fmt: skip
+    return grad_q, grad_k, grad_v
+
+
+def specialisations(
+    target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
+) -> list[Specialisation]:
+    """What `attention_backward` compiles: without and with a window."""
+    kind = getattr(torch, dtype)
+    if kind == torch.float32 or _family(target) == "rdna":
+        return []
+    few = [f for f in forms(target, kind, head_dims) if f[0].shape[2] == 1 and f[6:] == (0.0, None)]
+    return recorded([functools.partial(attention_backward, *(*backward_arguments(f, False), target)) for f in few])

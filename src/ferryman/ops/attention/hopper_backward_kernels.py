@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import functools
 import heapq
-import math
 
 import torch
 import triton
 import triton.language as tl
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import launch
+from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.hopper_dkv_kernels import BLOCK_N, attention_backward_dkv_hopper
 from ferryman.ops.attention.hopper_dq_kernels import attention_backward_dq_hopper
-from ferryman.ops.attention.hopper_kernels import _LOG2E, _described, _strides
+from ferryman.ops.attention.hopper_kernels import _LOG2E, HEAD_DIMS, _strides, operand, runs_on
+from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients
 
 _PADDING = 128  # query rows: that of the largest block
 _HALF = tl.constexpr(64)  # columns of dQ that one warpgroup adds
@@ -157,22 +157,23 @@ def _together(heads: int, most: int) -> int:
     return -(-heads // -(-heads // most))
 
 
-def serves(grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
-    """Whether `backward` takes the call, one without a window, a softcap or a mask, on a Hopper."""
-    shaped = q.shape[-1] in (64, 128) and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] >= 128
-    numbered = q.shape[0] * q.shape[1] * (q.shape[2] + _PADDING) < 2**31  # rows, in 32 bits
-    numbered = numbered and max(q.shape[2], k.shape[2]) * q.shape[3] < 2**31
-    return shaped and numbered and math.isfinite(scale) and all(map(_described, (grad_out, q, k, v)))
-
-
-def backward(
+def attention_backward(
     grad_out: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, grad_q: torch.Tensor, grad_k: torch.Tensor, grad_v: torch.Tensor,
-    causal: bool, scale: float, deterministic: bool, target: Target,
-) -> None:  # fmt: skip
-    """The gradients, contiguous, are written; the rest as in ``triton_kernels.attention_backward``."""
+    out: torch.Tensor, lse: torch.Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: torch.Tensor | None, target: Target, *, deterministic: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """deterministic: the order in which dQ is added is kept; None asks torch whether it is wanted."""
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
+    grad_q, grad_k, grad_v = gradients(q, k, v)
+    if q.numel() == 0 or k.numel() == 0:
+        return grad_q, grad_k, grad_v
+    grad_out, q, k, v = map(operand, (grad_out, q, k, v))
+    out = out if out.stride(-1) == 1 else out.contiguous()
+    lse = lse.contiguous()
+    grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    scale = dim**-0.5 if scale is None else scale
+    deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     group, device = heads // kv_heads, q.device
     padded = -(-queries // _PADDING) * _PADDING
     rows_lse, rows_delta = (torch.empty((batch, heads, padded), dtype=torch.float32, device=device) for _ in range(2))
@@ -216,3 +217,22 @@ def backward(
             attention_backward_cast, (batch * heads * -(-queries // 64),), sums, grad_q, queries, padded, scale,
             device=device, HEAD_DIM=dim, num_warps=4,
         )  # fmt: skip
+    return grad_q, grad_k, grad_v
+
+
+def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
+    """What `attention_backward` compiles: causal and full, deterministic or not, and few keys, whose query heads are
+    shared among programs."""
+    kind = getattr(torch, dtype)
+    if not runs_on(target) or kind == torch.float32:
+        return []
+    made = []
+    for form in forms(target, kind, head_dims):
+        q, k, _, *options = form
+        if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None]:
+            continue
+        few = (q, k[:, :1, :128], k[:, :1, :128], *options)
+        for given in (form, few):
+            arguments = (*backward_arguments(given, False), target)
+            made += [functools.partial(attention_backward, *arguments, deterministic=d) for d in (False, True)]
+    return recorded(made)

@@ -5,7 +5,7 @@ them. Within a warpgroup the softmax of one block of keys runs while the tensor 
 The two take turns to issue products, so that one's softmax hides behind the other's. Programs are persistent: the next
 tile's Q, K and V arrive during the last one's epilogue (one program for each tile: 0.87 of the speed at D128, S8192).
 
-Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever `serves` refuses.
+Same meaning and rounding points as ``triton_kernels.attention_forward``, which serves whatever the menu keeps from it.
 
 H200, causal bf16, against cuDNN beside it: B2 H32 S8192 D128 1.10, with 8 KV heads 1.15, B4 H32 S4096 D64 1.07 (the
 plain kernel: 0.55, 0.63, 0.68). How many heads are dealt together decides: as many as fit half of the L2 give 1.10,
@@ -21,7 +21,7 @@ takes 18 us). Blocks of 256 keys do not fit the registers.
 
 from __future__ import annotations
 
-import math
+import functools
 
 import torch
 from triton.experimental import gluon
@@ -35,12 +35,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )  # fmt: skip
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import launch
+from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
 _LN2 = gl.constexpr(0.6931471805599453)
 _LOG2E = 1.4426950408889634
-_LEAST_QUERIES = 128
-_HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128)
 WORKERS = gl.constexpr(2)
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
@@ -401,23 +401,45 @@ def _described(x: torch.Tensor) -> bool:
     return aligned and all(s > 0 and s % step == 0 and s < 2**39 for s in _strides(x))
 
 
-def serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
-    """Whether `forward` takes the call, one without a window, a softcap or a mask, on a Hopper."""
-    shaped = q.shape[-1] in _HEAD_DIMS and q.dtype in (torch.float16, torch.bfloat16) and q.shape[2] >= _LEAST_QUERIES
-    return shaped and 0.0 < scale < math.inf and all(map(_described, (q, k, v)))
+def operand(x: torch.Tensor) -> torch.Tensor:
+    """``x``, or a copy where a TMA descriptor cannot stand for it."""
+    return x if _described(x) else x.clone(memory_format=torch.contiguous_format)
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    causal: bool, scale: float, heads_together: int, target: Target,
-) -> None:  # fmt: skip
-    """``out`` (B, Sq, H, D) and ``lse`` (B, H, Sq) are written; the rest as in ``triton_kernels.attention``."""
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
+    softcap: float, mask: torch.Tensor | None, target: Target,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
+    out, lse = outputs(q)
+    if blank(q, k, out, lse):
+        return out.transpose(1, 2), lse
+    q, k, v = operand(q), operand(k), operand(v)
+    together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
+    # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
+    # and V (B16 H32 S1024 D64: 227 us, in groups 210).
+    if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes and (queries > 1024 or dim > 64):
+        together = batch * heads
     tiles = -(-queries // BLOCK_M.value) * batch * heads
+    scale = dim**-0.5 if scale is None else scale
     launch(
         attention_forward_hopper, (min(tiles, target.units),),
         q, k, v, out, lse, *_strides(q), *_strides(k), *_strides(v), *_strides(out.transpose(1, 2)),
-        heads, kv_heads, heads // kv_heads, heads_together, queries, keys, batch * heads, scale * _LOG2E,
+        heads, kv_heads, heads // kv_heads, together, queries, keys, batch * heads, scale * _LOG2E,
         device=q.device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4,
     )  # fmt: skip
+    return out.transpose(1, 2), lse
+
+
+def runs_on(target: Target) -> bool:
+    return target.arch == "sm_90" and "wgmma" in target.features
+
+
+def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
+    """What `attention` compiles: causal and full."""
+    kind = getattr(torch, dtype)
+    if not runs_on(target) or kind == torch.float32:
+        return []
+    plain = [f for f in forms(target, kind, head_dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None)]
+    return recorded([functools.partial(attention, *(*form, target)) for form in plain])

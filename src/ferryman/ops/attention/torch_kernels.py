@@ -1,7 +1,8 @@
-"""Attention through PyTorch's fused kernels (cuDNN, FlashAttention-2, memory-efficient, CPU flash), else composed.
+"""Attention through PyTorch's fused kernels (cuDNN, FlashAttention-2, memory-efficient, CPU flash), and composed.
 
 The fused kernels are called below `scaled_dot_product_attention`, because only there do they return the log-sum-exp.
-Their causal mask is aligned top-left, so they serve causal calls with Sq = Sk only (decoding needs no mask at all).
+PyTorch's `is_causal` is aligned top-left and the op's causal bottom-right: both are one where Sq = Sk. FlashAttention-2
+itself aligns bottom-right, and the memory-efficient kernel has a mask type for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from torch import Tensor
 from ferryman.backends.base import Target
 
 aten = torch.ops.aten
-_CPU_LANES = 16  # float32 in an AVX-512 register
 
 
 def _model_layout(out: Tensor) -> Tensor:
@@ -78,47 +78,132 @@ def _vectorised(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-_HAS_CUDNN = torch.backends.cudnn.is_available()  # how PyTorch was built; a constant, so that it can be traced
+HAS_CUDNN = torch.backends.cudnn.is_available()  # how PyTorch was built; a constant, so that it can be traced
 
 
 def _takes_cudnn(q: Tensor, features: Container[str]) -> bool:
     """Hopper's fastest library (bf16 causal D128: 632 TFLOP/s against FlashAttention-2's 338), but not for decoding."""
     fits = q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[2] > 1
-    return fits and "wgmma" in features and _HAS_CUDNN
+    return fits and "wgmma" in features and HAS_CUDNN
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, target: Target) -> tuple[Tensor, Tensor] | None:
-    """(out, lse) from the fastest fused kernel that takes the call, or None."""
-    if q.is_cuda and _takes_cudnn(q, target.features):
-        operands = map(_vectorised, (q, k, v))
-        got = aten._scaled_dot_product_cudnn_attention(*operands, None, True, 0.0, causal, False, scale=scale)
-        return got[0], got[1].squeeze(-1)
-    if q.is_cuda and q.dtype != torch.float32 and q.shape[-1] % 8 == 0:
-        got = aten._scaled_dot_product_flash_attention(*map(_vectorised, (q, k, v)), 0.0, causal, False, scale=scale)
-        return got[0], got[1]
-    # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0;
-    # a row of NaN scores also becomes 0 where its keys do not fill one vector. Where every score of a row is -inf its
-    # log-sum-exp is 0 (-inf here), a value that 16 keys or more hardly have otherwise.
-    if q.is_cpu and q.dtype == torch.float32 and k.shape[2] >= _CPU_LANES:
-        keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
-        got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, causal, scale=scale)
-        return None if bool((got[1] == 0).any()) else (got[0], got[1])
-    return None
+def _rows_first(x: Tensor) -> Tensor:
+    """(B, H, S, D) as (B, S, H, D), where the fused kernels can read it."""
+    return _vectorised(x).transpose(1, 2)
 
 
-def attention(
+def _needs_diagonal(q: Tensor, causal: bool) -> bool:
+    """One query sees every key, causal or not."""
+    return causal and q.shape[2] > 1
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _blank(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The result where there is no query or no key."""
+    out = q.new_zeros((q.shape[0], q.shape[2], q.shape[1], q.shape[3])).transpose(1, 2)
+    return out, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+
+
+def _is_blank(q: Tensor, k: Tensor) -> bool:
+    return q.numel() == 0 or k.shape[2] == 0
+
+
+def attention_cudnn(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
     mask: Tensor | None, target: Target,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    heads, sq, head_dim = q.shape[1:]
-    factor = head_dim**-0.5 if scale is None else scale
-    plain = window is None and softcap == 0.0 and mask is None and q.numel() > 0 and k.shape[2] > 0
-    needs_mask = causal and sq > 1
-    if plain and (not needs_mask or sq == k.shape[2]) and all(t.stride(-1) == 1 for t in (q, k, v)):
-        found = _fused(q, k, v, needs_mask, factor, target)
-        if found is not None:
-            return _model_layout(found[0]), found[1].float().contiguous()
-    s, _ = _composed_scores(q, _grouped(k, heads), causal, factor, window, softcap, mask)
+    if _is_blank(q, k):
+        return _blank(q)
+    diagonal = _needs_diagonal(q, causal)
+    got = aten._scaled_dot_product_cudnn_attention(
+        *map(_vectorised, (q, k, v)), None, True, 0.0, diagonal, False, scale=_scale(q, scale)
+    )
+    return _model_layout(got[0]), got[1].squeeze(-1).float().contiguous()
+
+
+def attention_flash(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if _is_blank(q, k):
+        return _blank(q)
+    diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
+    if target.vendor != "nvidia":  # ROCm's kernel aligns causal as PyTorch does, and has no window
+        found = aten._scaled_dot_product_flash_attention(
+            *map(_vectorised, (q, k, v)), 0.0, diagonal, False, scale=factor
+        )
+        return _model_layout(found[0]), found[1].float().contiguous()
+    left, right = _window_sides(window, causal)
+    got = aten._flash_attention_forward(
+        *map(_rows_first, (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0, diagonal, False, scale=factor,
+        window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return got[0].transpose(1, 2), got[1].float().contiguous()
+
+
+def _window_sides(window: int | None, causal: bool) -> tuple[int | None, int | None]:
+    """How many keys FlashAttention-2 lets a query see to its left and right, itself apart."""
+    if window is None:
+        return None, None
+    return window - 1, 0 if causal else window - 1
+
+
+_ROWS_ALIGNED = 32  # the memory-efficient kernel's log-sum-exp is padded to so many rows
+_NO_DIAGONAL, _BOTTOM_RIGHT = 0, 2  # its mask types
+
+
+def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
+    """A mask as the memory-efficient kernel reads it: of q's dtype, expanded, its rows 16 bytes apart."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(mask.logical_not(), -math.inf)
+    keys = k.shape[2]
+    words = 16 // q.element_size()
+    room = mask.new_empty((*mask.shape[:-1], -(-keys // words) * words), dtype=q.dtype)
+    room[..., :keys] = mask
+    return room[..., :keys].expand(q.shape[0], q.shape[1], q.shape[2], keys)
+
+
+def attention_efficient(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if _is_blank(q, k):
+        return _blank(q)
+    heads = q.shape[1]
+    got = aten._efficient_attention_forward(
+        *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))), _bias(q, k, mask), None, None, None, None, 0.0,
+        _BOTTOM_RIGHT if _needs_diagonal(q, causal) else _NO_DIAGONAL, True, scale=_scale(q, scale),
+        window_size=window,
+    )  # fmt: skip
+    return got[0].transpose(1, 2), got[1][..., : q.shape[2]].contiguous()
+
+
+def attention_cpu(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if _is_blank(q, k):
+        return _blank(q)
+    keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
+    diagonal = _needs_diagonal(q, causal)
+    got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, diagonal, scale=_scale(q, scale))
+    # Where every score of a row is -inf PyTorch's log-sum-exp is 0, a value that 16 keys or more hardly have otherwise.
+    if bool((got[1] == 0).any()):
+        return attention_composed(q, k, v, causal, scale, window, softcap, mask, target)
+    return _model_layout(got[0]), got[1].float().contiguous()
+
+
+def attention_composed(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    mask: Tensor | None, target: Target,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    heads = q.shape[1]
+    s, _ = _composed_scores(q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     out = torch.matmul(_probabilities(s, lse), _grouped(v, heads).float()).to(q.dtype)
     return _model_layout(out), lse
@@ -177,31 +262,81 @@ def attention_traced(
     return _model_layout(got[0])
 
 
-def attention_backward(
+def _nothing(q: Tensor) -> Tensor:
+    """The random state that a backward without dropout asks for, and does not read."""
+    return torch.zeros((), dtype=torch.int64, device=q.device)
+
+
+def _none(*like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in like)
+
+
+def _per_key_head(x: Tensor, like: Tensor) -> Tensor:
+    """The sum over the query heads of each key head. x: (B, H, Sk, D)."""
+    group = like.shape[1]
+    return x.unflatten(1, (group, x.shape[1] // group)).sum(2).to(like.dtype).contiguous()
+
+
+def attention_backward_cudnn(
     grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
     scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _, heads, sq, head_dim = q.shape
-    group = k.shape[1]
-    factor = head_dim**-0.5 if scale is None else scale
+) -> tuple[Tensor, ...]:  # fmt: skip
+    if _is_blank(q, k):
+        return _none(q, k, v)
+    layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
+    grads = aten._scaled_dot_product_cudnn_attention_backward(
+        *layout, lse.unsqueeze(-1), _nothing(q), _nothing(q), None, None, None, q.shape[2], k.shape[2], 0.0,
+        _needs_diagonal(q, causal), scale=_scale(q, scale),
+    )  # fmt: skip
+    return tuple(g.contiguous() for g in grads)
 
-    def per_key_head(x: Tensor, like: Tensor) -> Tensor:
-        return x.unflatten(1, (group, heads // group)).sum(2).to(like.dtype).contiguous()
 
-    plain = window is None and softcap == 0.0 and mask is None and grad_lse is None and q.numel() > 0
-    if plain and q.is_cuda and q.dtype != torch.float32 and head_dim % 8 == 0 and sq == k.shape[2]:
-        # Either backward takes any forward's natural-log lse; without dropout the random state is unused.
-        nothing = torch.zeros((), dtype=torch.int64, device=q.device)
+def attention_backward_flash(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    if _is_blank(q, k):
+        return _none(q, k, v)
+    diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
+    if target.vendor != "nvidia":
         layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
-        if _takes_cudnn(q, target.features):
-            grads = aten._scaled_dot_product_cudnn_attention_backward(
-                *layout, lse.unsqueeze(-1), nothing, nothing, None, None, None, sq, sq, 0.0, causal, scale=factor
-            )
-            return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
-        gq, gk, gv = aten._scaled_dot_product_flash_attention_backward(
-            *layout, lse, None, None, sq, sq, 0.0, causal, nothing, nothing, scale=factor
+        grads = aten._scaled_dot_product_flash_attention_backward(
+            *layout, lse, None, None, q.shape[2], k.shape[2], 0.0, diagonal, _nothing(q), _nothing(q), scale=factor
         )
-        return gq.contiguous(), gk.contiguous(), gv.contiguous()
+        return tuple(g.contiguous() for g in grads)
+    left, right = _window_sides(window, causal)
+    grads = aten._flash_attention_backward(
+        *map(_rows_first, (grad_out, q, k, v, out)), lse, None, None, q.shape[2], k.shape[2], 0.0, diagonal,
+        _nothing(q), _nothing(q), scale=factor, window_size_left=left, window_size_right=right,
+    )  # fmt: skip
+    return tuple(g.transpose(1, 2).contiguous() for g in grads)
+
+
+def attention_backward_efficient(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    if _is_blank(q, k):
+        return _none(q, k, v)
+    heads, rows = q.shape[1], q.shape[2]
+    padded = -(-rows // _ROWS_ALIGNED) * _ROWS_ALIGNED
+    sums = lse.new_full((*lse.shape[:2], padded), math.inf)
+    sums[..., :rows] = lse
+    given = map(_rows_first, (grad_out, q, _grouped(k, heads), _grouped(v, heads)))
+    grads = aten._efficient_attention_backward(
+        *given, _bias(q, k, mask), _rows_first(out), None, None, rows, k.shape[2], sums, 0.0, _nothing(q), _nothing(q),
+        _BOTTOM_RIGHT if _needs_diagonal(q, causal) else _NO_DIAGONAL, False, scale=_scale(q, scale),
+        window_size=window,
+    )  # fmt: skip
+    grad_q, grad_k, grad_v = (g.transpose(1, 2) for g in grads[:3])
+    return grad_q.contiguous(), _per_key_head(grad_k, k), _per_key_head(grad_v, v)
+
+
+def attention_backward_composed(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    heads, factor = q.shape[1], _scale(q, scale)
     keys, values = _grouped(k, heads), _grouped(v, heads)
     s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)
     p, g = _probabilities(s, lse), grad_out.float()
@@ -217,6 +352,6 @@ def attention_backward(
 
     return (
         (torch.matmul(ds, keys.float()) * factor).to(q.dtype).contiguous(),
-        per_key_head(torch.matmul(ds.mT, q.float()) * factor, k),
-        per_key_head(torch.matmul(p.mT, g), v),
+        _per_key_head(torch.matmul(ds.mT, q.float()) * factor, k),
+        _per_key_head(torch.matmul(p.mT, g), v),
     )

@@ -4,8 +4,8 @@ Forward: one program per block of query rows, an online softmax over the blocks 
 (decoding) pack the heads of a group into one tile and may split the keys over programs, merged in float32 by a second
 kernel.
 Backward: two kernels and no atomics, so results are bitwise reproducible: queries stay put for dQ (which also computes
-delta), keys stay put for dK and dV. Few query rows go by another (few_queries_kernels.py), which reads K and V once.
-Hopper has kernels of its own for both passes (hopper_*_kernels.py).
+delta), keys stay put for dK and dV. Few query rows have another (few_queries_kernels.py), which reads K and V once, and
+Hopper its own for both passes (hopper_*_kernels.py): lines of the menu beside these.
 
 Rounding points: P is rounded to the input dtype before P@V and P^T@dO ("p"), dS before dS@K and dS^T@Q ("ds").
 An invisible key has weight exactly 0; a NaN or Inf in *V* at an invisible key still reaches the rows of its tile, as
@@ -980,23 +980,14 @@ def _own_splits(config: Config, target: Target, dtype: torch.dtype, head_dim: in
     return _num_splits(target, programs, keys)
 
 
-def _decoding(q: torch.Tensor, k: torch.Tensor, target: Target) -> int | None:
-    """How many programs there are before keys are split, where a KV head's queries fit the decoding tile; else None."""
-    batch, heads, queries, dim = q.shape
-    kv_heads = k.shape[1]
-    rows = queries * (heads // kv_heads)
-    return batch * kv_heads if rows <= _decode_config(target, q.dtype, dim).block_m else None
-
-
 def configurations(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
     softcap: float, mask: torch.Tensor | None, target: Target,
 ) -> dict[str, float]:  # fmt: skip
     """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
     times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
-    keys = k.shape[2]
-    programs = None if q.numel() == 0 else _decoding(q, k, target)
-    if programs is None or keys < 2 * _LEAST_KEYS:
+    keys, programs = k.shape[2], k.shape[0] * k.shape[1]
+    if q.numel() == 0 or keys < 2 * _LEAST_KEYS:
         return {}
     config = _decode_config(target, q.dtype, q.shape[-1])
     blocks = -(-keys // config.block_n)
@@ -1011,33 +1002,26 @@ def configurations(
     return {f"splits_{s}": t for s, t in {own: time(own), **times}.items()}
 
 
-@functools.cache
-def _hopper_kernels(target: Target) -> Any:
-    """The module of the kernels that only Hopper runs, or None: Gluon is experimental, so of the release known here."""
-    known = tuple(map(int, triton.__version__.split(".")[:2])) == (3, 6)
-    if target.arch != "sm_90" or "wgmma" not in target.features or not known:
-        return None
-    from ferryman.ops.attention import hopper_kernels
-
-    return hopper_kernels
-
-
-def _hopper_backward(target: Target) -> Any:
-    if _hopper_kernels(target) is None:
-        return None
-    from ferryman.ops.attention import hopper_backward_kernels
-
-    return hopper_backward_kernels
-
-
-def _few_queries() -> Any:
-    from ferryman.ops.attention import few_queries_kernels  # which imports this module
-
-    return few_queries_kernels
-
-
 def _too_wide(*spans: int) -> bool:
     return max(spans) >= 2**31
+
+
+def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``out`` (B, Sq, H, D) and ``lse`` (B, H, Sq), to be written."""
+    batch, heads, queries, dim = q.shape
+    out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=q.device)
+    return out, torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
+
+
+def blank(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> bool:
+    """Whether there is nothing to attend to, or nobody who does: then the result stands already."""
+    if q.numel() == 0:
+        return True
+    if k.shape[2] == 0:
+        out.zero_()
+        lse.fill_(-math.inf)
+        return True
+    return False
 
 
 def attention(
@@ -1051,41 +1035,76 @@ def attention(
     mask: torch.Tensor | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Query rows in tiles of their own head."""
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    out, lse = outputs(q)
+    if blank(q, k, out, lse):
+        return out.transpose(1, 2), lse
+    config = _config(target, q.dtype, dim, "forward", _is_rich(target, mask is not None, softcap, window))
+    programs = batch * heads * triton.cdiv(queries, config.block_m)
+    together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
+    _run_forward(
+        q, k, v, out, lse, causal, scale, window, softcap, mask, target, config, programs, 1, together, pack=False
+    )
+    return out.transpose(1, 2), lse
+
+
+def attention_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The query rows of a key head's whole group in one tile; keys in one piece or several."""
+    batch, _, _, dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    out, lse = outputs(q)
+    if blank(q, k, out, lse):
+        return out.transpose(1, 2), lse
+    config, programs = _decode_config(target, q.dtype, dim), batch * kv_heads
+    named = target.configuration.removeprefix("splits_")
+    splits = int(named) if named else _own_splits(config, target, q.dtype, dim, programs, keys)
+    if _reads_ahead(config, target, q.dtype, dim, programs * splits, keys // splits):
+        config = replace(config, num_stages=4)
+    together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size())
+    _run_forward(
+        q, k, v, out, lse, causal, scale, window, softcap, mask, target, config, programs, splits, together, pack=True
+    )
+    return out.transpose(1, 2), lse
+
+
+def _run_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+    config: Config,
+    programs: int,
+    splits: int,
+    together: int,
+    *,
+    pack: bool,
+) -> None:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     device = q.device
-    rich = _is_rich(target, mask is not None, softcap, window)
-    out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=device)
-    lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
-    if out.numel() == 0:
-        return out.transpose(1, 2), lse
-    if keys == 0:
-        return out.zero_().transpose(1, 2), lse.fill_(-math.inf)
     q, k, v = _unit_last(q), _unit_last(k), _unit_last(v)
     scale = dim**-0.5 if scale is None else scale
     score_scale, score_cap = _score_factors(abs(scale), softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
-    group = heads // kv_heads
-
-    decoding = _decoding(q, k, target)
-    pack = decoding is not None
-    config = _decode_config(target, q.dtype, dim) if pack else _config(target, q.dtype, dim, "forward", rich)
-    programs = batch * heads * triton.cdiv(queries, config.block_m) if decoding is None else decoding
-    together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (1 if pack else group)
-    plain = not (pack or rich or window is not None) and not interpreting()  # which knows no Gluon
-    if plain and (hopper := _hopper_kernels(target)) and hopper.serves(q, k, v, scale):
-        # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for
-        # K and V (B16 H32 S1024 D64: 227 us, in groups 210).
-        if causal and 2 * k.numel() * k.element_size() <= 3 * target.l2_bytes and (queries > 1024 or dim > 64):
-            together = batch * heads
-        hopper.forward(q, k, v, out, lse, causal, scale, together, target)
-        return out.transpose(1, 2), lse
-    splits = 1
-    if pack:
-        named = target.configuration.removeprefix("splits_")
-        splits = int(named) if named else _own_splits(config, target, q.dtype, dim, programs, keys)
-        if _reads_ahead(config, target, q.dtype, dim, programs * splits, keys // splits):
-            config = replace(config, num_stages=4)
     wide = _too_wide(
         config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
     )  # fmt: skip
@@ -1097,7 +1116,8 @@ def attention(
     launch(
         attention_forward, (programs, splits),
         q, k, v, mask, to, to_lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides,
-        heads, group, together, queries, keys, min(window or 0, queries + keys), batch * heads, score_scale, score_cap,
+        heads, heads // kv_heads, together, queries, keys, min(window or 0, queries + keys), batch * heads, score_scale,
+        score_cap,
         device=device,
         **_forward_constexprs(
             config, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide,
@@ -1110,7 +1130,13 @@ def attention(
             attention_merge, (lse.numel(),), to, to_lse, out, lse, heads, queries, splits, batch * heads,
             device=device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), TOGETHER=16, num_warps=4, num_stages=1,
         )  # fmt: skip
-    return out.transpose(1, 2), lse
+
+
+def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Contiguous tensors for the gradients, to be written; zeros where no query meets a key."""
+    make = torch.zeros if q.numel() == 0 or k.numel() == 0 else torch.empty
+    grad_q, grad_k, grad_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return grad_q, grad_k, grad_v
 
 
 def attention_backward(
@@ -1131,24 +1157,13 @@ def attention_backward(
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     device = q.device
-    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=device) for x in (q, k, v))
+    grad_q, grad_k, grad_v = gradients(q, k, v)
     if q.numel() == 0 or k.numel() == 0:
-        return grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
+        return grad_q, grad_k, grad_v
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
     scale = dim**-0.5 if scale is None else scale
-    plain = mask is None and softcap == 0.0 and window is None and not interpreting()
-    if plain and (hopper := _hopper_backward(target)) and hopper.serves(grad_out, q, k, v, scale):
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        hopper.backward(
-            grad_out, grad_lse, q, k, v, out, lse, grad_q, grad_k, grad_v, causal, scale, deterministic, target
-        )  # fmt: skip
-        return grad_q, grad_k, grad_v
-    few = _few_queries()
-    if few.serves(q, k, softcap, mask, target):
-        few.backward(grad_out, grad_lse, q, k, v, out, lse, grad_q, grad_k, grad_v, causal, scale, window, target)
-        return grad_q, grad_k, grad_v
     delta = torch.empty((batch, heads, queries), dtype=torch.float32, device=device)
     score_scale, score_cap = _score_factors(scale, softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
@@ -1211,43 +1226,55 @@ def _forward_constexprs(
 # ---------------------------------------------------------------------------------------------- ahead-of-time compiling
 
 
+def forms(target: Target, dtype: torch.dtype, head_dims: tuple[int, ...]) -> list[tuple[Any, ...]]:
+    """Calls without data that between them compile what the launchers compile on ``target``.
+
+    Each is the arguments of `attention` but for the target: causal and full attention, a sliding window, with a softcap
+    too, a padding mask, decoding (a batch that fills the device, too, whose keys are not split), and everything at once
+    (window, softcap, float mask).
+    """
+    kinds: list[tuple[int, bool, int | None, float, torch.dtype | None, int]] = [
+        (4096, True, None, 0.0, None, 2), (4096, False, None, 0.0, None, 2), (4096, True, 512, 0.0, None, 2),
+        (4096, True, 512, 20.0, None, 2), (4096, False, None, 0.0, torch.bool, 2), (4096, True, 512, 20.0, dtype, 2),
+        (1, True, None, 0.0, None, 2), (1, True, 512, 0.0, None, 2), (1, True, 512, 20.0, dtype, 2),
+        (1, True, None, 0.0, None, target.units),
+    ]  # fmt: skip
+    found = []
+    for dim in head_dims:
+        for queries, causal, window, cap, mask, batch in kinds:
+            q = torch.empty((batch, 32, queries, dim), dtype=dtype, device="meta")
+            k = torch.empty((batch, 8, 4096, dim), dtype=dtype, device="meta")
+            rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
+            found.append((q, k, k, causal, None, window, cap, rows))
+    return found
+
+
+def backward_arguments(form: tuple[Any, ...], with_lse: bool) -> tuple[Any, ...]:
+    """The arguments of a backward of one of `forms`, but for the target."""
+    q, k, v, *options = form
+    out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
+    return (q, lse if with_lse else None, q, k, v, out, lse, *options)
+
+
 def specialisations(
     target: Target, dtype: str, head_dims: tuple[int, ...] = (64, 80, 128, 256)
 ) -> list[Specialisation]:
-    """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: causal and full
-    attention, a sliding window, with a softcap too, a padding mask, decoding (a batch that fills the device, too, whose
-    keys are not split, and one of few long pieces), and everything at once (window, softcap, float mask, a gradient of
-    lse)."""
+    """What the launchers compile on ``target`` for "float32", "float16" or "bfloat16" inputs: `forms`, decoding in few
+    long pieces, and backward also with a gradient of lse."""
     kind = getattr(torch, dtype)
 
-    def calls(
-        dim: int, queries: int, causal: bool, window: int | None, cap: float, mask: torch.dtype | None, batch: int = 2
-    ) -> None:  # fmt: skip
-        q = torch.empty((batch, 32, queries, dim), dtype=kind, device="meta")
-        k = torch.empty((batch, 8, 4096, dim), dtype=kind, device="meta")
-        rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
-        options = (causal, None, window, cap, rows)
-        out, lse = attention(q, k, k, *options, target)
-        if queries > 1 or not (cap or mask):
-            attention_backward(q, lse if cap and mask else None, q, k, k, out, lse, *options, target)
-            if not (cap or window or mask) and (hopper := _hopper_backward(target)) and hopper.serves(q, q, k, k, 1.0):
-                hopper.backward(q, None, q, k, k, out, lse, q, k, k, causal, 1.0, True, target)
-                few = k[:, :1, :128]  # a tile of keys, whose query heads are shared among programs
-                for deterministic in (False, True):
-                    hopper.backward(q, None, q, few, few, out, lse, q, few, few, causal, 1.0, deterministic, target)
-
-    kinds: list[tuple[int, bool, int | None, float, torch.dtype | None]] = [
-        (4096, True, None, 0.0, None), (4096, False, None, 0.0, None), (4096, True, 512, 0.0, None),
-        (4096, True, 512, 20.0, None), (4096, False, None, 0.0, torch.bool), (4096, True, 512, 20.0, kind),
-        (1, True, None, 0.0, None), (1, True, 512, 0.0, None), (1, True, 512, 20.0, kind),
-    ]  # fmt: skip
-    whole = ((1, True, None, 0.0, None, target.units),)
+    def calls(form: tuple[Any, ...]) -> None:
+        queries, cap, mask = form[0].shape[2], form[6], form[7]
+        (attention if queries > 1 else attention_decode)(*(*form, target))
+        if queries > 1 or not (cap or mask is not None):
+            attention_backward(*(*backward_arguments(form, bool(cap) and mask is not None), target))
 
     def few_pieces(dim: int) -> None:
         q = torch.empty((1, 8, 1, dim), dtype=kind, device="meta")
         k = torch.empty((1, 1, 8192, dim), dtype=kind, device="meta")
-        attention(q, k, k, True, None, None, 0.0, None, replace(target, configuration="splits_2"))
+        attention_decode(q, k, k, True, None, None, 0.0, None, replace(target, configuration="splits_2"))
 
-    made = [lambda a=(dim, *one): calls(*a) for dim in head_dims for one in (*kinds, *whole)]
+    made = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]
     found = recorded([*made, *(functools.partial(few_pieces, dim) for dim in head_dims)])
     return [replace(one, spills_allowed=_spills_allowed(target, kind, one.name)) for one in found]

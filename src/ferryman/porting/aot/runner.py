@@ -156,7 +156,8 @@ def _groups(
         if dtype not in groups.DTYPES:
             raise UnknownName("dtype", dtype, groups.DTYPES)
     for name in backends or ():
-        registry.check_backend(name)
+        if name not in registry.backends():
+            raise UnknownName("backend", name, registry.backends())
     families = families_of(ops)
     found: list[Group] = []
     for known in profiles:

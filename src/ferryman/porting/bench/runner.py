@@ -14,7 +14,7 @@ import torch
 
 from ferryman.device_profiles import Profile, floor_seconds
 from ferryman.dispatch import registry, select, use
-from ferryman.errors import FerrymanError, UnknownName
+from ferryman.errors import FerrymanError
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import results
@@ -69,10 +69,8 @@ def run(
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
     cells = cells_of(ops, size, place, only)
-    known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
     for name in implementations or ():
-        if name not in known:
-            raise UnknownName("implementation", name, known)
+        registry.check_requested(name)
     found = [] if peer_names == () else peers.adapters(peers_from, peer_names)
     announced = [adapter.peer() for adapter in found]
     profile = select.profile_for(place)
@@ -100,10 +98,11 @@ def run(
 def _require_served(plan: Plan) -> None:
     """Raises FerrymanError where none of the implementations that are asked for serves the device."""
     ops = dict.fromkeys(op.name for op, _ in plan.cells)
-    served = {line.name for op in ops for line in _menu(plan, op)}
-    if plan.implementations and served.isdisjoint(plan.implementations):
+    served = [line for op in ops for line in _menu(plan, op)]
+    if plan.implementations and not any(line.answers(name) for line in served for name in plan.implementations):
         told = f"{', '.join(plan.implementations)} serves none of {', '.join(ops)} on {plan.device}"
-        raise FerrymanError(f"nothing to time: {told}; required: one of {', '.join(sorted(served))}")
+        names = ", ".join(sorted({line.name for line in served}))
+        raise FerrymanError(f"nothing to time: {told}; required: one of {names}")
 
 
 def _menu(plan: Plan, op: str) -> list[Implementation]:
@@ -172,7 +171,7 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
     view = select.View.of(op, args, plan.profile)
     found = []
     for line in _menu(plan, op.name):
-        asked = line.name in plan.implementations
+        asked = any(map(line.answers, plan.implementations))
         if (plan.implementations and not asked) or (line.backend == "definition" and not asked):
             continue
         why = select.refusals(line, view, plan.profile)

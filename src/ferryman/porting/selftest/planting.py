@@ -55,19 +55,19 @@ class Mutant:
     def line(self, device: torch.device) -> Implementation:
         """The declarations that it is judged under."""
         if self.declares is not None:
-            return Implementation(self.op, "torch", "selftest:mutant", **self.declares)
+            return Implementation(op=self.op, name="torch", where="selftest:mutant", **self.declares)
         return right_line(self.op, self.backend, device)
 
 
 def right_line(op: str, backend: str, device: torch.device) -> Implementation:
     """What the unmutated implementation declares, on this device."""
     if backend == "torch" and device.type == "cpu":
-        return Implementation(op, "torch", "selftest:right", roundings=_ROUNDS.get(op, ()))
-    return registry.implementation(op, "cuda" if backend == "simt" else backend)
+        return Implementation(op=op, name="torch", where="selftest:right", roundings=_ROUNDS.get(op, ()))
+    return registry.asked(op, ("cuda" if backend == "simt" else backend,))[-1]  # which serves every call
 
 
 def torch_kernel(op: str) -> Kernel:
-    return registry.launcher(registry.implementation(op, "torch"))
+    return registry.launcher(registry.asked(op, ("torch",))[-1])
 
 
 def finish(op: str, outputs: Outputs, args: tuple[Any, ...]) -> Any:

@@ -28,7 +28,7 @@ import torch
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import lockfile, lockfile_document, lockfile_entry, registry, select
 from ferryman.dispatch.lockfile_entry import LEAST_SECONDS, MOST_NOISE, MOST_SECONDS, Candidate, Entry
-from ferryman.errors import FerrymanError, UnknownName
+from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid
 from ferryman.porting.fills import dtype_name
@@ -114,10 +114,8 @@ def tune(
 
 def known_implementations(names: Sequence[str] | None) -> None:
     """Raises UnknownName for one that no op has."""
-    known = {line.name for op in registry.primitives().values() for line in registry.implementations(op.name)}
     for name in names or ():
-        if name not in known:
-            raise UnknownName("implementation", name, known)
+        registry.check_requested(name)
 
 
 def _held(path: Path) -> dict[tuple[str, str, str], Entry]:
@@ -132,11 +130,13 @@ def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -
     """Implementations that could serve this device, those that the profile prefers first."""
     backends = registry.backends()
     menu = [
-        line.name for line in registry.implementations(op.name)
-        if profile.vendor in backends[line.backend].vendors and not registry.probe(line.backend, profile.vendor)
-        and (line.name in wanted if wanted else line.backend != "definition")
-    ]  # fmt: skip
-    preferred = [name for name in profile.preference(op.name) if name in menu]
+        line.name
+        for line in registry.asked(op.name, wanted)
+        if profile.vendor in backends[line.backend].vendors
+        and not registry.probe(line.backend, profile.vendor)
+        and (wanted or line.backend != "definition")
+    ]
+    preferred = [name for name in select.preferred(op, profile) if name in menu]
     return [*preferred, *(name for name in menu if name not in preferred)]
 
 

@@ -35,7 +35,7 @@ class Alternative:
     def line(self, device: torch.device) -> Implementation:
         if self.declares is None:
             return right_line(self.op, self.backend, device)
-        return Implementation(self.op, "torch", "selftest:right", **self.declares)
+        return Implementation(op=self.op, name="torch", where="selftest:right", **self.declares)
 
 
 @dataclass

@@ -1,0 +1,162 @@
+"""Lockfiles of an earlier version, made ones of this: measured times stay, names and digests become today's.
+
+In version 4 an implementation was called by its backend alone, and the launcher chose between its kernels. Each name
+becomes that of the first line of the backend that serves the region's largest call, which is what the launcher did. A
+digest was of the files as they lay; where those lie so still, it becomes today's digest of their code. Else the kernels
+changed since, and the entry stays stale: its times are kept, and `ferryman tune` measures it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ferryman.device_profiles import Profile, resolve
+from ferryman.dispatch import lockfile_document, registry, select
+from ferryman.dispatch.lockfile_document import MIGRATED, Lockfile
+from ferryman.dispatch.lockfile_entry import Entry
+from ferryman.dispatch.whole_file import write_whole
+from ferryman.errors import FerrymanError, LockfileError
+from ferryman.ops.primitive import Primitive
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """What became of a file: entries whose kernels are today's, entries that are stale, and renamed candidates."""
+
+    held: int
+    stale: int
+    renamed: Mapping[tuple[str, str, str], int]  # (op, before, after) -> candidates
+
+
+def migrate(path: Path, to: Path | None = None) -> Migrated:
+    """Write a lockfile of an earlier version as one of today's, in its place or ``to``.
+
+    Raises LockfileError where it is no such file, is damaged, or names what there is not.
+    """
+    raw = _read(path)
+    profile = _profile(path, raw)
+    renamed: Counter[tuple[str, str, str]] = Counter()
+    choices: dict[str, dict[str, Entry]] = {}
+    held = stale = 0
+    for op, entries in raw["choices"].items():
+        if op not in registry.primitives():
+            raise LockfileError(f"{path} names the op {op!r}, which there is not; remove its entries first")
+        known = registry.primitive(op)
+        for region, given in entries.items():
+            entry = _entry(path, known, region, given, profile, renamed)
+            choices.setdefault(op, {})[region] = entry
+            current = entry.kernels == lockfile_document.digest(op)
+            held, stale = held + current, stale + (not current)
+    document = Lockfile(stamp=raw["stamp"], choices=choices)
+    write_whole(to or path, (document.model_dump_json(indent=1) + "\n").encode())
+    return Migrated(held, stale, dict(renamed))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LockfileError(f"{path} cannot be read as JSON: {error}") from error
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or raw.get("kind") != "ferryman-lockfile" or version not in MIGRATED:
+        known = ", ".join(map(str, MIGRATED))
+        raise LockfileError(f"{path} is of version {version!r}; required: a ferryman-lockfile of version {known}")
+    if not isinstance(raw.get("choices"), dict) or not isinstance(raw.get("stamp"), dict):
+        raise LockfileError(f"{path} is damaged: it lacks choices or its stamp")
+    return raw
+
+
+def _profile(path: Path, raw: Mapping[str, Any]) -> Profile:
+    try:
+        return resolve(str(raw["stamp"].get("profile")))
+    except FerrymanError as error:
+        raise LockfileError(f"{path} is of a device that is not known here: {error}") from error
+
+
+def _entry(
+    path: Path, op: Primitive, region: str, given: Mapping[str, Any], profile: Profile,
+    renamed: Counter[tuple[str, str, str]],
+) -> Entry:  # fmt: skip
+    try:
+        args = representative(op, region)
+
+        def name_of(before: str) -> str:
+            after = _line(op, args, before, profile)
+            if after != before:
+                renamed[op.name, before, after] += 1
+            return after
+
+        candidates = [{**c, "implementation": name_of(str(c["implementation"]))} for c in given["candidates"]]
+        kernels = given["kernels"]
+        if kernels == _raw_digest(op.name):
+            kernels = lockfile_document.digest(op.name)
+        changed = {"candidates": candidates, "kernels": kernels}
+        entry = Entry.model_validate({**given, **changed, "implementation": name_of(str(given["implementation"]))})
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+        raise LockfileError(f"{path} is damaged: {op.name} {region[:80]!r}: {error}") from error
+    return entry.sealed(op.name, region)
+
+
+def _line(op: Primitive, args: list[Any], before: str, profile: Profile) -> str:
+    lines = registry.asked(op.name, (before,))
+    if len(lines) < 2:
+        return before
+    view = select.View.of(op, args, profile)
+    serving = [x.name for x in lines if not select.refusals(x, view, profile, absent=True)]
+    return serving[0] if serving else lines[-1].name
+
+
+def representative(op: Primitive, region: str) -> list[Any]:
+    """The largest call of a region, on the meta device. Raises ValueError for what is no region of the op."""
+    said = dict(part.split("=", 1) for part in region.split(" "))
+    if list(said) != list(op.names):
+        raise ValueError(f"no region of {op.name}")
+    return [_value(op.types[name], said[name]) for name in op.names]
+
+
+def _value(kind: str, text: str) -> Any:
+    if text == "None":
+        return None
+    if kind.startswith("Tensor"):
+        dtype, _, rest = text.partition("[")
+        dims, _, layout = rest.partition("]")
+        return _laid([_size(d) for d in dims.split(",") if d], getattr(torch, dtype), layout)
+    if kind.startswith("float"):
+        return 0.0 if text == "0" else 1.0
+    if kind.startswith("int"):
+        return _size(text)
+    return {"True": True, "False": False}[text] if kind == "bool" else text
+
+
+def _size(text: str) -> int:
+    return int(2 ** int(text[2:])) if text.startswith("2^") else int(text)
+
+
+def _laid(shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """A tensor of a layout class: contiguous, with a contiguous last dimension only, or neither."""
+    if layout == "c" or not shape:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    if layout == "x":
+        return torch.empty([*shape, 2], dtype=dtype, device="meta")[..., 0]
+    if len(shape) == 4:
+        batch, heads, rows, last = shape
+        return torch.empty((batch, rows, heads, last), dtype=dtype, device="meta").transpose(1, 2)
+    return torch.empty([*shape[:-1], shape[-1] + 64], dtype=dtype, device="meta")[..., : shape[-1]]
+
+
+@lru_cache(maxsize=None)
+def _raw_digest(op: str) -> str:
+    """As version 4 had it: of the files as they lie."""
+    text = hashlib.sha256()
+    for file in lockfile_document.sources(op):
+        text.update(f"{file.parent.name}/{file.name}\0".encode() + file.read_bytes() + b"\0")
+    return text.hexdigest()
