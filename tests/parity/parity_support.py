@@ -24,7 +24,7 @@ def torch_kernel(op: str) -> Callable[..., Any]:
 
 def strict(op: str, **declared: Any) -> Implementation:
     """An implementation that declares nothing but what is given."""
-    return Implementation(op, "torch", "nowhere:nothing", **declared)
+    return Implementation(op=op, name="torch", where="nowhere:nothing", **declared)
 
 
 def check(

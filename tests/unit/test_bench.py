@@ -239,7 +239,7 @@ def test_float16_that_is_nearly_subnormal_is_judged_by_what_it_can_hold() -> Non
 
 
 def test_bad_names_and_folders(tmp_path: Path) -> None:
-    for arguments, kind in (({"ops": ["rms_nrm"]}, "op"), ({"implementations": ["tritn"]}, "implementation"),
+    for arguments, kind in (({"ops": ["rms_nrm"]}, "op"), ({"implementations": ["tritn"]}, "backend or implementation"),
                             ({"grid_name": "huge"}, "grid")):  # fmt: skip
         with pytest.raises(UnknownName, match=f"unknown {kind}"):
             bench.run(device="cpu", **arguments)
@@ -657,7 +657,7 @@ def test_an_op_that_is_named_twice_is_timed_once() -> None:
 
 @pytest.mark.parametrize(("arguments", "told"), [
     (["--op", "rms_nrm"], "unknown op 'rms_nrm'; nearest: rms_norm"),
-    (["--implementation", "tritn"], "unknown implementation 'tritn'; nearest: triton"),
+    (["--implementation", "tritn"], "unknown backend or implementation 'tritn'; nearest: triton"),
     (["--grid", "huge"], "unknown grid 'huge'"), (["--peers", "a,,b"], "none, all, or names"),
     (["--peers", "all", "--peers-from", "/nonexistent"], "a folder of adapters"),
     (["--dtype", "int7"], "unknown dtype"), (["--compare", "/nonexistent.json"], "cannot be read"),

@@ -466,7 +466,9 @@ def test_dispatch_predicts_a_near_miss_and_marks_it_everywhere(locked: Path) -> 
 
 def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Preferred, made for more than 300 rows, and so not measured at 256: it is not put behind those that were."""
-    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_least("x.shape[0]", 300),), partial=True)
+    line = Implementation(
+        op="rms_norm", name="torch2", where="nowhere:rms_norm", when=(at_least("x.shape[0]", 300),), partial=True
+    )
     with on_the_menu(monkeypatch, line, lambda x, weight, eps, cast, target: x + 7):
         monkeypatch.setattr(select, "preferred", lambda op, profile: ["torch2", "torch", "definition"])
         for rows, chosen in ((512, "torch2"), (299, "definition")):
@@ -476,7 +478,9 @@ def test_regions_near_say_nothing_of_what_was_not_made_for_them(locked: Path, mo
 
 
 def test_what_failed_in_regions_near_is_not_put_before_what_ran(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Implementation("rms_norm", "torch2", "nowhere:rms_norm", (at_least("x.shape[0]", 300),), partial=True)
+    line = Implementation(
+        op="rms_norm", name="torch2", where="nowhere:rms_norm", when=(at_least("x.shape[0]", 300),), partial=True
+    )
     document = lockfile_document.load(locked)
     region, entry = next(iter(document.choices["rms_norm"].items()))
     for error, chosen in (("its process ended with code -11", "definition"), (REFUSAL, "torch2")):

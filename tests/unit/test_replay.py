@@ -197,7 +197,7 @@ class Scaling:
 @pytest.fixture
 def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scaling]:
     """A replayable implementation of rms_norm, first on its menu, on a CPU that plans are replayed on."""
-    line = Implementation("rms_norm", "torch", "nowhere:none", replayable=True)
+    line = Implementation(op="rms_norm", name="torch", where="nowhere:none", replayable=True)
     menu, launcher, made = registry.implementations, registry.launcher, Scaling()
     monkeypatch.setattr(registry, "implementations", lambda op: (*menu(op), line) if op == "rms_norm" else menu(op))
     monkeypatch.setattr(registry, "launcher", lambda asked: made if asked is line else launcher(asked))

@@ -530,7 +530,7 @@ def test_of_more_candidates_than_eight_those_that_the_model_puts_first_are_measu
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"even{i}" for i in range(11)]
-    lines = {name: Implementation("silu_mul", name, "nowhere:none") for name in names}
+    lines = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in names}
     menu, backends, launcher, probe = (
         registry.implementations, registry.backends(), registry.launcher, registry.probe,
     )  # fmt: skip

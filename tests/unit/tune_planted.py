@@ -24,7 +24,7 @@ from ferryman.porting.cases import cases_of, forward_of
 from ferryman.porting.tune import right
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
-LINES = {name: Implementation("silu_mul", name, "nowhere:none") for name in NAMES}
+LINES = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in NAMES}
 LINES["forms"] = dataclasses.replace(LINES["forms"], configurations="tests.unit.tune_planted:forms_of")
 
 

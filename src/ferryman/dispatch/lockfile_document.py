@@ -224,14 +224,19 @@ def _merge(
         held = choices.setdefault(op, {})
         for region, entry in entries.items():
             old = held.get(region)
-            order = [line.name for line in named(registry.implementations(op), profile.preference(op))]
-            made = joined(old, entry, order) if old and old.is_sealed(op, region) else entry
+            made = entry
+            if old and old.is_sealed(op, region):
+                made = joined(old, entry, _preferred(op, profile))
             held[region] = made.sealed(op, region)
     document = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
     text = document.model_dump_json(indent=1, exclude_defaults=False) + "\n"
     Lockfile.model_validate_json(text)  # what could not be read again is not written over what can
     write_whole(path, text.encode())
     return {op: {region: choices[op][region] for region in entries} for op, entries in measured.items()}
+
+
+def _preferred(op: str, profile: Profile) -> list[str]:
+    return [line.name for line in named(registry.implementations(op), profile.preference(op))]
 
 
 def now() -> str:

@@ -11,7 +11,6 @@ from ferryman.ops.clauses import (
     View,
     absent,
     at_least,
-    at_most,
     compiled,
     dtypes,
     feature,
@@ -68,8 +67,7 @@ _NUMBERED = Clause(
 _ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), _HALF, one_of("q.shape[-1]", 64, 128), *_PLAIN,
               at_least("q.shape[2]", 128))  # fmt: skip
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), *_UNIT)
-_CUDNN = (vendor("nvidia"), feature("wgmma"), *_FUSED, *_PLAIN, _SQUARE, at_most("q.shape[-1]", 128),
-          at_least("q.shape[2]", 2))  # fmt: skip
+_CUDNN = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), _SQUARE)
 _FLASH_NVIDIA = (vendor("nvidia"), *_FUSED, absent("mask"), _EVERY_ROW_SEES)
 _FLASH_AMD = (vendor("amd"), *_FUSED, *_PLAIN, _SQUARE)
 _EFFICIENT = (vendor("nvidia"), *_FUSED, _EVERY_ROW_SEES, _ONE_SIDED)
@@ -89,7 +87,7 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "torch.efficient", "attention", function="attention_efficient", when=_EFFICIENT, **_TRACED),
     *menu(_HERE, "torch.cpu", "attention", function="attention_cpu", when=_CPU, **_TRACED),
     *menu(_HERE, "torch.composed", "attention", function="attention_composed", composed=True),
-    *menu(_HERE, "torch.cudnn", "attention_backward", function="attention_backward_cudnn", when=(*_CUDNN, *_NO_LSE),
+    *menu(_HERE, "torch.cudnn", "attention_backward", function="attention_backward_cudnn", when=(*_CUDNN, absent("mask"), *_NO_LSE),
           **_ADDED),
     *menu(_HERE, "torch.flash", "attention_backward", function="attention_backward_flash",
           when=(*_FLASH_NVIDIA, *_NO_LSE), **_ADDED),

@@ -83,7 +83,7 @@ HAS_CUDNN = torch.backends.cudnn.is_available()  # how PyTorch was built; a cons
 
 def _takes_cudnn(q: Tensor, features: Container[str]) -> bool:
     """Hopper's fastest library (bf16 causal D128: 632 TFLOP/s against FlashAttention-2's 338), but not for decoding."""
-    fits = q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and q.shape[2] > 1
+    fits = q.dtype != torch.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.shape[2] > 1
     return fits and "wgmma" in features and HAS_CUDNN
 
 
@@ -118,10 +118,12 @@ def attention_cudnn(
     if _is_blank(q, k):
         return _blank(q)
     diagonal = _needs_diagonal(q, causal)
+    bias = _bias(q, k, mask)
     got = aten._scaled_dot_product_cudnn_attention(
-        *map(_vectorised, (q, k, v)), None, True, 0.0, diagonal, False, scale=_scale(q, scale)
+        *map(_vectorised, (q, k, v)), bias, True, 0.0, diagonal, False, scale=_scale(q, scale)
     )
-    return _model_layout(got[0]), got[1].squeeze(-1).float().contiguous()
+    out, lse = _model_layout(got[0]), got[1].squeeze(-1).float().contiguous()
+    return _without_blind(out, lse, q, k, causal, window, mask)
 
 
 def attention_flash(
@@ -168,6 +170,22 @@ def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
     return room[..., :keys].expand(q.shape[0], q.shape[1], q.shape[2], keys)
 
 
+def _without_blind(
+    out: Tensor, lse: Tensor, q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """0 and -inf where a mask leaves a row nothing to see: the fused kernels give NaN, or a log-sum-exp of 0."""
+    if mask is None:
+        return out, lse
+    seen = mask if mask.dtype == torch.bool else mask > -math.inf
+    hidden = _hidden(q.shape[2], k.shape[2], causal and q.shape[2] > 1, window, q.device)
+    if hidden is not None:
+        seen = seen.logical_and(hidden.logical_not())
+    blind = seen.any(-1).logical_not()
+    lse.masked_fill_(blind, -math.inf)
+    out.masked_fill_(blind.unsqueeze(-1), 0.0)
+    return out, lse
+
+
 def attention_efficient(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
     mask: Tensor | None, target: Target,
@@ -177,10 +195,10 @@ def attention_efficient(
     heads = q.shape[1]
     got = aten._efficient_attention_forward(
         *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))), _bias(q, k, mask), None, None, None, None, 0.0,
-        _BOTTOM_RIGHT if _needs_diagonal(q, causal) else _NO_DIAGONAL, True, scale=_scale(q, scale),
-        window_size=window,
+        _BOTTOM_RIGHT if causal else _NO_DIAGONAL, True, scale=_scale(q, scale), window_size=window,
     )  # fmt: skip
-    return got[0].transpose(1, 2), got[1][..., : q.shape[2]].contiguous()
+    out, lse = got[0].transpose(1, 2), got[1][..., : q.shape[2]].contiguous()
+    return _without_blind(out, lse, q, k, causal, window, mask)
 
 
 def attention_cpu(
@@ -325,8 +343,7 @@ def attention_backward_efficient(
     given = map(_rows_first, (grad_out, q, _grouped(k, heads), _grouped(v, heads)))
     grads = aten._efficient_attention_backward(
         *given, _bias(q, k, mask), _rows_first(out), None, None, rows, k.shape[2], sums, 0.0, _nothing(q), _nothing(q),
-        _BOTTOM_RIGHT if _needs_diagonal(q, causal) else _NO_DIAGONAL, False, scale=_scale(q, scale),
-        window_size=window,
+        _BOTTOM_RIGHT if causal else _NO_DIAGONAL, False, scale=_scale(q, scale), window_size=window,
     )  # fmt: skip
     grad_q, grad_k, grad_v = (g.transpose(1, 2) for g in grads[:3])
     return grad_q.contiguous(), _per_key_head(grad_k, k), _per_key_head(grad_v, v)
