@@ -60,6 +60,7 @@ format: setup ## ruff's fixes and format
 
 docs: setup ## what follows from the code: settings, ops, the simulator's instructions, the schema
 	$(RUN)/python ci/docs.py
+	$(RUN)/python ci/stubs.py
 
 clean: ## what make made
 	rm -rf $(VENV) $(OUT)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
-import importlib.util
 import json
 import math
 import re
@@ -30,9 +29,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -47,7 +44,6 @@ from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting.bench import document, grid
-from ferryman.porting.cases import forward_of
 
 DATA = Path(__file__).parents[1] / "src" / "ferryman" / "device_profiles" / "data"
 START = np.log([cost.LAUNCH_SECONDS, 0.75, 0.65])  # fixed seconds, shares of bandwidth and of peak
@@ -216,27 +212,16 @@ def _case(op: str, name: str) -> Case | None:
     return None
 
 
-@lru_cache(maxsize=1)
-def _regret() -> ModuleType:
-    """`benchmarks/regret.py`, which knows the names of the shapes that it draws."""
-    specification = importlib.util.spec_from_file_location("regret", Path(__file__).with_name("regret.py"))
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
 def drawn_case(op: str, name: str) -> Case | None:
     """None where `benchmarks/regret.py` draws no shape of that name."""
     known = registry.primitives().get(op)
-    if known is None:
+    named = None if known is None else registry.evidence(known).named
+    if named is None:
         return None
     try:
-        made: Case = _regret().named((forward_of(known) or known).name, name)
-    except (ValueError, KeyError):  # another number of sizes, or another package's op
+        return named(name)
+    except ValueError:  # another number of sizes
         return None
-    return made
 
 
 def _work(op: str, case: Case, dtype: torch.dtype) -> tuple[cost.Work, str]:

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -43,12 +42,12 @@ from ferryman.device_profiles import Profile
 from ferryman.dispatch import lockfile, lockfile_document, registry, select
 from ferryman.dispatch.state import State
 from ferryman.errors import ArgumentError, FerrymanError, LockfileError, ResultError
-from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.ops.evidence import Sampler
+from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, rotation, runner
 from ferryman.porting.bench.condition import watch
 from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
-from ferryman.porting.cases import forward_of
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import device_lost, placed, quiet
 
@@ -58,14 +57,6 @@ LIMITS = {"tuned": (0.01, 0.03), "untuned": (0.04, 0.12)}  # median and p95 that
 PLAIN = State({}, False)
 WIDTHS = 8  # of rows, drawn anew by each seed. Few, as a kernel is compiled for each
 UNTUNED = 0.55  # of the cells: half of those that count, too, where throttled clocks leave some out
-WEIGHTS = (
-    (6144, 4096), (5120, 5120), (17_408, 5120), (5120, 17_408), (10_240, 8192), (8192, 28_672), (2048, 2048),
-    (3072, 3072), (16_384, 3072), (11_008, 4096), (4096, 11_008), (1024, 4096),
-)  # fmt: skip
-ROW_OPS = ("rms_norm", "add_rms_norm", "softmax", "layer_norm", "silu_mul", "gelu_mul")
-VOCABULARIES = (32_768, 49_152, 100_352, 151_936, 256_000)
-MOST_BYTES = 512 << 20  # of one tensor
-MOST_SCORES = 1 << 31  # of attention: query-key pairs, all heads
 # Lighter than the bench's 1024, 9 and 4 ms, for 300 cells in eight minutes.
 MOST_SETS, SAMPLES, SAMPLE_SECONDS = 512, 5, 3e-3
 
@@ -90,9 +81,7 @@ def cells(
         queues[f"tuned {op.name}"] = iter(shuffled)
         shape_seed = draw.randrange(1 << 30)
         names = {case.name for case in known} | {case for name, case in unlike if name == op.name}
-        queues[f"untuned {op.name}"] = drawn(
-            (forward_of(op) or op).name, device, random.Random(shape_seed), names, widths_of(seed)
-        )
+        queues[f"untuned {op.name}"] = drawn(op, device, random.Random(shape_seed), names, widths_of(seed))
     found: list[Cell] = []
     left = {"untuned": math.ceil(UNTUNED * count)}
     left["tuned"] = count - left["untuned"]
@@ -113,17 +102,19 @@ def cells(
 
 
 def drawn(
-    op: str, device: torch.device, draw: random.Random, known: Collection[str], widths: Sequence[int]
-) -> Iterator[Case]:  # fmt: skip
-    """Random shapes of real models with other names; small ones on a CPU. None for another package's op."""
-    seen, small = set(known), device.type == "cpu"
+    op: Primitive, device: torch.device, draw: random.Random, known: Collection[str], widths: Sequence[int]
+) -> Iterator[Case]:
+    """Random shapes of real models with other names; small ones on a CPU. None for an op whose evidence has none."""
+    evidence = registry.evidence(op)
+    if evidence.sampled is None or evidence.named is None:
+        return
+    seen = set(known)
+    sampler = Sampler(draw, 64 if device.type == "cpu" else 1, widths)
     for _ in range(10_000):
-        made = _shape(op, draw, 64 if small else 1, widths)
-        if made is None:
-            return
-        if made.name not in seen:
-            seen.add(made.name)
-            yield made
+        name = evidence.sampled(sampler)
+        if name not in seen:
+            seen.add(name)
+            yield evidence.named(name)
 
 
 def widths_of(seed: int) -> tuple[int, ...]:
@@ -134,65 +125,6 @@ def widths_of(seed: int) -> tuple[int, ...]:
         if width & (width - 1):
             found.add(width)
     return tuple(sorted(found))
-
-
-def _shape(op: str, draw: random.Random, less: int, widths: Sequence[int]) -> Case | None:
-    """One shape; ``less`` divides widths, and bytes by its square."""
-    most = MOST_BYTES // less**2
-
-    def around(low: float, high: float) -> int:
-        return max(1, round(2 ** draw.uniform(math.log2(low), math.log2(max(low, high)))))
-
-    if op == "linear":
-        (n, k), rows = draw.choice(WEIGHTS), around(1, max(2, 8192 // less))
-        return named(op, f"{rows}x{n // less}x{k // less}")
-    if op in ("attention", "attention_with_lse", "rope", "rope_"):
-        head_dim, kv = draw.choice((64, 128)), draw.choice((1, 2, 4, 8))
-        heads, batch = kv * draw.choice((1, 2, 4, 8)), around(1, 32)
-        length = around(64 // min(less, 4), 16_384 // less)
-        queries = 1 if not op.startswith("rope") and draw.random() < 0.25 else length
-        while batch > 1 and (batch * heads * queries * length > MOST_SCORES // less**2
-                             or batch * heads * length * head_dim * 2 > most):  # fmt: skip
-            batch //= 2
-        if op.startswith("rope"):
-            return named(op, f"B{batch} H{heads}/{kv} S{length} D{head_dim}")
-        return named(op, f"B{batch} H{heads}/{kv} Q{queries} K{length} D{head_dim} causal")
-    if op in ("cross_entropy", "cross_entropy_inplace_grad"):
-        width = draw.choice(VOCABULARIES) // less
-        return named(op, f"{around(16, max(16, most / width))}x{width}")
-    width = draw.choice(widths) // min(less, 16)
-    return named(op, f"{around(1, max(2, most / (2 * width)))}x{width}") if op in ROW_OPS else None
-
-
-def named(op: str, name: str) -> Case:
-    """The case of a forward op that has a drawn name."""
-    sizes = [int(n) for n in re.findall(r"\d+", name)]
-    if op == "linear":
-        rows, n, k = sizes
-        return Case(name, {"x": TensorSpec((rows, k)), "weight": TensorSpec((n, k)), "bias": None})
-    if op.startswith("rope"):
-        batch, heads, kv, length, head_dim = sizes
-        angle = TensorSpec((1, length, head_dim), fill="unit")
-        q, k_spec = (TensorSpec((batch, h, length, head_dim), layout="heads") for h in (heads, kv))
-        return Case(name, {"q": q, "k": k_spec, "cos": angle, "sin": angle, "interleaved": False})
-    if op.startswith("attention"):
-        batch, heads, kv, queries, length, head_dim = sizes
-        q = TensorSpec((batch, heads, queries, head_dim), layout="heads")
-        k_spec = TensorSpec((batch, kv, length, head_dim), layout="heads")
-        return Case(name, {"q": q, "k": k_spec, "v": k_spec, "causal": True, "scale": None, "window": None,
-                           "softcap": 0.0, "mask": None})  # fmt: skip
-    rows, width = sizes
-    x, line = TensorSpec((rows, width)), TensorSpec((width,), fill="weight")
-    if op.startswith("cross_entropy"):
-        labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
-        return Case(name, {"logits": x, "target": labels, "ignore_index": -100, "label_smoothing": 0.0})
-    norm = {"x": x, "weight": line, "eps": 1e-6, "cast_before_weight": False}
-    known: dict[str, dict[str, Any]] = {
-        "rms_norm": norm, "add_rms_norm": {**norm, "residual": x}, "softmax": {"x": x},
-        "layer_norm": {"x": x, "weight": line, "bias": TensorSpec((width,)), "eps": 1e-5},
-        "silu_mul": {"gate": x, "up": x}, "gelu_mul": {"gate": x, "up": x, "approximate": "tanh"},
-    }  # fmt: skip
-    return Case(name, known[op])
 
 
 def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def pairs(op: Primitive, device: torch.device) -> Iterator[tuple[Implementation,
 
 
 def cases(op: Primitive, tier: str = "small") -> list[Case]:
-    return [c for c in op.cases() if c.tier == tier and not any(word in c.name for word in UNBOUNDED)]
+    return [
+        c for c in registry.evidence(op).cases() if c.tier == tier and not any(word in c.name for word in UNBOUNDED)
+    ]
 
 
 def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: torch.device) -> bool:

@@ -231,7 +231,9 @@ def test_the_tensors_device_counts_not_the_current_one(op: Primitive) -> None:
     wanted = {n for shared in op.grads for n in shared}
     args = tuple(
         v.detach().requires_grad_() if isinstance(v, Tensor) and n in wanted else v
-        for n, v in zip(op.names, arguments(op.cases()[1], op, torch.bfloat16, 0, other).values, strict=True)
+        for n, v in zip(
+            op.names, arguments(registry.evidence(op).cases()[1], op, torch.bfloat16, 0, other).values, strict=True
+        )
     )
     with ferryman.use("triton"):
         outputs = as_tuple(op.namespace["_resolve"](*spared(op, args)))

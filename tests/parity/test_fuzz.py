@@ -91,10 +91,11 @@ def test_the_cases_are_as_hostile_as_they_are_said_to_be(op: str) -> None:
     assert any(not zero.search(t.layout) for t in shared), "none overlapping"
     assert any(t.layout.endswith(("+1", "+3")) for t in tensors), "none misaligned"
     fills = {t.fill for t in tensors}
-    assert {"normal", "nonfinite", "zeros"} <= fills and ("tiny" in fills or op == "attention")
-    forms = fuzz.OPS[op]
-    for name, form in forms.items():
-        if isinstance(form, fuzz.Tensor):
+    assert {"normal", "nonfinite", "zeros"} <= fills
+    domain = fuzz.domain_of(registry.primitive(op))
+    assert domain is not None
+    for name, form in domain.arguments.items():
+        if isinstance(form, fuzz.Form):
             assert {(c.args[name] is None) for c, _, _ in drawn} == ({True, False} if form.optional else {False})
             if form.mixed:
                 assert len({mine[name].dtype for _, _, mine in drawn if name in mine}) >= 4

@@ -84,7 +84,7 @@ def reach(dtype: str) -> dict[str, list[str]]:
     """Of what is compiled ahead of time: launches are recorded on meta tensors, nothing is compiled."""
     target, kind = target_of(profile("a100")), getattr(torch, dtype)
     left: set[str] = set()
-    for family in registry.FAMILIES:
+    for family in (f.name for f in registry.families()):
         kernels = importlib.import_module(f"ferryman.ops.{family}.triton_kernels")
         left |= {tile(one) for one in kernels.specialisations(target, dtype)}
 

@@ -15,6 +15,14 @@ import pytest
 HIDDEN = (64, 128, 192, 320, 576, 768, 896, 1024, 1152, 1536, 2048, 2560, 2880, 3072, 3584, 4096, 5120, 5376, 6144,
           6656, 7168, 8192, 12_288, 16_384)  # fmt: skip
 ROWS = (1, 2, 5, 16, 40, 64, 100, 132, 200, 256, 300, 700, 1000, 2048, 4000, 8192, 20_000, 32_768)
+OTHERS = {
+    "rows": lambda width: ROWS,
+    "widths": HIDDEN,
+    "head_dims": (64, 128),
+    "tokens": (1, 3, 12, 64, 77, 300, 1024, 5000),
+    "lengths": (1, 2, 33, 300, 2048),
+    "vocabularies": (32_000, 49_152, 128_256, 151_669),
+}
 
 
 def launches(profile: str, backend: str) -> dict[str, Any]:
@@ -29,7 +37,7 @@ def launches(profile: str, backend: str) -> dict[str, Any]:
     known = known_as(profile)
     target = target_of(known)
     found: dict[str, Any] = {}
-    for family in registry.FAMILIES:
+    for family in (f.name for f in registry.families()):
         listed = [
             groups.Group(known.name, backend, family, "bfloat16" if backend == "triton" else "any", ("bfloat16",),
                          *groups.Shapes()),
@@ -39,12 +47,7 @@ def launches(profile: str, backend: str) -> dict[str, Any]:
         for op in registry.primitives().values():
             if groups.family_of(op) != family:
                 continue
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(calls, "_rows", lambda target, width: ROWS)
-                patch.setattr(calls, "_TOKENS", (1, 3, 12, 64, 77, 300, 1024, 5000))
-                patch.setattr(calls, "_LENGTHS", (1, 2, 33, 300, 2048))
-                patch.setattr(calls, "_VOCABULARIES", (32_000, 49_152, 128_256, 151_669))
-                launched = calls.launched([op], backend, known, target, torch.bfloat16, HIDDEN, (64, 128)).keys()
+            launched = calls.launched([op], backend, known, target, torch.bfloat16, OTHERS).keys()
             found[op.name] = {"tried": len(launched), "unlisted": len(launched - alone),
                               "missing": sorted(launched - serving)}  # fmt: skip
     return found

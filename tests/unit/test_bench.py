@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op's first small case, and little time for each."""
 
     def first(op: Primitive) -> Case:
-        return op.cases()[0]
+        return registry.evidence(op).cases()[0]
 
     monkeypatch.setattr(grid, "standard_case", first)
     monkeypatch.setattr(runner, "standard_case", first)
@@ -93,7 +93,8 @@ def test_contenders_take_turns_and_only_right_peers_are_timed(quick: None, tmp_p
     assert (
         cell.sets == 4
         and cell.noise is not None
-        and cell.bytes == SILU.cost(*grid.inputs(SILU, SILU.cases()[0], torch.bfloat16, 0, CPU)).bytes
+        and cell.bytes
+        == SILU.cost(*grid.inputs(SILU, registry.evidence(SILU).cases()[0], torch.bfloat16, 0, CPU)).bytes
     )
     text = report.markdown(found)
     assert "no roofline" in text and "| right (peer) |" in text and "absent took no part: it is not installed" in text
@@ -266,7 +267,7 @@ def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
     gate, up = torch.randn(4, 8), torch.randn(4, 8)
     eager = found["torch-eager"].ops
     for name, op in ((n, registry.primitives()[n]) for n in eager):
-        case = op.cases()[0]
+        case = registry.evidence(op).cases()[0]
         args = grid.inputs(op, case, torch.float32, 0, CPU)
         try:
             assert peers.wrong(op, args, eager[name](*args)()) is None, name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,9 @@ def test_the_simulators_page_names_every_instruction_and_assumption(docs: Any) -
         assert f"| `{field.name}` | {', '.join(f'`{v}`' for v in values)} |" in page
     for kind in typing.get_args(findings.Kind):
         assert f"| `{kind}` |" in page
+
+
+def test_editors_see_every_op() -> None:
+    """`ferryman/ops/__init__.pyi` is what the folders say."""
+    done = subprocess.run([sys.executable, "ci/stubs.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -187,7 +187,9 @@ def names(cells: list[Cell]) -> set[tuple[str, str, str]]:
 
 def test_cases_by_name_by_case_by_dict_and_all() -> None:
     whole = assert_parity("rms_norm", my_rms_norm, dtype="f32", device="cpu")
-    assert len(whole) == len([c for c in registry.primitive("rms_norm").cases() if c.tier == "small"])
+    assert len(whole) == len(
+        [c for c in registry.evidence(registry.primitive("rms_norm")).cases() if c.tier == "small"]
+    )
     one = assert_parity("softmax", "torch", "prime", dtype=("f32", torch.bfloat16), device="cpu")
     assert names(one) == {("torch", "prime", "float32"), ("torch", "prime", "bfloat16")}
     own = assert_parity("softmax", "definition", Case("mine", {"x": TensorSpec((3, 5))}), dtype="f16", device="cpu")

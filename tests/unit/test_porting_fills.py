@@ -14,7 +14,7 @@ from ferryman.errors import UnknownName
 from ferryman.ops.primitive import STORAGE_DTYPES, TensorSpec
 from ferryman.porting import cases_of, materialise
 from ferryman.porting.cases import arguments
-from ferryman.porting.fills import FILLS, GUARD_BYTES, Buffer, Draw, fill
+from ferryman.porting.fills import GUARD_BYTES, Buffer, Draw, fill, known
 
 CPU = torch.device("cpu")
 
@@ -50,45 +50,45 @@ def test_every_case_of_every_op_passes_its_ops_own_checks() -> None:
 
 
 def test_every_fill_that_a_case_names_exists_and_every_fill_is_described() -> None:
-    named = {s.fill for op in registry.primitives().values() for c in op.cases() for s in c.args.values()
-             if isinstance(s, TensorSpec) and s.fill}  # fmt: skip
-    assert named <= set(FILLS)
-    assert all(f.meaning for f in FILLS.values())
+    cases = [case for evidence in registry.evidences().values() for case in evidence.cases()]
+    named = {s.fill for c in cases for s in c.args.values() if isinstance(s, TensorSpec) and s.fill}
+    assert named <= set(known())
+    assert all(f.meaning for f in known().values())
     with pytest.raises(UnknownName, match=r"nearest: .*constant"):
         fill("constnat")
 
 
 @pytest.mark.parametrize("dtype", STORAGE_DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "name", [n for n in FILLS if n not in ("nonfinite", "masked", "mask", "bias", "support", "single")]
+    "name", [n for n in known() if n not in ("nonfinite", "masked", "mask", "bias", "support", "single")]
 )
 def test_finite_fills_stay_in_range(name: str, dtype: torch.dtype) -> None:
     for op in ("rms_norm", "linear", "attention"):
-        values = FILLS[name].make(draw((8, 96), dtype, op))
+        values = fill(name, op).make(draw((8, 96), dtype, op))
         assert values.shape == (8, 96) and bool(values.to(dtype).isfinite().all())
 
 
 def test_tiny_holds_subnormals_of_its_dtype() -> None:
     for dtype in STORAGE_DTYPES:
-        x = FILLS["tiny"].make(draw((4, 96), dtype)).to(dtype)
+        x = fill("tiny").make(draw((4, 96), dtype)).to(dtype)
         small = x[(x.double().abs() < torch.finfo(dtype).tiny) & (x != 0)]
         assert small.numel() > 20 and bool((x.double().abs() > torch.finfo(dtype).tiny).any() or dtype == torch.float16)
 
 
 def test_nonfinite_plants_all_kinds_and_leaves_rows_clean() -> None:
-    x = FILLS["nonfinite"].make(draw((10, 32)))
+    x = fill("nonfinite").make(draw((10, 32)))
     assert bool(x[0].isfinite().all()) and bool(x[1].isnan().any())
     assert bool((x[2] == math.inf).any()) and bool((x[3] == -math.inf).any())
     assert bool((x[4] == math.inf).any()) and bool((x[4] == -math.inf).any())
-    keys = FILLS["nonfinite"].make(draw((1, 2, 37, 64), op="attention", name="k"))
-    values = FILLS["nonfinite"].make(draw((1, 2, 37, 64), op="attention", name="v"))
+    keys = fill("nonfinite", "attention").make(draw((1, 2, 37, 64), op="attention", name="k"))
+    values = fill("nonfinite", "attention").make(draw((1, 2, 37, 64), op="attention", name="v"))
     assert bool(keys.isfinite().all()) and bool(values[:, 0].isfinite().all())
     assert not bool(values[:, 1].isfinite().all())
 
 
 def test_masks_and_biases_have_rows_that_see_nothing_and_rows_that_see_something() -> None:
     for name in ("mask", "bias", "masked"):
-        x = FILLS[name].make(draw((9, 30)))
+        x = fill(name).make(draw((9, 30)))
         seen = x if x.dtype == torch.bool else x > -math.inf
         assert bool((~seen).all(-1).any()) and bool(seen.any(-1).any())
 
@@ -157,7 +157,7 @@ def test_seeds_and_parameters_have_streams_of_their_own() -> None:
 
 def test_the_docs_name_every_fill() -> None:
     text = (Path(__file__).parents[2] / "docs" / "parity.md").read_text()
-    assert [n for n in FILLS if f"`{n}`" not in text] == []
+    assert [n for n in known() if f"`{n}`" not in text] == []
 
 
 def test_arguments_move_bit_for_bit_with_layout_and_guards() -> None:

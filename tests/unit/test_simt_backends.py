@@ -20,6 +20,8 @@ from ferryman.backends import cuda, hip, simt
 from ferryman.backends.base import Backend, Target
 from ferryman.backends.simt import Unit, launcher, rows
 from ferryman.errors import ArgumentError, BackendUnavailable, CaptureError, LaunchError
+from ferryman.ops.norm import simt_kernels as norm_kernels
+from ferryman.ops.softmax import simt_kernels as softmax_kernels
 
 H200 = Target("sm_90", "nvidia", 32, 232_448, 1024, 132, 50 << 20)
 
@@ -74,21 +76,30 @@ def test_vectors_need_aligned_pointers_strides_and_lengths() -> None:
     assert simt.vectorised(4, 60 | 64, 0)
 
 
+ROW_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "softmax")
+
+
+def demand(op: str, wave: int, itemsize: int, *weights: int) -> rows.Demand:
+    if op == "softmax":
+        return softmax_kernels.demand(wave, itemsize)
+    return norm_kernels.demand(op, wave, itemsize, weights or (0,))
+
+
 @given(
     n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(),
-    kind=st.sampled_from(["scaled", "added", "centred", "softmax"]), wide=st.booleans(), weights=st.integers(0, 8),
+    kind=st.sampled_from(ROW_OPS), weight=st.sampled_from([0, 2, 4]), bias=st.sampled_from([0, 2, 4]),
     device=st.sampled_from([(32, False), (32, True), (64, False)]), shared=st.sampled_from([4096, 65_536, 232_448]),
     count=st.integers(1, 2**40),
 )  # fmt: skip
 @settings(max_examples=600, deadline=None)
 def test_every_plan_is_one_that_the_kernel_can_run(
-    n: int, itemsize: int, vector: bool, kind: str, wide: bool, weights: int, device: tuple[int, bool], shared: int,
+    n: int, itemsize: int, vector: bool, kind: str, weight: int, bias: int, device: tuple[int, bool], shared: int,
     count: int,
 ) -> None:  # fmt: skip
     wave, clusters = device
     if vector:
         n = -(-n * itemsize // 16) * 16 // itemsize
-    need = rows.demand(kind, wave, itemsize, wide=wide, weights=weights)
+    need, weights = demand(kind, wave, itemsize, weight, bias), weight + bias
     tensors = need.tensors
     plan = rows.row_plan(n, itemsize, vector, wave, 132, shared, need, rows.threads_a_row(count, 132), clusters)
     width, lanes, per_block, packs, fit, bound, cluster = plan.arguments
@@ -107,7 +118,7 @@ def test_every_plan_is_one_that_the_kernel_can_run(
     if fit == "WHOLE":
         assert plan.shared == columns * width * (0 if kind == "softmax" else weights) <= shared - 8192
         assert lanes > wave and per_block == 1 and plan.slots >= 1 and plan.resident == 0
-        ahead = 2 if kind == "centred" and packs == 8 else 1
+        ahead = 2 if kind == "layer_norm" and packs == 8 else 1
         assert plan.slots == 1 or plan.slots * n * itemsize * tensors <= ahead * 132 * 32 * 1024
     else:
         assert plan.slots == 0 or (fit == "LONG" and tensors == 1)
@@ -127,30 +138,33 @@ def test_threads_a_row() -> None:
 HOPPER = dataclasses.replace(H200, features=frozenset({"clusters"}))
 
 
-@pytest.mark.parametrize("kind", ["scaled", "added", "centred", "softmax"])
+@pytest.mark.parametrize("kind", ROW_OPS)
 def test_widths_of_models_are_read_once_from_memory(kind: str) -> None:
     """Up to 262144 elements of 16 bits on an H200 (layer_norm 131072), few rows and many: no second read."""
-    for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, *((262_144,) if kind != "centred" else ())):
+    for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072, *((262_144,) if kind != "layer_norm" else ())):
         for count in (1, 16, 132, 1024, 1 << 20):
-            plan = rows.plan_for(n, 2, True, HOPPER, rows.demand(kind, 32, 2), rows.threads_a_row(count, 132))
+            plan = rows.plan_for(n, 2, True, HOPPER, demand(kind, 32, 2), rows.threads_a_row(count, 132))
             width, lanes, _, packs, _, _, cluster = plan.arguments
             slots = plan.slots if plan.arguments[4] == "LONG" else 0
             assert cluster * width * lanes * (packs + slots) >= n, (kind, n, count)
 
 
-@pytest.mark.parametrize(("kind", "weights"), [("scaled", 2), ("added", 2), ("centred", 4), ("softmax", 0)])
-def test_wide_rows_take_one_exchange(kind: str, weights: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("rms_norm", (2,)), ("add_rms_norm", (2,)), ("layer_norm", (2, 2)), ("softmax", ())],
+)
+def test_wide_rows_take_one_exchange(kind: str, weights: tuple[int, ...]) -> None:
     """Many rows of more than 16 KiB, to the widest that registers hold: two blocks or more an SM, 1024 threads."""
-    need = rows.demand(kind, 32, 2, weights=weights)
+    need = demand(kind, 32, 2, *weights)
     for n in (8200, 11_008, 16_384, 20_008, 32_768, 65_536, 131_072, 262_144):
         plan = rows.plan_for(n, 2, True, HOPPER, need)
-        if n <= 16_384 and kind == "scaled":
+        if n <= 16_384 and kind == "rms_norm":
             assert plan.arguments[4] in ("EXACT", "RAGGED") and plan.cluster == 1
             continue
         assert plan.arguments[4] == "WHOLE" and plan.on_hopper, n
         assert plan.blocks(1000) == -(-1000 // plan.rows_per_block) * plan.cluster
         if n <= 131_072:
-            words = plan.arguments[3] * 4 * (2 if kind == "centred" else 1)  # layer_norm takes two rows at once
+            words = plan.arguments[3] * 4 * (2 if kind == "layer_norm" else 1)  # layer_norm takes two rows at once
             assert (512 if words > 32 else 704) <= plan.arguments[5] * plan.threads <= 1024 and plan.arguments[5] >= 2
     assert rows.plan_for(262_152, 2, True, HOPPER, need).arguments[4] == "LONG"
     assert rows.plan_for(8192, 2, True, HOPPER, need).arguments[4] == "EXACT"
@@ -159,8 +173,8 @@ def test_wide_rows_take_one_exchange(kind: str, weights: int) -> None:
 
 def test_widths_of_models_stay_on_the_chip_without_clusters() -> None:
     for n in (1024, 4096, 8192, 16_384, 32_768, 65_536, 131_072):
-        for kind in ("scaled", "centred", "softmax"):
-            plan = rows.plan_for(n, 2, True, H200, rows.demand(kind, 32, 2))
+        for kind in ("rms_norm", "layer_norm", "softmax"):
+            plan = rows.plan_for(n, 2, True, H200, demand(kind, 32, 2))
             width, lanes, _, packs, *_ = plan.arguments
             assert plan.cluster == 1 and width * lanes * (packs + plan.slots) >= n, (kind, n)
 

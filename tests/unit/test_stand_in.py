@@ -32,7 +32,7 @@ from ferryman.porting.worker import Job, Workers
 from tests.cli.run import ferryman
 
 ROOT = Path(__file__).resolve().parents[2]
-FAMILIES = registry.FAMILIES
+FAMILIES = tuple(family.name for family in registry.families())
 PRODUCTS = ("matmul", "attention")
 
 

@@ -478,7 +478,7 @@ def test_regions_are_known_before_the_measurement() -> None:
         for op, entries in lockfile_document.load(path).choices.items() for region, entry in entries.items()
     }  # fmt: skip
     for op in registry.primitives().values():
-        case = (grid.forward_of(op) or op).cases()[0]
+        case = registry.evidence(op).cases()[0]
         here = grid.inputs(op, case, torch.float32, 0, torch.device("cpu"))
         assert lockfile.region(op, grid.on_meta(op, case, torch.float32)) == lockfile.region(op, here), op.name
         for case in grid.cases(op, "full", torch.device("cuda")):
@@ -496,7 +496,7 @@ def test_trials_on_moving_clocks_are_repeated_on_the_warm_device(moving: int, mo
     )
     monkeypatch.setattr(clock, "CPU_SECONDS", 1e-3)
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), ("torch",), (), 0)
-    case = next(case for case in SILU.cases() if case.tier == "small")
+    case = next(case for case in registry.evidence(SILU).cases() if case.tier == "small")
     found = worker.measure(plan, SILU, case, ["torch"], {}, lambda name: None)
     assert ran == [1, 9, 9][: moving + 1] and len(found["trials"]["torch"]) == contender.TRIALS
     assert found["untrusted"] == (["the clock moved"] if moving >= contender.ATTEMPTS else [])
@@ -550,7 +550,7 @@ def test_of_more_candidates_than_eight_those_that_the_model_puts_first_are_measu
     predicted = {name: (1.0 if name == "even10" else 2.0, 0.03) for name in names}
     monkeypatch.setattr(cost, "predictions", lambda op, work, profile: predicted)
     plan = runner.Plan(torch.device("cpu"), CPU, torch.float32, (), tuple(names), (), 0)
-    case = next(case for case in SILU.cases() if case.tier == "small")
+    case = next(case for case in registry.evidence(SILU).cases() if case.tier == "small")
     found = worker.measure(plan, SILU, case, names, {}, lambda name: None)
     assert set(found["trials"]) == {"even10", *names[:7]} == ran and worker.MOST_CANDIDATES == 8
     assert found["bytes"] > 0 and found["flops"] > 0 and found["errors"] == {}
@@ -741,7 +741,7 @@ def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
 
 def test_regions_are_known_as_dispatch_writes_them() -> None:
     for op in registry.primitives().values():
-        for case in op.cases():
+        for case in registry.evidence(op).cases():
             args = calls.of_case(op, case, torch.bfloat16)
             assert lockfile_document._describes(lockfile.region(op, args), op.name), case.name
 

@@ -20,7 +20,7 @@ from ferryman.dispatch.lockfile_entry import MOST_NOISE
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, contender, grid
-from ferryman.porting.cases import cases_of, forward_of
+from ferryman.porting.cases import cases_of
 from ferryman.porting.tune import right
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")
@@ -114,7 +114,7 @@ def plant(put: Callable[[Any, str, Any], None]) -> None:
 
 
 def cases(op: Primitive, size: str, device: torch.device) -> list[Case]:
-    return [case for case in (forward_of(op) or op).cases() if case.tier == "small"][:2]
+    return [case for case in registry.evidence(op).cases() if case.tier == "small"][:2]
 
 
 if __name__ == "__main__":

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferryman.device_profiles import dtype_key
+from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench.grid import on_meta
 from ferryman.porting.cases import forward_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_NUMBERS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 LAYOUTS = ("contiguous", "rows", "last", "heads")
 Shape = tuple[int, ...]
 
@@ -50,25 +52,10 @@ def empty(shape: Shape, dtype: torch.dtype, layout: str = "contiguous") -> Tenso
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _derived(op: str, name: str, shape: Shape) -> Shape | None:
-    """The shape of an op's tensor where ``shape`` is its first one's; None where it is left out."""
-    last = shape[-1]
-    if name in ("weight", "bias"):
-        if op == "linear":
-            return (last, last) if name == "weight" else None
-        return (last,)
-    if name in ("cos", "sin"):
-        return (1, *shape[-2:])
-    if name == "target":
-        return shape[:-1]
-    return None if name == "mask" else shape
-
-
 def from_shape(op: Primitive, shape: Shape, dtype: torch.dtype, layout: str, given: Mapping[str, str]) -> list[Any]:
     """Arguments in schema order from the shape of the first tensor, and ``given`` values as text.
 
-    Other tensors follow: a norm's weight and bias are (N,), a linear's weight is square and without a bias, cos and sin
-    are (1, seq, head_dim), a target has no last dimension, a mask is left out, and the rest have the same shape. A
+    Other tensors follow as the op's evidence says (a norm's weight is (N,)), in the dtype that the op names for them. A
     backward's are those of its forward.
     """
     if not shape:
@@ -91,9 +78,10 @@ def from_shape(op: Primitive, shape: Shape, dtype: torch.dtype, layout: str, giv
             continue
         made = shape_of(f"--arg {name}", text) if text is not None else shape if index == 0 else None
         if made is None:
-            made = _derived(op.name, name, shape)
-        own = {"target": torch.int64, "mask": torch.bool}.get(name, dtype)
-        values.append(None if made is None else empty(made, own, layout if made == shape else "contiguous"))
+            made = registry.evidence(op).like(name, shape)
+        own = op.dtypes[name][0] if name in op.dtypes else dtype
+        tensor = None if made is None else empty(made, own, layout if made == shape else "contiguous")
+        values.append([tensor] if kind == "Tensor[]" else tensor)
     return _defaults(op, values)
 
 
@@ -107,8 +95,7 @@ def of_case(op: Primitive, case: Case, dtype: torch.dtype) -> list[Any]:
 
 def first_case(op: Primitive, tier: str = "standard") -> Case:
     """The op's first case of a tier: what the support tables ask about."""
-    cases = (forward_of(op) or op).cases()
-    return next(c for c in cases if c.tier == tier)
+    return next(c for c in registry.evidence(op).cases() if c.tier == tier)
 
 
 def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: Mapping[str, str]) -> list[Any]:
@@ -139,7 +126,7 @@ def _known(op: Primitive, given: Mapping[str, str], names: Sequence[str]) -> Non
 
 
 def _defaults(op: Primitive, values: list[Any]) -> list[Any]:
-    """The public function's defaults where the schema has none (attention's and rope's are keywords)."""
+    """The public function's defaults where the schema has none (they may be keywords there)."""
     from ferryman import ops
 
     face = getattr(ops, op.name, None)
@@ -162,7 +149,11 @@ def _scalar(op: Primitive, name: str, kind: str, text: str) -> Any:
         if text.lower() not in ("true", "false"):
             raise ArgumentError(op.name, name, repr(text), "true or false")
         return text.lower() == "true"
+    if kind == "ScalarType":
+        return dtype_of(text)
     try:
-        return {"int": int, "float": float, "str": str}[kind](text)
+        if kind.endswith("[]"):
+            return [_NUMBERS[kind.removesuffix("[]")](part) for part in text.split(",")]
+        return _NUMBERS[kind](text)
     except ValueError:
         raise ArgumentError(op.name, name, repr(text), f"of type {kind}") from None

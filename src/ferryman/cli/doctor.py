@@ -19,7 +19,7 @@ import ferryman
 from ferryman import settings
 from ferryman.backends.simt.launcher import cache_directory
 from ferryman.cli import output
-from ferryman.device_profiles import Profile
+from ferryman.device_profiles import Profile, catalogue, loading
 from ferryman.dispatch import lockfile, registry
 from ferryman.errors import LockfileError
 from ferryman.porting.tune.check import check
@@ -59,6 +59,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everythin
     output.table(("cache", "path", "files", "size", "problem"), caches)
     output.say()
     output.table(("setting", "value", "from"), [(s["variable"], s["value"], s["origin"]) for s in found["settings"]])
+    if found["broken"]:
+        output.say()
+        output.table(("left out, of another package", "because"), [tuple(b.values()) for b in found["broken"]])
     if found["advice"]:
         output.say()
         for advice in found["advice"]:
@@ -80,6 +83,7 @@ def examine() -> dict[str, Any]:
         "choices": [_choices(p) for p in here],
         "caches": [_cache(name, path) for name, path in _caches().items()],
         "settings": _settings(),
+        "broken": [{"entry": name, "reason": reason} for name, reason in _broken().items()],
         "advice": _advice(versions, here),
     }
 
@@ -128,6 +132,12 @@ def _backends(here: list[Profile]) -> list[dict[str, Any]]:
             verdict = "no" if reasons else "yes"
             found.append({"backend": name, "vendor": vendor, "verdict": verdict, "reasons": reasons})
     return found
+
+
+def _broken() -> dict[str, str]:
+    """What other packages would add and cannot; all of it is read to find out."""
+    registry.evidences(), registry.backends(), catalogue()
+    return {**registry.broken(), **{f"profiles {name}": reason for name, reason in loading.broken().items()}}
 
 
 def _choices(profile: Profile) -> dict[str, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata, resources
 from pathlib import Path
 from types import ModuleType
@@ -82,7 +82,21 @@ def _catalogue() -> Mapping[str, Profile]:
 
 @functools.lru_cache(maxsize=1)
 def _drafts() -> dict[str, Draft]:
-    return _index(_read(file) for file in _files())
+    """Ours, and other packages'. An entry point with a profile that is wrong is left out whole, and named."""
+    table = _index(_read(file) for file in _yaml_files(resources.files(__package__) / "data"))
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        _broken.pop(entry.name, None)
+        try:
+            own = [_read(file) for file in _yaml_files(_directory(entry))]
+            merged = _index([*table.values(), *own])
+            for draft in own:
+                _build(draft, merged)
+        except Exception as error:  # noqa: BLE001 - another package may fail anyhow; ours stay
+            text = str(error).strip()
+            _broken[entry.name] = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+        else:
+            table = merged
+    return table
 
 
 def _index(drafts: Iterable[Draft]) -> dict[str, Draft]:
@@ -96,18 +110,24 @@ def _index(drafts: Iterable[Draft]) -> dict[str, Draft]:
     return table
 
 
-def _files() -> Iterator[Any]:
-    yield from _yaml_files(resources.files(__package__) / "data")
-    for entry in metadata.entry_points(group=ENTRY_POINTS):
-        target = entry.load()
-        if isinstance(target, ModuleType):
-            target = resources.files(target)
-        elif isinstance(target, (str, os.PathLike)):
-            target = Path(target)
-        if not (hasattr(target, "iterdir") and target.is_dir()):
-            where = f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
-            raise ProfileError(f"{where} gives no directory: {target}")
-        yield from _yaml_files(target)
+_broken: dict[str, str] = {}
+
+
+def broken() -> dict[str, str]:
+    """Entry points of other packages that give no right profiles, and so are left out, with the reason."""
+    return dict(_broken)
+
+
+def _directory(entry: metadata.EntryPoint) -> Any:
+    target = entry.load()
+    if isinstance(target, ModuleType):
+        target = resources.files(target)
+    elif isinstance(target, (str, os.PathLike)):
+        target = Path(target)
+    if not (hasattr(target, "iterdir") and target.is_dir()):
+        where = f"entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
+        raise ProfileError(f"{where} gives no directory: {target}")
+    return target
 
 
 def _yaml_files(directory: Any) -> list[Any]:

@@ -11,11 +11,16 @@ __all__ = ["Explanation", "Trace", "explain", "reload", "strict", "trace", "use"
 
 
 def _install() -> None:
-    for op in registry.primitives().values():
-        overload = torch_library.define(op)
-        runner = plan.Op(op, overload)
-        plan._ops[op.name] = runner
-        torch_library.register(op, runner.undifferentiated, overload, runner.recipe)
+    for op in list(registry.primitives().values()):
+        if op.name not in registry.primitives():
+            continue  # its family was left out
+        try:
+            overload = torch_library.define(op)
+            runner = plan.Op(op, overload)
+            plan._ops[op.name] = runner
+            torch_library.register(op, runner.undifferentiated, overload, runner.recipe)
+        except Exception as error:  # noqa: BLE001 - another package's op may fail anyhow; ours rises again
+            registry.leave_out(op, error)
     state.count_settings()
 
 

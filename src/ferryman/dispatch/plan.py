@@ -45,24 +45,20 @@ _TensorGuards = getattr(_GUARDS, "TensorGuards", None)  # private to PyTorch: wi
 _MISS: tuple[Any, ...] = (lambda *tensors: False, None, None)
 _all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
-_SCALARS = {"float": numbers.Real, "float?": numbers.Real, "int": numbers.Integral, "int?": numbers.Integral,
-            "bool": bool, "str": str}  # fmt: skip
+_SCALARS: dict[str, type] = {
+    "float": numbers.Real,
+    "int": numbers.Integral,
+    "bool": bool,
+    "str": str,
+    "ScalarType": torch.dtype,
+}
+_FACTS = "{x}.__class__, {x}.dtype, {x}.device, {x}.shape, {x}.is_contiguous() or {x}.stride()"
 
 _TEMPLATE = """
 def resolve({params}):
     if is_dynamo_compiling():
         return compiled({args})
-    try:
-        check, run, extra = hot.get(({brief})) or MISS
-        same = check({guarded})
-    except KEY_ERRORS:
-        return cold({args})
-    if not same:
-        return cold({args})
-{bump}    try:
-        return run({args}, extra)
-    except CompileError as error:
-        return recover(error, {args})
+{hot}
 
 def cold({params}):
     if dispatch_modes() or functorch_level() is not None{autocast} or forward_ad._current_level >= 0:
@@ -72,8 +68,7 @@ def cold({params}):
         run, extra = plans[{key}]
     except KEY_ERRORS:
         return slow({args})
-    warm(({brief}), (run, extra), {guarded})
-{bump}    try:
+{warm}{bump}    try:
         return run({args}, extra)
     except CompileError as error:
         return recover(error, {args})
@@ -88,6 +83,19 @@ def undifferentiated({params}):
         return run({args}, extra)
     except CompileError as error:
         return recover_plain(error, {args})
+"""
+# A guard takes tensors, and no lists of them: an op that has such a list goes by the full key.
+_HOT = """    try:
+        check, run, extra = hot.get(({brief})) or MISS
+        same = check({guarded})
+    except KEY_ERRORS:
+        return cold({args})
+    if not same:
+        return cold({args})
+{bump}    try:
+        return run({args}, extra)
+    except CompileError as error:
+        return recover(error, {args})
 """
 _EXTRA = {
     "aligned": "{arg}.data_ptr() % 16 == 0", "tf32": "float32_precision()", "deterministic": "deterministic()",
@@ -115,6 +123,7 @@ class Op:
         self.rebuilds: dict[Any, int] = {}
         _all_plans.extend((self.plans, self.hot, self.rebuilds))
         self.recipe = Recipe.of(op)
+        self.guarded = guarded(op)
         self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
         if op.mutates:
@@ -169,6 +178,8 @@ class Op:
         tensors = self._tensors(args)
         if differentiate and any(type(t) not in PLAIN for t in tensors.values()):
             return self._library(*args)
+        if not tensors:
+            raise ArgumentError(op.name, "arguments", "no tensor", "at least one")
         op.check(*args)
         if op.mutates:
             torch.autograd.graph.increment_version([tensors[name] for name in op.mutates])
@@ -190,7 +201,7 @@ class Op:
             launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, asked)
         if asked.tracer is None:
             key, entry = self._key(*args, bool(grads)), (launch, extra)
-            if decision.implementation.replayable and device.type == REPLAYED:
+            if decision.implementation.replayable and device.type == REPLAYED and self.guarded:
                 entry = (self.again, _Young(key, launch, extra, device))
             self.plans[key] = entry
         try:
@@ -237,21 +248,49 @@ class Op:
 
     def _tensors(self, args: tuple[Any, ...]) -> dict[str, Tensor]:
         """The tensors that are there, by name; wrong types of any argument raise ArgumentError."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for name, value in zip(self.op.names, args, strict=True):
             kind = self.op.types[name]
-            if kind.startswith("Tensor"):
-                if isinstance(value, Tensor):
-                    if value.layout is not torch.strided:
-                        raise ArgumentError(self.op.name, f"{name}.layout", value.layout, "torch.strided")
-                    found[name] = value
-                elif value is not None or kind == "Tensor":
-                    raise ArgumentError(self.op.name, name, type(value).__name__, "a torch.Tensor")
-            elif value is None and kind.endswith("?"):
+            if value is None and kind.endswith("?"):
                 continue
-            elif not isinstance(value, _SCALARS[kind]) or (kind[0] in "fi" and isinstance(value, bool)):
-                raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", kind.rstrip("?"))
+            if kind.removesuffix("?").endswith("[]"):
+                found |= self._listed(name, kind.removesuffix("?").removesuffix("[]"), value)
+            elif kind.startswith("Tensor"):
+                found[name] = self._tensor(name, value)
+            else:
+                self._scalar(name, kind.removesuffix("?"), value)
         return found
+
+    def _listed(self, name: str, kind: str, value: Any) -> dict[str, Tensor]:
+        """The tensors of a list, by place. Gradients do not go through a list."""
+        if not isinstance(value, list | tuple):
+            raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", "a list")
+        if kind != "Tensor":
+            for one in value:
+                self._scalar(name, kind, one)
+            return {}
+        found = {f"{name}[{i}]": self._tensor(f"{name}[{i}]", one) for i, one in enumerate(value)}
+        for place, one in found.items():
+            if one.requires_grad and torch.is_grad_enabled():
+                raise ArgumentError(self.op.name, f"{place}.requires_grad", True, "False: detach it")
+        return found
+
+    def _tensor(self, name: str, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise ArgumentError(self.op.name, name, type(value).__name__, "a torch.Tensor")
+        if value.layout is not torch.strided:
+            raise ArgumentError(self.op.name, f"{name}.layout", value.layout, "torch.strided")
+        return value
+
+    def _scalar(self, name: str, kind: str, value: Any) -> None:
+        if not isinstance(value, _SCALARS[kind]) or (kind in ("int", "float") and isinstance(value, bool)):
+            required = "torch.dtype" if kind == "ScalarType" else kind
+            raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", required)
+
+
+def guarded(op: Primitive) -> bool:
+    """Whether Dynamo's guard can tell an op's calls apart: it has a tensor, and no list of tensors."""
+    return [op.types[name] for name in op.tensors[:1]] == ["Tensor"] and "Tensor[]" not in op.types.values()
 
 
 def drop_plans() -> None:
@@ -266,17 +305,20 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     lines, key = [], ["current()"]
     for name in op.names:
         if not op.types[name].startswith("Tensor"):
-            key.append(name)
+            key.append(_hashable(op, name))
             continue
-        facts = (
-            f"{name}.__class__, {name}.dtype, {name}.device, {name}.shape, {name}.is_contiguous() or {name}.stride()"
-        )
+        if op.types[name] == "Tensor[]":
+            key.append(f"tuple([({_FACTS.format(x='one')}, one.requires_grad) for one in {name}])")
+            continue
+        facts = _FACTS.format(x=name)
         if op.types[name] == "Tensor?":
             lines.append(f"k_{name} = None if {name} is None else ({facts})")
             key.append(f"k_{name}")
         else:
             key.append(facts)
     key += _extra_facts(op)
+    if op.lists:
+        key.append("grad_enabled()")  # a list's tensor that asks for a gradient is refused
     wanted = {name for shared in op.grads for name in shared}
     needs: list[str] = []
     fixed: list[str] = []
@@ -285,11 +327,18 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
         if op.types[name] == "Tensor?":
             test = f"({name} is not None and {test})"
         (needs if name in wanted or op.backward is None else fixed).append(test)
-    needed = f"grad_enabled() and ({' or '.join(needs + fixed)})"
+    needed = f"grad_enabled() and ({' or '.join(needs + fixed) or 'False'})"
     for test in fixed if op.backward else ():
         key.append(f"needs and {test}")
     key.append("needs")
     return lines, key, needed
+
+
+def _hashable(op: Primitive, name: str) -> str:
+    """A scalar in a key; a list of numbers as a tuple."""
+    if name not in op.lists:
+        return name
+    return f"{name} and tuple({name})" if op.types[name].endswith("?") else f"tuple({name})"
 
 
 def _extra_facts(op: Primitive) -> list[str]:
@@ -313,11 +362,35 @@ def _source(op: Primitive) -> str:
     names = ", ".join(op.names)
     plain = [*lines, "needs = False"]
     lines = [*lines, f"needs = {needed}"]
-    scalars = [name for name in op.names if not op.types[name].startswith("Tensor")]
+    scalars = [_hashable(op, name) for name in op.names if not op.types[name].startswith("Tensor")]
     extra = _extra_facts(op)
+    # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
+    bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
+    # an op that autocast leaves alone is not sent to the library for it, where a mutating one works on a copy
+    autocast = "" if op.mutates and op.autocast is None else " or autocast()"
+    hot, warm = f"    return cold({names})", ""
+    if guarded(op):
+        brief, tensors = _brief(op, scalars, extra)
+        hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
+        warm = f"    warm(({', '.join(brief)}), (run, extra), {', '.join(tensors)})\n"
+    return _TEMPLATE.format(
+        bump=bump,
+        autocast=autocast,
+        params=names,
+        args=names,
+        key=", ".join(key),
+        hot=hot,
+        warm=warm,
+        lines="\n".join(f"        {line}" for line in lines),
+        lines_plain="\n".join(f"        {line}" for line in plain),
+    )
+
+
+def _brief(op: Primitive, scalars: list[str], extra: list[str]) -> tuple[list[str], list[str]]:
+    """(expressions of the brief key, tensors that the guard compares)."""
     # the guard compares requires_grad, and not whether gradients are enabled
     brief = ["current()", "grad_enabled()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra]
-    guarded = []
+    guarded: list[str] = []
     for i, name in enumerate(op.tensors):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
         other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
@@ -325,16 +398,7 @@ def _source(op: Primitive) -> str:
             other += [f"{name} is {earlier}" for earlier in op.tensors[:i] if op.types[earlier] == "Tensor"]
         brief += other
         guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
-    # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
-    bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
-    # an op that autocast leaves alone is not sent to the library for it, where a mutating one works on a copy
-    autocast = "" if op.mutates and op.autocast is None else " or autocast()"
-    return _TEMPLATE.format(
-        bump=bump, autocast=autocast,
-        params=names, args=names, key=", ".join(key), brief=", ".join(brief), guarded=", ".join(guarded),
-        lines="\n".join(f"        {line}" for line in lines),
-        lines_plain="\n".join(f"        {line}" for line in plain),
-    )  # fmt: skip
+    return brief, guarded
 
 
 def _key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]:

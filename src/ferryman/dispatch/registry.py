@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,7 +20,9 @@ from ferryman.errors import UnknownName
 from ferryman.ops.menu import NAME, Implementation
 from ferryman.ops.primitive import Primitive
 
-FAMILIES = ("norm", "activation", "softmax", "rope", "matmul", "attention")
+if TYPE_CHECKING:
+    from ferryman.ops.evidence import Evidence
+
 _BACKENDS = {
     "torch": "ferryman.backends.torch:TorchBackend",
     "triton": "ferryman.backends.triton:TritonBackend",
@@ -32,38 +37,138 @@ def _load(where: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _modules(part: str) -> list[Any]:
-    ours = [importlib.import_module(f"ferryman.ops.{family}.{part}") for family in FAMILIES]
-    return ours + [importlib.import_module(f"{e.value}.{part}") for e in entry_points(group="ferryman.ops")]
+@dataclass(frozen=True)
+class Family:
+    """A package with ``definition``, ``implementations`` and ``evidence``: a folder of ours, or another package's."""
+
+    name: str
+    package: str
+    ours: bool = True
+
+
+_broken: dict[str, str] = {}
+
+
+def broken() -> Mapping[str, str]:
+    """Other packages' entry points that were left out, with the reason; what they would add is not there."""
+    return MappingProxyType(_broken)
+
+
+def _leave_out(kind: str, name: str, error: BaseException) -> None:
+    text = str(error).strip()
+    _broken[f"{kind} {name}"] = f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+@lru_cache(maxsize=1)
+def families() -> tuple[Family, ...]:
+    """Every folder of `ferryman.ops`, by name, and what entry points of ``ferryman.ops`` name."""
+    package = importlib.import_module("ferryman.ops")
+    ours = [m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg]
+    found = [Family(name, f"ferryman.ops.{name}") for name in ours]
+    return (*found, *(Family(e.name, e.value, ours=False) for e in entry_points(group="ferryman.ops")))
+
+
+def _ops_of(module: Any) -> Iterator[Primitive]:
+    for value in vars(module).values():
+        known = getattr(value, "primitive", None)
+        if isinstance(known, Primitive) and known.body.__module__ == module.__name__:
+            yield known
+
+
+@dataclass
+class _Catalogue:
+    primitives: dict[str, Primitive]
+    menu: dict[str, tuple[Implementation, ...]]
+    family: dict[str, Family]
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> _Catalogue:
+    """All families. One of another package that cannot be read is left out, and never one of ours with it."""
+    found = _Catalogue({}, {}, {})
+    for family in families():
+        try:
+            _add(found, family)
+        except Exception as error:
+            if family.ours:
+                raise
+            _leave_out("ops", family.name, error)
+    return found
+
+
+def _add(found: _Catalogue, family: Family) -> None:
+    own: dict[str, Primitive] = {}
+    for known in _ops_of(importlib.import_module(f"{family.package}.definition")):
+        if own.setdefault(known.name, known) is not known or known.name in found.primitives:
+            raise ValueError(f"two primitives are called {known.name!r}; the second is in {family.package}")
+    menu: dict[str, list[Implementation]] = {name: [] for name in own}
+    for line in importlib.import_module(f"{family.package}.implementations").IMPLEMENTATIONS:
+        if line.op not in menu:
+            raise UnknownName(f"op of {family.package} on its menu", line.op, menu)
+        menu[line.op].append(line)
+    for name, known in own.items():
+        menu[name].append(Implementation(op=name, name="definition", where=f"{known.body.__module__}:{name}"))
+        for line in menu[name]:
+            if not NAME.fullmatch(line.name):
+                raise ValueError(f"implementation {line.name!r} of {name}; required: a name like triton.hopper")
+            if sum(line.name == other.name for other in menu[name]) > 1:
+                raise ValueError(f"two implementations of {name} are called {line.name!r}; required: one of each name")
+    found.primitives |= own
+    found.menu |= {name: tuple(lines) for name, lines in menu.items()}
+    found.family |= dict.fromkeys(own, family)
+
+
+def leave_out(op: Primitive, error: BaseException) -> None:
+    """Take the family of another package's op out of the catalogue. Raises ``error`` for one of ours."""
+    known = _catalogue()
+    family = known.family[op.name]
+    if family.ours:
+        raise error
+    _leave_out("ops", family.name, error)
+    for name in [n for n, of in known.family.items() if of == family]:
+        del known.primitives[name], known.menu[name], known.family[name]
 
 
 @lru_cache(maxsize=1)
 def primitives() -> Mapping[str, Primitive]:
     """Every op by name, forward and backward. An entry point of ``ferryman.ops`` names a family package like ours."""
-    found: dict[str, Primitive] = {}
-    for module in _modules("definition"):
-        for value in vars(module).values():
-            known = getattr(value, "primitive", None)
-            if isinstance(known, Primitive) and found.setdefault(known.name, known) is not known:
-                raise ValueError(f"two primitives are called {known.name!r}; the second is in {module.__name__}")
-    return MappingProxyType(found)
+    return MappingProxyType(_catalogue().primitives)
+
+
+def family_of(op: Primitive) -> Family:
+    """The folder or package that an op belongs to."""
+    return _catalogue().family[op.name]
 
 
 @lru_cache(maxsize=1)
-def _menu() -> Mapping[str, tuple[Implementation, ...]]:
-    found: dict[str, list[Implementation]] = {name: [] for name in primitives()}
-    for module in _modules("implementations"):
-        for line in module.IMPLEMENTATIONS:
-            found[line.op].append(line)
-    for name, known in primitives().items():
-        found[name].append(Implementation(op=name, name="definition", where=f"{known.body.__module__}:{name}"))
-    for name, lines in found.items():
-        for line in lines:
-            if not NAME.fullmatch(line.name):
-                raise ValueError(f"implementation {line.name!r} of {name}; required: a name like triton.hopper")
-            if sum(line.name == other.name for other in lines) > 1:
-                raise ValueError(f"two implementations of {name} are called {line.name!r}; required: one of each name")
-    return MappingProxyType({name: tuple(lines) for name, lines in found.items()})
+def evidences() -> Mapping[str, Evidence]:
+    """What each forward op is judged on. Loaded when first asked for: a call of an op needs none."""
+    found: dict[str, Evidence] = {}
+    for family in families():
+        where = f"{family.package}.evidence"
+        try:
+            if not family.ours and find_spec(where) is None:
+                _broken[f"evidence {family.name}"] = f"{family.package} has no evidence.py: nothing judges its ops"
+                continue
+            found |= {one.op: one for one in importlib.import_module(where).EVIDENCE if one.op in primitives()}
+        except Exception as error:
+            if family.ours:
+                raise
+            _leave_out("evidence", family.name, error)
+    return MappingProxyType(found)
+
+
+def forward_of(op: Primitive) -> Primitive | None:
+    """The op whose gradient this is; None for a forward op."""
+    return next((other for other in primitives().values() if other.backward == op.name), None)
+
+
+def evidence(op: Primitive) -> Evidence:
+    """What an op is judged on; a backward's is its forward's. An op without evidence has no cases."""
+    from ferryman.ops.evidence import Evidence
+
+    forward = forward_of(op) or op
+    return evidences().get(forward.name) or Evidence(forward.name, cases=tuple)
 
 
 def primitive(op: str | Callable[..., Any]) -> Primitive:
@@ -78,7 +183,7 @@ def primitive(op: str | Callable[..., Any]) -> Primitive:
 
 def implementations(op: str) -> tuple[Implementation, ...]:
     """An op's menu, the definition last."""
-    return _menu()[op]
+    return _catalogue().menu[op]
 
 
 def asked(op: str, names: Iterable[str] | None) -> tuple[Implementation, ...]:
@@ -100,13 +205,18 @@ def backends() -> Mapping[str, Backend]:
     """Backends by name; importing one imports no toolchain."""
     found = {name: _load(where)() for name, where in _BACKENDS.items()}
     for entry in entry_points(group="ferryman.backends"):
-        found[entry.name] = entry.load()()
+        try:
+            if entry.name in found:
+                raise ValueError(f"a backend of ours is called {entry.name!r}")
+            found[entry.name] = entry.load()()
+        except Exception as error:  # noqa: BLE001 - as in _catalogue
+            _leave_out("backend", entry.name, error)
     return MappingProxyType(found)
 
 
 @lru_cache(maxsize=1)
 def _every_name() -> frozenset[str]:
-    return frozenset(backends()) | {line.name for lines in _menu().values() for line in lines}
+    return frozenset(backends()) | {line.name for lines in _catalogue().menu.values() for line in lines}
 
 
 def check_requested(name: str, op: str | None = None) -> None:

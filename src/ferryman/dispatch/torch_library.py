@@ -6,7 +6,7 @@ primitive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,15 @@ class _Registered(torch.autograd.function._SingleLevelFunction):
         return (None, None, *recipe.spread(results, needs, ctx.present))
 
 
+def _leaves(args: Sequence[Any]) -> Iterator[Any]:
+    """The arguments, those in lists one by one."""
+    for value in args:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
 def _is_dual(value: Any) -> bool:
     return isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
@@ -100,8 +109,15 @@ def _plain(value: Any) -> bool:
 
 def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def run(keyset: Any, *args: Any) -> Any:
-        differentiated = torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
-        if not differentiated and forward_ad._current_level < 0 and all(map(_plain, args)) and not _transformed():
+        differentiated = torch.is_grad_enabled() and any(
+            isinstance(a, Tensor) and a.requires_grad for a in _leaves(args)
+        )
+        if (
+            not differentiated
+            and forward_ad._current_level < 0
+            and all(map(_plain, _leaves(args)))
+            and not _transformed()
+        ):
             return kernel(
                 *args
             )  # a second trip through the dispatcher would change nothing; on a slow host it is 70 us
@@ -110,7 +126,7 @@ def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Call
             with torch._C._AutoDispatchBelowAutograd():
                 return overload.redispatch(keyset & torch._C._after_autograd_keyset, *inner)
 
-        if forward_ad._current_level >= 0 and any(_is_dual(a) for a in args):
+        if forward_ad._current_level >= 0 and any(_is_dual(a) for a in _leaves(args)):
             raise FerrymanError(
                 f"{overload}: no forward-mode derivative; use reverse mode, or the definition's own body"
             )
@@ -156,6 +172,8 @@ def _autocast(op: Primitive, overload: Callable[..., Any], device: str, key: str
     listed = kind is not None and torch._C._dispatch_has_kernel_for_dispatch_key(like, key)
 
     def cast(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return list(map(cast, value))
         if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return value
         return value.to(torch.float32 if kind == "fp32" else torch.get_autocast_dtype(device))

@@ -25,10 +25,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,63}")
 STORAGE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_PLAIN: dict[Any, str] = {float: "float", int: "int", bool: "bool", str: "str", torch.dtype: "ScalarType"}
+_LISTS: dict[Any, str] = {Tensor: "Tensor[]", int: "int[]", float: "float[]"}
+# annotation of a parameter -> its type in the schema
 _SCHEMA_TYPES: dict[Any, str] = {
-    Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", float | None: "float?",
-    int: "int", int | None: "int?", bool: "bool", str: "str",
-}  # fmt: skip
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    **_PLAIN,
+    **{kind | None: f"{name}?" for kind, name in _PLAIN.items()},
+    **{collection[kind]: name for kind, name in _LISTS.items() for collection in (list, Sequence)},
+    **{
+        collection[kind] | None: f"{name}?"
+        for kind, name in _LISTS.items()
+        if kind is not Tensor
+        for collection in (list, Sequence)
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -51,10 +63,12 @@ class Rounding:
 class TensorSpec:
     """One tensor of a case. ``dtype`` "storage" is the dtype under test; ``layout`` is how it lies in memory.
 
+    ``dtype`` may be that of any PyTorch tensor: "float8_e4m3fn", "int32", "uint8" (two values of 4 bits), "bool".
     layouts: "contiguous"; "rows" (rows padded apart); "last" (strided last dimension); "heads" ((B, S, H, D) storage
     seen as (B, H, S, D)); "offset" (storage offset of one element, which breaks 16-byte alignment); "strided:7,0+3"
     (any strides and offset, in elements; elements may share memory).
-    ``fill`` None takes the fill of the run; integers draw from [low, high).
+    ``fill`` None takes the fill of the run; integers draw from [low, high). A fill of the op's own may read the other
+    arguments of the case, so that a page table fits its cache.
     """
 
     shape: tuple[int, ...]
@@ -94,7 +108,6 @@ class Primitive:
     check: Callable[..., None]
     meta: Callable[..., Any]
     cost: Callable[..., Cost]
-    cases: Callable[[], Sequence[Case]]
     bound: Callable[..., Any]
     accumulate: str
     roundings: tuple[Rounding, ...]
@@ -108,6 +121,7 @@ class Primitive:
     reduction: Callable[..., int] | None
     unseen: Callable[..., Any] | None
     mutates: Mapping[str, str]
+    dtypes: Mapping[str, tuple[torch.dtype, ...]]
     namespace: dict[str, Any] = field(repr=False, compare=False)
     doc: str = field(default="", repr=False)
 
@@ -117,7 +131,13 @@ class Primitive:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        return tuple(n for n in self.names if self.types[n].startswith("Tensor"))
+        """Parameters that are one tensor, or None."""
+        return tuple(n for n in self.names if self.types[n] in ("Tensor", "Tensor?"))
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Parameters that are lists, of tensors or numbers."""
+        return tuple(n for n in self.names if "[]" in self.types[n])
 
     @property
     def schema(self) -> str:
@@ -171,10 +191,6 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def no_cases() -> Sequence[Case]:
-    return ()
-
-
 def primitive(
     *,
     outputs: tuple[str, ...],
@@ -182,7 +198,6 @@ def primitive(
     meta: Callable[..., Any],
     cost: Callable[..., Cost],
     bound: Callable[..., Any],
-    cases: Callable[[], Sequence[Case]] = no_cases,
     accumulate: str = "fp32",
     roundings: tuple[Rounding, ...] = (),
     backward: str | None = None,
@@ -195,6 +210,7 @@ def primitive(
     reduction: Callable[..., int] | None = None,
     unseen: Callable[..., Any] | None = None,
     mutates: Mapping[str, str] = MappingProxyType({}),
+    dtypes: Mapping[str, tuple[torch.dtype, ...]] = MappingProxyType({}),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Turn a definition into an op.
@@ -211,7 +227,11 @@ def primitive(
     summed for one element of a result. unseen: replaces in place what some results may not depend on, and returns a
     mask of those for each output; None where everything matters. mutates: arguments that are written over -> the
     output that is written there. The definition computes values and writes over nothing; a kernel returns the argument
-    itself in the output's place, and the schema, which may not return an argument, leaves that output out.
+    itself in the output's place, and the schema, which may not return an argument, leaves that output out. dtypes: of
+    the tensors that are not of the float dtype under test, those that they may have, the usual one first.
+    Parameters are annotated as Tensor, float, int, bool, str or torch.dtype, each ``| None`` where it is optional, or
+    as list[Tensor], list[int] or list[float]. Results have shapes that follow from shapes and scalars. An op with a
+    list of tensors names no backward.
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R]:
@@ -221,7 +241,9 @@ def primitive(
         hints = typing.get_type_hints(body)
         signature = inspect.signature(body)
         parameters = tuple(signature.parameters.values())
-        types = {p.name: _SCHEMA_TYPES[hints[p.name]] for p in parameters}
+        types = {p.name: _schema_type(op, p.name, hints[p.name]) for p in parameters}
+        if backward is not None and "Tensor[]" in types.values():
+            raise ArgumentError("primitive", f"{op}'s backward", backward, "None: it has a list of tensors")
         namespace: dict[str, Any] = {"_resolve": body}
         source = _entry_source(op, parameters, namespace)
         exec(compile(source, f"<ferryman op {op}>", "exec"), namespace)  # noqa: S102 - built from our own signature
@@ -230,16 +252,26 @@ def primitive(
         entry.__annotations__, entry.__signature__ = hints, signature
         entry.primitive = Primitive(
             name=op, body=body, parameters=parameters, types=types, outputs=outputs, check=check, meta=meta,
-            cost=cost, cases=cases, bound=bound, accumulate=accumulate, roundings=roundings, backward=backward,
+            cost=cost, bound=bound, accumulate=accumulate, roundings=roundings, backward=backward,
             grads=tuple((g,) if isinstance(g, str) else g for g in grads),
             lower=body if lower == "definition" else lower,
             autocast=autocast, nondifferentiable=nondifferentiable, rounded=rounded, batch=batch,
-            reduction=reduction, unseen=unseen, mutates=mutates, namespace=namespace,
+            reduction=reduction, unseen=unseen, mutates=mutates,
+            dtypes=dtypes, namespace=namespace,
             doc=inspect.getdoc(body) or "",
         )  # fmt: skip
         return typing.cast("Callable[P, R]", entry)
 
     return decorate
+
+
+def _schema_type(op: str, name: str, hint: Any) -> str:
+    if hint not in _SCHEMA_TYPES:
+        required = (
+            "Tensor, float, int, bool, str, torch.dtype, one of these or None, list[Tensor], list[int], list[float]"
+        )
+        raise ArgumentError("primitive", f"{op}'s {name}", hint, required)
+    return _SCHEMA_TYPES[hint]
 
 
 def public(op: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -10,8 +10,23 @@ import torch
 from torch import Tensor
 
 from ferryman.dispatch import registry
+from ferryman.dispatch.registry import forward_of
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.fills import DTYPES, Buffer, Draw, fill
+
+__all__ = [
+    "TIERS",
+    "Arguments",
+    "arguments",
+    "as_tuple",
+    "cases_of",
+    "double",
+    "forward_of",
+    "independent",
+    "materialise",
+    "output_gradients",
+    "specs_of",
+]
 
 TIERS = ("small", "standard")
 
@@ -27,7 +42,11 @@ class Arguments:
         """The same arguments on another device, bit for bit and layout for layout."""
         moved = {name: buffer.to(device) for name, buffer in self.buffers.items()}
         there = {id(b.tensor): moved[name].tensor for name, b in self.buffers.items()}
-        return Arguments(tuple(there.get(id(v), v) for v in self.values), moved)
+
+        def at(value: Any) -> Any:
+            return [at(v) for v in value] if isinstance(value, list) else there.get(id(value), value)
+
+        return Arguments(tuple(map(at, self.values)), moved)
 
     def untouched(self) -> list[str]:
         """What was written to that should not have been; empty when nothing was."""
@@ -38,24 +57,16 @@ class Arguments:
         return found
 
 
-def forward_of(primitive: Primitive) -> Primitive | None:
-    """The op whose gradient this is; None for a forward op."""
-    for other in registry.primitives().values():
-        if other.backward == primitive.name:
-            return other
-    return None
-
-
 def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
     """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off,
     and optional gradients are absent in every other case."""
     forward = forward_of(primitive)
     if forward is None:
-        return [c for c in primitive.cases() if c.tier == tier]
+        return [c for c in registry.evidence(primitive).cases() if c.tier == tier]
     found = []
     needs = [n for n in primitive.names if n.startswith("need_")]
     optional = [n for n in output_gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
-    for index, case in enumerate(c for c in forward.cases() if c.tier == tier):
+    for index, case in enumerate(c for c in registry.evidence(forward).cases() if c.tier == tier):
         extra: dict[str, Any] = dict.fromkeys(needs, True) | dict.fromkeys(optional, index % 2 == 1)
         found.append(replace(case, args={**case.args, **extra}))
         if index == 0:
@@ -71,20 +82,30 @@ def output_gradients(backward: Primitive, forward: Primitive) -> dict[str, int]:
     return {n: known[n] for n in backward.names if n in known}
 
 
+def specs_of(case: Case) -> list[TensorSpec]:
+    """The tensors of a case that are still to be made, those in lists too."""
+    values = [v for a in case.args.values() for v in (a if isinstance(a, list | tuple) else (a,))]
+    return [v for v in values if isinstance(v, TensorSpec)]
+
+
 def independent(case: Case) -> bool:
     """Whether rounding errors behave as random ones: no equal terms by a fill, by repeated memory, or as given."""
-    for a in case.args.values():
-        if isinstance(a, TensorSpec):
-            if not fill(a.fill or "normal").independent or Buffer.repeats(a.shape, a.layout):
-                return False
-        elif isinstance(a, Tensor) and a.numel() > 1 and len(a.unique()) == 1:
+    for spec in specs_of(case):
+        if not fill(spec.fill or "normal").independent or Buffer.repeats(spec.shape, spec.layout):
             return False
-    return True
+    given = (a for a in case.args.values() if isinstance(a, Tensor) and a.numel() > 1)
+    return all(len(a.unique()) > 1 for a in given)
 
 
 def double(args: Sequence[Any]) -> tuple[Any, ...]:
     """The oracle's view of arguments: floating tensors in float64, exactly as they were quantised."""
-    return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [wide(v) for v in value]
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(map(wide, args))
 
 
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
@@ -108,7 +129,7 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
         declared = as_tuple(forward.meta(*given.values))
     saved = dict(zip(forward.outputs, zip(outputs, declared, strict=True), strict=True))
     gradients = output_gradients(primitive, forward)
-    first = next(a for a in case.args.values() if isinstance(a, TensorSpec))
+    first = specs_of(case)[0]
     values: list[Any] = []
     buffers: dict[str, Buffer] = {}
     for name in primitive.names:
@@ -146,29 +167,44 @@ def _cotangent(case: Case, draw: Draw) -> Tensor:
 
 
 def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
-    values, buffers = [], {}
-    for parameter in primitive.parameters:
-        name = parameter.name
-        value = case.args.get(name, parameter.default)
-        if isinstance(value, TensorSpec):
-            buffers[name] = _buffer(value, Draw.of(
-                seed, primitive.name, case.name, name, value.shape,
-                dtype if value.dtype == "storage" else DTYPES[value.dtype], device,
-            ))  # fmt: skip
-            value = buffers[name].tensor
-        elif isinstance(value, Tensor):
+    given = {p.name: case.args.get(p.name, p.default) for p in primitive.parameters}
+    buffers: dict[str, Buffer] = {}
+
+    def made(name: str, value: Any) -> Any:
+        """An argument as the op takes it; a tensor is made once, whoever asks first."""
+        if isinstance(value, list | tuple):
+            return [made(f"{name}_{i}", one) for i, one in enumerate(value)]
+        if isinstance(value, TensorSpec) and name not in buffers:
+            own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
+            draw = Draw.of(
+                seed, primitive.name, case.name, name, value.shape, own, device, argument, value.low, value.high
+            )
+            content = fill(_filled(value, own), primitive.name).make(draw)
+            buffers[name] = Buffer.around(content, own, value.layout)
+        elif isinstance(value, Tensor) and name not in buffers:
             buffers[name] = Buffer.holding(value, device)
-            value = buffers[name].tensor
-        values.append(value)
-    return Arguments(tuple(values), buffers)
+        return buffers[name].tensor if name in buffers else value
+
+    def argument(name: str) -> Any:
+        return made(name, given[name])
+
+    values = tuple(made(name, value) for name, value in given.items())
+    return Arguments(values, {n: buffers[n] for n in sorted(buffers, key=lambda n: _place(primitive, n))})
 
 
-def _buffer(spec: TensorSpec, draw: Draw) -> Buffer:
-    if spec.dtype == "int64":
-        content = (draw.uniform() * (spec.high - spec.low)).floor() + spec.low
-    else:
-        content = fill(spec.fill or "normal").make(draw)
-    return Buffer.around(content, draw.dtype, spec.layout)
+def _filled(spec: TensorSpec, dtype: torch.dtype) -> str:
+    """The fill of a tensor: its own, or the usual one of its dtype."""
+    if spec.fill:
+        return spec.fill
+    return "normal" if dtype.is_floating_point else "mask" if dtype == torch.bool else "drawn"
+
+
+def _place(primitive: Primitive, buffer: str) -> tuple[int, int]:
+    """Where an argument, or one of a list, stands in the schema."""
+    if buffer in primitive.names:
+        return primitive.names.index(buffer), 0
+    name, _, index = buffer.rpartition("_")
+    return primitive.names.index(name), int(index)
 
 
 def materialise(

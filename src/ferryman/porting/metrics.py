@@ -13,8 +13,15 @@ from torch import Tensor
 from ferryman.porting.fills import SUBNORMAL
 
 UNIT: Mapping[torch.dtype, float] = {
-    torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float64: 2.0**-53,
-}  # fmt: skip
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float64: 2.0**-53,
+    torch.float8_e4m3fn: 2.0**-4,
+    torch.float8_e4m3fnuz: 2.0**-4,
+    torch.float8_e5m2: 2.0**-3,
+    torch.float8_e5m2fnuz: 2.0**-3,
+}
 _ACCUMULATOR = 2.0**-24  # float32
 _TF32 = 2.0**-11  # 10 stored bits, rounded to nearest
 SIGMAS = 6.0  # the bounds' "accumulate" terms stand six standard deviations out (docs/parity.md)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting import metrics
-from ferryman.porting.cases import Arguments, arguments, as_tuple, double, forward_of, independent
+from ferryman.porting.cases import Arguments, arguments, as_tuple, double, forward_of, independent, specs_of
 from ferryman.porting.metrics import Bound, Declared
 
 SEED = 0
@@ -76,8 +76,7 @@ def prepare(
 
     ``given`` makes the arguments on the device that it is told, instead of `arguments` (a capsule's inputs).
     """
-    specs = [a for a in case.args.values() if isinstance(a, TensorSpec)]
-    small = sum(math.prod(s.shape) for s in specs) <= _ON_HOST
+    small = sum(math.prod(s.shape) for s in specs_of(case)) <= _ON_HOST
     home = torch.device("cpu") if small else device
     exact = arguments(case, primitive, dtype, seed, home) if given is None else given(home)
     args = exact.to(device) if small and device.type != "cpu" else exact

@@ -59,7 +59,7 @@ def applies(prepared: Prepared, interpreted: bool) -> str | None:
         if isinstance(value, Tensor) and prepared.args.buffers[name].shared():
             return f"elements of {name} share memory, and so would their gradients"
     if interpreted:
-        names = [case.name for case in op.cases()]
+        names = [case.name for case in registry.evidence(op).cases()]
         if prepared.case.name not in names or names.index(prepared.case.name) % EVERY:
             return LEFT_OUT
     return None

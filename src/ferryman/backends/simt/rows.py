@@ -14,13 +14,13 @@ _RESERVED_SHARED = 2048
 _SMALL_BLOCK = 256
 _LARGE_BLOCK = 512
 # Words of its rows that one thread keeps, beside what it computes with.
-_MAX_WORDS = 64
+MAX_WORDS = 64
 # Up to this many words a thread, four blocks or more share an SM and hide each other's reductions: one pass of
 # blocks over the rows. Beyond, as many blocks as fit stay, and load their next row while they write this one.
 _PERSISTENT_ABOVE_WORDS = 16
 
 
-class _Whole(NamedTuple):
+class Whole(NamedTuple):
     """A row over 2 to ``cluster`` blocks of up to ``threads``, ``packs`` of 16 bytes a thread and tensor; as many
     blocks as give an SM ``resident`` threads. L2 fetches ``ahead`` times `_AHEAD`."""
 
@@ -32,7 +32,7 @@ class _Whole(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What an op takes on an architecture. ``tensors``: inputs that a thread keeps at once (2 for add_rms_norm).
+    """What an op takes on an architecture. ``tensors``: inputs that a thread keeps at once (2 where it adds two).
     ``long_words``: words of its row that a thread keeps where a block has more than 256 threads, or the row does not
     fit. ``lone``: elements that it keeps of a row that is read one by one. ``largest``: threads of a block before each
     keeps more than 16 words. ``fitting``: threads that should fit an SM while each keeps up to 16 words, up to 32, and
@@ -42,44 +42,27 @@ class Demand(NamedTuple):
     ``turns``: rows that a block takes."""
 
     tensors: int = 1
-    long_words: int = _MAX_WORDS
+    long_words: int = MAX_WORDS
     lone: int = 16
     largest: int = _SMALL_BLOCK
     fitting: tuple[int, int, int] = (1024, 768, 512)
     weights: int = 0
     alone: int = 0
-    whole: tuple[_Whole, ...] = ()
+    whole: tuple[Whole, ...] = ()
     turns: int = 1
 
 
-def demand(kind: str, wave: int, itemsize: int, *, wide: bool = False, weights: int = 0) -> Demand:
-    """``kind``: "scaled" (rms_norm), "added" (add_rms_norm), "centred" (layer_norm) or "softmax"; ``wide``: weights of
-    more bytes than the row's elements. These are the largest with which no kernel spills registers (gfx90a, gfx942,
-    gfx950, sm_80, sm_90): 16 bits are widened to compute with, and ptxas keeps softmax's exponentials from pass
-    to pass."""
-    tensors = 2 if kind == "added" else 1
-    if wave == 64:
-        return Demand(tensors, {"centred": 32, "added": 56}.get(kind, _MAX_WORDS))
+def fitting(itemsize: int, wide: bool = False, heavy: bool = False) -> tuple[int, int, int]:
+    """`Demand.fitting` of a wave of 32 with which no kernel spills registers (sm_80, sm_90): 16 bits are widened to
+    compute with. wide: weights of more bytes than the row's elements. heavy: the op keeps more beside the row."""
     half = itemsize == 2
-    fitting = (768 if wide else 1024, 512 if half else 768, 256 if half or kind == "centred" else 512)
-    # Measured on an H200 at 8192 to 131072 columns of bfloat16, with the weights that models have.
-    # Float rows with weights of 16 bits would spill at 64 registers, and layer_norm's at 80.
-    whole: tuple[_Whole, ...]
-    widest = (_Whole(256, 8), _Whole(512, 8)) if half else (_Whole(256, 8, resident=512), _Whole(512, 8, resident=512))
-    if kind == "softmax":
-        whole = (_Whole(256, 4, cluster=4), *widest)
-        return Demand(tensors, 24, largest=_LARGE_BLOCK if half else _SMALL_BLOCK, fitting=fitting, whole=whole)
-    if kind == "centred":
-        fitting = (fitting[0], 256 if wide else 512, 256)
-        whole = (_Whole(128, 4, resident=768), _Whole(256, 4), _Whole(256, 8, resident=512, ahead=2),
-                 _Whole(512, 8, resident=512))  # fmt: skip
-        return Demand(tensors, (12 if wide else 16) if half else 24, lone=8, fitting=fitting, weights=weights,
-                      whole=whole, turns=2)  # fmt: skip
-    if kind == "added":
-        whole = (_Whole(512, 2), _Whole(512, 4), _Whole(1024, 4))
-        return Demand(tensors, 24 if half else 32, fitting=fitting, weights=weights, whole=whole)
-    whole = (_Whole(256, 4), *widest)
-    return Demand(tensors, 16 if half else 32, fitting=fitting, weights=weights, alone=2048, whole=whole)
+    return 768 if wide else 1024, 512 if half else 768, 256 if half or heavy else 512
+
+
+def widest(itemsize: int) -> tuple[Whole, ...]:
+    """The forms of `whole.cuh` for the longest rows, measured on an H200 at 8192 to 131072 columns of bfloat16."""
+    resident = 1024 if itemsize == 2 else 512
+    return Whole(256, 8, resident=resident), Whole(512, 8, resident=resident)
 
 
 class RowPlan(NamedTuple):
@@ -230,7 +213,7 @@ def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:
     n, _, vector, need = row
     tensors = need.tensors
     width, words, packs_in_row, few = row.width, row.words, row.packs, row.few
-    most = (_MAX_WORDS // words // tensors) if vector else few
+    most = (MAX_WORDS // words // tensors) if vector else few
 
     if packs_in_row <= few * wave:
         lanes = min(wave, _power_of_two(-(-packs_in_row // few)))

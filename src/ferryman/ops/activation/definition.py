@@ -1,11 +1,9 @@
-"""Gated activations: meaning, error terms, cases."""
+"""Gated activations: meaning and error terms."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from torch.nn import functional
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, primitive, wide
+from ferryman.ops.primitive import Cost, Rounding, primitive, wide
 
 ROUNDED_ACTIVATION = Rounding("activation", "the activation is rounded to the storage dtype before the product")
 FLUSH = 2.0**-126  # exp of a large negative argument may flush to zero; the product inherits it
@@ -35,35 +33,6 @@ def _check(op: str, gate: Tensor, up: Tensor, grad: Tensor | None = None, approx
     checks.same_shape(op, **given)
     if approximate not in ("none", "tanh"):
         raise ArgumentError(op, "approximate", repr(approximate), "'tanh' or 'none'")
-
-
-def _cases(**extra: object) -> Sequence[Case]:
-    shapes = {
-        "one_row": (1, 64), "prime": (7, 257), "one": (1,), "scalar": (), "three_dims": (2, 3, 130), "empty": (0, 64),
-    }  # fmt: skip
-    found = [Case(n, {"gate": TensorSpec(s), "up": TensorSpec(s), **extra}) for n, s in shapes.items()]
-    for layout in ("rows", "last", "offset"):
-        spec = TensorSpec((6, 200), layout=layout)
-        found.append(Case(f"layout_{layout}", {"gate": spec, "up": TensorSpec((6, 200)), **extra}))
-    for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
-        spec = TensorSpec((5, 384), fill=fill)
-        found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
-    deep = {"gate": TensorSpec((5, 384), fill="deep"), "up": TensorSpec((5, 384), fill="tiny")}
-    found.append(Case("huge_gradients", {**deep, **extra}, cotangent="huge"))
-    # an activation of at most 63 times an integer of at most 4 fits 8 bits
-    for name, shape, layout, tier in (
-        ("saturated", (7, 257), "contiguous", "small"), ("saturated_rows", (3, 5, 384), "rows", "small"),
-        ("saturated_mlp", (1021, 9_973), "contiguous", "standard"),
-    ):  # fmt: skip
-        gate, up = TensorSpec(shape, fill="saturated", layout=layout), TensorSpec(shape, fill="integer")
-        found.append(Case(f"exact_{name}", {"gate": gate, "up": up, **extra}, tier, True))  # type: ignore[arg-type]
-    for name, shape in {"mlp_14336": (1024, 14_336), "mlp_ragged": (1021, 9_973)}.items():
-        found.append(Case(name, {"gate": TensorSpec(shape), "up": TensorSpec(shape), **extra}, "standard"))
-    return found
-
-
-def _both(approximate: str) -> Sequence[Case]:
-    return _cases(approximate=approximate)
 
 
 def _cost(x: Tensor, tensors: int) -> Cost:
@@ -127,7 +96,7 @@ def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up: _check("silu_mul", gate, up),
     meta=lambda gate, up: gate.new_empty(gate.shape),
     cost=lambda gate, up: _cost(gate, 3),
-    cases=_cases, bound=_silu_bound, roundings=(ROUNDED_ACTIVATION,),
+    bound=_silu_bound, roundings=(ROUNDED_ACTIVATION,),
     rounded=lambda roundings: functools.partial(_silu, roundings=roundings),
     batch={"gate": 0, "up": 0, "y": 0}, reduction=_one_term,
     backward="silu_mul_backward", grads=("gate", "up"), lower="definition",
@@ -228,7 +197,6 @@ def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up, approximate: _check("gelu_mul", gate, up, None, approximate),
     meta=lambda gate, up, approximate: gate.new_empty(gate.shape),
     cost=lambda gate, up, approximate: _cost(gate, 3),
-    cases=lambda: [*_both("tanh"), *(replace(c, name=f"erf_{c.name}") for c in _both("none"))],
     bound=_gelu_bound, roundings=(ROUNDED_ACTIVATION,), batch={"gate": 0, "up": 0, "y": 0}, reduction=_one_term,
     rounded=lambda roundings: functools.partial(_gelu, roundings=roundings),
     backward="gelu_mul_backward", grads=("gate", "up"), lower="definition",

@@ -1,10 +1,10 @@
-"""Scaled dot-product attention: meaning and cases. Error terms stand in bounds.py."""
+"""Scaled dot-product attention: meaning. Error terms stand in bounds.py."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.attention import bounds
-from ferryman.ops.primitive import Case, Cost, Rounding, TensorSpec, first_of, primitive, public, wide
+from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Rounding, first_of, primitive, public, wide
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
@@ -168,91 +168,6 @@ def _cost(q: Tensor, k: Tensor, causal: bool, window: int | None, products: int,
     return Cost(2.0 * products * q.shape[-1] * _work(q, k, causal, window), float(moved))
 
 
-def _cases() -> Sequence[Case]:
-    found = []
-
-    def add(name: str, shape: tuple[int, int, int, int], *, kv_heads: int | None = None, sk: int | None = None,
-            mask: TensorSpec | None = None, layout: str = "heads", fill: str | None = None, tier: str = "small",
-            exact: tuple[str, str] | None = None, inexact: tuple[str, ...] = (),
-            **options: object) -> None:  # fmt: skip
-        """``exact``: the fills of q and k."""
-        batch, heads, sq, head_dim = shape
-        keys = (batch, kv_heads or heads, sq if sk is None else sk, head_dim)
-        q_fill, k_fill, v_fill = (*exact, "tally") if exact else (fill, fill, fill)
-        args: dict[str, object] = {
-            "q": TensorSpec(shape, layout=layout, fill=q_fill), "k": TensorSpec(keys, layout=layout, fill=k_fill),
-            "v": TensorSpec(keys, layout=layout, fill=v_fill),
-        }  # fmt: skip
-        args |= {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": mask} | options
-        cotangent = "tally" if exact else None
-        found.append(Case(name, args, tier, exact is not None, inexact, cotangent))  # type: ignore[arg-type]
-
-    def matching(name: str, shape: tuple[int, int, int, int], *inexact: str, **more: object) -> None:
-        """Each query sees 2^n keys of its own code, whose values it averages: exp of any other score is 0. The
-        log-sum-exp is rounded, and float32 shows what that does to the probabilities."""
-        codes, never = ("codes", "codes"), ("float32", "lse", *inexact)
-        add(f"exact_{name}", shape, exact=codes, scale=0.125, inexact=never, **more)  # type: ignore[arg-type]
-
-    add("full", (1, 2, 33, 64))
-    add("causal", (1, 2, 65, 64), causal=True)
-    add("gqa", (2, 6, 17, 64), kv_heads=2, causal=True)
-    add("multi_query", (1, 5, 19, 64), kv_heads=1)
-    add("d80", (1, 2, 29, 80), causal=True)
-    add("d96", (1, 1, 21, 96))
-    add("d128", (1, 2, 31, 128), causal=True)
-    add("d256", (1, 1, 18, 256), causal=True)
-    add("d_odd", (1, 2, 13, 37))
-    add("decode", (2, 4, 1, 64), kv_heads=2, sk=77, causal=True)
-    add("append", (1, 2, 5, 64), sk=70, causal=True)
-    add("longer_queries", (1, 2, 40, 64), sk=11, causal=True)  # rows that see nothing
-    add("window", (1, 2, 70, 64), causal=True, window=9)
-    add("window_both_sides", (1, 2, 45, 64), window=7)
-    add("window_one", (1, 1, 20, 64), causal=True, window=1)
-    add("softcap", (1, 2, 33, 64), causal=True, softcap=20.0)
-    add("scale", (1, 2, 20, 64), scale=0.3)
-    add("bool_mask", (2, 2, 21, 64), mask=TensorSpec((2, 1, 21, 21), dtype="bool", fill="mask"))
-    add("float_mask", (1, 4, 18, 64), sk=35, mask=TensorSpec((1, 4, 18, 35), fill="bias"))
-    add("row_mask", (2, 2, 9, 64), sk=30, causal=True, mask=TensorSpec((2, 1, 1, 30), dtype="bool", fill="mask"))
-    add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
-    add("one_key", (2, 2, 3, 64), sk=1)
-    add("no_keys", (1, 2, 3, 64), sk=0)
-    add("no_queries", (1, 2, 0, 64), sk=5)
-    add("contiguous", (1, 3, 20, 64), layout="contiguous", causal=True)
-    add("offset", (1, 3, 20, 64), layout="offset")
-    for fill in ("offset", "constant", "large_logits", "nonfinite", "zeros"):
-        add(f"fill_{fill}", (1, 2, 37, 64), fill=fill)
-    # one key for each query: its probability is exp(0), and the log-sum-exp log(1)
-    add("exact_self", (1, 2, 37, 64), exact=("zeros", "digits"), scale=0.125, causal=True, window=1)
-    add("exact_one_key", (2, 4, 3, 80), kv_heads=2, sk=1, exact=("zeros", "digits"), scale=0.125)
-    matching("full", (1, 2, 33, 64))
-    matching("causal", (2, 6, 19, 64), kv_heads=2, causal=True)
-    matching("d80", (1, 2, 29, 80), causal=True, layout="contiguous")
-    matching("decode", (2, 4, 1, 64), kv_heads=2, sk=61, causal=True)
-    matching("pairs", (1, 2, 17, 64), "grad_q", "grad_k", sk=128)
-    # equal scores: the mean of the values
-    flat = ("float32", "lse", "grad_q", "grad_k")
-    add("exact_mean", (1, 2, 9, 64), sk=32, exact=("zeros", "digits"), inexact=flat)
-    matching("full_2048", (1, 8, 2048, 128), "grad_q", "grad_k", tier="standard")
-    matching("window_1021", (2, 8, 1021, 128), kv_heads=2, causal=True, window=100, tier="standard")
-    matching("decode_128", (16, 32, 1, 128), kv_heads=8, sk=127, tier="standard")
-    add(
-        "exact_self_1021",
-        (2, 8, 1021, 128),
-        kv_heads=2,
-        exact=("zeros", "digits"),
-        scale=0.125,
-        causal=True,
-        window=1,
-        tier="standard",
-    )
-    add("llama_2k", (1, 32, 2048, 128), kv_heads=8, causal=True, tier="standard")
-    add("ragged_1021", (2, 8, 1021, 128), sk=1531, causal=True, tier="standard")
-    add("d64_window", (1, 16, 2000, 64), causal=True, window=511, tier="standard")
-    add("d256_softcap", (1, 8, 777, 256), kv_heads=4, causal=True, softcap=50.0, tier="standard")
-    add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
-    return found
-
-
 def _future(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
     mask: Tensor | None,
@@ -281,7 +196,8 @@ def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
     ),
     meta=lambda q, k, v, causal, scale, window, softcap, mask: _meta(q),
     cost=lambda q, k, v, causal, scale, window, softcap, mask: _cost(q, k, causal, window, 2, 2),
-    cases=_cases, bound=bounds.attention, roundings=(ROUNDED_P,), rounded=_with_roundings,
+    bound=bounds.attention, roundings=(ROUNDED_P,), rounded=_with_roundings,
+    dtypes={"mask": (torch.bool, *STORAGE_DTYPES)},
     backward="attention_backward", grads=("q", "k", "v"), autocast=("low", "aten::scaled_dot_product_attention"),
     batch={"q": 3, "k": 3, "v": 3, "mask": 3, "out": 3, "lse": 2}, unseen=_future,
     reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),

@@ -1,9 +1,8 @@
-"""Matrix products: meaning, error terms, cases."""
+"""Matrix products: meaning and error terms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.nn import functional
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, wide
+from ferryman.ops.primitive import Cost, primitive, wide
 
 
 def _check(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor | None = None) -> None:
@@ -69,54 +68,6 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     )
 
 
-def _cases() -> Sequence[Case]:
-    found = []
-
-    def add(name: str, x: tuple[int, ...], n: int, bias: bool = False, layout: str = "contiguous",
-            weight_layout: str = "contiguous", tier: str = "small", fill: str | None = None,
-            weight_fill: str | None = None, bias_fill: str | None = None, **judged: object) -> None:  # fmt: skip
-        found.append(
-            Case(name, {
-                "x": TensorSpec(x, layout=layout, fill=fill),
-                "weight": TensorSpec((n, x[-1]), layout=weight_layout, fill=weight_fill or fill),
-                "bias": TensorSpec((n,), fill=bias_fill or ("integer" if judged else None)) if bias else None,
-            }, tier, **judged)  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    # float32 holds every partial sum, 16 bits do not
-    integers: dict[str, object] = {"fill": "integer", "exact": True, "inexact": ("split-k",)}
-    # 8 bits hold every partial sum
-    few: dict[str, object] = {"fill": "sparse", "weight_fill": "digits", "exact": True, "cotangent": "sparse"}
-
-    add("square", (64, 64), 64)
-    add("ragged", (37, 71), 101, bias=True)
-    add("one_row", (1, 128), 96)
-    add("one_column", (33, 65), 1, bias=True)
-    add("depth_one", (9, 1), 17)
-    add("depth_zero", (5, 0), 8, bias=True)
-    add("three_dims", (2, 5, 48), 40, bias=True)
-    add("vector", (64,), 24)
-    add("empty", (0, 32), 16)
-    add("tile_edge", (129, 65), 130)
-    for layout in ("rows", "last", "offset"):
-        add(f"layout_{layout}", (20, 72), 40, layout=layout, weight_layout=layout)
-    for fill in ("offset", "nonfinite", "constant"):
-        add(f"fill_{fill}", (24, 96), 40, fill=fill)
-    add("exact_integers", (24, 96), 40, **integers)  # type: ignore[arg-type]
-    add("exact_integers_ragged", (37, 131), 67, bias=True, layout="rows", **integers)  # type: ignore[arg-type]
-    add("exact_ties", (29, 131), 67, bias=True, bias_fill="ties", **integers)  # type: ignore[arg-type]
-    add("exact_few", (2, 19, 257), 71, bias=True, **few)  # type: ignore[arg-type]
-    add("exact_few_one_row", (1, 193), 33, **few)  # type: ignore[arg-type]
-    add("mlp_up", (1024, 4096), 14_336, tier="standard")
-    add("mlp_ragged", (1021, 4093), 2051, bias=True, tier="standard")
-    add("decode_16", (16, 4096), 4096, tier="standard")
-    add("decode_1", (1, 4096), 14_336, tier="standard")
-    add("exact_integers_4096", (1021, 4096), 2051, tier="standard", **integers)  # type: ignore[arg-type]
-    add("exact_few_4096", (517, 4093), 4096, bias=True, tier="standard", **few)  # type: ignore[arg-type]
-    add("exact_few_decode", (3, 4096), 4099, tier="standard", **few)  # type: ignore[arg-type]
-    return found
-
-
 def _product_bytes(x: Tensor, weight: Tensor) -> float:
     rows = x.numel() // max(x.shape[-1], 1)
     return float((x.numel() + weight.numel() + rows * weight.shape[0]) * x.element_size())
@@ -127,7 +78,7 @@ def _product_bytes(x: Tensor, weight: Tensor) -> float:
     check=lambda x, weight, bias: _check("linear", x, weight, bias),
     meta=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     cost=lambda x, weight, bias: Cost(2.0 * x.numel() * weight.shape[0], _product_bytes(x, weight)),
-    cases=_cases, bound=_bound,
+    bound=_bound,
     backward="linear_backward", grads=("x", "weight", "bias"), lower=functional.linear,
     autocast=("low", "aten::linear"), batch={"x": 1, "y": 1}, reduction=lambda x, weight, bias: x.shape[-1],
 )  # fmt: skip

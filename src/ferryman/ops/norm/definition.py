@@ -1,21 +1,15 @@
-"""RMS and layer normalisation over the last dimension: meaning, costs, cases."""
+"""RMS and layer normalisation over the last dimension: meaning and costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ferryman.ops import checks
 from ferryman.ops.norm import bounds
-from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, wide
-
-_SHAPES = {
-    "one_row": (1, 64), "prime": (7, 257), "row_of_one": (3, 1), "wide": (2, 4099), "three_dims": (2, 3, 128),
-    "wide_whole": (2, 16_392), "empty_rows": (0, 64), "vector": (96,),
-}  # fmt: skip
+from ferryman.ops.primitive import Cost, primitive, wide
 
 
 def _check(op: str, x: Tensor, weight: Tensor | None, eps: float, **others: Tensor | None) -> None:
@@ -45,67 +39,6 @@ def _most_summed(grad: Tensor, *rest: object) -> int:
     return max(width, grad.numel() // max(width, 1))
 
 
-def _cases(parameters: str, *, residual: bool = False, bias: bool = False, cast: bool = False) -> Sequence[Case]:
-    """Ragged shapes, mixed weight dtypes and hostile layouts for one norm; ``parameters`` names its inputs."""
-    found: list[Case] = []
-
-    def add(name: str, shape: tuple[int, ...], layout: str = "contiguous", weight: str | None = "storage",
-            tier: str = "small", fill: str | None = None, eps: float = 1e-6, cast_before_weight: bool = False,
-            inexact: tuple[str, ...] | None = None) -> None:  # fmt: skip
-        """``inexact`` is given where the case is exact."""
-        exact = inexact is not None
-        x = TensorSpec(shape, layout=layout, fill=fill)
-        args: dict[str, object] = {"x": x}
-        if residual:
-            args["residual"] = x
-        scale, shift = ("digits", "fours") if exact else ("weight", "normal")
-        args["weight"] = None if weight is None else TensorSpec(shape[-1:], dtype=weight, fill=scale)
-        if bias:
-            args["bias"] = None if weight is None else TensorSpec(shape[-1:], dtype=weight, fill=shift)
-        args["eps"] = eps
-        if cast:
-            args["cast_before_weight"] = cast_before_weight
-        found.append(Case(name, args, tier, exact, inexact or ()))  # type: ignore[arg-type]
-
-    for name, shape in _SHAPES.items():
-        add(name, shape)
-    add("no_weight", (5, 96), weight=None)
-    add("float32_weight", (5, 96), weight="float32")
-    add("bfloat16_weight", (5, 96), weight="bfloat16")
-    if cast:
-        add("cast_before_weight", (5, 160), cast_before_weight=True)
-        add("cast_float32_weight", (5, 160), weight="float32", cast_before_weight=True)
-    for layout in ("rows", "last", "offset"):
-        add(f"layout_{layout}", (6, 200), layout=layout)
-    for fill in ("offset", "constant", "tiny", "large", "nonfinite", "zeros"):
-        add(f"fill_{fill}", (5, 384), fill=fill)
-    add("large_eps", (4, 128), eps=0.5)
-    if bias:
-        # Welford's update divides by every count: its float32 shows it, and so do gradients through the statistics
-        for name, shape, tier in (
-            ("levels", (7, 256), "small"), ("levels_ragged", (5, 1026), "small"),
-            ("levels_4096", (517, 4096), "standard"), ("levels_long", (9, 65_536), "standard"),
-        ):  # fmt: skip
-            add(f"exact_{name}", shape, tier=tier, fill="levels", eps=0.0, inexact=("float32", "grad_x", "grad_weight"))
-        for name, shape, tier in (("plateaus", (7, 256), "small"), ("plateaus_4096", (1021, 4096), "standard")):
-            add(f"exact_{name}", shape, tier=tier, fill="plateaus", eps=0.25, inexact=())
-    else:
-        # 4^n columns: the mean square and the norm are powers of two, whatever the way to them
-        add("exact_powers", (7, 256), fill="powers", eps=0.0, inexact=())
-        add("exact_powers_wide", (3, 4096), layout="rows", weight="float32", fill="powers", eps=0.0, inexact=())
-        add("exact_powers_cast", (2, 3, 64), fill="powers", eps=0.0, cast_before_weight=cast, inexact=())
-        # 1 / 257 is rounded, and then multiplied in 16 bits: only the forward result is far from every tie
-        ragged = ("float32", "grad_x", "grad_sum", "grad_weight")
-        add("exact_powers_ragged", (5, 257), fill="powers", eps=0.0, inexact=ragged)
-        add("exact_powers_4096", (1021, 4096), tier="standard", fill="powers", eps=0.0, inexact=())
-        add("exact_powers_long", (17, 65_536), tier="standard", fill="powers", eps=0.0, inexact=())
-    add("hidden_4096", (2048, 4096), tier="standard")
-    add("hidden_5120_ragged", (1021, 5119), tier="standard")
-    add("wide_row", (17, 131_072), tier="standard")
-    add("head_dim", (4, 1024, 32, 128), tier="standard")
-    return found
-
-
 def _rms_cost(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool = False) -> Cost:
     return Cost(4.0 * x.numel(), _bytes(x, x, weight))
 
@@ -114,7 +47,7 @@ def _rms_cost(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: 
     outputs=("y",),
     check=lambda x, weight, eps, cast_before_weight: _check("rms_norm", x, weight, eps),
     meta=lambda x, weight, eps, cast_before_weight: x.new_empty(x.shape),
-    cost=_rms_cost, cases=lambda: _cases("x", cast=True), bound=bounds.rms_norm,
+    cost=_rms_cost, bound=bounds.rms_norm,
     backward="rms_norm_backward", grads=("x", "weight"), lower="definition", autocast=("fp32", "aten::rms_norm"),
     batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
 )  # fmt: skip
@@ -169,7 +102,7 @@ def _check_add(op: str, x: Tensor, residual: Tensor, weight: Tensor | None, eps:
     check=lambda x, residual, weight, eps, cast_before_weight: _check_add("add_rms_norm", x, residual, weight, eps),
     meta=lambda x, residual, weight, eps, cast_before_weight: (x.new_empty(x.shape), x.new_empty(x.shape)),
     cost=lambda x, residual, weight, eps, cast_before_weight: Cost(5.0 * x.numel(), _bytes(x, x, x, x, weight)),
-    cases=lambda: _cases("x residual", residual=True, cast=True), bound=bounds.add_rms_norm,
+    bound=bounds.add_rms_norm,
     backward="add_rms_norm_backward", grads=(("x", "residual"), "weight"), lower="definition",
     autocast=("fp32", "aten::rms_norm"), batch={"x": 1, "residual": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
 )  # fmt: skip
@@ -232,7 +165,7 @@ def _check_layer(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     check=lambda x, weight, bias, eps: _check_layer("layer_norm", x, weight, bias, eps),
     meta=lambda x, weight, bias, eps: x.new_empty(x.shape),
     cost=lambda x, weight, bias, eps: Cost(7.0 * x.numel(), _bytes(x, x, weight, bias)),
-    cases=lambda: _cases("x", bias=True), bound=bounds.layer_norm,
+    bound=bounds.layer_norm,
     backward="layer_norm_backward", grads=("x", "weight", "bias"), lower="definition",
     autocast=("fp32", "aten::layer_norm"), batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
 )  # fmt: skip

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, as_rows, family_source, pointer, runtime, type_name, unit, vectorised
-from ferryman.backends.simt.rows import Demand, RowPlan, demand, plan_for, representative_plans, threads_a_row
+from ferryman.backends.simt.rows import (
+    MAX_WORDS,
+    Demand,
+    RowPlan,
+    Whole,
+    fitting,
+    plan_for,
+    representative_plans,
+    threads_a_row,
+    widest,
+)
 
 _FILE = Path(__file__).with_name("norm.cuh")
 _TYPES = ("f32", "f16", "bf16")
@@ -27,18 +37,40 @@ def _unit(op: str, types: tuple[str, ...], cast: bool | None, plan: RowPlan) -> 
     )
 
 
-_KINDS = {"rms_norm": "scaled", "add_rms_norm": "added", "layer_norm": "centred"}
-
-
-def _demand(op: str, wave: int, itemsize: int, weights: tuple[int, ...]) -> Demand:
-    return demand(_KINDS[op], wave, itemsize, wide=max(weights) > itemsize, weights=sum(weights))
+def demand(op: str, wave: int, itemsize: int, weights: tuple[int, ...] = (0,)) -> Demand:
+    """What an op takes on an architecture; ``weights``: bytes an element of its weight and bias, 0 where absent. These
+    are the largest with which no kernel spills registers (gfx90a, gfx942, gfx950, sm_80, sm_90). The forms of whole
+    rows were measured on an H200 at 8192 to 131072 columns of bfloat16, with the weights that models have."""
+    wide, a_column, half = max(weights) > itemsize, sum(weights), itemsize == 2
+    whole: tuple[Whole, ...]
+    tensors = 2 if op == "add_rms_norm" else 1
+    if wave == 64:
+        return Demand(tensors, {"layer_norm": 32, "add_rms_norm": 56}.get(op, MAX_WORDS))
+    if op == "layer_norm":
+        # float rows with weights of 16 bits would spill at 80 registers
+        most, _, least = fitting(itemsize, wide, heavy=True)
+        whole = (
+            Whole(128, 4, resident=768),
+            Whole(256, 4),
+            Whole(256, 8, resident=512, ahead=2),
+            Whole(512, 8, resident=512),
+        )
+        words, bound = (12 if wide else 16) if half else 24, (most, 256 if wide else 512, least)
+        return Demand(tensors, words, lone=8, fitting=bound, weights=a_column, whole=whole, turns=2)
+    if op == "add_rms_norm":
+        whole = (Whole(512, 2), Whole(512, 4), Whole(1024, 4))
+        return Demand(tensors, 24 if half else 32, fitting=fitting(itemsize, wide), weights=a_column, whole=whole)
+    whole = (Whole(256, 4), *widest(itemsize))
+    return Demand(
+        tensors, 16 if half else 32, fitting=fitting(itemsize, wide), weights=a_column, alone=2048, whole=whole
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def _choose(op: str, dtypes: tuple[torch.dtype | None, ...], cast: bool | None, n: int, vector: bool, spread: int,
             target: Target) -> tuple[Unit, RowPlan]:  # fmt: skip
     itemsize, *weights = [0 if d is None else d.itemsize for d in dtypes]
-    plan = plan_for(n, itemsize, vector, target, _demand(op, target.wave, itemsize, tuple(weights)), spread)
+    plan = plan_for(n, itemsize, vector, target, demand(op, target.wave, itemsize, tuple(weights)), spread)
     return _unit(op, tuple(type_name(d) for d in dtypes), cast, plan), plan
 
 
@@ -128,7 +160,7 @@ def units(target: Target) -> list[Unit]:
         others = optional if few else (x,)
 
         def plans(op: str, *weights: str, x: str = x, few: bool = few) -> list[RowPlan]:
-            need = _demand(op, target.wave, _SIZES[x], tuple(_SIZES[w] for w in weights))
+            need = demand(op, target.wave, _SIZES[x], tuple(_SIZES[w] for w in weights))
             return representative_plans(_SIZES[x], target, need, few=few)
 
         for op, w, cast in itertools.product(("rms_norm", "add_rms_norm"), others, (False, True)):

@@ -1,15 +1,13 @@
-"""Rotary position embedding: meaning, error terms, cases."""
+"""Rotary position embedding: meaning and error terms."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, public, wide
+from ferryman.ops.primitive import Cost, primitive, public, wide
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
@@ -106,50 +104,12 @@ def _cost(q: Tensor, k: Tensor, cos: Tensor, touched: float = 1.0) -> Cost:
     return Cost(3.0 * (q.numel() + k.numel()), float(moved))
 
 
-def _cases() -> Sequence[Case]:
-    found = []
-
-    def add(name: str, q: tuple[int, ...], kv_heads: int, rotary: int | None = None, cos_dtype: str = "storage",
-            batch: int = 1, layout: str = "heads", interleaved: bool = False, tier: str = "small",
-            fill: str | None = None, exact: bool = False) -> None:  # fmt: skip
-        angle = TensorSpec((batch, q[2], rotary or q[3]), dtype=cos_dtype, fill="signs" if exact else "unit")
-        found.append(
-            Case(name, {
-                "q": TensorSpec(q, layout=layout, fill=fill),
-                "k": TensorSpec((q[0], kv_heads, *q[2:]), layout=layout, fill=fill),
-                "cos": angle, "sin": angle, "interleaved": interleaved,
-            }, tier, exact)  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    add("d64", (2, 4, 7, 64), 2)
-    add("d128_float32_angles", (1, 3, 5, 128), 1, cos_dtype="float32")
-    add("partial", (2, 2, 5, 80), 2, rotary=32)
-    add("per_batch", (2, 2, 5, 64), 1, batch=2)
-    add("interleaved", (2, 3, 7, 64), 1, interleaved=True)
-    add("interleaved_partial", (1, 2, 7, 96), 2, rotary=48, interleaved=True)
-    add("decode", (3, 4, 1, 128), 2)
-    add("tiny_head", (1, 1, 3, 2), 1)
-    add("contiguous", (2, 2, 5, 64), 2, layout="contiguous")
-    add("offset", (2, 2, 5, 64), 2, layout="offset")
-    add("strided_last", (2, 2, 5, 64), 2, layout="last")
-    add("empty", (0, 2, 5, 64), 2)
-    for fill in ("offset", "large", "nonfinite"):
-        add(f"fill_{fill}", (1, 2, 9, 64), 2, fill=fill)
-    for name, shape, tier in (("quarters", (2, 3, 7, 64), "small"), ("quarters_1023", (2, 8, 1023, 128), "standard")):
-        add(f"exact_{name}", shape, 1, tier=tier, fill="integer", exact=True)
-        partial = {"rotary": shape[3] // 4 * 3, "batch": 2, "interleaved": True}
-        add(f"exact_{name}_partial", shape, 1, tier=tier, fill="integer", exact=True, **partial)  # type: ignore[arg-type]
-    add("llama_prefill", (2, 32, 1023, 128), 8, tier="standard")
-    add("glm_prefill", (1, 32, 2048, 128), 2, rotary=64, interleaved=True, tier="standard")
-    return found
-
-
 @primitive(
     outputs=("q", "k"),
     check=lambda q, k, cos, sin, interleaved: _check("rope", cos, sin, q=q, k=k),
     meta=lambda q, k, cos, sin, interleaved: (_empty(q), _empty(k)),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos),
-    cases=_cases, bound=_bound, name="rope",
+    bound=_bound, name="rope",
     backward="rope_backward", grads=("q", "k"), lower=_lowered,
     batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2,
 )  # fmt: skip
@@ -197,7 +157,7 @@ def _check_writable(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved:
         q.new_empty_strided(q.shape, q.stride()), k.new_empty_strided(k.shape, k.stride())
     ),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos, cos.shape[-1] / q.shape[-1] if q.shape[-1] else 1.0),
-    cases=_cases, bound=_bound, name="rope_",
+    bound=_bound, name="rope_",
     backward="rope_backward", grads=("q", "k"), lower=_lowered,
     batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2,
     mutates={"q": "q", "k": "k"},

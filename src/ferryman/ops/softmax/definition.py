@@ -1,17 +1,15 @@
-"""Softmax and cross entropy over the last dimension: meaning, error terms, cases."""
+"""Softmax and cross entropy over the last dimension: meaning and error terms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Case, Cost, TensorSpec, primitive, public, wide
+from ferryman.ops.primitive import Cost, primitive, public, wide
 
 FLUSH = 2.0**-126  # exp of a far smaller logit may flush to zero
 
@@ -39,28 +37,6 @@ def _softmax_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[d
     return ({"accumulate": terms, "storage": y * (grad.abs() + 2 * inner)},)
 
 
-def _softmax_cases() -> Sequence[Case]:
-    shapes = {"one_row": (1, 64), "prime": (7, 257), "row_of_one": (3, 1), "wide": (2, 4099), "empty_rows": (0, 64),
-              "three_dims": (2, 3, 130), "vector": (96,)}  # fmt: skip
-    found = [Case(n, {"x": TensorSpec(s)}) for n, s in shapes.items()]
-    found += [Case(f"layout_{lay}", {"x": TensorSpec((6, 200), layout=lay)}) for lay in ("rows", "last", "offset")]
-    for fill in ("offset", "constant", "large", "nonfinite", "masked", "zeros"):
-        found.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
-    exact = {"exact_support": (9, 257), "exact_support_wide": (3, 4099), "exact_support_dims": (2, 3, 64)}
-    found += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True, inexact=("float32",)) for n, s in exact.items()]
-    found.append(Case("exact_single", {"x": TensorSpec((9, 257), fill="single")}, exact=True))
-    found += [
-        Case(n, {"x": TensorSpec(s, fill="support")}, "standard", exact=True, inexact=("float32",))
-        for n, s in {"exact_support_8191": (1021, 8191), "exact_support_vocabulary": (33, 128_256)}.items()
-    ]
-    found += [
-        Case("scores", {"x": TensorSpec((8, 16, 127, 1031))}, "standard"),
-        Case("rows_8192", {"x": TensorSpec((1024, 8192))}, "standard"),
-        Case("vocabulary", {"x": TensorSpec((33, 128_256))}, "standard"),
-    ]
-    return found
-
-
 def _check_softmax(op: str, **tensors: Tensor) -> None:
     checks.one_device(op, **tensors)
     checks.floating(op, **tensors)
@@ -73,7 +49,7 @@ def _check_softmax(op: str, **tensors: Tensor) -> None:
     check=lambda x: _check_softmax("softmax", x=x),
     meta=lambda x: x.new_empty(x.shape),
     cost=lambda x: Cost(5.0 * x.numel(), 2.0 * x.numel() * x.element_size()),
-    cases=_softmax_cases, bound=_softmax_bound,
+    bound=_softmax_bound,
     backward="softmax_backward", grads=("x",), lower="definition", autocast=("fp32", "aten::softmax.int"),
     batch={"x": 1, "y": 1}, reduction=lambda x: x.shape[-1],
 )  # fmt: skip
@@ -145,37 +121,6 @@ def _loss_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     return ({"accumulate": torch.where(counted, total, 0.0), "absolute": flush},)
 
 
-def _loss_cases() -> Sequence[Case]:
-    def case(name: str, shape: tuple[int, ...], tier: str = "small", smoothing: float = 0.0, low: int = 0,
-             **spec: object) -> Case:  # fmt: skip
-        target = TensorSpec(shape[:-1], dtype="int64", low=low, high=shape[-1])
-        args = {"logits": TensorSpec(shape, **spec), "target": target, "ignore_index": -100,  # type: ignore[arg-type]
-                "label_smoothing": smoothing}  # fmt: skip
-        if low < 0:
-            args["ignore_index"] = -1
-        return Case(name, args, tier)  # type: ignore[arg-type]
-
-    found = [case("one_row", (1, 64)), case("prime", (7, 257)), case("three_dims", (2, 3, 130)), case("vector", (96,))]
-    found += [case("wide", (3, 4099)), case("wider", (2, 16_411)), case("smoothing", (7, 257), smoothing=0.1)]
-    found += [
-        case("ignored", (64, 9), low=-1),
-        case("empty", (0, 64)),
-        case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1),
-    ]
-    found += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
-    found += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
-    # 2^n rows, and 2^n classes where they are averaged: the means are exact
-    for name, shape, tier, smoothing in (
-        ("peaks", (8, 257), "small", 0.0), ("peaks_wide", (4, 4099), "small", 0.0),
-        ("peaks_smoothing", (2, 8, 128), "small", 0.5), ("peaks_vocabulary", (256, 128_256), "standard", 0.0),
-        ("peaks_ragged", (64, 50_257), "standard", 0.0),
-    ):  # fmt: skip
-        peaks = case(f"exact_{name}", shape, tier, smoothing, fill="peaks")
-        found.append(replace(peaks, exact=True, cotangent="digits"))
-    found += [case("vocabulary", (257, 128_256), "standard"), case("vocabulary_ragged", (63, 50_257), "standard", 0.1)]
-    return found
-
-
 def _check_loss(op: str, logits: Tensor, target: Tensor, smoothing: float, **others: Tensor) -> None:
     checks.one_device(op, logits=logits, target=target, **others)
     checks.floating(op, logits=logits)
@@ -206,7 +151,8 @@ def _float32(like: Tensor) -> torch.dtype:
     cost=lambda logits, target, ignore_index, label_smoothing: Cost(
         5.0 * logits.numel(), float(logits.numel() * logits.element_size() + 12 * target.numel())
     ),
-    cases=_loss_cases, bound=_loss_bound,
+    bound=_loss_bound,
+    dtypes={"target": (torch.int64,)},
     backward="cross_entropy_backward", grads=("logits",), autocast=("fp32", "aten::nll_loss"),
     nondifferentiable=("lse",), batch={"logits": 1, "target": 0, "lse": 0},
     reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
@@ -307,7 +253,8 @@ def _check_over(logits: Tensor, target: Tensor, ignore_index: int, label_smoothi
     cost=lambda logits, target, ignore_index, label_smoothing: Cost(
         9.0 * logits.numel(), float(2 * logits.numel() * logits.element_size() + 12 * target.numel())
     ),
-    cases=_loss_cases, bound=_over_bound,
+    bound=_over_bound,
+    dtypes={"target": (torch.int64,)},
     backward="cross_entropy_inplace_grad_backward", grads=("logits",), nondifferentiable=("lse", "logits"),
     batch="the loss and every gradient are divided by the number of rows that count",
     reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),

@@ -14,8 +14,9 @@ import torch
 
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
+from ferryman.ops.evidence import ModelSizes
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.aot.calls import HEAD_DIMS, WIDTHS, launched
+from ferryman.porting.aot.calls import launched
 from ferryman.porting.aot.targets import launch_targets
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -28,8 +29,8 @@ _BESIDE = 16
 class Shapes(NamedTuple):
     """Of the calls that a folder is to serve: lengths of rows, and of heads."""
 
-    widths: tuple[int, ...] = WIDTHS
-    head_dims: tuple[int, ...] = HEAD_DIMS
+    widths: tuple[int, ...] = ModelSizes.widths
+    head_dims: tuple[int, ...] = ModelSizes.head_dims
 
 
 @dataclass(frozen=True, order=True)
@@ -58,10 +59,11 @@ class Source:
 
 def families_of(ops: Iterable[str] | None) -> tuple[str, ...]:
     """The families that the ops belong to (whose kernels they share); all of them for None. Raises UnknownName."""
+    known = tuple(family.name for family in registry.families())
     if ops is None:
-        return registry.FAMILIES
+        return known
     wanted = {family_of(registry.primitive(op)) for op in ops}
-    return tuple(family for family in registry.FAMILIES if family in wanted)
+    return tuple(family for family in known if family in wanted)
 
 
 def groups_of(
@@ -92,7 +94,8 @@ def sources_of(group: Group, known: Profile) -> list[Source]:
             allowed[kernel] = max(allowed[kernel], unit.spills_allowed)
     ops = [op for op in registry.primitives().values() if family_of(op) == group.family]
     for target, dtype in itertools.product(launch_targets(known), group.dtypes):
-        served = launched(ops, group.backend, known, target, getattr(torch, dtype), group.widths, group.head_dims)
+        sizes = {"widths": group.widths, "head_dims": group.head_dims}
+        served = launched(ops, group.backend, known, target, getattr(torch, dtype), sizes)
         for key, unit in served.items():
             if key not in found:
                 spills = max(allowed[_kernel(group, unit)], _BESIDE)
@@ -114,12 +117,12 @@ def _kernel(group: Group, unit: Any) -> str:
 
 
 def family_of(op: Primitive) -> str:
-    return op.body.__module__.split(".")[-2]
+    return registry.family_of(op).name
 
 
 def _modules(backend: str, family: str) -> list[str]:
     """The family's kernel files for a backend, as its menu names them."""
-    start = f"ferryman.ops.{family}."
-    lines = (line for op in registry.primitives() for line in registry.implementations(op))
-    named = [x.where.partition(":")[0] for x in lines if x.backend == backend and x.where.startswith(start)]
+    ops = [op.name for op in registry.primitives().values() if family_of(op) == family]
+    lines = (line for op in ops for line in registry.implementations(op))
+    named = [x.where.partition(":")[0] for x in lines if x.backend == backend]
     return list(dict.fromkeys(named))

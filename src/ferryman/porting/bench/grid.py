@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
+from ferryman.ops.evidence import LARGE_BYTES, Grid
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.cases import as_tuple, forward_of, materialise
 from ferryman.porting.fills import DTYPES, Buffer
 from ferryman.porting.timing import standard_case
 
-Grid = Literal["small", "full"]
-LARGE_BYTES = 64 << 20
-_WIDTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
-_SHORT = ((1, 4096), (16, 4096), (128, 4096), (256, 8192))  # decoding, and what fits in a cache
-_WEIGHTS = ((4096, 4096), (14_336, 4096), (4096, 14_336), (28_672, 8192))  # of projections: outputs, inputs
-_DENSE = {"causal": True, "scale": None, "window": None, "softcap": 0.0, "mask": None}
+__all__ = ["LARGE_BYTES", "Grid", "cases", "grid_of", "inputs", "on_meta"]
 
 
 def grid_of(name: str) -> Grid:
@@ -36,64 +33,11 @@ def cases(op: Primitive, grid: Grid, device: torch.device) -> list[Case]:
     if device.type == "cpu":
         case = standard_case(forward)
         return [] if case is None else [case]
-    made = list(_made(forward.name, grid))
-    if not made:  # another package's op
+    bench = registry.evidence(forward).bench
+    if bench is None:
         case = standard_case(forward)
         return [] if case is None else [case]
-    return made
-
-
-def _rows(grid: Grid, itemsize: int = 2) -> list[tuple[int, int]]:
-    if grid == "small":
-        return [(16, 4096), (8192, 8192)]
-    return [*_SHORT, *((max(1, 2 * LARGE_BYTES // (w * itemsize)), w) for w in _WIDTHS)]
-
-
-def _made(op: str, grid: Grid) -> Iterator[Case]:
-    if op in ("rms_norm", "add_rms_norm", "layer_norm", "softmax", "silu_mul", "gelu_mul"):
-        for rows, width in _rows(grid):
-            x, line = TensorSpec((rows, width)), TensorSpec((width,), fill="weight")
-            arguments: dict[str, dict[str, Any]] = {
-                "rms_norm": {"x": x, "weight": line, "eps": 1e-6, "cast_before_weight": False},
-                "add_rms_norm": {"x": x, "residual": x, "weight": line, "eps": 1e-6, "cast_before_weight": False},
-                "layer_norm": {"x": x, "weight": line, "bias": TensorSpec((width,)), "eps": 1e-5},
-                "softmax": {"x": x}, "silu_mul": {"gate": x, "up": x},
-                "gelu_mul": {"gate": x, "up": x, "approximate": "tanh"},
-            }  # fmt: skip
-            yield Case(f"{rows}x{width}", arguments[op])
-    elif op in ("cross_entropy", "cross_entropy_inplace_grad"):
-        shapes = (
-            [(4096, 128_256)] if grid == "small" else [(512, 32_000), (4096, 50_257), (4096, 128_256), (8192, 152_064)]
-        )
-        for rows, width in shapes:
-            labels = TensorSpec((rows,), dtype="int64", low=0, high=width)
-            yield Case(f"{rows}x{width}", {"logits": TensorSpec((rows, width)), "target": labels,
-                                           "ignore_index": -100, "label_smoothing": 0.0})  # fmt: skip
-    elif op in ("rope", "rope_"):
-        shapes4 = [(4, 4096, 32, 8, 128)] if grid == "small" else [
-            (32, 1, 32, 8, 128), (1, 512, 32, 8, 128), (4, 4096, 32, 8, 128), (4, 4096, 16, 16, 64),
-        ]  # fmt: skip
-        for b, s, h, kv, d in shapes4:
-            angle = TensorSpec((1, s, d), fill="angles")  # Liger's reads one half only
-            q, k = TensorSpec((b, h, s, d), layout="heads"), TensorSpec((b, kv, s, d), layout="heads")
-            yield Case(f"B{b} H{h}/{kv} S{s} D{d}", {"q": q, "k": k, "cos": angle, "sin": angle, "interleaved": False})
-    elif op == "linear":
-        shapes3 = [(8192, 8192, 8192), (16, 14_336, 4096)] if grid == "small" else [
-            (8192, 8192, 8192), (4096, 14_336, 4096), *((m, *weight) for m in (1, 16, 64) for weight in _WEIGHTS),
-        ]  # fmt: skip
-        for m, n, depth in shapes3:
-            yield Case(
-                f"{m}x{n}x{depth}", {"x": TensorSpec((m, depth)), "weight": TensorSpec((n, depth)), "bias": None}
-            )
-    elif op == "attention":
-        shapes5 = [(2, 32, 8, 8192, 8192, 128), (32, 32, 8, 1, 4096, 128)]
-        if grid == "full":
-            shapes5 += [(2, 32, 32, 8192, 8192, 128), (4, 32, 32, 4096, 4096, 64), (8, 32, 8, 2048, 2048, 128),
-                        (1, 32, 8, 1, 32_768, 128)]  # fmt: skip
-        for b, h, kv, queries, keys, d in shapes5:
-            q, k = TensorSpec((b, h, queries, d), layout="heads"), TensorSpec((b, kv, keys, d), layout="heads")
-            name = f"B{b} H{h}/{kv} Q{queries} K{keys} D{d} causal"
-            yield Case(name, {"q": q, "k": k, "v": k, **_DENSE})
+    return list(bench(grid))
 
 
 def inputs(op: Primitive, case: Case, dtype: torch.dtype, seed: int, device: torch.device) -> tuple[Any, ...]:
@@ -118,14 +62,19 @@ def on_meta(op: Primitive, case: Case, dtype: torch.dtype) -> tuple[Any, ...]:
     forward = forward_of(op) or op
     values = []
     for parameter in forward.parameters:
-        value = case.args.get(parameter.name, parameter.default)
-        if isinstance(value, TensorSpec):
-            own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
-            value = Buffer.around(torch.empty(value.shape, device="meta"), own, value.layout).tensor
-        values.append(value)
+        values.append(_without_data(case.args.get(parameter.name, parameter.default), dtype))
     if forward is op:
         return tuple(values)
     return _backwards(op, forward, values, as_tuple(forward.meta(*values)), torch.empty_like)
+
+
+def _without_data(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_data(one, dtype) for one in value]
+    if not isinstance(value, TensorSpec):
+        return value
+    own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
+    return Buffer.around(torch.empty(value.shape, device="meta"), own, value.layout).tensor
 
 
 def _backwards(

@@ -1,0 +1,51 @@
+"""Written by `make docs` from the folders beside this file."""
+
+from ferryman.ops.activation.definition import gelu_mul as gelu_mul
+from ferryman.ops.activation.definition import gelu_mul_backward as gelu_mul_backward
+from ferryman.ops.activation.definition import silu_mul as silu_mul
+from ferryman.ops.activation.definition import silu_mul_backward as silu_mul_backward
+from ferryman.ops.attention.definition import attention as attention
+from ferryman.ops.attention.definition import attention_backward as attention_backward
+from ferryman.ops.matmul.definition import linear as linear
+from ferryman.ops.matmul.definition import linear_backward as linear_backward
+from ferryman.ops.norm.definition import add_rms_norm as add_rms_norm
+from ferryman.ops.norm.definition import add_rms_norm_backward as add_rms_norm_backward
+from ferryman.ops.norm.definition import layer_norm as layer_norm
+from ferryman.ops.norm.definition import layer_norm_backward as layer_norm_backward
+from ferryman.ops.norm.definition import rms_norm as rms_norm
+from ferryman.ops.norm.definition import rms_norm_backward as rms_norm_backward
+from ferryman.ops.rope.definition import rope as rope
+from ferryman.ops.rope.definition import rope_ as rope_
+from ferryman.ops.rope.definition import rope_backward as rope_backward
+from ferryman.ops.softmax.definition import cross_entropy as cross_entropy
+from ferryman.ops.softmax.definition import cross_entropy_backward as cross_entropy_backward
+from ferryman.ops.softmax.definition import cross_entropy_inplace_grad as cross_entropy_inplace_grad
+from ferryman.ops.softmax.definition import cross_entropy_inplace_grad_backward as cross_entropy_inplace_grad_backward
+from ferryman.ops.softmax.definition import softmax as softmax
+from ferryman.ops.softmax.definition import softmax_backward as softmax_backward
+
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_backward",
+    "attention",
+    "attention_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "cross_entropy_inplace_grad",
+    "cross_entropy_inplace_grad_backward",
+    "gelu_mul",
+    "gelu_mul_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "linear",
+    "linear_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rope",
+    "rope_",
+    "rope_backward",
+    "silu_mul",
+    "silu_mul_backward",
+    "softmax",
+    "softmax_backward",
+]

@@ -1,0 +1,235 @@
+"""What attention is tried with: cases, exact probes, and shapes of models."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.ops.domain import Domain, Form, Rule, broadcast, multiple
+from ferryman.ops.draw import Draw, Fill, offset
+from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.primitive import Case, TensorSpec
+
+
+def _cases() -> Sequence[Case]:
+    found = []
+
+    def add(
+        name: str,
+        shape: tuple[int, int, int, int],
+        *,
+        kv_heads: int | None = None,
+        sk: int | None = None,
+        mask: TensorSpec | None = None,
+        layout: str = "heads",
+        fill: str | None = None,
+        tier: str = "small",
+        exact: tuple[str, str] | None = None,
+        inexact: tuple[str, ...] = (),
+        **options: object,
+    ) -> None:
+        """``exact``: the fills of q and k."""
+        batch, heads, sq, head_dim = shape
+        keys = (batch, kv_heads or heads, sq if sk is None else sk, head_dim)
+        q_fill, k_fill, v_fill = (*exact, "tally") if exact else (fill, fill, fill)
+        args: dict[str, object] = {
+            "q": TensorSpec(shape, layout=layout, fill=q_fill),
+            "k": TensorSpec(keys, layout=layout, fill=k_fill),
+            "v": TensorSpec(keys, layout=layout, fill=v_fill),
+        }
+        args |= {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": mask} | options
+        cotangent = "tally" if exact else None
+        found.append(Case(name, args, tier, exact is not None, inexact, cotangent))  # type: ignore[arg-type]
+
+    def matching(name: str, shape: tuple[int, int, int, int], *inexact: str, **more: object) -> None:
+        """Each query sees 2^n keys of its own code, whose values it averages: exp of any other score is 0. The
+        log-sum-exp is rounded, and float32 shows what that does to the probabilities."""
+        codes, never = ("codes", "codes"), ("float32", "lse", *inexact)
+        add(f"exact_{name}", shape, exact=codes, scale=0.125, inexact=never, **more)  # type: ignore[arg-type]
+
+    add("full", (1, 2, 33, 64))
+    add("causal", (1, 2, 65, 64), causal=True)
+    add("gqa", (2, 6, 17, 64), kv_heads=2, causal=True)
+    add("multi_query", (1, 5, 19, 64), kv_heads=1)
+    add("d80", (1, 2, 29, 80), causal=True)
+    add("d96", (1, 1, 21, 96))
+    add("d128", (1, 2, 31, 128), causal=True)
+    add("d256", (1, 1, 18, 256), causal=True)
+    add("d_odd", (1, 2, 13, 37))
+    add("decode", (2, 4, 1, 64), kv_heads=2, sk=77, causal=True)
+    add("append", (1, 2, 5, 64), sk=70, causal=True)
+    add("longer_queries", (1, 2, 40, 64), sk=11, causal=True)  # rows that see nothing
+    add("window", (1, 2, 70, 64), causal=True, window=9)
+    add("window_both_sides", (1, 2, 45, 64), window=7)
+    add("window_one", (1, 1, 20, 64), causal=True, window=1)
+    add("softcap", (1, 2, 33, 64), causal=True, softcap=20.0)
+    add("scale", (1, 2, 20, 64), scale=0.3)
+    add("bool_mask", (2, 2, 21, 64), mask=TensorSpec((2, 1, 21, 21), dtype="bool", fill="mask"))
+    add("float_mask", (1, 4, 18, 64), sk=35, mask=TensorSpec((1, 4, 18, 35), fill="bias"))
+    add("row_mask", (2, 2, 9, 64), sk=30, causal=True, mask=TensorSpec((2, 1, 1, 30), dtype="bool", fill="mask"))
+    add("softcap_mask", (1, 2, 16, 64), softcap=5.0, mask=TensorSpec((16, 16), fill="bias"))
+    add("one_key", (2, 2, 3, 64), sk=1)
+    add("no_keys", (1, 2, 3, 64), sk=0)
+    add("no_queries", (1, 2, 0, 64), sk=5)
+    add("contiguous", (1, 3, 20, 64), layout="contiguous", causal=True)
+    add("offset", (1, 3, 20, 64), layout="offset")
+    for fill in ("offset", "constant", "large_logits", "nonfinite", "zeros"):
+        add(f"fill_{fill}", (1, 2, 37, 64), fill=fill)
+    # one key for each query: its probability is exp(0), and the log-sum-exp log(1)
+    add("exact_self", (1, 2, 37, 64), exact=("zeros", "digits"), scale=0.125, causal=True, window=1)
+    add("exact_one_key", (2, 4, 3, 80), kv_heads=2, sk=1, exact=("zeros", "digits"), scale=0.125)
+    matching("full", (1, 2, 33, 64))
+    matching("causal", (2, 6, 19, 64), kv_heads=2, causal=True)
+    matching("d80", (1, 2, 29, 80), causal=True, layout="contiguous")
+    matching("decode", (2, 4, 1, 64), kv_heads=2, sk=61, causal=True)
+    matching("pairs", (1, 2, 17, 64), "grad_q", "grad_k", sk=128)
+    # equal scores: the mean of the values
+    flat = ("float32", "lse", "grad_q", "grad_k")
+    add("exact_mean", (1, 2, 9, 64), sk=32, exact=("zeros", "digits"), inexact=flat)
+    matching("full_2048", (1, 8, 2048, 128), "grad_q", "grad_k", tier="standard")
+    matching("window_1021", (2, 8, 1021, 128), kv_heads=2, causal=True, window=100, tier="standard")
+    matching("decode_128", (16, 32, 1, 128), kv_heads=8, sk=127, tier="standard")
+    add(
+        "exact_self_1021",
+        (2, 8, 1021, 128),
+        kv_heads=2,
+        exact=("zeros", "digits"),
+        scale=0.125,
+        causal=True,
+        window=1,
+        tier="standard",
+    )
+    add("llama_2k", (1, 32, 2048, 128), kv_heads=8, causal=True, tier="standard")
+    add("ragged_1021", (2, 8, 1021, 128), sk=1531, causal=True, tier="standard")
+    add("d64_window", (1, 16, 2000, 64), causal=True, window=511, tier="standard")
+    add("d256_softcap", (1, 8, 777, 256), kv_heads=4, causal=True, softcap=50.0, tier="standard")
+    add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
+    return found
+
+
+def _nonfinite(d: Draw) -> Tensor:
+    """Queries as anywhere. Keys stay clean and only the last head's values are planted, because one NaN key would hide
+    every other row."""
+    if d.parameter not in ("k", "v") or 0 in d.shape:
+        return d.planted(d.rows() % 5)
+    row, keys = d.rows(), d.shape[-2]
+    planted = (row // keys == row.max() // keys) & (d.parameter == "v") & (row % keys % 4 == 1)
+    return d.planted(torch.where(planted, row % keys // 4 % 3 + 1, 0))
+
+
+def _codes(d: Draw) -> Tensor:
+    """Walsh functions: rows of one code have the same large product, others a product of 0 (small, where the head is
+    no power of two). They are counted from the end, where a causal diagonal ends."""
+    seq, depth = d.shape[-2:]
+    many = 1 << (depth.bit_length() - 1)
+    code = (seq - 1 - d.rows() % max(seq, 1)) % many
+    parity = (d.columns() % many) & code
+    for shift in (16, 8, 4, 2, 1):
+        parity = parity ^ (parity >> shift)
+    return (1.0 - 2.0 * (parity & 1).double()) * (4.0 if depth >= 64 else 8.0)
+
+
+# causal, window, softcap, whether there is a mask
+_MASKING = (
+    (True, None, 0.0, False),
+    (False, None, 0.0, False),
+    (True, 512, 0.0, False),
+    (True, None, 50.0, False),
+    (True, 512, 50.0, False),
+    (False, None, 0.0, True),
+)
+
+
+def _dense(batch: int, heads: tuple[int, int], queries: int, keys: int, dim: int) -> dict[str, Any]:
+    q = TensorSpec((batch, heads[0], queries, dim), layout="heads")
+    k = TensorSpec((batch, heads[1], keys, dim), layout="heads")
+    return {"q": q, "k": k, "v": k, "causal": True, "scale": None, "window": None, "softcap": 0.0, "mask": None}
+
+
+def _calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
+    for queries, heads, dim, masking in itertools.product(sizes.lengths, sizes.heads, sizes.head_dims, _MASKING):
+        causal, window, softcap, masked = masking
+        keys = max(queries, 4096 if queries < 64 else 0)
+        mask = TensorSpec((1, 1, queries, keys), dtype="bool") if masked else None
+        call = _dense(1, heads, queries, keys, dim)
+        yield call | {"causal": causal, "window": window, "softcap": softcap, "mask": mask}
+
+
+def _bench(grid: Grid) -> Iterator[Case]:
+    small = [(2, 32, 8, 8192, 8192, 128), (32, 32, 8, 1, 4096, 128)]
+    full = [(2, 32, 32, 8192, 8192, 128), (4, 32, 32, 4096, 4096, 64), (8, 32, 8, 2048, 2048, 128)]
+    for b, h, kv, queries, keys, d in [*small, *([*full, (1, 32, 8, 1, 32_768, 128)] if grid == "full" else [])]:
+        yield Case(f"B{b} H{h}/{kv} Q{queries} K{keys} D{d} causal", _dense(b, (h, kv), queries, keys, d))
+
+
+def _named(name: str) -> Case:
+    batch, heads, kv, queries, length, dim = (int(n) for n in re.findall(r"\d+", name))
+    return Case(name, _dense(batch, (heads, kv), queries, length, dim))
+
+
+def _sampled(s: Sampler) -> str:
+    batch, heads, kv, length, dim = s.heads()
+    queries = 1 if s.draw.random() < 0.25 else length
+    return f"B{s.fitting(batch, heads, queries, length, dim)} H{heads}/{kv} Q{queries} K{length} D{dim} causal"
+
+
+def _like(name: str, first: Shape) -> Shape | None:
+    return None if name == "mask" else first
+
+
+def _defined(args: dict[str, Any]) -> None:
+    """Leaves out NaN and Inf in a value that a query may not see. Its weight is 0, and 0 * NaN is NaN; a kernel that
+    skips the block gives the sum of the others. Both are common, and both are right."""
+    hidden = args["causal"] or args["window"] is not None or args["mask"] is not None
+    if hidden and args["v"].fill == "nonfinite":
+        args["v"] = replace(args["v"], fill="normal")
+
+
+_SCORES = ("normal", "nonfinite", "integer", "uniform", "zeros", "constant", "offset", "large_logits")
+_SYMBOLS: dict[str, Rule] = {
+    "B": "batch",
+    "G": "groups",
+    "H": multiple("G", "per_group"),
+    "S": "queries",
+    "T": "keys",
+    "D": lambda s: int(s.choose(s.sizes.head_dim)),
+    **{f"m{symbol}": broadcast(symbol) for symbol in "BHS"},  # a mask's dimension broadcasts or not
+}
+
+EVIDENCE = (
+    Evidence(
+        op="attention",
+        cases=_cases,
+        fuzz=Domain(
+            {
+                "q": Form("B H S D", _SCORES, group="q"),
+                "k": Form("B G T D", _SCORES, group="q"),
+                "v": Form("B G T D", _SCORES, group="q"),
+                "causal": (False, True),
+                "scale": (None, 0.3),
+                "window": "windows",
+                "softcap": (0.0, 20.0),
+                "mask": Form("mB mH mS T", ("bias", "mask"), True, True),
+            },
+            symbols=_SYMBOLS,
+            defined=_defined,
+        ),
+        fills=(
+            Fill("codes", "rows of Walsh functions: each matches its own code alone", _codes, False),
+            Fill("nonfinite", "normal with NaN and Infs planted in queries and in one head's values", _nonfinite),
+            # a mean of 1e3 gives scores of 64e6 / 8, whose float32 roundoff is a whole unit
+            offset({}, otherwise=4.0),
+        ),
+        bench=_bench,
+        named=_named,
+        sampled=_sampled,
+        calls=_calls,
+        like=_like,
+    ),
+)
