@@ -15,6 +15,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
 from ferryman.ops.attention.definition import attention_backward as backward
+from tests.attention_lines import attention_backward
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -159,8 +160,6 @@ def test_within_the_bounds_of_float64(
     ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool,
     dim: int, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     grad_out, q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     grad_lse = torch.randn_like(lse) if queries % 2 == 0 else None
@@ -181,8 +180,6 @@ def test_few_queries_read_the_keys_once(
     ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool, dim: int
 ) -> None:
     """16 rows at most, of all heads of a group: repeatable, and within the same bounds."""
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     grad_out, q, k, v = made(batch, heads, kv_heads, queries, keys, dim, torch.bfloat16)
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     more = (q, k, v, out, lse, causal, None, None, 0.0, None, target)
@@ -193,8 +190,6 @@ def test_few_queries_read_the_keys_once(
 
 def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target: Any) -> None:
     """An Inf in V at a key reaches dQ of its group's rows and dK of that key, no other."""
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     grad_out, q, k, v = made(1, 8, 2, 1, 700, 128, torch.bfloat16)
     out, lse = forward64(q, k, v, True, 128**-0.5)
     finite = attention_backward(grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None, target)
@@ -209,8 +204,6 @@ def test_few_queries_keep_what_is_not_finite_in_its_rows(ran: list[str], target:
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 4), (32, 32), (8, 1)])
 def test_what_is_asked_to_be_deterministic_is(ran: list[str], target: Any, dim: int, heads: int, kv_heads: int) -> None:
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     grad_out, q, k, v = made(2, heads, kv_heads, 1000, 1000, dim, torch.bfloat16)
     out, lse = forward64(q, k, v, True, dim**-0.5)
     with asked_to_be_deterministic():
@@ -242,8 +235,6 @@ def test_dispatch_follows_the_flag(ran: list[str], target: Any) -> None:
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_any_aligned_layout_and_any_scale(ran: list[str], target: Any, dim: int) -> None:
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     packed = torch.randn(2, 300, 4, 4, dim, device=GPU, dtype=torch.bfloat16)
     tensors = [x.transpose(1, 2) for x in packed.unbind(2)]
     for given, scale in ((tensors, -0.2), ([x.contiguous() for x in tensors], 0.03)):
@@ -254,22 +245,29 @@ def test_any_aligned_layout_and_any_scale(ran: list[str], target: Any, dim: int)
     assert ran == FUSED * 2
 
 
-@pytest.mark.parametrize("why", ["window", "softcap", "mask", "float32", "expanded", "unaligned", "D80", "few queries"])
+@pytest.mark.parametrize("why", ["window", "softcap", "mask", "float32", "D80", "few queries"])
 def test_the_plain_kernels_serve_the_rest(ran: list[str], target: Any, why: str) -> None:
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     dtype, dim = torch.float32 if why == "float32" else torch.bfloat16, 80 if why == "D80" else 64
     grad_out, q, k, v = made(2, 4, 2, 40 if why == "few queries" else 256, 256, dim, dtype)
-    if why == "expanded":
-        k = k[:1].expand_as(k)
-    if why == "unaligned":
-        q = torch.empty(q.numel() + 1, device=GPU, dtype=dtype)[1:].view(q.shape).copy_(q)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if why == "mask" else None
     out, lse = forward64(q, k, v, True, dim**-0.5)
     window, cap = 100 if why == "window" else None, 20.0 if why == "softcap" else 0.0
     got = attention_backward(grad_out, None, q, k, v, out, lse, True, None, window, cap, mask, target)
     assert ran == PLAIN
     assert all(bool(x.isfinite().all()) for x in got)
+
+
+@pytest.mark.parametrize("why", ["expanded", "unaligned"])
+def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: str) -> None:
+    grad_out, q, k, v = made(2, 4, 2, 256, 256, 64, torch.bfloat16)
+    if why == "expanded":
+        k = k[:1].expand_as(k)
+    else:
+        q = torch.empty(q.numel() + 1, device=GPU, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    out, lse = forward64(q, k, v, True, 64**-0.5)
+    got = attention_backward(grad_out, None, q, k, v, out, lse, True, None, None, 0.0, None, target)
+    assert ran == shared(FUSED, q, k, True, target)
+    judge(got, grad_out, None, q, k, v, out, lse, True, 64**-0.5)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -279,8 +277,6 @@ def test_what_is_not_finite_stays_in_its_head_and_reaches_what_it_must(
     ran: list[str], target: Any, which: str, bad: float, dim: int
 ) -> None:
     """Keys and queries are ragged: a padded row beside it must not spread NaN to rows that do not see it."""
-    from ferryman.ops.attention.triton_kernels import attention_backward
-
     tensors = dict(zip(("grad_out", "q", "k", "v"), made(1, 2, 2, 400, 300, dim, torch.bfloat16), strict=True))
     out, lse = forward64(tensors["q"], tensors["k"], tensors["v"], False, dim**-0.5)
     tensors[which][0, 0, 137, 5] = bad

@@ -12,6 +12,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
+from tests.attention_lines import attention
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -99,8 +100,6 @@ def test_within_the_bounds_of_float64(
     ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool,
     dim: int, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    from ferryman.ops.attention.triton_kernels import attention
-
     q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
     out, lse = attention(q, k, v, causal, None, None, 0.0, None, target)
     assert ran == ["attention_forward_hopper"]
@@ -111,8 +110,6 @@ def test_within_the_bounds_of_float64(
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_any_aligned_layout(ran: list[str], target: Any, dim: int) -> None:
-    from ferryman.ops.attention.triton_kernels import attention
-
     packed = torch.randn(2, 300, 3, 4, dim, device=GPU, dtype=torch.bfloat16)
     q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
     judge(q, k, v, True, *attention(q, k, v, True, 0.2, None, 0.0, None, target), scale=0.2)
@@ -121,25 +118,30 @@ def test_any_aligned_layout(ran: list[str], target: Any, dim: int) -> None:
     assert ran == ["attention_forward_hopper"] * 2
 
 
+@pytest.mark.parametrize("why", ["expanded", "unaligned"])
+def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: str) -> None:
+    q, k, v = made(2, 4, 2, 256, 256, 64, torch.bfloat16)
+    if why == "expanded":
+        k = k[:1].expand_as(k)
+    else:
+        q = torch.empty(q.numel() + 1, device=GPU, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    judge(q, k, v, True, *attention(q, k, v, True, None, None, 0.0, None, target))
+    assert ran == ["attention_forward_hopper"]
+
+
 def refused() -> dict[str, tuple[dict[str, Any], str]]:
     return {
         "window": ({"window": 100}, "bf16"), "softcap": ({"softcap": 20.0}, "bf16"), "mask": ({"mask": True}, "bf16"),
-        "negative scale": ({"scale": -0.1}, "bf16"), "float32": ({}, "f32"), "expanded": ({}, "expanded"),
-        "unaligned": ({}, "unaligned"), "D80": ({}, "d80"), "few queries": ({}, "few"),
+        "negative scale": ({"scale": -0.1}, "bf16"), "float32": ({}, "f32"), "D80": ({}, "d80"),
+        "few queries": ({}, "few"),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("why", refused())
 def test_the_plain_kernel_serves_the_rest(ran: list[str], target: Any, why: str) -> None:
-    from ferryman.ops.attention.triton_kernels import attention
-
     options, kind = refused()[why]
     dtype, dim = torch.float32 if kind == "f32" else torch.bfloat16, 80 if kind == "d80" else 64
     q, k, v = made(2, 4, 2, 40 if kind == "few" else 256, 256, dim, dtype)
-    if kind == "expanded":
-        k = k[:1].expand_as(k)
-    if kind == "unaligned":
-        q = torch.empty(q.numel() + 1, device=GPU, dtype=dtype)[1:].view(q.shape).copy_(q)
     mask = torch.ones(256, 256, dtype=torch.bool, device=GPU) if options.get("mask") else None
     window, cap = options.get("window"), options.get("softcap", 0.0)
     out, lse = attention(q, k, v, True, options.get("scale"), window, cap, mask, target)
@@ -157,8 +159,7 @@ def test_what_is_not_finite_goes_where_the_plain_kernel_sends_it(
 
     tensors = dict(zip("qkv", made(1, 2, 2, 400, 400, dim, torch.bfloat16), strict=True))
     tensors[which][0, 0, 137, 5] = bad
-    got = triton_kernels.attention(*tensors.values(), True, None, None, 0.0, None, target)
-    monkeypatch.setattr(triton_kernels, "_hopper_kernels", lambda target: None)
+    got = attention(*tensors.values(), True, None, None, 0.0, None, target)
     plain = triton_kernels.attention(*tensors.values(), True, None, None, 0.0, None, target)
     assert ran == ["attention_forward_hopper", "attention_forward"]
     # V beside a key that a row does not see reaches the rows of its tile (0 * NaN), and the kernels' tiles differ
