@@ -6,6 +6,7 @@ very tensors; what they move in the gradient is computed beside it, in float64, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,6 +114,7 @@ class _Ran:
     passes: Sequence[str]
     calls: dict[tuple[str, str], int]
     asked: dict[str, str]
+    served: dict[str, str]  # pass -> the implementation that ran its backward, where it was one
 
 
 def _run(
@@ -130,6 +132,7 @@ def _run(
     )
     leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
     found: dict[str, dict[str, Tensor]] = {}
+    served: dict[str, str] = {}
 
     def forward() -> tuple[Tensor, ...]:
         given = _overwritable(op, args)
@@ -147,11 +150,15 @@ def _run(
                 outputs = forward()
             exact = _exact(prepared, which)
             given = {i: c.to(outputs[i].device) for i, c in exact.cotangents.items()}
+            before = Counter(seen.calls)
             grads = torch.autograd.grad(
                 [outputs[i] for i in given], list(leaves.values()), list(given.values()), retain_graph=True
             )
+            ran = [name for which_op, name in seen.calls - before if which_op == op.backward]
+            if len(ran) == 1:
+                served[which] = ran[0]
             found[which] = dict(zip(leaves, grads, strict=True))
-    return _Ran(shown, found, passes, dict(seen.calls), asked)
+    return _Ran(shown, found, passes, dict(seen.calls), asked, served)
 
 
 def _overwritable(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -218,13 +225,10 @@ def _backward(backward: Primitive, given: dict[str, Any]) -> tuple[tuple[Tensor,
 
 def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32: bool) -> Gate:
     op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.backward))
-    used = [(name, count) for (which, name), count in ran.calls.items() if which == backward.name]
-    fault = _who_ran(op, backward, ran, used)
+    fault = _who_ran(op, backward, ran)
     if fault is not None:
         return Gate(outcome="fail", reason=fault)
-    line = registry.implementation(backward.name, used[0][0])
-    note = f"backward: {line.name}"
-    declared = gates.declared_of(prepared, line, tf32)
+    notes = f"backward: {', '.join(dict.fromkeys(ran.served.values()))}"
     owner = {name: i for i, shared in enumerate(op.grads) for name in shared}
     largest = 0.0
     forward = gates.declared_of(prepared, implementation, tf32)
@@ -235,7 +239,8 @@ def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32:
         if again.wrong is not None:  # what a wrong output moves would be allowed for below
             return Gate(outcome="fail", reason=f"the forward under autograd: {gates.element(again.wrong)}")
     for which in ran.passes:
-        exact = _exact(prepared, which)
+        exact, note = _exact(prepared, which), f"backward: {ran.served[which]}"
+        declared = gates.declared_of(prepared, registry.implementation(backward.name, ran.served[which]), tf32)
         bounds = _allowed(prepared, backward, exact, ran.outputs, declared)
         for name, got in ran.gradients[which].items():
             i, like = owner[name], prepared.args.values[op.names.index(name)]
@@ -264,27 +269,25 @@ def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32:
                     return Gate(outcome="fail", reason=f"grad of {name} {text} ({note})")
     touched = prepared.args.untouched()
     if touched:
-        return Gate(outcome="fail", reason=f"{'; '.join(touched)} ({note})")
-    return Gate(outcome="pass", measure=largest, reason=note)
+        return Gate(outcome="fail", reason=f"{'; '.join(touched)} ({notes})")
+    return Gate(outcome="pass", measure=largest, reason=notes)
 
 
 def _finite(worst: metrics.Worst | None) -> float | None:
     return None if worst is None else worst.ratio
 
 
-def _who_ran(op: Primitive, backward: Primitive, ran: _Ran, used: list[tuple[str, int]]) -> str | None:
+def _who_ran(op: Primitive, backward: Primitive, ran: _Ran) -> str | None:
     """What ran, if it is not what was asked for."""
     wanted = ran.asked.get(op.name)
     forward = {name: count for (which, name), count in ran.calls.items() if which == op.name}
     if wanted is not None and forward != {wanted: len(ran.passes) if op.mutates else 1}:
         return f"{op.name} was asked of {wanted}, but {forward or 'nothing'} ran"
     asked = ran.asked.get(backward.name)
-    if (
-        len(used) != 1
-        or used[0][1] != len(ran.passes)
-        or (asked is not None and not registry.implementation(backward.name, used[0][0]).answers(asked))
-    ):
-        return f"{backward.name} was asked of {asked or 'dispatch'}, {len(ran.passes)} times, but {dict(used)} ran"
+    used = {name: count for (which, name), count in ran.calls.items() if which == backward.name}
+    wrong = [n for n in used if asked is not None and not registry.implementation(backward.name, n).answers(asked)]
+    if wrong or set(ran.served) != set(ran.passes) or sum(used.values()) != len(ran.passes):
+        return f"{backward.name} was asked of {asked or 'dispatch'}, {len(ran.passes)} times, but {used} ran"
     return None
 
 

@@ -168,15 +168,58 @@ def _bench(grid: Grid) -> Iterator[Case]:
         yield Case(f"B{b} H{h}/{kv} Q{queries} K{keys} D{d} causal", _dense(b, (h, kv), queries, keys, d))
 
 
+_NAME = re.compile(
+    r"B(\d+) H(\d+)/(\d+) Q(\d+) K(\d+) D(\d+)( causal)?(?: window(\d+))?(?: softcap(\d+))?(?: (padding|mask|bias))?"
+)
+
+
 def _named(name: str) -> Case:
-    batch, heads, kv, queries, length, dim = (int(n) for n in re.findall(r"\d+", name))
-    return Case(name, _dense(batch, (heads, kv), queries, length, dim))
+    """padding: the mask of left-padded rows or of a static cache, each query's own. mask: random. bias: of floats, one
+    for all of a batch."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no case of attention; required: such as B2 H32/8 Q512 K512 D128 causal window64")
+    batch, heads, kv, queries, keys, dim = (int(n) for n in match.groups()[:6])
+    causal, window, softcap, kind = match.groups()[6:]
+    mask = None
+    if kind == "bias":
+        mask = TensorSpec((1, heads, queries, keys), fill="normal")
+    elif kind is not None:
+        mask = TensorSpec((batch, 1, queries, keys), dtype="bool", fill=kind)
+    return Case(name, {
+        **_dense(batch, (heads, kv), queries, keys, dim), "causal": causal is not None,
+        "window": None if window is None else int(window), "softcap": float(softcap or 0), "mask": mask,
+    })  # fmt: skip
+
+
+_HEAD_DIMS = (40, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
+_MOST_MASK = 1 << 28  # elements
 
 
 def _sampled(s: Sampler) -> str:
-    batch, heads, kv, length, dim = s.heads()
-    queries = 1 if s.draw.random() < 0.25 else length
-    return f"B{s.fitting(batch, heads, queries, length, dim)} H{heads}/{kv} Q{queries} K{length} D{dim} causal"
+    """All that the signature has: decoding, a chunk on a cache, squares, cross-attention; windows, softcap, masks."""
+    dim, kv = s.draw.choice(_HEAD_DIMS), s.draw.choice((1, 2, 4, 8, 16))
+    heads, batch = kv * s.draw.choice((1, 1, 2, 4, 7, 8, 16)), s.around(1, 32)
+    keys = s.around(64 // min(s.less, 4), 16_384 // s.less)
+    form = s.draw.choice(("square", "square", "square", "decode", "decode", "chunk", "cross"))
+    queries = {"square": keys, "decode": 1, "chunk": s.around(2, min(1024, keys)), "cross": s.around(16, 2048)}[form]
+    kind = s.draw.choice(("", "", "", " window", " softcap50", " padding", " mask", " bias"))
+    batch = s.fitting(batch, heads, queries, max(keys, queries), dim)
+    causal = " causal" if form != "cross" and kind not in (" padding", " mask") else ""
+    if kind == " window":
+        kind = f" window{s.draw.choice((64, 128, 512, 1024, 4096))}" if causal else ""
+    rows = {" padding": batch, " mask": batch, " bias": heads}.get(kind, 0)
+    if rows * queries * keys > _MOST_MASK // s.less**2:
+        kind, causal = "", " causal" if form != "cross" else ""
+    return f"B{batch} H{heads}/{kv} Q{queries} K{keys} D{dim}{causal}{kind}"
+
+
+def _padding(d: Draw) -> Tensor:
+    """Bool, (batch, .., queries, keys): up to half of a row's first keys are padding, and no query sees a later key."""
+    queries, keys = d.shape[-2:]
+    first = (d.uniform()[..., :1, :1] * (keys // 2)).floor()
+    position = torch.arange(queries, device=d.device).unsqueeze(-1) + (keys - queries)
+    return (d.columns() >= first) & (d.columns() <= position)
 
 
 def _like(name: str, first: Shape) -> Shape | None:
@@ -221,6 +264,7 @@ EVIDENCE = (
             defined=_defined,
         ),
         fills=(
+            Fill("padding", "bool: left padding, and nothing later than the query", _padding),
             Fill("codes", "rows of Walsh functions: each matches its own code alone", _codes, False),
             Fill("nonfinite", "normal with NaN and Infs planted in queries and in one head's values", _nonfinite),
             # a mean of 1e3 gives scores of 64e6 / 8, whose float32 roundoff is a whole unit

@@ -67,7 +67,8 @@ _NUMBERED = Clause(
 _ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), _HALF, one_of("q.shape[-1]", 64, 128), *_PLAIN,
               at_least("q.shape[2]", 128))  # fmt: skip
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), *_UNIT)
-_CUDNN = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), _SQUARE)
+_CUDNN = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
+_CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), one_of("q.shape[2]", 1))
 _FLASH_NVIDIA = (vendor("nvidia"), *_FUSED, absent("mask"), _EVERY_ROW_SEES)
 _FLASH_AMD = (vendor("amd"), *_FUSED, *_PLAIN, _SQUARE)
 _EFFICIENT = (vendor("nvidia"), *_FUSED, _EVERY_ROW_SEES, _ONE_SIDED)
@@ -76,12 +77,20 @@ _EFFICIENT = (vendor("nvidia"), *_FUSED, _EVERY_ROW_SEES, _ONE_SIDED)
 _CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, _SQUARE, at_least("k.shape[2]", 16), *_UNIT)
 # PyTorch's backward kernels give no gradient of the log-sum-exp. They add dQ atomically, and round every query head's
 # dK and dV before a group's sum.
-_NO_LSE = (absent("grad_lse"),)
+_NORMAL = Clause(
+    "as many queries as keys where float16, whose P of many keys is below its normal range",
+    ("q.shape[2]", "k.shape[2]", "q.dtype"), lambda view: (*_rows_of(view), view.args["q"].dtype),
+    lambda m: m[2] != torch.float16 or m[0] == m[1],
+)  # fmt: skip
+_NO_LSE = (absent("grad_lse"), _NORMAL)
 _ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}
 _TRACED: dict[str, Any] = {"roundings": ("p",), "partial": True, "traced": "attention_traced"}
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch.cudnn", "attention", function="attention_cudnn", when=_CUDNN, **_TRACED),
+    # of one query cuDNN divides the keys, and adds the parts as they come
+    *menu(_HERE, "torch.cudnn_decode", "attention", function="attention_cudnn", when=_CUDNN_DECODE,
+          deterministic=False, **_TRACED),
     *menu(_HERE, "torch.flash", "attention", function="attention_flash", when=_FLASH_NVIDIA, **_TRACED),
     *menu(_HERE, "torch.aotriton", "attention", function="attention_flash", when=_FLASH_AMD, **_TRACED),
     *menu(_HERE, "torch.efficient", "attention", function="attention_efficient", when=_EFFICIENT, **_TRACED),

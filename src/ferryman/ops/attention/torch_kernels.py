@@ -143,7 +143,7 @@ def attention_flash(
         *map(_rows_first, (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0, diagonal, False, scale=factor,
         window_size_left=left, window_size_right=right,
     )  # fmt: skip
-    return got[0].transpose(1, 2), got[1].float().contiguous()
+    return _model_layout(got[0].transpose(1, 2)), got[1].float().contiguous()
 
 
 def _window_sides(window: int | None, causal: bool) -> tuple[int | None, int | None]:
@@ -197,7 +197,7 @@ def attention_efficient(
         *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))), _bias(q, k, mask), None, None, None, None, 0.0,
         _BOTTOM_RIGHT if causal else _NO_DIAGONAL, True, scale=_scale(q, scale), window_size=window,
     )  # fmt: skip
-    out, lse = got[0].transpose(1, 2), got[1][..., : q.shape[2]].contiguous()
+    out, lse = _model_layout(got[0].transpose(1, 2)), got[1][..., : q.shape[2]].contiguous()
     return _without_blind(out, lse, q, k, causal, window, mask)
 
 
@@ -339,7 +339,7 @@ def attention_backward_efficient(
     heads, rows = q.shape[1], q.shape[2]
     padded = -(-rows // _ROWS_ALIGNED) * _ROWS_ALIGNED
     sums = lse.new_full((*lse.shape[:2], padded), math.inf)
-    sums[..., :rows] = lse
+    sums[..., :rows] = lse.masked_fill(lse == -math.inf, math.inf)  # no part of a row that sees nothing
     given = map(_rows_first, (grad_out, q, _grouped(k, heads), _grouped(v, heads)))
     grads = aten._efficient_attention_backward(
         *given, _bias(q, k, mask), _rows_first(out), None, None, rows, k.shape[2], sums, 0.0, _nothing(q), _nothing(q),

@@ -120,7 +120,7 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     sets, rotated_bytes = rotated(plan, op, case)
     first, cache = sets[0], rotation.cache_of(plan.profile)
     cost = op.cost(*first)
-    contenders = [*implementations(plan, op, first), *_peers(plan, op, first), _copy(cost.bytes, device)]
+    contenders = [*implementations(plan, op, first), *peer_contenders(plan, op, first), _copy(cost.bytes, device)]
     seen, again = watch(device), rotation.restoring(op, sets)
     for contender in contenders:
         prepare(contender, sets, device, seen.sample, again)
@@ -197,7 +197,7 @@ def _public(op: Primitive, args: tuple[Any, ...]) -> Callable[[], Any]:
     return functools.partial(op.namespace["_resolve"], *args)
 
 
-def _peers(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
+def peer_contenders(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
     """Adapters that serve the op, once they were right on its standard case and agree with it on these inputs."""
     found = []
     for adapter in plan.adapters:
