@@ -6,9 +6,9 @@
     python benchmarks/regret.py --resume regret.json --json regret.json        # what the first sitting left
 
 Without --lockfile, of the lockfile that ships for the device; "none" judges untuned dispatch. Shapes are drawn from
-each op's whole domain, anew each day: the seed is the date, unless --seed names one. PyTorch's own choice (SDPA) is timed
-beside, and the tables say where ours is slower. --require exits with 1 where a median, a 95th percentile or the worst
-cell is more than is asked for, or a half of the shapes has no cell that counts. Bad use exits with 2.
+each op's whole domain, anew each day: the seed is the date, unless --seed names one. PyTorch's own choice (SDPA) is
+timed beside, and the tables say where ours is slower. --require exits with 1 where a median, a 95th percentile or the
+worst cell is more than is allowed, or a half of the shapes has no cell that counts. Bad use exits with 2.
 
 A process of its own, which timed nothing before, has the lockfile in force, asks dispatch what it would run, and times
 every implementation that can serve the cell, in turns, on rotated inputs (as `ferryman bench` does); the choice twice.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import math
 import os
@@ -57,6 +58,7 @@ from ferryman.porting.fills import dtype_name
 from ferryman.porting.process import device_lost, placed, quiet
 
 NOISE_LIMIT = 0.03
+KEPT_BYTES = 16 << 30  # of device memory between cells
 _LIMITED = ("median", "p95", "most")
 PEERS = ["sdpa"]  # PyTorch's own choice stands beside ours
 GRACE_SECONDS = 30.0  # for the cell that is at work when time is up, before its process is killed
@@ -151,6 +153,9 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     found = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
     )  # the noise is the first's
+    fused = [c for c in found if not _composed(op, c)]
+    if any(c.skipped is None for c in fused):  # nobody would choose what writes its scores to memory
+        found = [c for c in found if c in fused or c.name == chosen]
     found += _own_plans(plan, op, sets[0])
     found += runner.peer_contenders(plan, op, sets[0])
     for contender in found:
@@ -184,6 +189,10 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _composed(op: Primitive, contender: Contender) -> bool:
+    return registry.implementation(op.name, contender.name).composed
+
+
 def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
     """What `runner.implementations` has in a tuned configuration, as it would run without a lockfile."""
     found, view = [], select.View.of(op, args, plan.profile)
@@ -212,8 +221,11 @@ def work(given: argparse.Namespace, start: int) -> None:
                 why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
                 told = {"op": cell.op.name, "case": cell.case.name, "failed": why}
             if plan.device.type == "cuda":
+                gc.collect()
                 torch.cuda.empty_cache()
             print(json.dumps({"cell": told}), file=out, flush=True)
+            if plan.device.type == "cuda" and torch.cuda.memory_reserved(plan.device) > KEPT_BYTES:
+                return  # graphs keep memory that nothing frees: another process goes on
 
 
 def _plan(given: argparse.Namespace) -> tuple[runner.Plan, list[Cell]]:
@@ -302,6 +314,8 @@ def supervise(
             complaints.seek(0)
             tail = complaints.read()[-300:].strip().replace("\n", " | ")
         if len(found) < len(todo) and time.monotonic() < end:
+            if at is None and code == 0:
+                continue
             if at is None:
                 raise SystemExit(f"the judging process ended with code {code} outside any cell: {tail}")
             lost = todo[at]

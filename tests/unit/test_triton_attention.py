@@ -6,6 +6,7 @@ float32 and float16 only: the interpreter multiplies bfloat16 wrongly in tl.dot.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.dispatch import registry
 
 CPU = Target("cpu", "cpu", 1, 1 << 20, 1024, 8, 1 << 20)
 
@@ -458,13 +460,24 @@ def _ptxas_says(ptx: str) -> str:
 _FACTS = ("HEAD_DIM", "CAUSAL", "HAS_WINDOW", "HAS_CAP", "MASK", "PACK", "FUSED")
 
 
+def _specialisations(arch: str, dtype: str, dims: tuple[int, ...]) -> list[Any]:
+    """What all lines of the menu that Triton has launch."""
+    modules = dict.fromkeys(
+        line.where.partition(":")[0]
+        for op in ("attention", "attention_backward")
+        for line in registry.asked(op, ("triton",))
+    )
+    return [
+        one for name in modules for one in importlib.import_module(name).specialisations(TARGETS[arch], dtype, dims)
+    ]
+
+
 def _compile(arch: str, dtype: str, dims: tuple[int, ...]) -> list[dict[str, Any]]:
     from ferryman.backends.triton import TritonBackend
     from ferryman.errors import CompileError
-    from ferryman.ops.attention.triton_kernels import specialisations
 
     rows = []
-    for one in specialisations(TARGETS[arch], dtype, dims):
+    for one in _specialisations(arch, dtype, dims):
         start = time.perf_counter()
         facts = {name: one.constexprs.get(name) for name in _FACTS}
         row: dict[str, Any] = {"kernel": one.name, "arch": arch, "dtype": dtype, **facts}
@@ -544,9 +557,7 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
 ])  # fmt: skip
 def test_one_query_has_a_backward_of_its_own(arch: str, dtype: str, few: bool) -> None:
     """But for a mask or a softcap, float32, and where it would spill."""
-    from ferryman.ops.attention.triton_kernels import specialisations
-
-    names = [one.name for one in specialisations(TARGETS[arch], dtype, (128,))]
+    names = [one.name for one in _specialisations(arch, dtype, (128,))]
     assert ("attention_backward_few" in names) == ("attention_backward_few_sum" in names) == few
     assert "attention_backward_dkv" in names
 

@@ -522,7 +522,7 @@ def test_files_that_are_not_this_machines_are_found_before_the_work(tmp_path: Pa
     path.write_text(path.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
     with pytest.raises(LockfileError, match="not of this machine"):
         tuning.tune(path, ["silu_mul"], device="cpu", command=["/nonexistent"])
-    with pytest.raises(UnknownName, match="unknown implementation"):
+    with pytest.raises(UnknownName, match="unknown backend or implementation"):
         tuning.tune(tmp_path / "other.json", ["silu_mul"], ["tritn"], device="cpu")
 
 

@@ -16,7 +16,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from ferryman.device_profiles import Profile
+from ferryman.device_profiles import profile as named_profile
 from ferryman.errors import ProfileError
 from ferryman.ops.primitive import Primitive
 
@@ -34,6 +35,7 @@ LENGTH = 8.0  # powers of two over which what a fit missed at one call says e ti
 # Of two fits' errors together: what is predicted faster by more overtakes the preferred. Where one fit misses a call,
 # so does the other mostly, to the same side.
 AGREEMENT = 0.5
+TRAVELLED = 0.05  # what a fit misses more on another device of its arch
 LAUNCH_SECONDS = 2e-6  # of an empty kernel in a graph, for what has no fit; H200: 1.9 to 2.2
 MOST_BESIDE = 2.0  # e to this: no fit is farther off
 ONE, FEW = "one ", "few "  # so begin the kinds of calls of one row, and of fewer than TILE
@@ -263,7 +265,34 @@ def _coefficients(given: Mapping[str, Any], places: Sequence[tuple[float, ...]],
 
 @lru_cache(maxsize=None)
 def _table(profile: str) -> Mapping[str, Kinds]:
-    """A device's coefficients; a damaged file is reported once and ignored, as preferences do without it."""
+    """A device's coefficients; of an op that was not measured there, those of a device of its arch.
+
+    Coefficients are seconds of a launch and shares of a profile's own peaks, so that they travel with its bandwidth and
+    rates; a travelled one's error is TRAVELLED larger.
+    """
+    found = dict(_own(profile))
+    for sibling in _siblings(profile):
+        for op, kinds in _own(sibling).items():
+            if op not in found:
+                found[op] = {kind: {n: _travelled(c) for n, c in lines.items()} for kind, lines in kinds.items()}
+    return found
+
+
+def _siblings(profile: str) -> list[str]:
+    """Measured devices of a profile's arch, itself apart."""
+    arch = named_profile(profile).arch
+    data = resources.files("ferryman.device_profiles") / "data"
+    others = sorted(f.name.removesuffix(".costs.json") for f in data.iterdir() if f.name.endswith(".costs.json"))
+    return [name for name in others if name != profile and named_profile(name).arch == arch]
+
+
+def _travelled(known: Coefficients) -> Coefficients:
+    return replace(known, error=known.error + TRAVELLED)
+
+
+@lru_cache(maxsize=None)
+def _own(profile: str) -> Mapping[str, Kinds]:
+    """What was fitted on a device; a damaged file is reported once and ignored, as preferences do without it."""
     file = resources.files("ferryman.device_profiles") / "data" / f"{profile}.costs.json"
     if not file.is_file():
         return {}
@@ -277,3 +306,4 @@ def _table(profile: str) -> Mapping[str, Kinds]:
 def forget() -> None:
     """Read the coefficients again at the next prediction."""
     _table.cache_clear()
+    _own.cache_clear()

@@ -207,16 +207,17 @@ def configuration_of(op: Primitive, args: Sequence[Any], profile: Profile, line:
 
 
 def foremost(op: Primitive, profile: Profile) -> Implementation | None:
-    """What is tried first on a device when nothing is requested, for every call alike; None where calls differ.
+    """What torch.compile may trace on a device when nothing is requested; None where calls differ.
 
-    Measured choices differ from call to call. Those that come with the package and the cost model's do too, and are
-    left out of it: torch.compile asks, for an op that it can trace as the vendor's call, and what that saves the host
-    is no part of them. A lockfile that the user names is obeyed.
+    The first of the profile's order that serves every call, or has a traced form. Measured choices differ from call to
+    call. Those that come with the package and the cost model's do too, and are left out of it: torch.compile asks, for
+    an op that it can trace as the vendor's call, and what that saves the host is no part of them. A lockfile that the
+    user names is obeyed.
     """
     if lockfile.covers(op.name, profile):
         return None
-    names = preferred(op, profile)
-    line = registry.implementation(op.name, names[0]) if names else None
+    lines = (registry.implementation(op.name, name) for name in preferred(op, profile))
+    line = next((x for x in lines if x.traced is not None or not x.partial), None)
     return None if line is None or registry.probe(line.backend, profile.vendor) else line
 
 

@@ -224,10 +224,11 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     """What `attention_backward` compiles: causal and full, deterministic or not, and few keys, whose query heads are
     shared among programs."""
     kind = getattr(torch, dtype)
-    if not runs_on(target) or kind == torch.float32:
+    dims = tuple(d for d in head_dims if d in HEAD_DIMS)
+    if not runs_on(target) or kind == torch.float32 or not dims:
         return []
     made = []
-    for form in forms(target, kind, head_dims):
+    for form in forms(target, kind, dims):
         q, k, _, *options = form
         if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None]:
             continue

@@ -439,7 +439,8 @@ def runs_on(target: Target) -> bool:
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
     """What `attention` compiles: causal and full."""
     kind = getattr(torch, dtype)
-    if not runs_on(target) or kind == torch.float32:
+    dims = tuple(d for d in head_dims if d in HEAD_DIMS)
+    if not runs_on(target) or kind == torch.float32 or not dims:
         return []
-    plain = [f for f in forms(target, kind, head_dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None)]
+    plain = [f for f in forms(target, kind, dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None)]
     return recorded([functools.partial(attention, *(*form, target)) for form in plain])

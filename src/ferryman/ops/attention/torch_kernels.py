@@ -118,9 +118,15 @@ def attention_cudnn(
     if _is_blank(q, k):
         return _blank(q)
     diagonal = _needs_diagonal(q, causal)
-    bias = _bias(q, k, mask)
+    if mask is not None and diagonal:  # cuDNN is 10 times as slow with a bias and a diagonal as with a bias alone
+        hidden = _hidden(q.shape[2], k.shape[2], causal, None, q.device)
+        assert hidden is not None
+        mask = (
+            mask.logical_and(hidden.logical_not()) if mask.dtype == torch.bool else mask.masked_fill(hidden, -math.inf)
+        )
+        causal = diagonal = False
     got = aten._scaled_dot_product_cudnn_attention(
-        *map(_vectorised, (q, k, v)), bias, True, 0.0, diagonal, False, scale=_scale(q, scale)
+        *map(_vectorised, (q, k, v)), _bias(q, k, mask), True, 0.0, diagonal, False, scale=_scale(q, scale)
     )
     out, lse = _model_layout(got[0]), got[1].squeeze(-1).float().contiguous()
     return _without_blind(out, lse, q, k, causal, window, mask)
@@ -161,11 +167,12 @@ def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
     """A mask as the memory-efficient kernel reads it: of q's dtype, expanded, its rows 16 bytes apart."""
     if mask is None:
         return None
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(mask.logical_not(), -math.inf)
     keys = k.shape[2]
     words = 16 // q.element_size()
-    room = mask.new_empty((*mask.shape[:-1], -(-keys // words) * words), dtype=q.dtype)
+    room = torch.empty((*mask.shape[:-1], -(-keys // words) * words), dtype=q.dtype, device=q.device)
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=q.dtype, device=q.device)
+        mask = torch.where(mask, zero, -math.inf)
     room[..., :keys] = mask
     return room[..., :keys].expand(q.shape[0], q.shape[1], q.shape[2], keys)
 
