@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ferryman.porting.ci import initialise
+from ferryman.porting.ci import initialise, workflows
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci.matrix import MatrixError
 from tests.cli.run import ferryman
 from tests.unit.ci_world import commit, git
 
 ROOT = Path(__file__).resolve().parents[2]
-SYSTEMS = tuple(initialise.SYSTEMS)
+SYSTEMS = tuple(workflows.SYSTEMS)
 SCHEMAS = {
     "github": ["--builtin-schema", "vendor.github-workflows"],
     "gitlab": ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
@@ -96,7 +96,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_each_system_takes_its_file(rendered: Path, name: str) -> None:
-    path = rendered / initialise.SYSTEMS[name]
+    path = rendered / workflows.SYSTEMS[name]
     done = subprocess.run([tool("check-jsonschema"), *SCHEMAS[name], str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -115,7 +115,7 @@ def test_our_own_workflow_is_what_the_matrix_says() -> None:
 
 
 def workflow(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((root / initialise.SYSTEMS["github"]).read_text("utf-8"))
+    found: dict[str, Any] = yaml.safe_load((root / workflows.SYSTEMS["github"]).read_text("utf-8"))
     return found
 
 
@@ -146,13 +146,13 @@ def test_device_flags_and_images_are_the_vendors(rendered: Path) -> None:
     assert set(found) == {"hardware-nvidia", "hardware-amd", "hardware-jetson"}
     assert found["hardware-nvidia"]["options"] == "--gpus all"
     assert found["hardware-amd"]["options"] == "--device=/dev/kfd --device=/dev/dri --group-add video"
-    for known in initialise.data("images").values():
+    for known in workflows.data("images").values():
         assert re.fullmatch(r"[a-z0-9]+/[a-z0-9-]+:[\w.-]+", known["image"]), "a short name and a tag, no host"
 
 
 def test_every_action_was_seen_in_two_repositories() -> None:
     text = Path(initialise.__file__).with_name("data").joinpath("actions.yaml").read_text("utf-8")
-    for name, pinned in initialise.data("actions").items():
+    for name, pinned in workflows.data("actions").items():
         before = text[: text.index(f"  {name}:")].splitlines()
         comments = []
         while before and before[-1].startswith("  #"):

@@ -13,7 +13,7 @@ import typer
 from ferryman.cli import documents, output
 from ferryman.errors import ArgumentError
 from ferryman.porting import provenance
-from ferryman.porting.ci import changes, evidence, initialise, merged, summary
+from ferryman.porting.ci import changes, evidence, initialise, merged, summary, workflows
 from ferryman.porting.ci import history as histories
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci import merge as merging
@@ -101,7 +101,7 @@ def matrix(
     known = _matrix(root, file)
     found = [d for d in changes.decide(root, known, base) if not how or d.row.how in how]
     if group is not None:
-        found = [d for d in found if d.row.on_device and initialise.group(d.row) == group]
+        found = [d for d in found if d.row.on_device and workflows.group(d.row) == group]
     if format_ == "table":
         headers = ["row", "vendor", "device", "backend", "how", "runs", "why"]
         rows = [
