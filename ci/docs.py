@@ -21,6 +21,7 @@ from ferryman.cli import support
 from ferryman.device_profiles import Profile, catalogue
 from ferryman.dispatch import registry
 from ferryman.porting import results
+from ferryman.porting.ci import merged, record
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _SIMULATOR = DOCS / "simulator.md"
@@ -125,12 +126,22 @@ def artefacts_page() -> str:
     return json.dumps(artefacts.schema(), indent=1) + "\n"
 
 
+def record_page() -> str:
+    return json.dumps(record.schema(), indent=1) + "\n"
+
+
+def merged_page() -> str:
+    return json.dumps(merged.schema(), indent=1) + "\n"
+
+
 PAGES = {
     "settings.md": settings_page,
     "ops.md": ops_page,
     "simulator.md": simulator_page,
     f"schema/results-v{results.SCHEMA_VERSION}.json": schema_page,
     f"schema/artefacts-v{artefacts.SCHEMA_VERSION}.json": artefacts_page,
+    f"schema/ci-record-v{record.SCHEMA_VERSION}.json": record_page,
+    f"schema/ci-merged-v{merged.SCHEMA_VERSION}.json": merged_page,
 }
 
 

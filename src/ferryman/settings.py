@@ -99,9 +99,11 @@ def _pyproject() -> Mapping[str, tuple[str, Any]]:
         if not isinstance(table, dict):
             raise SettingError(f"{path}: {name} is {_shown(table)}; required: a table")
     for key in table:
+        if key == "ci":  # a matrix, which `ferryman ci` reads and checks
+            continue
         if key not in _BY_KEY:
             raise UnknownName(f"key of [tool.ferryman] in {path}:", key, _BY_KEY)
-    return {key: (f"{path}: [tool.ferryman] {key}", value) for key, value in table.items()}
+    return {key: (f"{path}: [tool.ferryman] {key}", value) for key, value in table.items() if key != "ci"}
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ferryman-device", metavar="DEVICE", default=None,
         help="cpu, cuda:1 ..: where parity is tested (else FERRYMAN_TEST_DEVICE, the accelerator, the CPU)",
     )  # fmt: skip
+    group.addoption(
+        "--ferryman-record", metavar="FILE", default=None,
+        help="write what became of every test (ferryman ci run)",
+    )  # fmt: skip
+    group.addoption(
+        "--ferryman-launches", action="store_true", help="count the kernels that each test launches on the device, too"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "requires(vendor=.., arch=.., feature=..): skip unless the device is such a one, e.g. vendor='amd', "
         "arch='gfx9*', feature='wgmma'; several names: any vendor, any arch, every feature",
     )
+    if (path := config.getoption("--ferryman-record", None)) is not None:
+        from pytest_ferryman.recorder import Recorder
+
+        config.pluginmanager.register(Recorder(Path(path).absolute(), config), "ferryman-recorder")
 
 
 @pytest.fixture(scope="session")

@@ -1,247 +1,250 @@
-"""ci/matrix.py: a strict reader, GitHub's rows, and a summary in which what did not run never passed."""
+"""The matrix: what is refused, with file and line; what a change reaches, and why."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import re
 import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import yaml
 
-from ferryman.device_profiles import profile
-from ferryman.porting import results
+from ferryman.porting import provenance
+from ferryman.porting.ci import changes, commands
+from ferryman.porting.ci import matrix as matrices
+from ferryman.porting.ci.matrix import MatrixError
+from tests.cli.run import ferryman
+from tests.unit.ci_world import MATRIX, commit, git, repository
 
 ROOT = Path(__file__).resolve().parents[2]
+HEAD = "schema: 1\nrows:\n"
+ROW = "  - {vendor: amd, device: mi300x, backend: hip, how: compile}\n"
 
 
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"ferryman_ci_{name}", ROOT / "ci" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def read(folder: Path, text: str) -> matrices.Matrix:
+    path = folder / "ferryman.yaml"
+    path.write_text(text)
+    return matrices.read(path)
 
 
-matrix = _load("matrix")
-compiling = _load("compile")
-GOOD = {"vendor": "amd", "profile": "mi300x", "backend": "hip", "how": "compile"}
-
-
-def _file(folder: Path, *rows: Any, **document: Any) -> Path:
-    path = folder / "matrix.yaml"
-    path.write_text(yaml.safe_dump({"schema": 1, "rows": list(rows), **document}))
-    return path
-
-
-def _document(device: str, name: str, *cells: tuple[str, str]) -> Any:
-    known = profile(name)
-    facts = results.environment(torch.device("cpu"), known, 0, "small").model_copy(update={"device": device})
-    made = [
-        results.Cell(op="rope", implementation=backend, device=device, dtype="float32", case=str(i), verdict=verdict)
-        for i, (backend, verdict) in enumerate(cells)
-    ]
-    return results.results(facts, made)
-
-
-def test_our_own_matrix_is_valid_and_covers_both_vendors() -> None:
-    rows = matrix.read()
+def test_our_own_matrix_covers_both_vendors_and_every_way() -> None:
+    rows = matrices.read(ROOT / "ferryman.yaml").rows
     assert {row.vendor for row in rows} == {"cpu", "nvidia", "amd"}
-    assert {row.how for row in rows} == set(matrix.HOW)
+    assert {row.how for row in rows} == set(matrices.HOW)
     assert {row.backend for row in rows} == {"torch", "triton", "cuda", "hip"}
+    assert {(r.device, r.backend) for r in rows if r.how == "simulated"} == {
+        ("mi300x", "triton"),
+        ("mi300x", "hip"),
+        ("mi355x", "triton"),
+    }
+    assert all("self-hosted" in row.labels for row in rows if row.on_device)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"profile": "mi300y"}, "unknown device profile 'mi300y'; nearest: mi300x"),
-        ({"profile": "MI300X"}, "profile 'MI300X' is mi300x of vendor amd"),
-        ({"vendor": "nvidia", "backend": "cuda"}, "profile 'mi300x' is mi300x of vendor amd; the row says nvidia"),
+        ({"device": "mi300y"}, "unknown device profile 'mi300y'; nearest: mi300x"),
+        ({"device": "instinct-mi300x"}, "is an alias; write mi300x"),
+        ({"vendor": "nvidia", "backend": "cuda"}, "device mi300x is of vendor amd; the row says nvidia"),
         ({"backend": "cuda"}, "backend cuda does not serve amd"),
         ({"backend": "hipp"}, "unknown backend 'hipp'; nearest: hip"),
         ({"backend": "torch"}, "nothing to compile"),
-        ({"how": "maybe"}, "how is 'maybe'; required: hardware, compile, simulate, stand-in, cpu"),
+        ({"how": "hardwear"}, "unknown how 'hardwear'; nearest: hardware"),
         ({"how": "cpu"}, "how is 'cpu' for vendor amd"),
-        ({"how": "hardware"}, "a runner with the label self-hosted"),
-        ({"how": "simulate", "backend": "torch"}, "the simulator executes triton and hip, not torch"),
-        ({"how": "stand-in"}, "mi300x, of vendor amd; required: an NVIDIA device of the catalogue"),
-        ({"how": "stand-in", "vendor": "nvidia", "profile": "l4", "backend": "cuda"}, "executes triton, not cuda"),
-        ({"how": "stand-in", "vendor": "nvidia", "profile": "l4", "backend": "triton"}, "with the label self-hosted"),
-        ({"how": "simulate", "profile": "rx7900xtx"}, "required: a device of gfx942 or gfx950"),
-        ({"runner": "self-hosted"}, "None is not a name"),
-        ({"runner": ["$(reboot)"]}, "is not a name"),
-        ({"colour": "red"}, r"unknown keys: \['colour'\]"),
-        ({"how": None}, "None is not a name"),
+        ({"how": "hardware"}, "hardware needs labels"),
+        ({"how": "simulated", "device": "rx7900xtx"}, "required: a device of gfx942 or gfx950"),
+        ({"how": "stand-in"}, "required: an NVIDIA device of the catalogue"),
+        ({"suite": "pytes", "tests": "[t]"}, "unknown suite 'pytes'; nearest: pytest"),
+        ({"suite": "pytest"}, "tests names what pytest runs"),
+        ({"suite": "command"}, "command is what suite command runs"),
+        ({"suite": "pytest", "tests": "['/etc']"}, "a path inside the repository"),
+        ({"suite": "pytest", "tests": "['../other']"}, "a path inside the repository"),
+        ({"suite": "pytest", "tests": "[-x]"}, "a path inside the repository"),
+        ({"labels": "self-hosted"}, "labels is text; required: a list"),
+        ({"labels": "['$(reboot)']"}, "a name of letters"),
+        ({"image": "'registry:5000/x y'"}, "an image's short name"),
+        ({"colour": "red"}, "unknown key 'colour' of a row"),
+        ({"optinal": "true"}, "unknown key 'optinal' of a row; nearest: optional"),
+        ({"quarantine": "{until: tomorrow, reason: x}"}, "required: a day such as"),
+        ({"quarantine": "{until: 2026-12-01}"}, "lacks 'reason'"),
+        ({"skips": "[{match: a}]"}, "lacks 'reason'"),
+        ({"optional": "perhaps"}, "optional is true or false"),
+        ({"vendor": '"\\e[31mred"'}, "vendor is "),
+        ({"id": "'${{ github.token }}'"}, "a name of letters"),
     ],
 )
-def test_a_bad_row_is_refused_with_its_number(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    other = {**GOOD, "profile": "mi355x"}
-    assert len(matrix.read(_file(tmp_path, other, GOOD))) == 2
-    with pytest.raises(matrix.MatrixError, match=f"row 2: .*{message}"):
-        matrix.read(_file(tmp_path, other, {**GOOD, **change}))
+def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    good = {"vendor": "amd", "device": "mi300x", "backend": "hip", "how": "compile"}
+    row = ", ".join(f"{k}: {v}" for k, v in (good | change).items())
+    with pytest.raises(MatrixError, match="^ferryman.yaml:4: .*" + message.replace("(", "\\(")):
+        read(tmp_path, HEAD + "  # a comment\n  - {" + row + "}\n")
 
 
-def test_bad_files_are_refused(tmp_path: Path) -> None:
-    incomplete = {k: v for k, v in GOOD.items() if k != "how"}
-    for path, message in (
-        (_file(tmp_path, GOOD, GOOD), "row 2: mi300x hip compile is there already"),
-        (tmp_path / "absent.yaml", "cannot be read"),
-    ):
-        with pytest.raises(matrix.MatrixError, match=message):
-            matrix.read(path)
-    for rows, document, message in (
-        ([], {}, "must be a list that is not empty"),
-        ([GOOD], {"extra": 1}, "must hold 'schema: 1' and 'rows'"),
-        ([GOOD], {"schema": 2}, "must hold 'schema: 1' and 'rows'"),
-        (["row"], {}, "row 1: it is a str"),
-        ([incomplete], {}, re.escape("missing keys: ['how']")),
-    ):
-        with pytest.raises(matrix.MatrixError, match=message):
-            matrix.read(_file(tmp_path, *rows, **document))
-    tagged = tmp_path / "tagged.yaml"
-    tagged.write_text("schema: 1\nrows: !!python/object/apply:os.system [true]\n")
-    with pytest.raises(matrix.MatrixError, match="could not determine a constructor"):
-        matrix.read(tagged)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "ferryman.yaml:1: the file is empty"),
+        ("rows: [", "not valid YAML"),
+        (HEAD + ROW + ROW, "ferryman.yaml:4: a second row 'mi300x-hip-compile'; the first is on line 3"),
+        ("schema: 2\nrows: []\n", "ferryman.yaml:1: schema is '2'; this Ferryman reads 1"),
+        ("schema: 1\nrows: []\n", "ferryman.yaml:2: rows must be a list of 1 to 1000"),
+        ("schema: 1\n", "the matrix lacks 'rows'"),
+        (HEAD + ROW + "rowz: 1\n", "ferryman.yaml:4: unknown key 'rowz' of the matrix; nearest: rows"),
+        (HEAD + ROW + "require: [intel]\n", "ferryman.yaml:4: require names 'intel', of which there is no row"),
+        (HEAD + ROW + "max_age_days: forever\n", "ferryman.yaml:4: max_age_days is 'forever'"),
+        (HEAD + ROW + "max_age_days: nan\n", "ferryman.yaml:4: max_age_days is 'nan'"),
+        (HEAD + "  - text\n", "ferryman.yaml:3: a row is text"),
+        (HEAD + "  - !!python/object/apply:os.system [true]\n", "ferryman.yaml:3: YAML tags are refused"),
+        (HEAD + "  - &a {vendor: amd}\n", "YAML anchors are refused"),
+        (HEAD + ROW + "sources: [" + "x" * 600 + "]\n", "a text of at most 500 characters"),
+        ("#" * 300_000, "larger than"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(MatrixError) as caught:
+        read(tmp_path, text)
+    assert message in str(caught.value)
 
 
-def test_github_gets_rows_of_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert matrix.main(["github", "--how", "hardware"]) == 0
-    include = json.loads(capsys.readouterr().out)["include"]
-    assert include and all(row["how"] == "hardware" and "self-hosted" in row["runner"] for row in include)
-    assert len({row["name"] for row in include}) == len(include)
+def test_pyproject_holds_a_matrix_too(tmp_path: Path) -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 has no reader of TOML")
+    head = '[project]\nname = "x"\n\n[tool.ferryman.ci]\nschema = 1\n\n[[tool.ferryman.ci.rows]]\nvendor = "amd"\n'
+    good = head + 'device = "mi300x"\nbackend = "hip"\nhow = "compile"\n'
+    (tmp_path / "pyproject.toml").write_text(good)
+    found = matrices.read(matrices.find(tmp_path))
+    assert [row.id for row in found.rows] == ["mi300x-hip-compile"]
+    (tmp_path / "pyproject.toml").write_text(good.replace("compile", "guess"))
+    with pytest.raises(MatrixError, match="^pyproject.toml:11: unknown how 'guess'"):
+        matrices.read(tmp_path / "pyproject.toml")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    with pytest.raises(MatrixError, match="ferryman ci init"):
+        matrices.find(tmp_path)
 
 
-def _row(how: str, backend: str = "triton", name: str = "h200") -> Any:
-    vendor = profile(name).vendor
-    return matrix.Row(vendor, name, backend, how, ("self-hosted",))
+def test_settings_leave_the_matrix_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ferryman import settings
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.ferryman]\nstrict = true\n[tool.ferryman.ci]\nschema = 1\n")
+    settings.forget()
+    try:
+        assert settings.get("strict") is (sys.version_info >= (3, 11))
+    finally:
+        monkeypatch.undo()
+        settings.forget()
 
 
-def test_what_did_not_run_never_passed() -> None:
-    cpu = _document("cpu", "cpu", ("torch", "PASS"), ("triton", "SIMULATED"))
-    compiled = _document("none", "h200", ("triton", "COMPILED_ONLY"))
-    ran = _document("cuda:0", "h200", ("triton", "PASS"), ("triton", "UNIMPLEMENTED"), ("cuda", "NOT_RUN"))
-    other = _document("cuda:0", "h100-sxm", ("triton", "PASS"))
-    everything = [cpu, compiled, other]
-    assert matrix.judge(_row("hardware"), everything) == ("NOT_RUN", {})
-    assert matrix.judge(_row("hardware"), [*everything, ran]) == ("PASS", {"PASS": 1, "UNIMPLEMENTED": 1})
-    assert matrix.judge(_row("hardware", "cuda"), [ran]) == ("NOT_RUN", {"NOT_RUN": 1})
-    assert matrix.judge(_row("compile"), [cpu, ran]) == ("NOT_RUN", {})
-    assert matrix.judge(_row("compile"), [*everything, ran]) == ("COMPILED_ONLY", {"COMPILED_ONLY": 1})
-    assert matrix.judge(_row("cpu", "triton", "cpu"), everything) == ("SIMULATED", {"SIMULATED": 1})
-    simulated = _document(
-        "simulated", "mi300x", ("triton", "SIMULATED"), ("hip", "SIMULATED"), ("hip", "UNIMPLEMENTED")
-    )
-    assert matrix.judge(_row("simulate", "triton", "mi300x"), [simulated]) == ("SIMULATED", {"SIMULATED": 1})
-    assert matrix.judge(_row("simulate", "hip", "mi300x"), [simulated])[0] == "SIMULATED"
-    for how in ("hardware", "compile"):
-        assert matrix.judge(_row(how, "triton", "mi300x"), [simulated]) == ("NOT_RUN", {})
-    assert matrix.judge(_row("simulate", "triton", "mi355x"), [simulated]) == ("NOT_RUN", {})
-    with pytest.raises(matrix.MatrixError, match="only simulated PASS"):
-        matrix.judge(_row("simulate", "triton", "mi300x"), [_document("simulated", "mi300x", ("triton", "PASS"))])
-    stood_in = _document("stand-in", "a100-sxm-80", ("triton", "SIMULATED"))
-    assert matrix.judge(_row("stand-in", "triton", "a100-sxm-80"), [stood_in]) == ("SIMULATED", {"SIMULATED": 1})
-    for how in ("hardware", "compile"):
-        assert matrix.judge(_row(how, "triton", "a100-sxm-80"), [stood_in]) == ("NOT_RUN", {})
-    with pytest.raises(matrix.MatrixError, match="only executed by a stand-in PASS"):
-        matrix.judge(_row("stand-in"), [_document("stand-in", "h200", ("triton", "PASS"))])
-    with pytest.raises(matrix.MatrixError, match="only compiled PASS"):
-        matrix.judge(_row("compile"), [_document("none", "h200", ("triton", "PASS"))])
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return repository(tmp_path_factory.mktemp("changes"))
 
 
-def test_the_summary_has_every_row_and_fails_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    results.save(_document("cpu", "cpu", ("torch", "PASS")), good)
-    results.save(_document("cuda:0", "h200", ("cuda", "PASS"), ("cuda", "FAIL")), bad)
-    assert matrix.main(["summary", str(good)]) == 0
-    table = capsys.readouterr().out
-    assert "| cpu | cpu | torch | cpu | PASS | 1 PASS |" in table
-    assert "| nvidia | h200 | cuda | hardware | NOT_RUN | - |" in table
-    assert len(table.splitlines()) == 2 + len(matrix.read())
-    assert matrix.main(["summary", str(good), str(bad)]) == 1
-    assert "| nvidia | h200 | cuda | hardware | FAIL | 1 FAIL, 1 PASS |" in capsys.readouterr().out
-    (tmp_path / "torn.json").write_text("{")
-    assert matrix.main(["summary", str(tmp_path / "torn.json")]) == 2
+@pytest.mark.parametrize(
+    ("name", "chosen", "why"),
+    [
+        ("kernels/k.py", {"cpu", "h200", "mi300x"}, "reaches kernels/k.py"),
+        ("tests/test_k.py", {"cpu", "h200", "mi300x"}, "reaches tests/test_k.py"),
+        ("run_tests", {"gtest", "cpu", "h200", "mi300x", "check", "sim"}, "nothing says who uses run_tests"),
+        ("kernels/unused.py", set(), "none of 1 changed files"),
+        ("README.md", set(), "none of 1 changed files"),
+        ("kernels/new.cu", {"cpu", "h200", "mi300x"}, "reaches kernels/new.cu"),
+        ("pyproject.toml", {"cpu", "h200", "mi300x", "check", "sim", "gtest"}, "reaches pyproject.toml"),
+        ("data.bin", {"cpu", "h200", "mi300x", "check", "sim", "gtest"}, "nothing says who uses data.bin"),
+    ],
+)
+def test_a_change_runs_what_it_reaches(repo: Path, name: str, chosen: set[str], why: str) -> None:
+    base = git(repo, "rev-parse", "HEAD")
+    path = repo / name
+    before = path.read_text() if path.exists() else None
+    path.write_text("# changed\n" + (before or ""))
+    try:
+        found = changes.decide(repo, matrices.read(repo / "ferryman.yaml"), base)
+        assert {d.row.id for d in found if d.chosen} == chosen
+        assert any(why in d.why for d in found)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
 
 
-def test_compiling_judges_each_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ferryman.backends.artefacts import Entry
-    from ferryman.porting import aot
-
-    def entry(kernel: str, verdict: Any, reason: str | None) -> Entry:
-        return Entry(key="0" * 64, profile="mi300x", arch="gfx942", backend="hip", family="norm", kernel=kernel,
-                     dtype="any", verdict=verdict, reason=reason)  # fmt: skip
-
-    compile_all = aot.compile_all
-
-    def compiled(profiles: Any, **options: Any) -> aot.Compiled:
-        if options["backends"] != ["hip"]:
-            return compile_all(profiles, **options)
-        assert [p.arch for p in profiles] == ["gfx942"]
-        entries = [entry("a", "COMPILED_ONLY", None), entry("b", "QUARANTINED", "no such instruction"),
-                   entry("c", "FAIL", "shared: 70000 bytes a block, required at most 65536")]  # fmt: skip
-        return aot.Compiled(_manifest(entries))
-
-    monkeypatch.setattr(aot, "compile_all", compiled)
-    assert compiling.main(["--profile", "mi300x", "--backend", "hip", "--out", str(tmp_path)]) == 1
-    document = results.load(tmp_path / "compile-mi300x-hip.json")
-    assert [(c.op, c.case, c.verdict, c.reason) for c in document.cells] == [
-        ("norm", "0: a()", "COMPILED_ONLY", None), ("norm", "1: b()", "QUARANTINED", "no such instruction"),
-        ("norm", "2: c()", "FAIL", "shared: 70000 bytes a block, required at most 65536"),
-    ]  # fmt: skip
-    assert document.environment.device == matrix.NOWHERE == compiling.DEVICE
-    assert compiling.main(["--profile", "mi300x", "--backend", "cuda", "--out", str(tmp_path)]) == 2
-    assert compiling.main(["--profile", "mi300", "--backend", "hip", "--out", str(tmp_path)]) == 2
+def test_a_removed_file_runs_everything_that_it_may_have_served(repo: Path) -> None:
+    base = git(repo, "rev-parse", "HEAD")
+    path = repo / "kernels" / "unused.py"
+    text = path.read_text()
+    path.unlink()
+    try:
+        git(repo, "rm", "-q", "--cached", "kernels/unused.py")
+        found = changes.decide(repo, matrices.read(repo / "ferryman.yaml"), base)
+        assert all(d.chosen for d in found) and "is gone" in found[0].why
+    finally:
+        path.write_text(text)
+        git(repo, "add", "-A")
 
 
-def _manifest(entries: list[Any]) -> Any:
-    from ferryman.backends.artefacts import Manifest
-
-    return Manifest(time="2026-01-01T00:00:00", toolchain={}, profiles=["mi300x"], seconds=1.0,
-                    entries=entries)  # fmt: skip
-
-
-def test_there_are_kernels_to_compile() -> None:
-    from ferryman.porting.aot.groups import groups_of, sources_of
-
-    known = profile("mi300x")
-    made = list(groups_of(known, ["hip"], ["norm", "activation", "softmax", "rope", "matmul", "attention"]))
-    assert {group.family for group in made} == {"norm", "activation", "softmax", "rope"}
-    assert all(len(sources_of(group, known)) > 10 for group in made)
+def test_without_a_change_nothing_runs_and_without_a_base_everything(repo: Path) -> None:
+    known = matrices.read(repo / "ferryman.yaml")
+    assert not any(d.chosen for d in changes.decide(repo, known, "HEAD"))
+    assert all(d.chosen for d in changes.decide(repo, known, None))
 
 
-def test_amd_code_is_simulated_by_a_job_of_its_own() -> None:
-    """Its job runs the simulator on the device and backend of each row, and uploads the document."""
-    rows = {(row.profile, row.backend) for row in matrix.read() if row.how == "simulate"}
-    assert rows == {("mi300x", "triton"), ("mi300x", "hip"), ("mi355x", "triton")}
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
-    steps = jobs["simulate"]["steps"]
-    (run,) = [step["run"] for step in steps if "run" in step]
-    assert run == 'make simulate ARGS="--backend ${{ matrix.backend }} --device ${{ matrix.profile }}"'
-    assert re.search(r"\nsimulate: .*\n\t.*ferryman check --backend simulated ", (ROOT / "Makefile").read_text("utf-8"))
-    assert any(step.get("with", {}).get("path") == "out/check-simulated.json" for step in steps)
-    assert "simulate" in jobs["summary"]["needs"] and "simulate" in jobs["rows"]["outputs"]
+def test_a_base_that_is_not_here_is_an_error_with_the_remedy(repo: Path) -> None:
+    done = ferryman("ci", "matrix", "--root", str(repo), "--base", "0" * 40)
+    assert done.code == 2 and "is not here" in done.err and "fetch-depth 0" in done.err
+    done = ferryman("ci", "matrix", "--root", str(repo), "--base", "--output=x")
+    assert done.code == 2 and not (repo / "x").exists()
 
 
-def test_an_older_device_is_stood_in_for_by_a_job_of_its_own() -> None:
-    rows = [row for row in matrix.read() if row.how == "stand-in"]
-    assert [(row.profile, row.backend) for row in rows] == [("a100-sxm-80", "triton")]
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
-    (run,) = [step["run"] for step in jobs["stand-in"]["steps"] if "run" in step]
-    assert run.startswith("make stand-in ")
-    assert run.endswith('FOR=${{ matrix.profile }} ARGS="--backend ${{ matrix.backend }}"')
-    assert re.search(r"\nstand-in: .*\n\t.*ferryman check --as ", (ROOT / "Makefile").read_text("utf-8"))
-    assert "stand-in" in jobs["summary"]["needs"] and "stand-in" in jobs["rows"]["outputs"]
+def test_a_change_of_one_backend_s_kernels_leaves_the_others_out() -> None:
+    """In this repository: menus say which files a backend's rows follow from."""
+    known = matrices.read(ROOT / "ferryman.yaml")
+    tree = changes.Tree(ROOT, known)
+    reach = {row.id: tree.reach(row) for row in known.rows}
+    triton, cuda = "src/ferryman/ops/norm/triton_kernels.py", "src/ferryman/ops/norm/norm.cuh"
+    assert triton in reach["h200-triton-hardware"] and triton not in reach["h200-cuda-hardware"]
+    assert cuda in reach["h200-cuda-hardware"] and cuda in reach["mi300x-hip-hardware"]
+    assert cuda not in reach["h200-triton-hardware"] and cuda not in reach["cpu-torch-cpu"]
+    assert "src/ferryman/ops/norm/definition.py" in reach["cpu-torch-cpu"]
+    assert "src/ferryman/device_profiles/data/mi300x.yaml" in reach["mi300x-hip-hardware"]
+    assert "src/ferryman/porting/simulated.py" in reach["mi300x-hip-simulated"]
+    assert not any("src/ferryman/porting/ci/init" in name for names in reach.values() for name in names)
 
 
-def test_workflows_are_thin() -> None:
-    """Each step that runs something calls make, .ci/run or ci/: what CI does can be done anywhere."""
-    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
-        for job in yaml.safe_load(path.read_text("utf-8"))["jobs"].values():
-            for step in job["steps"]:
-                for line in step.get("run", "").splitlines():
-                    assert re.search(r"\bmake |\.ci/run|\bci/\w+\.py", line), line
+def test_a_decision_takes_less_than_a_second() -> None:
+    """Of this repository, the processor's time of everything but starting Python."""
+    began = time.process_time()
+    known = matrices.read(ROOT / "ferryman.yaml")
+    changes.decide(ROOT, known, None, changes.Tree(ROOT, known))
+    tree = changes.Tree(ROOT, known)
+    assert all(tree.reach(row) for row in known.rows)
+    assert time.process_time() - began < 1.0
+
+
+def test_the_command_prints_rows_for_job_matrices(repo: Path) -> None:
+    import json
+
+    done = ferryman("ci", "matrix", "--root", str(repo), "--format", "github", "--group", "amd")
+    assert [row["id"] for row in json.loads(done.out)["include"]] == ["mi300x"]
+    done = ferryman("ci", "matrix", "--root", str(repo), "--format", "ids", "--how", "cpu")
+    assert done.out.split() == ["cpu", "gtest"]
+    assert ferryman("ci", "matrix", "--root", str(repo), "--format", "xml").code == 2
+    assert ferryman("ci", "matrix", "--root", str(repo), "--how", "guess").code == 2
+    done = ferryman("ci", "run", "h2000", "--root", str(repo))
+    assert done.code == 2 and "no row 'h2000'; nearest: h200" in done.err
+
+
+def test_commands_are_the_same_whatever_folder_they_write_to(repo: Path) -> None:
+    for row in matrices.read(repo / "ferryman.yaml").rows:
+        words = commands.real(row, "/place")
+        assert not any("{out}" in word for word in words)
+        assert [w.replace("/place", "{out}") for w in words[1:]] == commands.shown(row)[1:]
+
+
+def test_state_is_of_tracked_files(tmp_path: Path) -> None:
+    root = repository(tmp_path / "r", MATRIX)
+    found = provenance.state(root)
+    assert found.commit == git(root, "rev-parse", "HEAD") and found.dirty is False
+    (root / "new.txt").write_text("x")
+    assert provenance.state(root).dirty is False
+    (root / "kernels" / "k.py").write_text("x = 1\n")
+    assert provenance.state(root).changed == ("kernels/k.py",)
+    commit(root)
+    assert provenance.state(root).dirty is False
+    assert provenance.state(tmp_path).commit is None

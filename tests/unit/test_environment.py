@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_ci_matrix import ROOT, _load
+ROOT = Path(__file__).resolve().parents[2]
 
-environment = _load("environment")
+
+def _load() -> Any:
+    spec = importlib.util.spec_from_file_location("ferryman_ci_environment", ROOT / "ci" / "environment.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+environment = _load()
 CPU = environment.Torch("2.13.0+cpu")
 CUDA = environment.Torch("2.13.0", cuda="13.0", device=True)
 BLIND = environment.Torch("2.13.0", cuda="13.0")

@@ -18,7 +18,7 @@ from ferryman.device_profiles import resolve
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import kernel as kernels
-from ferryman.porting import runner, simulated, simulated_route, stand_in
+from ferryman.porting import provenance, runner, simulated, simulated_route, stand_in
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import MEANING, duration, percent
 from ferryman.porting.results import Cell, Results, Row, Timing, dumps, failed, number
@@ -143,6 +143,7 @@ def check(
                 full=full,
                 jobs=jobs or runner.default_jobs(where),
             )
+    document = provenance.stamped(document)
     if as_json:
         output.say(dumps(document))
     else:

@@ -17,6 +17,7 @@ from ferryman import settings
 from ferryman.cli import (
     bench,
     check,
+    ci,
     compare,
     compile,
     counters,
@@ -64,6 +65,7 @@ app.command("counters", cls=_Verb)(counters.counters)
 app.command("selftest", cls=_Verb)(selftest.selftest)
 app.command("tune", cls=_Verb)(tune.tune)
 app.command("migrate", cls=_Verb)(migrate.migrate)
+app.add_typer(ci.app, name="ci")
 
 
 def _version(wanted: bool) -> None:

@@ -39,7 +39,7 @@ def html(document: Results, progress: Callable[[int, int, str], None] | None = N
     groups, groups_left = view.groups(document)
     missing, missing_left = view.missing(document)
     counts = view.tally(document.cells)
-    return _render(
+    return render(
         "report.html.j2",
         document=document,
         facts=document.environment,
@@ -75,7 +75,7 @@ def tables_page(
 
     reasons: why the verdict is what it is, at the top. sentences: what no table holds, at the end.
     """
-    return _render("tables.html.j2", title=title, verdict=verdict, summary=summary,
+    return render("tables.html.j2", title=title, verdict=verdict, summary=summary,
                    reasons=reasons, sentences=sentences, tables=tables)  # fmt: skip
 
 
@@ -125,7 +125,9 @@ def _pictures(document: Results, progress: Callable[[int, int, str], None] | Non
     )
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """A page from a template of ``templates/``; every text of ``values`` is escaped. Raises BackendUnavailable without
+    jinja2, which the extra ``report`` brings."""
     try:
         import jinja2
         from markupsafe import Markup

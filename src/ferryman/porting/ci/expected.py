@@ -1,0 +1,95 @@
+"""Which cases a row must have: ids, not counts. The ops' own lists say it, a committed file, and the row's sisters."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from ferryman.dispatch import registry
+from ferryman.errors import FerrymanError
+from ferryman.porting.ci.matrix import MatrixError, Row
+from ferryman.porting.fills import dtype_name
+from ferryman.porting.runner import dtypes_of, tier_cases, turns
+
+_CASES_LIMIT = 16 * 2**20
+_TIERS = {"hardware": "standard", "stand-in": "standard", "simulated": "small", "cpu": "small"}
+
+
+def family(row: Row) -> tuple[object, ...] | None:
+    """What sisters share: the same tests by the same command. None for a row whose cases are listed otherwise."""
+    if row.suite in ("pytest", "command"):
+        return row.suite, row.tests, row.command, row.args
+    return None
+
+
+def excused(row: Row, case: str) -> str | None:
+    """The reason that the matrix gives why a case need not run in a row."""
+    return next((s.reason for s in row.skips if fnmatch.fnmatchcase(case, s.match) or s.match == case), None)
+
+
+def listed(row: Row, root: Path) -> set[str] | None:
+    """Ids that a committed file lists, one a line; None where the row names none. Raises MatrixError."""
+    if row.cases is None:
+        return None
+    path = root / row.cases
+    try:
+        if path.stat().st_size > _CASES_LIMIT:
+            raise MatrixError(f"{row.cases} is larger than {_CASES_LIMIT} bytes")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MatrixError(f"row {row.id}: cases names {row.cases}, which cannot be read: {error}") from error
+    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def of_backend(case: str, backend: str) -> bool:
+    """Whether a cell's id is of a line of a backend's menu; of an op that is none of ours, whether it has that name."""
+    op, name = case.split("|")[:2]
+    return name in _names(op, backend)
+
+
+@lru_cache(maxsize=None)
+def _names(op: str, backend: str) -> frozenset[str]:
+    if op not in registry.primitives():
+        return frozenset({backend})
+    return frozenset(line.name for line in registry.asked(op, {backend}))
+
+
+def checked(row: Row) -> set[str] | None:
+    """Ids of `ferryman check` for a row of that suite, from the ops' own cases; None for other suites.
+
+    A backend that is not there is one cell for all cases: then those are missing, and the row did not run.
+    """
+    if row.suite != "ferryman" or row.how not in _TIERS:
+        return None
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for option in ("--op", "--dtype"):
+        parser.add_argument(option, action="append")
+    parser.add_argument("--tier")
+    parser.add_argument("--full", action="store_true")
+    try:
+        given, _ = parser.parse_known_args(list(row.args))
+        dtypes = dtypes_of(given.dtype)
+        ops = list(registry.primitives()) if given.op is None else [registry.primitive(op).name for op in given.op]
+        tier = given.tier or _TIERS[row.how]
+        thin = row.how == "cpu" and row.backend == "triton" and not given.full
+        found = set()
+        for op in ops:
+            lines = [line.name for line in registry.asked(op, {row.backend})]
+            for c, case in enumerate(tier_cases(registry.primitive(op), tier)):
+                for d, dtype in enumerate(dtypes):
+                    if not thin or turns(c, d, len(dtypes), False):
+                        found |= {f"{op}|{name}|{dtype_name(dtype)}|{case.name}" for name in lines}
+    except (FerrymanError, argparse.ArgumentError) as error:
+        raise MatrixError(f"row {row.id}: its args cannot be run: {error}") from error
+    return found
+
+
+def told(ids: Iterable[str], most: int = 3) -> str:
+    """The first few of many ids."""
+    names: Sequence[str] = sorted(ids)
+    return ", ".join(name[:160] for name in names[:most]) + (
+        f" and {len(names) - most} more" if len(names) > most else ""
+    )

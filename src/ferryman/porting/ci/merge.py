@@ -1,0 +1,389 @@
+"""All rows from all runs: which run counts for each, what it says, and what the history adds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ferryman.porting.ci import expected, judge
+from ferryman.porting.ci import history as histories
+from ferryman.porting.ci.evidence import BAD_MOST, Evidence, Item, Problem, uncollected
+from ferryman.porting.ci.history import Entry
+from ferryman.porting.ci.judge import DOUBTS, Context, Reason
+from ferryman.porting.ci.matrix import Row
+from ferryman.porting.ci.merged import Bad, Fault, Merged, OpState, RowState, Run, VendorState, Why
+from ferryman.porting.ci.record import moment
+from ferryman.porting.results import Verdict, row_verdict
+from ferryman.porting.runner import THINNED
+
+WRONG: tuple[Verdict, ...] = ("FAIL", "MISTRUSTED", "QUARANTINED")
+_BY_OUTCOME = ("skipped", "xfailed", "xpassed", "deselected")
+_TREND = 30
+
+
+def merge(
+    runs: Sequence[Evidence], problems: Sequence[Problem], context: Context, project: str = ""
+) -> tuple[Merged, list[Entry]]:
+    """The merged document, and what the history is to keep of these runs."""
+    with uncollected():
+        return _merge(runs, problems, context, project)
+
+
+def _merge(
+    runs: Sequence[Evidence], problems: Sequence[Problem], context: Context, project: str
+) -> tuple[Merged, list[Entry]]:
+    faults = [Fault(file=p.file, code=p.code, text=p.text) for p in problems]
+    known = {row.id for row in context.matrix.rows}
+    for one in runs:
+        if one.record.row not in known:
+            faults.append(Fault(file=one.file, code="unknown-row", text=f"of row {one.record.row}, which is not there"))
+    again = _twice(runs)
+    faults += [Fault(file=file, code="twice", text=text) for file, (_, text) in again.items()]
+    mine: dict[str, list[tuple[Evidence, list[Reason]]]] = {row.id: [] for row in context.matrix.rows}
+    for row in context.matrix.rows:
+        for one in runs:
+            if one.record.row == row.id:
+                found = judge.reasons(row, one, context)
+                if one.file in again:
+                    found.append(Reason("twice", again[one.file][1]))
+                mine[row.id].append((one, found))
+    sisters = _sisters(context, mine)
+    rows, entries = [], []
+    for row in context.matrix.rows:
+        state, entry = _Row(row, mine[row.id], context, sisters).state()
+        rows.append(state)
+        if entry is not None:
+            entries.append(entry)
+    merged = Merged(
+        project=project or context.tree.root.resolve().name,
+        commit=context.commit,
+        time=context.now.isoformat(timespec="seconds"),
+        rows=rows,
+        vendors=vendors(rows),
+        faults=faults,
+        required=list(context.matrix.require),
+    )
+    return merged, entries
+
+
+def vendors(rows: Sequence[RowState]) -> list[VendorState]:
+    """Each vendor by its rows on the real device, and by those alone."""
+    found = []
+    for vendor in dict.fromkeys(row.vendor for row in rows):
+        real = [
+            r for r in rows if r.vendor == vendor and (r.how == "hardware" or (vendor == "cpu" and r.best == "PASS"))
+        ]
+        counts: dict[Verdict, int] = dict(Counter(r.verdict for r in real))
+        verdict: Verdict = next((v for v in (*WRONG, "NOT_RUN") if counts.get(v)), row_verdict(counts))
+        green = bool(real) and all(r.green for r in real)
+        if verdict == "PASS" and not green:
+            verdict = "NOT_RUN"
+        found.append(
+            VendorState(
+                vendor=vendor, verdict=verdict, green=green, rows=len(real), green_rows=sum(r.green for r in real)
+            )
+        )
+    return found
+
+
+def _twice(runs: Sequence[Evidence]) -> dict[str, tuple[str, str]]:
+    """Runs that share a record, or a file that is named by two: by file, (digest, what to say)."""
+    where: dict[str, list[Evidence]] = {}
+    for one in runs:
+        for sha in {one.sha256, *(s for name, s in one.record.files.items() if name.endswith((".json", ".xml")))}:
+            where.setdefault(sha, []).append(one)
+    found = {}
+    for sha, several in where.items():
+        if len(several) > 1:
+            for one in several:
+                others = ", ".join(o.file for o in several if o is not one)
+                found[one.file] = (sha, f"its content (SHA-256 {sha[:12]}) is also in {others}")
+    return found
+
+
+def _sisters(
+    context: Context, mine: dict[str, list[tuple[Evidence, list[Reason]]]]
+) -> dict[tuple[object, ...], set[str]]:
+    """The ids that any run of the same tests, at this commit, has collected."""
+    found: dict[tuple[object, ...], set[str]] = {}
+    for row in context.matrix.rows:
+        key = expected.family(row)
+        for one, why in mine[row.id]:
+            if key is not None and not {"other-commit", "other-kernels", "other-row"} & {r.code for r in why}:
+                found.setdefault(key, set()).update(one.record.collected)
+    return found
+
+
+class _Row:
+    """One row's runs, judged together."""
+
+    def __init__(
+        self,
+        row: Row,
+        runs: Sequence[tuple[Evidence, list[Reason]]],
+        context: Context,
+        sisters: dict[tuple[object, ...], set[str]],
+    ) -> None:
+        self.row, self.runs, self.context, self.sisters = row, runs, context, sisters
+        self.why: list[Reason] = []
+        self.notes: list[str] = []
+        self.excused = 0
+
+    def state(self) -> tuple[RowState, Entry | None]:
+        good = sorted((o for o, why in self.runs if not why), key=lambda o: moment(o.record.finished))
+        bad = [(o, why) for o, why in self.runs if why]
+        chosen: Evidence | None = good[-1] if good else None
+        items = self._counted(chosen.items) if chosen is not None else []
+        verdict: Verdict = "NOT_RUN"
+        if chosen is not None:
+            verdict = self._verdict(chosen, items)
+            verdict = self._together(verdict, chosen, good, bad)
+        else:
+            self.why += [reason for _, why in bad for reason in why] or [self._absent()]
+            if any(r.code in DOUBTS for r in self.why):
+                verdict = "MISTRUSTED"
+            if bad:
+                chosen = bad[-1][0]
+                items = self._counted(chosen.items)
+        carried = self._carried() if not self.runs else None
+        if carried is not None:
+            verdict, self.why = carried.verdict, []
+            self.notes.append(f"carried from {carried.commit[:12]} of {carried.time}: no change since reaches the row")
+        met = verdict == self.row.best and not self.why
+        quarantine, verdict, met = self._quarantine(verdict, met)
+        return self._made(chosen, items, verdict, met, quarantine, carried, bool(good))
+
+    def _counted(self, items: Sequence[Item]) -> list[Item]:
+        """Without what the matrix excuses, or the check itself leaves out when it interprets."""
+        kept = []
+        for item in items:
+            thinned = item.reason == THINNED
+            if item.verdict == "NOT_RUN" and (thinned or expected.excused(self.row, item.id) is not None):
+                self.excused += 1
+            else:
+                kept.append(item)
+        return kept
+
+    def _verdict(self, chosen: Evidence, items: Sequence[Item]) -> Verdict:
+        row = self.row
+        if row.suite == "bench":
+            return self._timed(chosen)
+        counts = Counter(item.verdict for item in items)
+        for verdict in WRONG:
+            if counts[verdict]:
+                named = [item for item in items if item.verdict == verdict]
+                code = "rerun" if named[0].reason.startswith("rerun") else "failed"
+                told = expected.told(item.id for item in named)
+                self.why.append(Reason(code, f"{counts[verdict]} of {len(items)} cases are {verdict}: {told}"))
+                return verdict
+        left = [item for item in items if item.verdict == "NOT_RUN"]
+        for code in _BY_OUTCOME:
+            some = [item for item in left if item.reason.split(":")[0] == code]
+            if some:
+                told = expected.told(item.id for item in some)
+                name = "xfailed" if code == "xpassed" else code
+                self.why.append(Reason(name, f"{len(some)} of {len(items)} tests were {code}: {told}"))
+        rest = [item for item in left if item.reason.split(":")[0] not in _BY_OUTCOME]
+        if rest:
+            self.why.append(
+                Reason(
+                    "not-run",
+                    f"{len(rest)} of {len(items)} cases did not run: "
+                    f"{expected.told(i.id for i in rest)} ({rest[0].reason})",
+                )
+            )
+        self._complete({item.id for item in chosen.items})
+        lower = [i for i in items if i.verdict not in (row.best, "NOT_RUN", "UNIMPLEMENTED")]
+        if lower:
+            told = expected.told((i.id for i in lower), 1)
+            self.why.append(Reason("not-run", f"{len(lower)} cases are only {lower[0].verdict}: {told}"))
+        if not counts[row.best]:
+            self.why.append(Reason("empty", f"no case is {row.best}"))
+        return row_verdict(dict(counts)) if not self.why else "NOT_RUN"
+
+    def _timed(self, chosen: Evidence) -> Verdict:
+        if chosen.record.exit_code != 0:
+            self.why.append(Reason("failed", "something became slower, twice: see perf.json of the run"))
+            return "FAIL"
+        return "PASS"
+
+    def _complete(self, ids: set[str]) -> None:
+        """The set of ids against those that must be there."""
+        row, root = self.row, self.context.tree.root
+        family = expected.family(row)
+        wanted = {
+            "that its cases file lists": expected.listed(row, root),
+            "of Ferryman's ops": expected.checked(row),
+            "that a sister row collected": self.sisters.get(family) if family is not None else None,
+        }
+        for whose, must in wanted.items():
+            lacking = {i for i in (must or set()) - ids if expected.excused(row, i) is None}
+            if lacking:
+                self.why.append(
+                    Reason("missing", f"{len(lacking)} cases {whose} are not there: {expected.told(lacking)}")
+                )
+            if must is not None and whose.startswith("of Ferryman") and not self.why:
+                swapped = {i for i in ids - must if "of" not in i.split("|")[-1]}
+                if swapped:
+                    self.why.append(Reason("swapped", f"cases that no op has: {expected.told(swapped)}"))
+        entries = [e for e in self.context.history.of(row.id) if e.met]
+        now = judge.digest(self.context.digests(row))
+        same = [e for e in entries if e.kernels == now]
+        if same and same[-1].cases != judge.digest(sorted(ids)):
+            self.why.append(Reason("missing", f"the same sources had other cases in the run of {same[-1].time}"))
+
+    def _together(
+        self,
+        verdict: Verdict,
+        chosen: Evidence,
+        good: Sequence[Evidence],
+        bad: Sequence[tuple[Evidence, list[Reason]]],
+    ) -> Verdict:
+        """What other runs of the row say beside the newest good one."""
+        for other in good[:-1]:
+            failed = [i for i in other.items if i.verdict in WRONG]
+            if failed and verdict not in WRONG:
+                self.why.append(
+                    Reason(
+                        "flaky",
+                        f"the run of {other.record.finished} failed ({failed[0].id[:160]}), that of "
+                        f"{chosen.record.finished} did not",
+                    )
+                )
+                return "FAIL"
+        for other, why in bad:
+            doubts = [r for r in why if r.code in DOUBTS - {"exit-code"}]
+            if doubts:
+                self.why += doubts
+                return "MISTRUSTED"
+            failed = [i for i in other.items if i.verdict in WRONG]
+            if failed and other.record.commit == chosen.record.commit and verdict not in WRONG:
+                self.why.append(Reason("flaky", f"another run of this commit failed: {failed[0].id[:160]}"))
+                return "FAIL"
+            self.notes.append(f"left aside: {other.file}: {why[0].code}: {why[0].text}")
+        return verdict
+
+    def _absent(self) -> Reason:
+        decision = self.context.decisions.get(self.row.id)
+        return Reason(
+            "absent", "no record of this row is here" if decision is None or decision.chosen else decision.why
+        )
+
+    def _carried(self) -> Entry | None:
+        """The last success, where the change does not reach the row: the same sources, and not too old."""
+        decision, context = self.context.decisions.get(self.row.id), self.context
+        if decision is None or decision.chosen or context.signers is not None:
+            return None
+        last = next(iter(context.history.of(self.row.id)[::-1]), None)
+        if last is None or not last.met or last.kernels != judge.digest(context.digests(self.row)):
+            return None
+        age = (context.now - moment(last.time)).total_seconds() / 86400
+        return last if -judge.SKEW.total_seconds() / 86400 <= age <= context.matrix.max_age_days else None
+
+    def _quarantine(self, verdict: Verdict, met: bool) -> tuple[str | None, Verdict, bool]:
+        asked = self.row.quarantine
+        if asked is None:
+            return None, verdict, met
+        until = asked.until.isoformat()
+        if self.context.now.date() > asked.until:
+            self.why.append(
+                Reason("expired-quarantine", f"it ended on {until} ({asked.reason}); repair the row, or say until when")
+            )
+            return f"expired {until}", verdict if verdict in WRONG else "QUARANTINED", False
+        self.why.append(Reason("quarantined", f"until {until}: {asked.reason}; without it the row were {verdict}"))
+        return until, "QUARANTINED", False
+
+    def _made(
+        self,
+        chosen: Evidence | None,
+        items: Sequence[Item],
+        verdict: Verdict,
+        met: bool,
+        quarantine: str | None,
+        carried: Entry | None,
+        real: bool,
+    ) -> tuple[RowState, Entry | None]:
+        row, context = self.row, self.context
+        kernels = judge.digest(context.digests(row))
+        ops = _ops(items, row)
+        entry = None
+        if chosen is not None and real and chosen.record.commit is not None:
+            entry = Entry(
+                row=row.id,
+                sha256=chosen.sha256,
+                commit=chosen.record.commit,
+                time=chosen.record.finished,
+                verdict=verdict,
+                met=met,
+                kernels=kernels,
+                cases=judge.digest(sorted(i.id for i in chosen.items)),
+                ops={o.op[:200]: o.verdict for o in ops[:200]},
+                reason="; ".join(r.text for r in self.why)[:400],
+            )
+        past = histories.extended(context.history, [entry] if entry else []).of(row.id)
+        wrong = [i for i in items if i.verdict not in ("PASS", "UNIMPLEMENTED", row.best)]
+        record = None if chosen is None else chosen.record
+        state = RowState(
+            id=row.id,
+            vendor=row.vendor,
+            device=row.device,
+            backend=row.backend,
+            how=row.how,
+            suite=row.suite,
+            verdict=verdict,
+            best=row.best,
+            met=met,
+            green=met and row.best == "PASS",
+            optional=row.optional,
+            quarantine=quarantine,
+            carried=carried is not None,
+            why=[Why(code=r.code, text=r.text) for r in dict.fromkeys(self.why)],
+            notes=self.notes,
+            counts=dict(sorted(Counter(i.verdict for i in items).items())),
+            excused=self.excused,
+            ops=ops,
+            bad=[Bad(id=i.id, verdict=i.verdict, reason=i.reason) for i in wrong[:BAD_MOST]],
+            bad_total=len(wrong),
+            commit=None if record is None else record.commit,
+            time=None if record is None else record.finished,
+            age_days=None if record is None else self._age(record.finished),
+            seconds=None if record is None else (moment(record.finished) - moment(record.started)).total_seconds(),
+            device_name=None if record is None else record.device.name,
+            toolchain={} if record is None else record.toolchain,
+            signed=context.signers is not None and real,
+            records=[o.sha256 for o, _ in self.runs],
+            kernels=kernels,
+            last_real=self._run(past[-1]) if past else None,
+            last_success=self._optional(histories.last_success(past)),
+            first_failing=self._optional(histories.first_failing(past)),
+            flips=histories.flips(past),
+            trend=[self._run(e) for e in past[-_TREND:]],
+        )
+        return state, entry
+
+    def _age(self, time: str) -> float:
+        return round((self.context.now - moment(time)).total_seconds() / 86400, 3)
+
+    def _run(self, entry: Entry) -> Run:
+        return Run(
+            commit=entry.commit,
+            time=entry.time,
+            verdict=entry.verdict,
+            met=entry.met,
+            reason=entry.reason,
+            age_days=self._age(entry.time),
+        )
+
+    def _optional(self, entry: Entry | None) -> Run | None:
+        return None if entry is None else self._run(entry)
+
+
+def _ops(items: Iterable[Item], row: Row) -> list[OpState]:
+    grouped: dict[str, Counter[Verdict]] = {}
+    for item in items:
+        grouped.setdefault(item.op, Counter())[item.verdict] += 1
+    found = []
+    for op, counts in sorted(grouped.items()):
+        verdict: Verdict = next((v for v in (*WRONG, "NOT_RUN") if counts[v]), row_verdict(dict(counts)))
+        found.append(OpState(op=op, verdict=verdict, counts=dict(sorted(counts.items()))))
+    return found
