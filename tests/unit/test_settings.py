@@ -84,7 +84,8 @@ def test_bad_projects(project: Path) -> None:
 
 
 @needs_tomllib
-def test_what_is_no_text_is_no_path_and_no_name(project: Path) -> None:
+def test_what_is_no_text_is_no_path_and_no_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")
     for key in ("lockfile", "profile", "test_device"):
         project.write_text(f"[tool.ferryman]\n{key} = 3\n")
         settings.forget()
@@ -120,7 +121,10 @@ def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
          "{}: [tool.ferryman] lockfile is 'a\\x00b'; required: a path, as text without a NUL"),
     ],
 )  # fmt: skip
-def test_the_command_says_what_is_wrong_in_a_project(project: Path, verb: str, text: str, message: str) -> None:
+def test_the_command_says_what_is_wrong_in_a_project(
+    project: Path, verb: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")
     project.write_text(text)
     done = _run("-m", "ferryman", verb)
     assert done.returncode == 2 and done.stdout == ""
