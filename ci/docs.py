@@ -33,8 +33,11 @@ def settings_page() -> str:
     return f"""{_NOTE.format(source="ferryman.settings.TABLE")}
 # Settings
 
-Read from the environment first, then from `[tool.ferryman]` in the `pyproject.toml` of the working directory (Python
-3.11 or newer). `ferryman.reload()` reads them again; `ferryman doctor` prints what is in force.
+Read from the environment first, then from `[tool.ferryman]` in the `pyproject.toml` of the working directory, then from
+the user's own `~/.config/ferryman/config.toml` (below `XDG_CONFIG_HOME` where that is set), whose keys stand at its top
+(files: Python 3.11 or newer). What leads to code is not taken from the working directory, and no cache or artefact is
+loaded that belongs to another user or that others may write. `ferryman.reload()` reads them again; `ferryman doctor`
+prints what is in force.
 
 {settings.table_markdown()}
 A call can ask for more than settings do: `with ferryman.use("cuda", "triton"):` is an ordered allow-list for what runs

@@ -13,11 +13,19 @@ class FerrymanError(Exception):
     """Base of every error that Ferryman raises on purpose."""
 
 
+def shown(value: object, most: int = 300) -> str:
+    """A value's text for a message, cut; an integer of more digits than Python prints by its size."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"an integer of {value.bit_length()} bits"
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}.."
+
+
 class ArgumentError(FerrymanError, ValueError):
     """An op's argument is invalid. ``argument`` names it; the message gives actual against required."""
 
     def __init__(self, op: str, argument: str, actual: object, required: str) -> None:
-        super().__init__(f"{op}: {argument} is {actual}; required: {required}")
+        super().__init__(f"{op}: {argument} is {shown(actual)}; required: {required}")
         self.op, self.argument, self.actual, self.required = op, argument, actual, required
 
 

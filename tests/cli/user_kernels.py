@@ -181,3 +181,25 @@ def random_rows(x):
 
 
 number = 3
+
+
+def flushing(x, weight, eps, cast_before_weight):
+    """Right, and leaves the process with subnormals flushed, float64 by default and tf32 products."""
+    result = rms_norm(x, weight, eps, cast_before_weight)
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("high")
+    return result
+
+
+def greedy(x, weight, eps, cast_before_weight):
+    """Takes memory until something stops it."""
+    kept = []
+    while True:
+        kept.append(torch.ones(1 << 25))
+        time.sleep(0.05)
+
+
+def spinning(x, weight, eps, cast_before_weight):
+    while True:
+        pass

@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_used_says_why_once(
         with pytest.raises(ArtefactError, match=message):
             artefacts.read(copy)
     (copy / "manifest.json").write_bytes(original[:1000])
-    with pytest.raises(ArtefactError, match="damaged .*; run `ferryman compile --out` again"):
+    with pytest.raises(ArtefactError, match="is not JSON: .*; run `ferryman compile --out` again"):
         artefacts.read(copy)
     with pytest.raises(ArtefactError, match="cannot be read"):
         artefacts.read(tmp_path / "nowhere")

@@ -145,7 +145,7 @@ def test_an_oversized_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(capsule_format, "SIZE_LIMIT", 4096)
     path = tmp_path / "large.capsule"
     path.write_bytes(small())
-    with pytest.raises(CapsuleError, match="too large; a capsule has at most 4096 bytes"):
+    with pytest.raises(CapsuleError, match="cannot be read: it has [0-9]+ bytes; required: at most 4096"):
         capsule.load(path)
     with pytest.raises(CapsuleError, match="required: at most 4096"):
         capsule_format.pack("{}", {"x": torch.zeros(2000)})
@@ -155,7 +155,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(CapsuleError, match="cannot be read"):
             capsule.load(path)
-    with pytest.raises(CapsuleError, match="too large"):
+    with pytest.raises(CapsuleError, match="no regular file"):
         capsule.load("/dev/zero")
 
 

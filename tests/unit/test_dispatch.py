@@ -269,7 +269,7 @@ def test_the_guard_in_front_refuses(change: object) -> None:
     runner = plan.runner_of(ops.add_rms_norm.primitive)
     for _ in range(2):
         ops.add_rms_norm(X, X + 1, W)
-    ((check, _, _),) = runner.hot.values()
+    ((check, *_),) = runner.hot.values()
     assert check(X, X + 2, W)
     other = change()  # type: ignore[operator]
     assert not check(other, X, W) and not check(X, other, W)
@@ -281,6 +281,7 @@ INVALID = {
     "negative eps": (lambda: ops.rms_norm(X, W, -1e-6), "eps"),
     "eps not a number": (lambda: ops.rms_norm(X, W, float("nan")), "eps"),
     "eps of another type": (lambda: ops.rms_norm(X, W, "1e-6"), "eps"),  # type: ignore[arg-type]
+    "float64 x": (lambda: ops.rms_norm(X.double(), W), "x.dtype"),
     "integer x": (lambda: ops.rms_norm(X.long(), W), "x.dtype"),
     "x not a tensor": (lambda: ops.rms_norm([1.0], W), "x"),  # type: ignore[arg-type]
     "scalar x": (lambda: ops.rms_norm(torch.tensor(1.0)), "x.dim"),
@@ -525,7 +526,7 @@ def test_a_lockfile_of_another_machine_or_a_damaged_one_is_never_written_over(tm
     with pytest.raises(LockfileError, match="is not of this machine: profile is 'h200', here 'cpu'"):
         lockfile_document.record(path, here, {})
     path.write_text(text[:-20])
-    with pytest.raises(LockfileError, match="cannot be read as JSON"):
+    with pytest.raises(LockfileError, match="is not JSON"):
         lockfile_document.record(path, here, {})
     assert path.read_text() == text[:-20]
 

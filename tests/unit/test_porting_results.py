@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ferryman import files
 from ferryman.device_profiles import detect
 from ferryman.errors import ResultError
 from ferryman.porting import results
@@ -96,11 +97,11 @@ def test_what_is_not_a_document_is_refused(tmp_path: Path, text: str) -> None:
         results.load(tmp_path / "none.json")
 
 
-def test_a_document_over_the_size_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_over_the_size_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    results.save(FULL, path)
-    monkeypatch.setattr(results, "SIZE_LIMIT", 100)
-    with pytest.raises(ResultError, match="at most 100"):
+    with path.open("wb") as file:
+        file.truncate(files.MOST_BYTES + 1)
+    with pytest.raises(ResultError, match=f"at most {files.MOST_BYTES}"):
         results.load(path)
 
 

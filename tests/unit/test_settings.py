@@ -84,8 +84,9 @@ def test_bad_projects(project: Path) -> None:
 
 
 @needs_tomllib
-def test_what_is_no_text_is_no_path_and_no_name(project: Path) -> None:
-    for key in ("artefacts", "cache_dir", "profile", "test_device"):
+def test_what_is_no_text_is_no_path_and_no_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")
+    for key in ("lockfile", "profile", "test_device"):
         project.write_text(f"[tool.ferryman]\n{key} = 3\n")
         settings.forget()
         with pytest.raises(SettingError, match=rf"\[tool.ferryman\] {key} is 3; required: a (path|name)"):
@@ -116,11 +117,14 @@ def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("doctor", "[tool.ferryman]\nbackend = [1]\n", "{}: [tool.ferryman] backend is [1]; required: names"),
         ("doctor", "[tool]\nferryman = 3\n", "{}: [tool.ferryman] is 3; required: a table"),
         ("doctor", "tool = 3\n", "{}: [tool] is 3; required: a table"),
-        ("doctor", '[tool.ferryman]\nartefacts = "a\\u0000b"\n',
-         "{}: [tool.ferryman] artefacts is 'a\\x00b'; required: a path, as text without a NUL"),
+        ("doctor", '[tool.ferryman]\nlockfile = "a\\u0000b"\n',
+         "{}: [tool.ferryman] lockfile is 'a\\x00b'; required: a path, as text without a NUL"),
     ],
 )  # fmt: skip
-def test_the_command_says_what_is_wrong_in_a_project(project: Path, verb: str, text: str, message: str) -> None:
+def test_the_command_says_what_is_wrong_in_a_project(
+    project: Path, verb: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")
     project.write_text(text)
     done = _run("-m", "ferryman", verb)
     assert done.returncode == 2 and done.stdout == ""

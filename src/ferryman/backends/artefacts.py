@@ -8,7 +8,6 @@ kernel is compiled as usual. A kernel whose every entry failed its resource gate
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import warnings
 from collections.abc import Iterable
@@ -16,17 +15,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
-from ferryman import settings
+from ferryman import files, settings
 from ferryman.backends import code_objects
 from ferryman.errors import ArtefactError, CompileError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 OBJECTS = "objects"
-SIZE_LIMIT = 256 * 2**20
+SIZE_LIMIT = 64 * 2**20
 _IMAGE_LIMIT = 64 * 2**20
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -95,7 +94,7 @@ class Manifest(_Model):
     toolchain: dict[str, str]
     profiles: list[Name]
     seconds: float
-    entries: list[Entry]
+    entries: Annotated[list[Entry], FailFast()]
     modules: list[Module] = []
 
     def counts(self) -> dict[str, int]:
@@ -117,15 +116,9 @@ def read(folder: Path) -> Manifest:
     path = folder / MANIFEST
     remedy = "run `ferryman compile --out` again"
     try:
-        if path.stat().st_size > SIZE_LIMIT:
-            raise ArtefactError(f"{path} is larger than {SIZE_LIMIT} bytes")
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ArtefactError(
-            f"{path} cannot be read ({error.strerror}); {remedy}, or unset FERRYMAN_ARTEFACTS"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ArtefactError(f"{path} is damaged ({error}); {remedy}") from error
+        raw = files.document(path, SIZE_LIMIT)
+    except files.Unreadable as error:
+        raise ArtefactError(f"{error}; {remedy}, or unset FERRYMAN_ARTEFACTS") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
         raise ArtefactError(f"{path}: schema_version is {version!r}; required: {SCHEMA_VERSION}; {remedy}")
@@ -138,10 +131,15 @@ def read(folder: Path) -> Manifest:
 
 
 class Store:
-    """The artefacts of one folder, by key. Safe to share between threads."""
+    """The artefacts of one folder, by key. Safe to share between threads. Raises ArtefactError as `read`, and where
+    another user could have written them: they are code."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        for place in (folder, folder / OBJECTS, folder / MANIFEST):
+            why = files.distrusted(place)
+            if why is not None:
+                raise ArtefactError(why)
         self.manifest = read(folder)
         self._entries: dict[str, list[Entry]] = {}
         for entry in self.manifest.entries:
@@ -176,9 +174,10 @@ class Store:
     def content(self, file: str) -> bytes:
         """A file of the folder. Raises OSError, or ValueError where its name is not its content's hash."""
         path = self.folder / file
-        if path.stat().st_size > _IMAGE_LIMIT:
-            raise ValueError(f"it is larger than {_IMAGE_LIMIT} bytes")
-        data = path.read_bytes()
+        why = files.distrusted(path)
+        if why is not None:
+            raise ValueError(why)
+        data = files.read(path, _IMAGE_LIMIT)
         if hashlib.sha256(data).hexdigest() != path.stem:
             raise ValueError(f"{path.name} holds {len(data)} bytes of something else, or only a part")
         return data

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+
+def unimportable(*modules: str) -> str | None:
+    """Why one of ``modules`` cannot be imported: whatever its import raises (another ABI, say); None where all can."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - an extension module may raise anything, and all of it is a reason
+            told = str(error).strip().splitlines() or [""]
+            return f"importing {name} raises {type(error).__name__}: {told[0][:300]}"
+    return None
 
 
 @dataclass(frozen=True)

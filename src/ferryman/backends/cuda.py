@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from ferryman.backends import code_objects
-from ferryman.backends.base import Artefact
+from ferryman.backends.base import Artefact, unimportable
 from ferryman.backends.simt import Unit, defines_for
 from ferryman.backends.simt.launcher import LoadedUnits
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError, LaunchError
@@ -36,7 +36,8 @@ _UNASKED_SHARED = 40 * 1024  # of the 48 KiB that a kernel may use without askin
 # Everything else (out of memory, illegal address, a sticky error of earlier work) rises as it is.
 _REFUSED = frozenset({1, 9, 400, 701})
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
-_NOT_LOADABLE = (ImportError, OSError, RuntimeError, AttributeError)
+_NOT_LOADABLE = (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError)
+_LAUNCHING = ("numpy", "cupy", "cupy.cuda.runtime", "cupy.cuda.function", "cupy_backends.cuda.api.driver")
 
 
 class Nvrtc(Protocol):
@@ -152,6 +153,9 @@ class CudaBackend:
             return (f"cuda serves NVIDIA devices; this device's vendor is {vendor!r}",)
         if importlib.util.find_spec("cupy") is None:
             return (f"CuPy is not installed; {INSTALL}",)
+        why = unimportable(*_LAUNCHING)
+        if why is not None:
+            return (f"CuPy cannot be used: {why}; {INSTALL}",)
         try:
             runtime = importlib.import_module("cupy.cuda.runtime")
             driver, needed = int(runtime.driverGetVersion()), int(runtime.runtimeGetVersion())

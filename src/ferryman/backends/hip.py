@@ -25,7 +25,7 @@ INSTALL = "pip install ferryman[rocm7]"
 OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=fast")
 # Refusals of the launch itself; everything else (out of memory, illegal address) rises as a HipError.
 _REFUSED = frozenset({1, 9, 98, 701})
-_NOT_LOADABLE = (ImportError, OSError, RuntimeError)
+_NOT_LOADABLE = (ImportError, OSError, RuntimeError, ValueError, TypeError)
 # The first ROCm whose LLVM has the target (15, 17, 19, 20). An older hipRTC may not refuse what it does not know: 5.2.3
 # aborts the process on gfx942 and gfx1100.
 _FIRST_ROCM = {"gfx1100": (5, 3), "gfx942": (5, 6), "gfx1200": (6, 3), "gfx1201": (6, 3), "gfx950": (6, 4)}

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ferryman.backends import redirect, replay
-from ferryman.backends.base import Artefact, Target
+from ferryman.backends.base import Artefact, Target, unimportable
 from ferryman.errors import ArgumentError, CaptureError, CompileError, FerrymanError
 
 _TYPES = {
@@ -84,7 +84,7 @@ class TritonBackend:
         if importlib.util.find_spec("triton") is None:
             return ("triton is not installed; pip install 'ferryman[triton]'",)
         if vendor == "cpu":
-            return _interpreter_reasons()
+            return _interpreter_reasons() or _import_reasons()
         reasons = []
         if interpreting():
             reasons.append("TRITON_INTERPRET=1: this process interprets Triton, which serves CPU tensors only")
@@ -93,7 +93,7 @@ class TritonBackend:
             reasons.append(f"this torch build ({torch.__version__}) drives {built_for or 'no GPU'}, not {vendor}")
         elif not torch.cuda.is_available():
             reasons.append(f"no {vendor} device is visible to torch (torch.cuda.is_available() is False)")
-        return tuple(reasons)
+        return tuple(reasons) or _import_reasons()
 
     def compile(
         self,
@@ -184,6 +184,12 @@ def gpu_target(arch: str) -> Any:
     if amd := re.fullmatch(r"gfx(\d+)[0-9a-f]{2}", arch):
         return GPUTarget("hip", arch, 32 if int(amd[1]) >= 10 else 64)
     raise ArgumentError("triton.compile", "arch", repr(arch), "sm_NN or gfxNNN")
+
+
+def _import_reasons() -> tuple[str, ...]:
+    """Asked last: it loads triton, which nothing needs where another reason stands."""
+    why = unimportable("triton", "triton.language")
+    return () if why is None else (f"{why}; install the triton that torch {torch.__version__} comes with",)
 
 
 def _interpreter_reasons() -> tuple[str, ...]:
@@ -391,4 +397,8 @@ def _install_guard(kernel: Any) -> None:
             return compiled
 
         kernel._do_compile = guarded
+    else:
+        from ferryman.backends import triton_bfloat16
+
+        triton_bfloat16.mend_if_known()
     kernel._ferryman_guard = True

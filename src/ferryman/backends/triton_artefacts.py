@@ -7,7 +7,6 @@ import inspect
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -146,17 +145,12 @@ def built(source: Any, name: str, code: Mapping[str, bytes], metadata: Mapping[s
     ``metadata`` as `metadata_of` gives it; ``key`` names it, 64 hexadecimal digits."""
     from triton.compiler import CompiledKernel
 
-    # Triton reads the files while it builds the object: it gets the bytes that were checked.
-    folder = Path(_folder().name) / key
-    folder.mkdir(exist_ok=True)
-    group = {}
-    for suffix, data in {**code, "json": json.dumps(metadata).encode()}.items():
-        path = folder / f"{name[:150]}.{suffix}"
-        path.write_bytes(data)
-        group[path.name] = str(path)
-    return CompiledKernel(source, group, key)
-
-
-@lru_cache(maxsize=1)
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="ferryman-artefacts-")
+    # Triton reads the files while it builds the object, and never again: each call has a folder of its own, so that no
+    # thread meets what another is writing, and nothing is left behind.
+    with tempfile.TemporaryDirectory(prefix="ferryman-artefacts-") as folder:
+        group = {}
+        for suffix, data in {**code, "json": json.dumps(metadata).encode()}.items():
+            path = Path(folder, f"{name[:150]}.{suffix}")
+            path.write_bytes(data)
+            group[path.name] = str(path)
+        return CompiledKernel(source, group, key)

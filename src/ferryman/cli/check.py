@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,10 @@ def check(
         str | None, typer.Option(help="small or standard (real sizes); default: standard on an accelerator.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Interpreted Triton: each case in every dtype.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the inputs.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the inputs; default: 0; with --kernel a fresh one, which is printed."),
+    ] = None,
     assume: Annotated[
         list[str] | None,
         typer.Option(help="With --backend simulated: undocumented arithmetic, as mfma_order=sequential. Repeatable."),
@@ -91,6 +95,9 @@ def check(
     Ratios are the worst error in units of its derived bound: at most 1 is right. Exits with 1 if anything is wrong, or
     if nothing ran at all.
     """
+    if seed is None:
+        # a kernel that is tuned to pass one drawing of the inputs does not pass the next
+        seed = 0 if kernel is None else secrets.randbelow(2**31)
     simulates = simulated_route.NAME in (backend or ())
     where = "cpu" if simulates else place(device, "check")
     folder = out if out is not None or as_json else DEFAULT_OUT
@@ -117,6 +124,7 @@ def check(
     if kernel is not None:
         declared = kernels.Declaration(accumulation or "fp32", tuple(rounding or ()), not not_deterministic)
         limit = kernels.TIMEOUT_SECONDS if timeout is None else timeout
+        sys.stderr.write(f"ferryman: seed {seed}; --seed {seed} draws these inputs again\n")
         document = check_kernel.run(
             kernel, op, declared, where, dtype, tier, seed, limit, rejected={"--backend": backend, "--full": full}
         )

@@ -16,12 +16,12 @@ import torch
 import typer
 
 import ferryman
-from ferryman import settings
+from ferryman import files, settings
 from ferryman.backends.simt.launcher import cache_directory
 from ferryman.cli import output
 from ferryman.device_profiles import Profile, catalogue, loading
 from ferryman.dispatch import lockfile, registry
-from ferryman.errors import LockfileError
+from ferryman.errors import LockfileError, SettingError
 from ferryman.porting.tune.check import check
 
 PACKAGES = (
@@ -157,27 +157,34 @@ def _choices(profile: Profile) -> dict[str, str | None]:
 
 
 def _caches() -> dict[str, Path]:
-    user = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    user = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~")) / ".triton" / "cache"
     inductor = Path(tempfile.gettempdir()) / f"torchinductor_{os.environ.get('USER') or 'root'}"
     return {
-        "ferryman kernels": cache_directory(),
+        "ferryman kernels": _own_cache(),
         "triton": Path(os.environ.get("TRITON_CACHE_DIR") or user),
         "inductor": Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or inductor),
     }
 
 
+def _own_cache() -> Path:
+    try:
+        return cache_directory()
+    except SettingError:  # without a home nothing is kept
+        return Path(os.devnull)
+
+
 def _cache(name: str, path: Path) -> dict[str, Any]:
-    files = count = 0
+    number = count = 0
     for root, _, names in os.walk(path):
         for file in names:
-            if files >= _MOST_FILES:
+            if number >= _MOST_FILES:
                 break
             try:
                 count += (Path(root) / file).stat().st_size
             except OSError:  # another process replaced it meanwhile
                 continue
-            files += 1
-    return {"cache": name, "path": str(path), "files": files, "bytes": count, "problem": _unwritable(path)}
+            number += 1
+    return {"cache": name, "path": str(path), "files": number, "bytes": count, "problem": _unwritable(path)}
 
 
 def _unwritable(path: Path) -> str | None:
@@ -186,6 +193,11 @@ def _unwritable(path: Path) -> str | None:
         nearest = next(p for p in (path, *path.parents) if p.exists())
     except OSError as error:  # a name that no file system takes
         return f"cannot be written ({error.strerror}): kernels are compiled again each time"
+    if not nearest.is_dir():
+        return "no home directory is known: kernels are compiled again each time; set FERRYMAN_CACHE_DIR"
+    why = files.distrusted(nearest) if nearest == path else None
+    if why is not None:
+        return f"not used: {why}"
     if os.access(nearest, os.W_OK):
         return None
     return f"{nearest} cannot be written: kernels are compiled again each time"
@@ -195,8 +207,7 @@ def _settings() -> list[dict[str, Any]]:
     found = []
     for setting in settings.TABLE:
         value = settings.get(setting.key)
-        elsewhere = "default" if value == setting.default else "pyproject.toml"
-        origin = "environment" if setting.variable in os.environ else elsewhere
+        origin = settings.origin(setting.key)
         shown = None if value in (None, ()) else value
         found.append(
             {"variable": setting.variable, "value": str(shown) if shown is not None else None, "origin": origin}

@@ -5,8 +5,11 @@ Exit codes: 0 done, 1 a check failed, 2 bad use (an unknown name, an invalid arg
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import typer
@@ -34,6 +37,11 @@ from ferryman.cli import (
     tune,
 )
 from ferryman.errors import FerrymanError
+
+_SECONDS_TO_END = 3
+# what no extra's absence may turn into a traceback: package -> extra
+_EXTRAS = {"numpy": "triton", "triton": "triton", "transformers": "models", "jinja2": "report", "junitparser": "report",
+           "matplotlib": "report", "cupy": "cuda13", "msgpack": "offline"}  # fmt: skip
 
 
 class _Verb(TyperCommand):
@@ -83,11 +91,48 @@ def root(
 
 def main() -> None:
     """Run the command line; a FerrymanError is bad use and prints as one message."""
+    if sys.stdout is None:  # `ferryman ops >&-`: the next file that is opened would become stdout
+        raise SystemExit(_say("stdout is closed; redirect it to /dev/null"))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except FerrymanError as error:
-        sys.stderr.write(f"ferryman: {error}\n")
-        raise SystemExit(2) from None
+        raise SystemExit(_say(str(error))) from None
     except BrokenPipeError:  # `ferryman ops | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _mute()
         raise SystemExit(141) from None
+    except OSError as error:  # a full disk, under stdout or a temporary folder
+        _mute()
+        raise SystemExit(_say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")) from None
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        remedy = f"pip install 'ferryman[{_EXTRAS[package]}]'"
+        raise SystemExit(_say(f"this needs {package}, which is not installed: {remedy}")) from None
+
+
+def _say(text: str) -> int:
+    """One message on stderr, if there is one. Returns the exit code of bad use."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"ferryman: {text}\n")
+    return 2
+
+
+def _mute() -> None:
+    """What stands in stdout's buffer goes nowhere, or Python's own end would fail of it once more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _terminated(number: int, frame: Any) -> None:
+    """SIGTERM ends the command through its contexts, which end their workers and remove their folders; and without
+    them where that takes more than `_SECONDS_TO_END`."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_SECONDS_TO_END)
+    raise SystemExit(128 + number)

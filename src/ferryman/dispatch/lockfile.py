@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +61,7 @@ def shipped(profile: Profile) -> Path | None:
     return path if path.is_file() else None
 
 
-@lru_cache(maxsize=8)
+@settings.Remembered
 def _loaded(path: Path) -> Lockfile | None:
     from ferryman.dispatch.lockfile_document import load
 
@@ -73,7 +72,7 @@ def _loaded(path: Path) -> Lockfile | None:
         return None
 
 
-@lru_cache(maxsize=64)
+@settings.Remembered
 def _in_force(profile: Profile) -> Mapping[str, Mapping[str, Entry]]:
     """The entries that hold on a device; what of the user's file does not is said once."""
     setting = settings.get("lockfile")
@@ -108,5 +107,5 @@ def covers(op: str, profile: Profile) -> bool:
 
 def forget() -> None:
     """Read the lockfile again at the next choice."""
-    _loaded.cache_clear()
-    _in_force.cache_clear()
+    _loaded.forget()
+    _in_force.forget()

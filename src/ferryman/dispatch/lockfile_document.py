@@ -12,9 +12,7 @@ import ctypes
 import datetime
 import hashlib
 import importlib.util
-import json
 import re
-import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -27,6 +25,7 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from ferryman import files
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.lockfile_entry import Entry, Name, Strict, joined
@@ -133,16 +132,9 @@ def _code(file: Path) -> bytes:
 def load(path: Path) -> Lockfile:
     """A checked lockfile. Raises LockfileError with the file and what is wrong."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
-            raise LockfileError(f"{path} cannot be read: it is no regular file. Name another, or unset the setting")
-        if found.st_size > _MAX_BYTES:
-            raise LockfileError(f"{path} is {found.st_size} bytes; required: at most {_MAX_BYTES}")
-        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
-    except LockfileError:  # which is a ValueError
-        raise
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, a number without end
-        raise LockfileError(f"{path} cannot be read as JSON: {error}. Write it again, or unset the setting") from error
+        raw = files.document(path, _MAX_BYTES)
+    except files.Unreadable as error:
+        raise LockfileError(f"{error}. Write it again, or unset the setting") from error
     required = f"required: a ferryman-lockfile of version {VERSION}"
     if not isinstance(raw, dict):
         raise LockfileError(f"{path} holds a {type(raw).__name__}; {required}")

@@ -15,7 +15,6 @@ menu line says that it can.
 from __future__ import annotations
 
 import dataclasses
-import numbers
 import re
 import threading
 import warnings
@@ -28,12 +27,12 @@ from torch.autograd import forward_ad
 
 from ferryman.backends import replay
 from ferryman.backends.precision import float32_precision
-from ferryman.dispatch import registry, select, state, traced
+from ferryman.dispatch import registry, scalars, select, state, torch_library, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
+from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 REPLAYED = "cuda"  # the type of the devices whose launchers are replayed: HIP's too
 # Recording takes 0.4 to 0.8 ms, a replay saves 10 to 30 us. More than most models have layers: each calls an op with a
 # length that the next token changes.
@@ -42,17 +41,12 @@ MOST_PLANS = 4096  # per op; then they are dropped and made again
 MOST_REBUILDS = 32  # of one brief key's guard; a call site that alternates further goes by the full key
 _GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards = getattr(_GUARDS, "TensorGuards", None)  # private to PyTorch: without it every call goes by the full key
-_MISS: tuple[Any, ...] = (lambda *tensors: False, None, None)
+_Plan = tuple[Callable[..., Any], Any, Implementation]  # what runs, its last argument, and the menu line that it is
 _all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
-_SCALARS: dict[str, type] = {
-    "float": numbers.Real,
-    "int": numbers.Integral,
-    "bool": bool,
-    "str": str,
-    "ScalarType": torch.dtype,
-}
-_FACTS = "{x}.__class__, {x}.dtype, {x}.device, {x}.shape, {x}.is_contiguous() or {x}.stride()"
+_generation = 0  # raised whenever plans are dropped: a choice that began before is not kept
+_FACTS = "{x}.__class__, {x}.dtype, {x}.device, {x}.shape, {x}.is_contiguous() or {x}.stride(), "
+_FACTS += "keys_of({x}).raw_repr()"  # a bit that says "negative" is one of them
 
 _TEMPLATE = """
 def resolve({params}):
@@ -65,28 +59,29 @@ def cold({params}):
         return library({args})
     try:
 {lines}
-        run, extra = plans[{key}]
+        key = ({key})
+        run, extra, line = plan = plans[key]
     except KEY_ERRORS:
         return slow({args})
 {warm}{bump}    try:
         return run({args}, extra)
     except CompileError as error:
-        return recover(error, {args})
+        return recover(error, line, {args})
 
 def undifferentiated({params}):
     try:
 {lines_plain}
-        run, extra = plans[{key}]
+        run, extra, line = below[{key}]
     except KEY_ERRORS:
         return slow_plain({args})
 {bump}    try:
         return run({args}, extra)
     except CompileError as error:
-        return recover_plain(error, {args})
+        return recover_plain(error, line, {args})
 """
 # A guard takes tensors, and no lists of them: an op that has such a list goes by the full key.
 _HOT = """    try:
-        check, run, extra = hot.get(({brief})) or MISS
+        check, run, extra, line = hot[{brief}]
         same = check({guarded})
     except KEY_ERRORS:
         return cold({args})
@@ -95,7 +90,7 @@ _HOT = """    try:
 {bump}    try:
         return run({args}, extra)
     except CompileError as error:
-        return recover(error, {args})
+        return recover(error, line, {args})
 """
 _EXTRA = {
     "aligned": "{arg}.data_ptr() % 16 == 0", "tf32": "float32_precision()", "deterministic": "deterministic()",
@@ -106,9 +101,11 @@ _EXTRA = {
 class _Young:
     """A plan that was not tried for a replay yet."""
 
+    plans: dict[Any, _Plan]
     key: Any
     launch: Callable[..., Any]
     extra: Any
+    line: Implementation
     device: torch.device
     calls: int = 1
 
@@ -118,10 +115,11 @@ class Op:
 
     def __init__(self, op: Primitive, library: Callable[..., Any]) -> None:
         self.op = op
-        self.plans: dict[Any, tuple[Callable[..., Any], Any]] = {}
-        self.hot: dict[Any, tuple[Callable[..., bool], Callable[..., Any], Any]] = {}
+        self.plans: dict[Any, _Plan] = {}
+        self.below: dict[Any, _Plan] = {}  # of calls that come through the library, of subclasses too
+        self.hot: dict[Any, tuple[Callable[..., bool], Callable[..., Any], Any, Implementation]] = {}
         self.rebuilds: dict[Any, int] = {}
-        _all_plans.extend((self.plans, self.hot, self.rebuilds))
+        _all_plans.extend((self.plans, self.below, self.hot, self.rebuilds))
         self.recipe = Recipe.of(op)
         self.guarded = guarded(op)
         self.again = self._again  # one object, which plans are compared with
@@ -138,15 +136,16 @@ class Op:
             "float32_precision": float32_precision,
             "deterministic": torch._C._get_deterministic_algorithms,
             "bump": torch.autograd.graph.increment_version,
-            "forward_ad": forward_ad, "current": state.current, "plans": self.plans, "library": library,
-            "hot": self.hot, "warm": self.warm, "MISS": _MISS,
+            "forward_ad": forward_ad, "current": state.current,
+            "plans": self.plans, "below": self.below, "library": library, "keys_of": torch._C._dispatch_keys,
+            "hot": self.hot, "warm": self.warm,
             **{f"no_{name}": torch.empty(0) for name in op.tensors},
             "compiled": traced.compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),
             "slow_plain": lambda *args: self.slow(args, differentiate=False),
-            "recover": lambda error, *args: self.recover(error, args, differentiate=True),
-            "recover_plain": lambda error, *args: self.recover(error, args, differentiate=False),
+            "recover": lambda error, line, *args: self.recover(error, line, args, differentiate=True),
+            "recover_plain": lambda error, line, *args: self.recover(error, line, args, differentiate=False),
         }  # fmt: skip
         entry = namespace[op.name]
         exec(compile(_source(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
@@ -159,27 +158,33 @@ class Op:
         self._key: Callable[..., Any] = _key_function(op, namespace)
         self._library = library
 
-    def warm(self, brief: Any, plan: tuple[Callable[..., Any], Any], *tensors: Tensor) -> None:
+    def warm(self, key: Any, plan: _Plan, brief: Any, *tensors: Tensor) -> None:
         """Put a guard that knows these tensors in front of the full key."""
         rebuilt = self.rebuilds.get(brief, 0)
         if _TensorGuards is None or rebuilt >= MOST_REBUILDS:
             return
-        if len(self.hot) >= MOST_PLANS:
-            self.hot.clear()
-            self.rebuilds.clear()
         sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         guard = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        self.rebuilds[brief] = rebuilt + 1
-        self.hot[brief] = (guard.check, *plan)
+        with _lock:
+            if self.plans.get(key) is not plan:
+                return  # dropped, or replaced, meanwhile
+            if len(self.hot) >= MOST_PLANS:
+                self.hot.clear()
+                self.rebuilds.clear()
+            self.rebuilds[brief] = rebuilt + 1
+            self.hot[brief] = (guard.check, *plan)
 
     def slow(self, args: tuple[Any, ...], differentiate: bool) -> Any:
         """Check, choose, remember, run."""
-        op = self.op
+        op, generation = self.op, _generation
         tensors = self._tensors(args)
-        if differentiate and any(type(t) not in PLAIN for t in tensors.values()):
+        if differentiate and not all(map(torch_library.plain, tensors.values())):
             return self._library(*args)
         if not tensors:
             raise ArgumentError(op.name, "arguments", "no tensor", "at least one")
+        exact = scalars.exact(op, args)
+        if exact is not args:  # NumPy's numbers, and integers for floats: plans know Python's own types only
+            return (self.resolve if differentiate else self.undifferentiated)(*exact)
         op.check(*args)
         if op.mutates:
             torch.autograd.graph.increment_version([tensors[name] for name in op.mutates])
@@ -187,27 +192,34 @@ class Op:
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
         decision = select.select(op, args, profile, asked)
-        launch = registry.launcher(decision.implementation)
+        line = decision.implementation
+        try:
+            launch = registry.launcher(line)
+        except CompileError as error:
+            return self.recover(error, line, args, differentiate)
         target = select.target_of(profile, decision.configuration)
         grads = differentiate and torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
         if grads:
             self.recipe.check_inputs(args)
-        if asked.tracer is not None:
-            asked.tracer.record(op.name, decision.implementation.name, decision.fallback, decision.source)
-        elif len(self.plans) >= MOST_PLANS:
-            self.plans.clear()
         extra: Any = target
         if grads:
             launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, asked)
-        if asked.tracer is None:
-            key, entry = self._key(*args, bool(grads)), (launch, extra)
-            if decision.implementation.replayable and device.type == REPLAYED and self.guarded:
-                entry = (self.again, _Young(key, launch, extra, device))
-            self.plans[key] = entry
+        if asked.tracer is not None:
+            asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
+        else:
+            plans, key = self.plans if differentiate else self.below, self._key(*args, bool(grads))
+            plan: _Plan = (launch, extra, line)
+            if line.replayable and device.type == REPLAYED and self.guarded:
+                plan = (self.again, _Young(plans, key, launch, extra, line, device), line)
+            with _lock:
+                if generation == _generation:
+                    if len(plans) >= MOST_PLANS:
+                        plans.clear()
+                    plans[key] = plan
         try:
             return launch(*args, extra)
         except CompileError as error:
-            return self.recover(error, args, differentiate)
+            return self.recover(error, line, args, differentiate)
 
     def _again(self, *args: Any) -> Any:
         """Run a young plan; at its time put the launcher's replay, or the launcher for good, in its place."""
@@ -221,21 +233,25 @@ class Op:
             extra = extra if frozen is None else dataclasses.replace(extra, launch=frozen)
         else:
             run = replay.freeze(run, self.op.names, given, extra, young.device) or run
-        entry = self.plans.get(young.key)
-        if entry is not None and entry[1] is young:  # not dropped meanwhile
-            self.plans[young.key] = (run, extra)
-        for brief, hot in list(self.hot.items()):
-            if hot[2] is young:
-                self.hot.pop(brief, None)  # the next call puts what is in the plan now in front
+        with _lock:
+            plan = young.plans.get(young.key)
+            if plan is not None and plan[1] is young:  # not dropped meanwhile
+                young.plans[young.key] = (run, extra, young.line)
+            for brief in [brief for brief, hot in self.hot.items() if hot[2] is young]:
+                del self.hot[brief]  # the next call puts what is in the plan now in front
         return run(*given, extra)
 
-    def recover(self, error: CompileError, args: tuple[Any, ...], differentiate: bool) -> Any:
-        """A toolchain refused the kernel: leave this implementation out here, say so once, and choose again."""
+    def recover(
+        self, error: CompileError, line: Implementation, args: tuple[Any, ...], differentiate: bool
+    ) -> Any:  # fmt: skip
+        """A toolchain refused the kernel of ``line``: leave it out here, say so once, and choose again.
+
+        Other threads may have found the same meanwhile, so that another choice would not come to ``line`` any more.
+        """
         op = self.op
-        profile = select.profile_for(next(iter(self._tensors(args).values())).device)
-        line = select.select(op, args, profile, state.effective()).implementation
         if line.backend != error.backend:
             raise error  # a backward inside, or a nested op: not ours to judge
+        profile = select.profile_for(next(iter(self._tensors(args).values())).device)
         if select.quarantine(op, args, line, profile, str(error)):
             warnings.warn(
                 f"{op.name}: {line.name} is left out for these shapes on {profile.name}: {error}",
@@ -257,8 +273,6 @@ class Op:
                 found |= self._listed(name, kind.removesuffix("?").removesuffix("[]"), value)
             elif kind.startswith("Tensor"):
                 found[name] = self._tensor(name, value)
-            else:
-                self._scalar(name, kind.removesuffix("?"), value)
         return found
 
     def _listed(self, name: str, kind: str, value: Any) -> dict[str, Tensor]:
@@ -266,8 +280,6 @@ class Op:
         if not isinstance(value, list | tuple):
             raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", "a list")
         if kind != "Tensor":
-            for one in value:
-                self._scalar(name, kind, one)
             return {}
         found = {f"{name}[{i}]": self._tensor(f"{name}[{i}]", one) for i, one in enumerate(value)}
         for place, one in found.items():
@@ -282,11 +294,6 @@ class Op:
             raise ArgumentError(self.op.name, f"{name}.layout", value.layout, "torch.strided")
         return value
 
-    def _scalar(self, name: str, kind: str, value: Any) -> None:
-        if not isinstance(value, _SCALARS[kind]) or (kind in ("int", "float") and isinstance(value, bool)):
-            required = "torch.dtype" if kind == "ScalarType" else kind
-            raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", required)
-
 
 def guarded(op: Primitive) -> bool:
     """Whether Dynamo's guard can tell an op's calls apart: it has a tensor, and no list of tensors."""
@@ -295,7 +302,9 @@ def guarded(op: Primitive) -> bool:
 
 def drop_plans() -> None:
     """Forget every choice: settings, quarantine, lockfile or registry changed."""
+    global _generation
     with _lock:
+        _generation += 1
         for plans in _all_plans:
             plans.clear()
 
@@ -305,7 +314,7 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     lines, key = [], ["current()"]
     for name in op.names:
         if not op.types[name].startswith("Tensor"):
-            key.append(_hashable(op, name))
+            key += _scalar(op, name)
             continue
         if op.types[name] == "Tensor[]":
             key.append(f"tuple([({_FACTS.format(x='one')}, one.requires_grad) for one in {name}])")
@@ -334,11 +343,14 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     return lines, key, needed
 
 
-def _hashable(op: Primitive, name: str) -> str:
-    """A scalar in a key; a list of numbers as a tuple."""
-    if name not in op.lists:
-        return name
-    return f"{name} and tuple({name})" if op.types[name].endswith("?") else f"tuple({name})"
+def _scalar(op: Primitive, name: str) -> list[str]:
+    """A scalar's part of a key, with a number's type: 1, 1.0 and True are equal. (``type(x)`` takes 7 ns more.) A list
+    of numbers is a tuple."""
+    kind = op.types[name]
+    if name in op.lists:
+        made = f"tuple([(one, one.__class__) for one in {name}])"
+        return [f"{name} and {made}" if kind.endswith("?") else made]
+    return [name] if kind.removesuffix("?") in ("str", "ScalarType") else [name, f"{name}.__class__"]
 
 
 def _extra_facts(op: Primitive) -> list[str]:
@@ -362,7 +374,7 @@ def _source(op: Primitive) -> str:
     names = ", ".join(op.names)
     plain = [*lines, "needs = False"]
     lines = [*lines, f"needs = {needed}"]
-    scalars = [_hashable(op, name) for name in op.names if not op.types[name].startswith("Tensor")]
+    given = [part for name in op.names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
     extra = _extra_facts(op)
     # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
     bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
@@ -370,9 +382,9 @@ def _source(op: Primitive) -> str:
     autocast = "" if op.mutates and op.autocast is None else " or autocast()"
     hot, warm = f"    return cold({names})", ""
     if guarded(op):
-        brief, tensors = _brief(op, scalars, extra)
+        brief, tensors = _brief(op, given, extra)
         hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
-        warm = f"    warm(({', '.join(brief)}), (run, extra), {', '.join(tensors)})\n"
+        warm = f"    warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})\n"
     return _TEMPLATE.format(
         bump=bump,
         autocast=autocast,
@@ -386,10 +398,10 @@ def _source(op: Primitive) -> str:
     )
 
 
-def _brief(op: Primitive, scalars: list[str], extra: list[str]) -> tuple[list[str], list[str]]:
+def _brief(op: Primitive, given: list[str], extra: list[str]) -> tuple[list[str], list[str]]:
     """(expressions of the brief key, tensors that the guard compares)."""
     # the guard compares requires_grad, and not whether gradients are enabled
-    brief = ["current()", "grad_enabled()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *scalars, *extra]
+    brief = ["current()", "grad_enabled()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *given, *extra]
     guarded: list[str] = []
     for i, name in enumerate(op.tensors):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ferryman import settings
 from ferryman.backends import redirect
 from ferryman.backends.base import Backend
-from ferryman.errors import UnknownName
+from ferryman.errors import CompileError, UnknownName
 from ferryman.ops.menu import NAME, Implementation
 from ferryman.ops.primitive import Primitive
 
@@ -233,9 +234,12 @@ def probe(backend: str, vendor: str) -> tuple[str, ...]:
     return _probed(backend, vendor) if reasons is None else reasons
 
 
-@lru_cache(maxsize=None)
+@settings.Remembered
 def _probed(backend: str, vendor: str) -> tuple[str, ...]:
-    return backends()[backend].probe(vendor)
+    try:
+        return backends()[backend].probe(vendor)
+    except Exception as error:  # noqa: BLE001 - a backend of another package may break its promise not to raise
+        return (f"{backend} cannot be asked: {type(error).__name__}: {error}",)
 
 
 def launcher(line: Implementation) -> Callable[..., Any]:
@@ -250,7 +254,11 @@ def launcher(line: Implementation) -> Callable[..., Any]:
 @lru_cache(maxsize=None)
 def _loaded(line: Implementation) -> Callable[..., Any]:
     if line.backend != "definition":
-        return line.load()
+        try:
+            return line.load()
+        except Exception as error:  # a toolchain's parts may be missing, or raise anything
+            log = f"its kernels cannot be imported: {type(error).__name__}: {error}"
+            raise CompileError(line.backend, f"{line.op} ({line.name})", "this process", log) from error
     op = primitives()[line.op]
     body, meta = op.body, op.meta
     if op.mutates:
@@ -283,4 +291,4 @@ def _laid(made: Tensor, want: Tensor) -> Tensor:
 
 def forget() -> None:
     """Probe backends afresh at the next use."""
-    _probed.cache_clear()
+    _probed.forget()

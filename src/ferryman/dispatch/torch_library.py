@@ -20,6 +20,7 @@ from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 
 _library = torch.library.Library("ferryman", "DEF")
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _AUTOCAST = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 
 
@@ -103,8 +104,16 @@ def _transformed() -> bool:
     return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.maybe_current_level() is not None
 
 
-def _plain(value: Any) -> bool:
-    return not isinstance(value, Tensor) or type(value) in (torch.Tensor, torch.nn.Parameter)
+def plain(value: Any) -> bool:
+    """Whether a kernel may read the tensor's memory as it is: no subclass's, negative or zero by a bit alone.
+
+    PyTorch's dispatcher makes plain ones of the others.
+    """
+    return type(value) in PLAIN and not value.is_neg() and not value._is_zerotensor()
+
+
+def _all_plain(args: tuple[Any, ...]) -> bool:
+    return all(plain(a) for a in _leaves(args) if isinstance(a, Tensor))
 
 
 def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,12 +121,7 @@ def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Call
         differentiated = torch.is_grad_enabled() and any(
             isinstance(a, Tensor) and a.requires_grad for a in _leaves(args)
         )
-        if (
-            not differentiated
-            and forward_ad._current_level < 0
-            and all(map(_plain, _leaves(args)))
-            and not _transformed()
-        ):
+        if not differentiated and forward_ad._current_level < 0 and _all_plain(args) and not _transformed():
             return kernel(
                 *args
             )  # a second trip through the dispatcher would change nothing; on a slow host it is 70 us

@@ -10,13 +10,11 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops.primitive import STORAGE_DTYPES
 
-_FLOATS = (*STORAGE_DTYPES, torch.float64)
-
 
 def floating(op: str, **tensors: Tensor | None) -> None:
-    """Every given tensor has a supported floating dtype (float64 serves the definitions)."""
+    """Every given tensor has a storage dtype. float64 is for the definitions' bodies, which oracles call."""
     for name, x in tensors.items():
-        if x is not None and x.dtype not in _FLOATS:
+        if x is not None and x.dtype not in STORAGE_DTYPES:
             raise ArgumentError(op, f"{name}.dtype", x.dtype, "float32, float16 or bfloat16")
 
 

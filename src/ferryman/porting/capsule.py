@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from torch import Tensor
 
 from ferryman.dispatch.whole_file import write_whole
@@ -113,9 +113,9 @@ class Manifest(Part):
     kind: Literal["ops"] = "ops"
     results: dict[str, Any]
     machine: Machine
-    cases: list[CaseRecord] = Field(max_length=MOST_CASES)
-    inputs: list[InputRecord] = Field(max_length=3 * MOST_CASES)
-    runs: list[RunRecord] = Field(max_length=30 * MOST_CASES)
+    cases: Annotated[list[CaseRecord], FailFast()] = Field(max_length=MOST_CASES)
+    inputs: Annotated[list[InputRecord], FailFast()] = Field(max_length=3 * MOST_CASES)
+    runs: Annotated[list[RunRecord], FailFast()] = Field(max_length=30 * MOST_CASES)
 
 
 @dataclass(frozen=True)

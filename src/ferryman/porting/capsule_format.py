@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import math
 import re
 import sys
@@ -25,11 +24,12 @@ from safetensors.torch import load as _load
 from safetensors.torch import save as _save
 from torch import Tensor
 
+from ferryman import files
 from ferryman.errors import CapsuleError
 
 FORMAT, VERSION = "ferryman-capsule", 1
 SIZE_LIMIT = 64 * 2**20  # all ops on an H200 take about 10 MiB
-MANIFEST_LIMIT = 64 * 2**20  # inflated
+MANIFEST_LIMIT = files.MOST_BYTES  # inflated; all ops on an H200 take 9 MiB
 MOST_TENSORS = 100_000
 MANIFEST = "manifest"
 _CHUNK = 4 * 2**20
@@ -119,13 +119,9 @@ def read(path: str | Path) -> bytes:
     """A file's bytes, if there are not too many of them."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(SIZE_LIMIT + 1)
+        return files.read(path, SIZE_LIMIT)
     except OSError as error:
         raise CapsuleError(f"{path} cannot be read: {error.strerror}") from error
-    if len(raw) > SIZE_LIMIT:
-        raise CapsuleError(f"{path} is too large; a capsule has at most {SIZE_LIMIT} bytes")
-    return raw
 
 
 def unpack(raw: bytes, where: str = "the capsule") -> tuple[Any, dict[str, Tensor], str]:
@@ -224,20 +220,9 @@ def _inflate(deflated: bytes, where: str) -> bytes:
 def parse_json(text: bytes, where: str) -> dict[str, Any]:
     """A JSON object: no key twice, no NaN, nothing nested beyond what Python follows. Raises CapsuleError."""
     try:
-        found = json.loads(text.decode("utf-8"), parse_constant=_refused, object_pairs_hook=_unique)
+        found = files.parse(text)
     except (ValueError, RecursionError) as error:
         raise CapsuleError(f"{where} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise CapsuleError(f"{where} is not a JSON object")
-    return found
-
-
-def _refused(token: str) -> float:
-    raise ValueError(f"{token} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
     return found

@@ -11,8 +11,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ferryman import files
 from ferryman.errors import ResultError
-from ferryman.porting import capsule
+from ferryman.porting import capsule, capsule_format
 from ferryman.porting.capsule_run import ALL, output_hash
 from ferryman.porting.replay_results import Replay, Side
 from ferryman.porting.replay_results import load as load_document
@@ -125,8 +126,7 @@ def failed(document: Comparison) -> bool:
 def _sides(path: Path) -> list[_Evidence]:
     """A capsule's first eight bytes are a length, whose last ones are zero; JSON has no zero byte."""
     try:
-        with path.open("rb") as file:
-            start = file.read(8)
+        start = files.read(path, capsule_format.SIZE_LIMIT)[:8]
     except OSError as error:
         raise ResultError(f"{path} cannot be read: {error.strerror}") from error
     if b"\0" in start:

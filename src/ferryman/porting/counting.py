@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ferryman.backends.simulator.counters import Counters
-from ferryman.backends.simulator.device import Simulator
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
@@ -28,6 +26,9 @@ from ferryman.porting.fills import dtype_name
 from ferryman.porting.results import Environment, Name, environment
 from ferryman.porting.runner import tier_cases
 from ferryman.porting.simulated_route import NAME, SERVES, require
+
+if TYPE_CHECKING:
+    from ferryman.backends.simulator.counters import Counters
 
 SCHEMA_VERSION = 1
 
@@ -152,6 +153,8 @@ def count(
     primitive: Primitive, line: Implementation, case: Case, dtype: torch.dtype, known: Profile, seed: int = 0
 ) -> Entry:
     """One run with counters; what cannot run is an entry with its reason."""
+    from ferryman.backends.simulator.device import Simulator
+
     args = materialise(case, primitive, dtype, seed)
     least = primitive.cost(*args).bytes
     entry = Entry(

@@ -31,12 +31,14 @@ from ferryman.porting import kernel_adapter, timing
 from ferryman.porting.fills import dtype_name
 from ferryman.porting.kernel_worker import START
 from ferryman.porting.parity import SEED
+from ferryman.porting.process import machine_bytes, parentage, resident_bytes
 from ferryman.porting.results import Cell, Results, Timing, environment, results
 from ferryman.porting.runner import Progress, dtypes_of, tier_cases
 
 TIMEOUT_SECONDS = 60.0
 LOADING_SECONDS = 300.0  # importing torch takes 3 to 20 s, the kernel's own module may compile
 PREPARING_SECONDS = 600.0  # the float64 oracle of a standard case on a CPU
+MEMORY_SHARE = 0.5  # of the machine's memory: what the kernel's process may take
 MOST_LOST = 5  # processes that a kernel may hang or end before the rest is left out
 _KEPT = 64  # lines, of at most 4 KiB, of what a kernel prints that are kept
 
@@ -62,10 +64,12 @@ def run(
     kernel: str, op: str, *, declaration: Declaration | None = None, device: torch.device | str | None = None,
     dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = SEED,
     timeout: float = TIMEOUT_SECONDS, progress: Progress | None = None, command: Sequence[str] | None = None,
+    memory: int | None = None,
 ) -> Results:  # fmt: skip
     """Check ``module:function`` or ``path.py:function`` on every case of an op, through every gate.
 
-    timeout: seconds that one case may take. Raises UnknownName, ArgumentError, and KernelError where the function
+    timeout: seconds that one case may take. memory: bytes that its process may have in use (`MEMORY_SHARE`).
+    Raises UnknownName, ArgumentError, and KernelError where the function
     cannot be loaded; whatever the kernel does afterwards is a verdict.
     """
     began = time.perf_counter()
@@ -87,7 +91,8 @@ def run(
         "kernel": kernel, "op": primitive.name, "device": str(place), "tier": tier, "seed": seed,
         "accumulation": facts.accumulation, "roundings": list(facts.roundings), "deterministic": facts.deterministic,
     }  # fmt: skip
-    checked = _Run(job, line, wanted, place, timeout, progress, list(command or [sys.executable, "-c", START]))
+    most = memory or int(machine_bytes() * MEMORY_SHARE)
+    checked = _Run(job, line, wanted, place, timeout, most, progress, list(command or [sys.executable, "-c", START]))
     checked.all()
     order = {at: i for i, at in enumerate(wanted)}
     cells = sorted(checked.cells, key=lambda c: order[c.dtype, c.case])
@@ -101,9 +106,9 @@ class _Run:
 
     def __init__(
         self, job: dict[str, Any], line: Implementation, wanted: list[tuple[str, str]], device: torch.device,
-        timeout: float, progress: Progress | None, command: list[str],
+        timeout: float, memory: int, progress: Progress | None, command: list[str],
     ) -> None:  # fmt: skip
-        self._job, self._line, self._device, self._timeout = job, line, device, timeout
+        self._job, self._line, self._device, self._timeout, self._memory = job, line, device, timeout, memory
         self._remaining, self._total = list(wanted), len(wanted)
         self._progress, self._command = progress, command
         self.cells: list[Cell] = []
@@ -119,7 +124,9 @@ class _Run:
                     self._add(self._cell(dtype, case, "NOT_RUN", why))
                 return
             times = list(dict.fromkeys(d for d, _ in self._remaining)) if lost == 0 else []
-            with _Process(self._command, {**self._job, "cells": self._remaining, "times": times}) as process:
+            with _Process(
+                self._command, {**self._job, "cells": self._remaining, "times": times}, self._memory
+            ) as process:
                 self._session(process)
 
     def _session(self, process: _Process) -> None:
@@ -131,6 +138,9 @@ class _Run:
                 message = process.message(limit)
             except _Late:
                 self._lost(stage, at, f"no result within {limit:g} s (time limit)", fresh)
+                return
+            except _Large as error:
+                self._lost("running" if at is not None else stage, at, str(error), fresh)
                 return
             except _Ended as error:
                 self._lost(stage, at, str(error), fresh)
@@ -171,15 +181,20 @@ class _Run:
             self._progress(len(self.cells), self._total, f"{cell.op} {cell.implementation}")
 
 
+class _Large(Exception):
+    """The process took more memory than it may."""
+
+
 class _Process:
     """A worker in a session of its own, so that what the kernel itself started ends with it."""
 
-    def __init__(self, command: list[str], job: dict[str, Any]) -> None:
+    def __init__(self, command: list[str], job: dict[str, Any], memory: int) -> None:
+        self._memory = memory
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
         self._popen = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, start_new_session=True,
+            env={**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, start_new_session=True,
         )  # fmt: skip
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._printed: collections.deque[str] = collections.deque(maxlen=_KEPT)
@@ -218,7 +233,8 @@ class _Process:
         return f"with {signal.Signals(info.si_status).name}"
 
     def message(self, limit: float) -> dict[str, Any]:
-        """The next message. Raises _Late after ``limit`` seconds without one, _Ended when the process is gone."""
+        """The next message. Raises _Late after ``limit`` seconds without one, _Ended when the process is gone,
+        _Large when it has more memory than it may."""
         deadline = time.monotonic() + limit
         while True:
             death = self._death()
@@ -231,6 +247,10 @@ class _Process:
                     raise _Ended(f"its process ended {death}{self._complaint()}") from None
                 if time.monotonic() >= deadline:
                     raise _Late from None
+                used = resident_bytes(self._popen.pid)
+                if used > self._memory:
+                    limit_text = f"{self._memory / 2**30:.3g} GiB (memory limit)"
+                    raise _Large(f"its process took {used / 2**30:.3g} GiB; required: at most {limit_text}") from None
                 continue
             try:
                 found = json.loads(text)

@@ -18,18 +18,21 @@ import torch
 from torch import Tensor
 
 from ferryman import ops
+from ferryman.backends import triton_bfloat16
 from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import profile
 from ferryman.device_profiles.schema import ACCUMULATION
-from ferryman.errors import ArgumentError, KernelError, UnknownName
+from ferryman.errors import ArgumentError, BackendUnavailable, KernelError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 from ferryman.porting import parity
+from ferryman.porting.process import Numerics
 from ferryman.porting.results import Cell, Gate, GateName
 from ferryman.porting.worker import SIMULATED
 
 _FORM = re.compile(r"(?P<where>.+):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_NO_DRIVER = "0 active drivers"  # what Triton says of a machine without one
 _FORMS = "module:function, as in my_kernels:rms_norm, or path/file.py:function"
 
 
@@ -60,6 +63,15 @@ def parse(text: str) -> Reference:
     elif not _MODULE.fullmatch(found.where):
         raise ArgumentError("check", "--kernel", repr(text), _FORMS)
     return found
+
+
+def load_apart(reference: Reference) -> tuple[Callable[..., Any], Numerics]:
+    """`load`, and what the module has set for the whole process, which is undone here."""
+    ours = Numerics.now()
+    try:
+        return load(reference), Numerics.now()
+    finally:
+        ours.put()
 
 
 def load(reference: Reference) -> Callable[..., Any]:
@@ -132,8 +144,11 @@ class Adapter:
     ``target`` gets the device's facts. Raises ArgumentError where the signature cannot be the op's.
     """
 
-    def __init__(self, function: Callable[..., Any], op: Primitive, name: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], op: Primitive, name: str, numerics: Numerics | None = None
+    ) -> None:  # fmt: skip
         self._function, self._op, self._name = function, op, name
+        self._numerics = numerics  # what the kernel's own module, and each call, leaves for the next one
         self._positional: list[str] = []
         self._keywords: dict[str, str] = {}
         self._always: dict[str, bool] = {}
@@ -203,6 +218,8 @@ class Adapter:
             positional.append(target)
         elif self._target == "keyword":
             keywords["target"] = target
+        ours = Numerics.now()
+        (self._numerics or ours).put()
         try:
             result = self._function(*positional, **keywords)
         except NotImplementedError as error:
@@ -216,6 +233,9 @@ class Adapter:
         except Exception as error:
             self.raised = f"raised {type(error).__name__}: {_line(error)}"
             raise
+        finally:  # its next call finds what it left, and the oracle what it had
+            self._numerics = Numerics.now()
+            ours.put()
         return self._structured(self._whole(values, result), next(a.device for a in values if isinstance(a, Tensor)))
 
     def _whole(self, values: list[Any], result: Any) -> Any:
@@ -279,6 +299,12 @@ def check(adapter: Adapter, line: Implementation, prepared: parity.Prepared) -> 
     # what Triton interprets is no evidence about a device, and a CPU has no tiles of its own
     interpreted = p.device.type == "cpu" and interpreting() and "triton" in sys.modules
     simulate = profile(SIMULATED) if interpreted else None
+    if interpreted:
+        try:
+            triton_bfloat16.mend()
+        except BackendUnavailable as error:
+            if p.dtype == torch.bfloat16:
+                return lost(line, p.case.name, p.dtype, p.device, "NOT_RUN", str(error))
     try:
         cell = parity.check_cell(
             p.primitive, line, p.case, p.dtype, p.device, prepared=p, kernel=adapter, simulate=simulate
@@ -289,6 +315,9 @@ def check(adapter: Adapter, line: Implementation, prepared: parity.Prepared) -> 
     if simulate is not None and cell.verdict == "PASS":
         why = f"interpreted, with the tiles of {simulate.name}"
         cell = cell.model_copy(update={"verdict": "SIMULATED", "seconds": None, "reason": why})
+    if cell.verdict == "FAIL" and _NO_DRIVER in (cell.reason or ""):
+        why = f"Triton has no driver for {p.device} here; set TRITON_INTERPRET=1 to have it interpreted"
+        return lost(line, p.case.name, p.dtype, p.device, "NOT_RUN", why)
     return adapter.explain(cell)
 
 

@@ -21,6 +21,7 @@ from ferryman.errors import FerrymanError, UnknownName
 from ferryman.porting import kernel_adapter, timing
 from ferryman.porting.fills import DTYPES
 from ferryman.porting.parity import prepare
+from ferryman.porting.process import end_with_parent
 from ferryman.porting.runner import tier_cases
 
 START = "from ferryman.porting.kernel_worker import main; raise SystemExit(main())"
@@ -28,6 +29,7 @@ START = "from ferryman.porting.kernel_worker import main; raise SystemExit(main(
 
 def main() -> int:
     """What kernels print goes to stderr: stdout carries the protocol."""
+    end_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     # an oracle on planted NaN and Inf warns about them
@@ -46,7 +48,8 @@ def main() -> int:
     try:
         reference = kernel_adapter.parse(job["kernel"])
         line = kernel_adapter.declared(op, reference.name, job["accumulation"], job["roundings"], job["deterministic"])
-        adapter = kernel_adapter.Adapter(kernel_adapter.load(reference), op, str(reference))
+        function, numerics = kernel_adapter.load_apart(reference)
+        adapter = kernel_adapter.Adapter(function, op, str(reference), numerics)
     except UnknownName as error:
         say(failed="unknown", kind=error.kind, name=error.name, known=list(error.nearest))
         return 0

@@ -6,8 +6,8 @@ others can name code or kernels to fetch (``auto_map``, ``_attn_implementation``
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ferryman import files
 from ferryman.errors import ArgumentError, UnknownName
 
 SIZE_LIMIT = 1 << 20  # a published config.json is about 1 KiB
@@ -62,6 +63,7 @@ _MOST = {
     "num_hidden_layers": 1024,
 }  # fmt: skip
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+_NUMBERS = ("rms_norm_eps", "rope_theta", "initializer_range", "attention_dropout")
 _PASSED = {
     *_MOST, "hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings",
     "attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types", "initializer_range",
@@ -117,13 +119,12 @@ def _read(path: Path) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """(family, the keys that are passed on, the names of those that are not)."""
     if path.is_dir():
         path = path / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise ArgumentError(_OP, "model", str(path), "an existing config.json, or a preset's name")
-    size = path.stat().st_size
-    if size > SIZE_LIMIT:
-        raise ArgumentError(_OP, str(path), f"{size} bytes", f"at most {SIZE_LIMIT}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = files.parse(files.read(path, SIZE_LIMIT))
+    except OSError as error:
+        raise ArgumentError(_OP, "model", str(path), f"a file that can be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise ArgumentError(_OP, str(path), f"not JSON ({error})", "a JSON object") from error
     if not isinstance(data, dict):
@@ -141,10 +142,18 @@ def _read(path: Path) -> tuple[str, dict[str, Any], tuple[str, ...]]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and 1 <= value <= most):
             raise ArgumentError(_OP, f"{path}: {key}", repr(value), f"an integer from 1 to {most}")
+    for key in _NUMBERS:
+        value = data.get(key)
+        if value is not None and not _number(value):
+            raise ArgumentError(_OP, f"{path}: {key}", repr(value), "a finite number")
     if not isinstance(data.get("layer_types"), list | None):
         raise ArgumentError(_OP, f"{path}: layer_types", repr(data["layer_types"]), "a list, one entry for each layer")
     ignored = sorted(k for k in data if k not in _PASSED and k != "model_type")
     return family, {k: v for k, v in data.items() if k in _PASSED and v is not None}, tuple(ignored)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def config_of(wanted: ModelSpec) -> Any:

@@ -2,12 +2,106 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from rich.text import Text
+
+from ferryman.backends.precision import float32_precision
+
+_PR_SET_PDEATHSIG = 1
+_PARENT = "_FERRYMAN_PARENT"
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What a kernel can turn for the whole process, and with it an oracle's arithmetic."""
+
+    dtype: torch.dtype
+    device: torch.device
+    flushes: bool
+    matmul: str
+    reduced: tuple[bool, bool]
+    deterministic: bool
+    warn_only: bool
+    grad: bool
+
+    @classmethod
+    def now(cls) -> Numerics:
+        matmul = torch.backends.cuda.matmul
+        return cls(
+            torch.get_default_dtype(), torch.get_default_device(), flushes_subnormals(),
+            float32_precision(),
+            (bool(matmul.allow_bf16_reduced_precision_reduction), bool(matmul.allow_fp16_reduced_precision_reduction)),
+            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.is_grad_enabled(),
+        )  # fmt: skip
+
+    def put(self) -> None:
+        """Make it so in this thread."""
+        if self == Numerics.now():
+            return
+        torch.set_default_dtype(self.dtype)
+        torch.set_default_device(self.device)
+        torch.set_flush_denormal(self.flushes)
+        matmul = torch.backends.cuda.matmul
+        if float32_precision() != self.matmul:
+            torch.set_float32_matmul_precision("high" if self.matmul == "tf32" else "highest")
+        if float32_precision() != self.matmul:  # the kernel has set it by backend, which goes before
+            matmul.fp32_precision = self.matmul
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = self.reduced
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.set_grad_enabled(self.grad)
+
+
+def flushes_subnormals() -> bool:
+    """Whether this thread's CPU arithmetic flushes subnormals."""
+    return bool((torch.full((), 2.0**-126, dtype=torch.float32, device="cpu") * 0.5).item() == 0.0)
+
+
+def end_with_parent() -> None:
+    """A worker's first act: from now on it is killed when the thread that started it ends, however that was ended.
+
+    On Linux alone. It ends at once where its parent (`parentage`) is gone already: importing torch takes seconds.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+        os._exit(1)
+
+
+def parentage() -> dict[str, str]:
+    """What a worker's environment says of its parent."""
+    return {_PARENT: str(os.getpid())}
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use now; 0 where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def machine_bytes() -> int:
+    """Memory that this machine has, or that this process's control group may have."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path, "rb") as file:
+                found.append(int(file.read()))
+        except (OSError, ValueError):  # none, or "max"
+            continue
+    return min(found)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 
 from ferryman.backends.precision import float32_precision
 from ferryman.porting.capsule import Machine
+from ferryman.porting.process import flushes_subnormals
 
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _NVIDIA = (
@@ -41,14 +42,9 @@ def _flags() -> dict[str, str | bool]:
         "cuda_matmul_tf32": float32_precision() == "tf32",
         "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
-        "flush_denormal": _flushes(),
+        "flush_denormal": flushes_subnormals(),
     }
     return found | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-
-
-def _flushes() -> bool:
-    """Whether this process' CPU arithmetic flushes subnormals: it would show in the oracle's inputs."""
-    return bool((torch.full((), 2.0**-126, dtype=torch.float32) * 0.5).item() == 0.0)
 
 
 def _host_memory() -> int | None:

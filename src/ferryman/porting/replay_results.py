@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from ferryman import files
 from ferryman.errors import ResultError
 from ferryman.porting.capsule import Machine
-from ferryman.porting.results import SIZE_LIMIT, Cell, Name, Results, Verdict, WorstElement, parse, printable
+from ferryman.porting.results import Cell, Name, Results, Verdict, WorstElement, parse, printable
 
 SCHEMA_VERSION = 1
 KIND = "ferryman-replay"
@@ -72,7 +72,7 @@ class Replay(_Model):
     machine: Machine
     recorded: Results
     replayed: Results
-    explained: list[Explained]
+    explained: Annotated[list[Explained], FailFast()]
 
 
 def failed(document: Replay) -> bool:
@@ -87,16 +87,9 @@ def load(path: str | Path) -> Replay | Results:
     """A replay or a result document from a file. Raises ResultError naming what is wrong."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(SIZE_LIMIT + 1)
-    except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
-    if len(raw) > SIZE_LIMIT:
-        raise ResultError(f"{path} is too large; a document has at most {SIZE_LIMIT} bytes")
-    try:
-        found = json.loads(raw.decode("utf-8"), parse_constant=_refused)
-    except (ValueError, RecursionError) as error:
-        raise ResultError(f"{path} is not JSON: {error}") from error
+        found = files.document(path)
+    except files.Unreadable as error:
+        raise ResultError(str(error)) from error
     if isinstance(found, dict) and found.get("kind") == KIND:
         return _replay(found, str(path))
     return parse(found, str(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 import platform
 import re
@@ -17,9 +16,10 @@ from typing import Annotated, Any, Literal
 
 import pydantic_core
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from ferryman import files
 from ferryman.backends.precision import float32_precision
 from ferryman.errors import ResultError
 from ferryman.porting import metrics
@@ -30,7 +30,8 @@ _CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n"})
 _ESCAPES = (b"\\u", b"\\b", b"\\f", b"\\r")  # JSON's own, of characters that `printable` replaces
 # controls, line separators, directions, halves of pairs
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-SIZE_LIMIT = 256 * 2**20  # a full run writes about 4 MiB
+_COMMAND = re.compile(r"^\s*(?=::|##\[)")  # what GitHub's and Azure's logs take for an instruction
+_UNSAFE = re.compile(f"{UNPRINTABLE.pattern}|\n|{_COMMAND.pattern}")
 
 Verdict = Literal["PASS", "FAIL", "UNIMPLEMENTED", "COMPILED_ONLY", "SIMULATED", "NOT_RUN", "QUARANTINED", "MISTRUSTED"]
 GateName = Literal["G0", "G1", "G2", "G3", "G4", "G5", "G6", "G7"]
@@ -167,9 +168,9 @@ class Results(_Model):
     schema_version: int = SCHEMA_VERSION
     kind: Literal["ferryman-results"] = "ferryman-results"
     environment: Environment
-    cells: list[Cell]
-    timings: list[Timing] = []
-    summary: list[Row] = []
+    cells: Annotated[list[Cell], FailFast()]  # a million wrong ones are one error
+    timings: Annotated[list[Timing], FailFast()] = []
+    summary: Annotated[list[Row], FailFast()] = []
     numerics: list[Finding] = Field(default=[], description="the profile's numeric facts, verified on this device")
     edges: list[float] = Field(default=[], description="errors in bounds between which `distribution` counts elements")
     provenance: Provenance | None = Field(default=None, description="what was tested; absent before version 3")
@@ -251,16 +252,12 @@ def load(path: str | Path) -> Results:
     """A result document from a file. Raises ResultError: too large, not JSON, from a newer schema, or inconsistent."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size > SIZE_LIMIT:
-            raise ResultError(f"{path} is {size} bytes; a result document has at most {SIZE_LIMIT}")
-        data = path.read_bytes()
+        data = files.read(path)
+        files.counted(data)
         raw = _parsed(data)
     except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+        raise ResultError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ResultError):
-            raise
         raise ResultError(f"{path} is not JSON: {error}") from error
     return parse(raw, str(path), clean=_clean(data))
 
@@ -270,7 +267,7 @@ def _parsed(data: bytes) -> Any:
     try:
         return pydantic_core.from_json(data, allow_inf_nan=False)
     except ValueError:
-        return json.loads(data.decode(), parse_constant=_no_constant)
+        return files.parse(data)
 
 
 def _clean(data: bytes) -> bool:
@@ -299,10 +296,10 @@ def parse(raw: Any, where: str = "the document", *, clean: bool = False) -> Resu
         raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
     if document.summary != summarise(document.cells):
         raise ResultError(f"{where} is damaged: its summary does not follow from its cells")
-    keys = [(c.op, c.implementation, c.device, c.dtype, c.case) for c in document.cells]
-    if len(set(keys)) != len(keys):
-        twice = " ".join(next(key for key, n in Counter(keys).items() if n > 1))
-        raise ResultError(f"{where} is damaged: the cell {twice} stands twice")
+    keys = Counter((c.op, c.implementation, c.device, c.dtype, c.case) for c in document.cells)
+    twice = next((key for key, count in keys.items() if count > 1), None)
+    if twice is not None:
+        raise ResultError(f"{where} is damaged: the cell {' '.join(twice)} stands twice")
     if document.provenance is not None and document.provenance.manifest:
         missing = set(document.provenance.manifest).symmetric_difference(map(cell_id, document.cells))
         if missing:
@@ -314,16 +311,32 @@ def parse(raw: Any, where: str = "the document", *, clean: bool = False) -> Resu
 
 
 def printable(value: Any) -> Any:
-    """Parsed JSON whose texts are safe in a terminal and in UTF-8: controls and lone surrogates become U+FFFD."""
+    """Parsed JSON whose texts are safe in a terminal, in a CI log and in UTF-8; lists and objects stay the same ones.
+
+    Controls and lone surrogates become U+FFFD, a line break " | ", and GitHub's commands (``::error``) their start.
+    """
     if isinstance(value, str):
-        return UNPRINTABLE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {printable(k): printable(v) for k, v in value.items()}
-    return [printable(v) for v in value] if isinstance(value, list) else value
+        return _line(value)
+    stack = [value]
+    while stack:
+        held = stack.pop()
+        if isinstance(held, dict):
+            for key in [k for k in held if _UNSAFE.search(k)]:
+                held[_line(key)] = held.pop(key)
+        elif not isinstance(held, list):
+            continue
+        for place, one in held.items() if isinstance(held, dict) else enumerate(held):
+            if isinstance(one, str):
+                if _UNSAFE.search(one):
+                    held[place] = _line(one)
+            elif isinstance(one, (dict, list)):
+                stack.append(one)
+    return value
 
 
-def _no_constant(token: str) -> float:
-    raise ValueError(f"{token} is not JSON")
+def _line(text: str) -> str:
+    text = " | ".join(part for part in re.split(r"[\r\n\x85\u2028\u2029]+", text) if part.strip())
+    return _COMMAND.sub(r"\\\g<0>", UNPRINTABLE.sub("\ufffd", text))
 
 
 def environment(device: torch.device, profile: Any, seed: int, tier: str, seconds: float = 0.0) -> Environment:

@@ -10,10 +10,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import torch
 
-from ferryman.backends.simulator.numerics import Assumptions
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
@@ -22,8 +22,11 @@ from ferryman.porting.parity import SEED
 from ferryman.porting.process import quiet
 from ferryman.porting.results import Cell, Results, environment, results
 from ferryman.porting.runner import dtypes_of, ordered, tier_cases
-from ferryman.porting.simulated_route import NAME, SERVES, flags, require
+from ferryman.porting.simulated_route import NAME, SERVES, assumptions_of, flags, require
 from ferryman.porting.worker import Job, Workers
+
+if TYPE_CHECKING:
+    from ferryman.backends.simulator.numerics import Assumptions
 
 
 def default_jobs() -> int:
@@ -49,7 +52,7 @@ def run(
         registry.check_requested(name)
         if name.partition(".")[0] not in SERVES:
             raise ArgumentError("check", "--backend", name, f"{' or '.join(SERVES)} beside {NAME}")
-    assumed = assumptions or Assumptions()
+    assumed = assumptions or assumptions_of(())
     chosen, tier = dtypes_of(dtypes), tier or "small"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
     lines = {op: [x.name for x in registry.asked(op, wanted)] for op in dict.fromkeys(names)}

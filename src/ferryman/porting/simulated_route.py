@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from ferryman.backends.simulator.device import Simulator
-from ferryman.backends.simulator.numerics import Assumptions
-from ferryman.backends.simulator.program import ARCHES
 from ferryman.device_profiles import Profile
 from ferryman.dispatch.select import target_of
 from ferryman.errors import ArgumentError
+
+if typing.TYPE_CHECKING:  # the simulator needs NumPy, which only its own verbs may ask for
+    from ferryman.backends.simulator.device import Simulator
+    from ferryman.backends.simulator.numerics import Assumptions
 
 NAME = "simulated"
 SERVES = ("triton", "hip")
@@ -24,6 +25,8 @@ SERVES = ("triton", "hip")
 
 def require(known: Profile, verb: str = "check") -> None:
     """Raises ArgumentError for a device that the simulator has no model of."""
+    from ferryman.backends.simulator.program import ARCHES
+
     if known.arch not in ARCHES:
         required = f"a device of {' or '.join(ARCHES)}: mi300x, mi355x"
         raise ArgumentError(verb, "--device", f"{known.name} ({known.arch})", required)
@@ -34,6 +37,8 @@ def assumptions_of(given: Iterable[str], verb: str = "check") -> Assumptions:
 
     Raises ArgumentError for a name, a value or a text that is none, and for one that is given two values.
     """
+    from ferryman.backends.simulator.numerics import Assumptions
+
     known = {name: typing.get_args(hint) for name, hint in typing.get_type_hints(Assumptions).items()}
     chosen: dict[str, str] = {}
     for text in given:
@@ -56,6 +61,8 @@ def flags(assumptions: Assumptions) -> dict[str, str | bool]:
 @contextmanager
 def on(known: Profile, assumptions: Assumptions | None = None, *, count: bool = False) -> Iterator[Simulator]:
     """Launches of this thread run on a simulated device until the end of the block."""
+    from ferryman.backends.simulator.device import Simulator
+
     simulator = Simulator(target_of(known), assumptions, count=count, profile=known)
     with simulator:
         yield simulator

@@ -28,6 +28,7 @@ import torch
 
 from ferryman.dispatch import registry
 from ferryman.porting.fills import dtype_name
+from ferryman.porting.process import parentage
 from ferryman.porting.results import Cell
 
 SILENCE_SECONDS = 120.0  # the slowest interpreted cell takes 4 s on one shared core
@@ -140,7 +141,7 @@ class _Worker:
     def _environment(self) -> dict[str, str]:
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        env = {**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         routed = self._job.simulated or self._job.stands_in_for
         interprets = "1" if self._job.interpret else "0" if routed else None
         return env if interprets is None else {**env, "TRITON_INTERPRET": interprets}
@@ -228,9 +229,10 @@ def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
     from ferryman.porting import simulated_route, stand_in
-    from ferryman.porting.process import device_lost
+    from ferryman.porting.process import device_lost, end_with_parent
     from ferryman.porting.runner import check_op, dtypes_of
 
+    end_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     # NumPy, which computes for the interpreter, warns of every planted NaN

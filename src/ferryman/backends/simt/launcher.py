@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import tempfile
@@ -14,28 +15,55 @@ from typing import Any
 
 import torch
 
-from ferryman import settings
+from ferryman import files, settings
 from ferryman.backends import replay
 from ferryman.backends.simt import Unit, defines_for
-from ferryman.errors import CaptureError
+from ferryman.errors import CaptureError, SettingError
 
 _DIGEST = hashlib.sha256().digest_size
+_MOST_BYTES = 64 * 2**20
 
 
 def cache_directory() -> Path:
-    """Where images are kept: the setting `cache_dir`, or the user's cache directory."""
-    chosen = settings.get("cache_dir")
-    base = (
-        chosen if chosen is not None else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman"
-    )
-    return Path(base) / "simt"
+    """Where images are kept: the setting `cache_dir`, or the user's cache directory. Raises SettingError: no home."""
+    chosen: Path | None = settings.get("cache_dir")
+    if chosen is None:
+        base = os.environ.get("XDG_CACHE_HOME")
+        try:
+            chosen = (Path(base) if base else Path("~/.cache").expanduser()) / "ferryman"
+        except RuntimeError as error:
+            raise SettingError("no home is known to keep compiled kernels in; set FERRYMAN_CACHE_DIR") from error
+    return chosen / "simt"
+
+
+def own_cache() -> Path | None:
+    """`cache_directory`, where its images may be loaded; None, with a warning once, without a home or where another
+    user could write there."""
+    try:
+        directory = cache_directory()
+    except SettingError as error:
+        _say_once(f"compiled kernels are not kept: {error}")
+        return None
+    why = files.distrusted(directory) or files.distrusted(directory.parent)
+    if why is not None:
+        _say_once(f"the cache of compiled kernels is not used: {why}")
+        return None
+    return directory
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
 
 
 def cached_image(key: str) -> bytes | None:
     """The image kept under ``key``, or None. A damaged file is reported, and None: it will be written again."""
-    path = cache_directory() / key
+    directory = own_cache()
+    if directory is None:
+        return None
+    path = directory / key
     try:
-        data = path.read_bytes()
+        data = files.read(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -50,12 +78,19 @@ def cached_image(key: str) -> bytes | None:
 
 def keep_image(key: str, image: bytes) -> None:
     """Written whole to a temporary file and renamed, so that no reader meets half a file."""
-    directory = cache_directory()
+    directory = own_cache()
+    if directory is None:
+        return
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
-            file.write(hashlib.sha256(image).digest() + image)
-        os.replace(file.name, directory / key)
+            try:
+                file.write(hashlib.sha256(image).digest() + image)
+                file.close()
+                os.replace(file.name, directory / key)
+            except BaseException:  # a full disk, an interrupt: nothing is left behind
+                os.unlink(file.name)
+                raise
     except OSError as error:
         warnings.warn(f"compiled kernels cannot be kept in {directory} ({error})", stacklevel=2)
 

@@ -10,10 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ferryman import backends
+from ferryman import backends, files
 from ferryman.backends.simt.launcher import cache_directory
 from ferryman.dispatch.whole_file import write_whole
 
+_MOST_BYTES = 64 * 2**20
 _DIGEST = hashlib.sha256().digest_size
 # What compiles, and reads what was compiled: a change of these makes every entry old.
 _READERS = (
@@ -27,7 +28,7 @@ class DamagedEntry(Exception):
 
 
 def folder() -> Path:
-    """Where entries lie: beside the images of SIMT kernels (the setting ``cache_dir``)."""
+    """Where entries lie: beside the images of SIMT kernels (the setting ``cache_dir``). Raises SettingError."""
     return cache_directory().parent / "aot"
 
 
@@ -40,8 +41,12 @@ def key(kernel_key: str, backend: str, arch: str) -> str:
 def get(name: str) -> tuple[dict[str, Any], bytes] | None:
     """(facts, image) of an entry; None where there is none. Raises DamagedEntry."""
     path = _path(name)
+    for place in (folder().parent, folder(), path.parent):
+        why = files.distrusted(place)
+        if why is not None:
+            raise DamagedEntry(f"{path} is not used: {why}")
     try:
-        data = path.read_bytes()
+        data = files.read(path, _MOST_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

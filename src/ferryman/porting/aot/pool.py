@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ferryman.porting.aot.worker import COMMAND
+from ferryman.porting.process import parentage
 
 START_SECONDS = 120.0  # importing torch beside other work; 3 s on an idle core
 
@@ -74,7 +75,7 @@ class Worker:
         # A process of its own group, so that the compilers that it starts end with it. A Triton cache of its own: what
         # lies in the user's was never checked.
         env = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": "0",
+            **os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": "0",
             "TRITON_CACHE_DIR": self._folder.name,
         }  # fmt: skip
         env.pop("FERRYMAN_ARTEFACTS", None)

@@ -21,6 +21,7 @@ from ferryman.errors import CompileError, FerrymanError
 from ferryman.porting.aot import cache
 from ferryman.porting.aot.groups import Group, Source, sources_of
 from ferryman.porting.aot.targets import profiles_for
+from ferryman.porting.process import end_with_parent
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.aot.worker import main; raise SystemExit(main())"]
 _LOG = 4000  # of a toolchain's log, from its end: the error stands there
@@ -169,6 +170,7 @@ def _built(name: str, text: str) -> tuple[dict[str, Any], bytes]:
 
 def main() -> int:
     """Serves requests until stdin ends. What a toolchain prints goes to stderr: stdout carries the answers."""
+    end_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import stat
 import statistics
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from ferryman import files
 from ferryman.errors import ResultError
-from ferryman.porting.results import SIZE_LIMIT, Environment, Name, printable
+from ferryman.porting.results import Environment, Name, printable
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-benchmark"] = "ferryman-benchmark"
@@ -109,7 +108,7 @@ class Benchmark(_Model):
     environment: Environment
     ceilings: Ceilings
     peers: list[Peer] = []
-    cells: list[Cell]
+    cells: Annotated[list[Cell], FailFast()]
 
 
 def dumps(document: Benchmark) -> str:
@@ -120,18 +119,9 @@ def load(path: str | Path) -> Benchmark:
     """A benchmark document from a file. Raises ResultError: too large, not JSON, of another version, or damaged."""
     path = Path(path)
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
-            raise ResultError(f"{path} is no regular file; required: a benchmark document, as ferryman bench writes it")
-        if found.st_size > SIZE_LIMIT:
-            raise ResultError(f"{path} is {found.st_size} bytes; a benchmark document has at most {SIZE_LIMIT}")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ResultError):
-            raise
-        raise ResultError(f"{path} is not JSON: {error}") from error
+        raw = files.document(path)
+    except files.Unreadable as error:
+        raise ResultError(str(error)) from error
     return parse(raw, str(path))
 
 

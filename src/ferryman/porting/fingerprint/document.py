@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from ferryman import files
 from ferryman.errors import ResultError
-from ferryman.porting.results import Environment, Finding
+from ferryman.porting.results import Environment, Finding, printable
 
 SCHEMA_VERSION = 1
 SIZE_LIMIT = 16 * 2**20  # a full one is about 300 KiB
@@ -34,7 +34,7 @@ class Fingerprint(_Model):
     schema_version: int = SCHEMA_VERSION
     kind: Literal["ferryman-fingerprint"] = "ferryman-fingerprint"
     environment: Environment
-    facts: list[Fact]
+    facts: Annotated[list[Fact], FailFast()]
     findings: list[Finding] = Field(default=[], description="what the profile states, against the facts")
 
     def values(self, key: str) -> dict[str, str | int | float]:
@@ -54,16 +54,9 @@ def load(path: str | Path) -> Fingerprint:
     """A fingerprint from a file. Raises ResultError: too large, not JSON, from a newer schema, or damaged."""
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if size > SIZE_LIMIT:
-            raise ResultError(f"{path} is {size} bytes; a fingerprint has at most {SIZE_LIMIT}")
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ResultError):
-            raise
-        raise ResultError(f"{path} is not JSON: {error}") from error
+        raw = printable(files.document(path, SIZE_LIMIT))
+    except files.Unreadable as error:
+        raise ResultError(str(error)) from error
     if not isinstance(raw, dict) or raw.get("kind") != "ferryman-fingerprint":
         raise ResultError(f"{path} is not a fingerprint: its kind is not 'ferryman-fingerprint'")
     version = raw.get("schema_version")

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import torch
 
+from ferryman.porting.process import parentage
 from ferryman.porting.selftest.edits import EditError
 from ferryman.porting.selftest.judging import RAISED, Setting
 from ferryman.porting.selftest.mutants import catalogue
@@ -100,7 +101,7 @@ class Interpreted:
         """One worker's life: (the mutant that it died of, what is left, why it ended early, whether it finished)."""
         source = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-        env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        env = {**os.environ, **parentage(), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
             process = self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, env=env, text=True
@@ -158,7 +159,9 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
+    from ferryman.porting.process import end_with_parent
 
+    end_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns of every planted NaN

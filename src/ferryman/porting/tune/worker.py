@@ -25,7 +25,7 @@ from ferryman.porting.bench import grid, rotation, runner
 from ferryman.porting.bench.condition import watch
 from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
 from ferryman.porting.fills import DTYPES, dtype_name
-from ferryman.porting.process import quiet
+from ferryman.porting.process import end_with_parent, quiet
 from ferryman.porting.tune import right
 
 MOST_CANDIDATES = 8
@@ -119,6 +119,7 @@ def _end_with_the_tuner() -> None:
 
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
+    end_with_parent()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -1,0 +1,157 @@
+"""bfloat16 in Triton's interpreter, mended: Triton 3.6 keeps it as raw uint16.
+
+It truncates float32 where hardware rounds to nearest even, loses subnormals, and adds, multiplies, compares and sums
+(`tl.dot` too) the raw integers. Here each operation on bfloat16 is done in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ferryman.errors import BackendUnavailable
+
+RELEASE = (3, 6)  # the interpreter that this mends; its insides are no interface
+_BINARY_AND_MORE = ("binary_op", "ternary_op", "unary_op", "create_fma", "create_erf", "create_rsqrt", "create_dot")
+
+
+@functools.cache
+def mend() -> None:
+    """Mend the interpreter of this process, once. Raises BackendUnavailable on another release of Triton."""
+    import triton
+
+    from ferryman.backends.triton import release
+
+    if release(triton.__version__) != RELEASE:
+        required = ".".join(map(str, RELEASE))
+        raise BackendUnavailable(
+            f"triton {triton.__version__}: its interpreter's bfloat16 was not examined; install triton {required}, "
+            "or check float32 and float16 alone"
+        )
+    made: Any = importlib.import_module("triton.runtime.interpreter")
+    builder = made.InterpreterBuilder
+    for name in _BINARY_AND_MORE:
+        setattr(builder, name, _in_float32(getattr(builder, name)))
+    builder.cast_impl = _cast(builder.cast_impl)
+    builder.create_fp_to_fp = _between_floats(builder.create_fp_to_fp)
+    builder.get_bf16 = lambda self, value: narrow(made.TensorHandle(_numpy().array([value], "float32"), _tl().float32))
+    for name in ("sum", "min_max"):
+        setattr(made.ReduceOps, name, _reduced(getattr(made.ReduceOps, name)))
+    for name in ("cumsum", "cumprod"):
+        setattr(made.ScanOps, name, _reduced(getattr(made.ScanOps, name)))
+
+
+def mend_if_known() -> None:
+    """`mend`, and on another release nothing: our own kernels round and widen bfloat16 by hand there."""
+    with contextlib.suppress(BackendUnavailable):
+        mend()
+
+
+def _numpy() -> Any:
+    return importlib.import_module("numpy")
+
+
+def _tl() -> Any:
+    return importlib.import_module("triton.language")
+
+
+def is_bfloat16(handle: Any) -> bool:
+    """Whether a handle holds bfloat16 (its comparisons, of the same type by name, hold bool)."""
+    kind = getattr(getattr(handle, "dtype", None), "scalar", None)
+    return kind is not None and kind == _tl().bfloat16 and handle.data.dtype == "uint16"
+
+
+def widen(handle: Any) -> Any:
+    """bfloat16 as float32, exactly; any other handle as it is."""
+    if not is_bfloat16(handle):
+        return handle
+    data = (handle.data.astype("uint32") << 16).view("float32")
+    return type(handle)(data, _tl().float32)
+
+
+def narrow(handle: Any, towards_zero: bool = False) -> Any:
+    """A float handle as bfloat16, rounded to nearest even (or towards zero). NaN stays NaN."""
+    numpy = _numpy()
+    given = numpy.asarray(handle.data)
+    value = numpy.ascontiguousarray(given, dtype="float32").reshape(given.shape)
+    if given.dtype == "float64":  # through float32 rounded to odd, so that the second rounding does not see the first
+        over = numpy.abs(value.astype("float64")) > numpy.abs(given)
+        value = numpy.where(over, numpy.nextafter(value, numpy.float32(0)), value)
+        value = (value.view("uint32") | (value.astype("float64") != given)).view("float32")
+    bits = value.view("uint32")
+    rounded = bits if towards_zero else bits + (0x7FFF + ((bits >> 16) & 1)).astype("uint32")
+    found = numpy.where(numpy.isnan(value), (bits >> 16) | 0x40, rounded >> 16).astype("uint16")
+    return type(handle)(found, _tl().bfloat16)
+
+
+def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **more: Any) -> Any:
+        found = [widen(a) for a in args]
+        if all(a is b for a, b in zip(found, args, strict=True)):
+            return original(self, *args, **more)
+        made = original(self, *found, **more)
+        if made.data.dtype == bool:
+            return type(made)(made.data, _tl().int1)
+        # the accumulator of a dot, and what a select gives, say the type of the result
+        wide = original.__name__ == "create_dot" and not is_bfloat16(args[2])
+        return made if wide or made.dtype.scalar != _tl().float32 else narrow(made)
+
+    return run
+
+
+def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, src: Any, dst_type: Any) -> Any:
+        to, tl = dst_type.scalar, _tl()
+        if to == tl.bfloat16:
+            if is_bfloat16(src):
+                return src
+            exact = src.data.dtype in ("float16", "float32", "float64")
+            return narrow(src if exact else type(src)(src.data.astype("float32"), tl.float32))
+        src = widen(src)
+        return src if src.dtype.scalar == to == tl.float32 else original(self, src, dst_type)
+
+    return run
+
+
+def _between_floats(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        to, tl = dst_type.scalar, _tl()
+        src = widen(src)
+        if to == tl.bfloat16:
+            modes = importlib.import_module("triton._C.libtriton").ir.ROUNDING_MODE
+            if src.data.dtype == "uint8":  # float8, exactly
+                src = original(self, src, tl.float32, rounding_mode)
+            return narrow(src, towards_zero=rounding_mode == modes.RTZ)
+        return src if src.dtype.scalar == to == tl.float32 else original(self, src, dst_type, rounding_mode)
+
+    return run
+
+
+def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction or scan of Triton's tensors, in float32 where it is of bfloat16."""
+
+    @functools.wraps(original)
+    def run(self: Any, tensor: Any, *args: Any, **more: Any) -> Any:
+        if not isinstance(tensor, tuple) and is_bfloat16(tensor.handle):
+            tl = _tl()
+            made = original(self, self.to_tensor(widen(tensor.handle).data, tl.float32), *args, **more)
+            several = isinstance(made, (tuple, list))
+            found = [_narrowed(one) for one in (made if several else [made])]
+            return type(made)(found) if several else found[0]
+        return original(self, tensor, *args, **more)
+
+    return run
+
+
+def _narrowed(tensor: Any) -> Any:
+    tl = _tl()
+    if tensor.handle.dtype.scalar != tl.float32:  # the indices of a maximum
+        return tensor
+    shape = list(tensor.shape)
+    return tl.core.tensor(narrow(tensor.handle), tl.block_type(tl.bfloat16, shape) if shape else tl.bfloat16)

@@ -1,0 +1,101 @@
+"""Files that others wrote: read whole or refused, in bounded memory, and never loaded as code from strangers' folders.
+
+JSON of 64 MB can take 2 GB once it is parsed, so values are counted before (a comma or an opening bracket stands before
+each), and then the widths of lists and objects, which bound how many errors a validation can list.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 32 * 2**20
+MOST_VALUES = 1_200_000  # a parsed one takes 90 bytes; a check of 25,000 cells has a million
+MOST_ITEMS = 100_000  # of one list, or one object
+
+
+class Unreadable(ValueError):
+    """A file cannot be read as what it should be; the message begins with its path and says why."""
+
+
+def read(path: Path, most: int = MOST_BYTES) -> bytes:
+    """A regular file's bytes. Raises OSError: absent, a folder, a pipe (which would be waited for), larger than
+    ``most``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = file.read(most + 1) if found.st_size <= most else b""
+        if found.st_size > most or len(data) > most:
+            raise OSError(errno.EFBIG, f"it has {max(found.st_size, len(data))} bytes; required: at most {most}")
+        return data
+
+
+def document(path: Path, most: int = MOST_BYTES, values: int = MOST_VALUES) -> Any:
+    """A JSON file, parsed. Raises Unreadable."""
+    try:
+        data = read(path, most)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise Unreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return parse(data, values)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{path} is not JSON: {error}") from error
+
+
+def parse(data: bytes, values: int = MOST_VALUES) -> Any:
+    """JSON from UTF-8. Raises ValueError (no JSON, NaN, a key twice, a number without end, too many values) and
+    RecursionError."""
+    counted(data, values)
+    found = json.loads(data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+    stack = [found]
+    while stack:
+        value = stack.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if len(inner) > MOST_ITEMS:
+            raise ValueError(f"a list or an object has {len(inner)} items; required: at most {MOST_ITEMS}")
+        stack += [one for one in inner if one.__class__ is dict or one.__class__ is list]
+    return found
+
+
+def counted(data: bytes, values: int = MOST_VALUES) -> None:
+    """Raises ValueError where JSON may hold more values than that."""
+    count = 1 + sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if count > values:
+        raise ValueError(f"it may hold {count} values; required: at most {values}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _no_constant(token: str) -> float:
+    raise ValueError(f"{token} is not JSON")
+
+
+def distrusted(path: Path) -> str | None:
+    """Why code is not loaded from a file or a folder: another user could have put it there. None where it is ours, or
+    absent. A group that is one user's own (its number is the user's) is no other."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror})"
+    me = os.geteuid()
+    if found.st_uid not in (me, 0):
+        return f"{path} belongs to user {found.st_uid}, and this process runs as {me}; choose a folder of your own"
+    others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != found.st_uid else 0)
+    if found.st_mode & others:
+        return f"{path} is writable by others (mode {stat.S_IMODE(found.st_mode):o}); run chmod go-w on it"
+    return None

@@ -1,0 +1,247 @@
+"""Files that others wrote: bounded in memory and time, whole, and no code from where another user can write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ferryman
+from ferryman import files, settings
+from ferryman.backends import artefacts, triton_artefacts
+from ferryman.backends.simt import launcher
+from ferryman.dispatch import lockfile_document
+from ferryman.errors import ArtefactError, CapsuleError, FerrymanError, LockfileError, ResultError, SettingError
+from ferryman.porting import capsule, capsule_format, compare, results
+from ferryman.porting.bench import document as bench
+from ferryman.porting.fingerprint import document as fingerprint
+from ferryman.porting.replay_results import load as load_replay
+from ferryman.porting.results import printable
+
+READERS: dict[str, tuple[Callable[[Path], object], type[FerrymanError]]] = {
+    "results": (results.load, ResultError), "replay": (load_replay, ResultError), "bench": (bench.load, ResultError),
+    "fingerprint": (fingerprint.load, ResultError), "lockfile": (lockfile_document.load, LockfileError),
+    "capsule": (capsule.load, CapsuleError), "compare": (lambda p: compare.compare([p, p]), FerrymanError),
+    "artefacts": (lambda p: artefacts.read(p.parent), ArtefactError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_is_refused_and_not_waited_for(reader: str, tmp_path: Path) -> None:
+    load, error = READERS[reader]
+    path = tmp_path / "manifest.json"
+    os.mkfifo(path)
+    began = time.monotonic()
+    with pytest.raises(error, match="no regular file"):
+        load(path)
+    assert time.monotonic() - began < 2
+
+
+LARGE = {
+    "empty objects": b"[" + b"{}," * 10_000_000 + b"{}]", "empty lists": b"[" + b"[]," * 10_000_000 + b"[]]",
+    "zeros": b"[" + b"0," * 12_000_000 + b"0]", "cells that are none": b'{"kind": "ferryman-results", '
+    b'"schema_version": 2, "cells": [' + b"0," * 1_000_000 + b"0]}",
+    "keys": b"{" + b",".join(b'"%d": 0' % i for i in range(900_000)) + b"}",
+}  # fmt: skip
+
+
+def test_documents_that_would_take_gigabytes_are_refused_by_count(tmp_path: Path) -> None:
+    """In a process of its own, whose peak is its alone."""
+    paths = []
+    for number, content in enumerate(LARGE.values()):
+        paths.append(tmp_path / f"{number}.json")
+        paths[-1].write_bytes(content)
+    script = (
+        "import resource, sys, time\n"
+        "from ferryman.errors import ResultError\n"
+        "from ferryman.porting import results\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for path in sys.argv[1:]:\n"
+        "    began = time.monotonic()\n"
+        "    try:\n        results.load(path)\n"
+        "    except ResultError as error:\n        assert len(str(error)) < 600, error\n"
+        "    else:\n        raise SystemExit(f'{path} was read')\n"
+        "    assert time.monotonic() - began < 5, path\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)\n"
+    )
+    command = [sys.executable, "-c", script, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 250
+
+
+def test_a_small_capsule_that_inflates_is_refused(tmp_path: Path) -> None:
+    manifest = '{"kind": "ops", "cases": [' + "{}," * 5_000_000 + "{}]}"
+    raw = capsule_format.pack(manifest, {})
+    assert len(raw) < 100_000
+    began = time.monotonic()
+    with pytest.raises(CapsuleError, match=f"values; required: at most {files.MOST_VALUES}"):
+        capsule.loads(raw)
+    assert time.monotonic() - began < 5
+
+
+def test_a_cell_that_stands_twice_is_found_in_linear_time() -> None:
+    cell = {"op": "o", "implementation": "i", "device": "cpu", "dtype": "f32", "verdict": "PASS"}
+    cells = [results.Cell.model_validate({**cell, "case": f"c{n}"}) for n in range(8_000)]
+    facts = results.Environment(device="cpu", device_name="", profile="", arch="", vendor="", versions={}, flags={},
+                                platform="", time="", seed=0, tier="")  # fmt: skip
+    text = results.dumps(results.results(facts, [*cells, cells[-1]]))
+    began = time.monotonic()
+    with pytest.raises(ResultError, match="c7999 stands twice"):
+        results.parse(json.loads(text))
+    assert time.monotonic() - began < 5  # 8,000 counts of 8,000 took 10 s
+
+
+NO_JSON = [b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": ' + b"9" * 6000 + b"}", b"\xff", b"[" * 9999]
+
+
+@pytest.mark.parametrize("text", NO_JSON)
+def test_what_is_no_json_is_a_value_error(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(text)
+    with pytest.raises(files.Unreadable, match="is not JSON"):
+        files.document(path)
+
+
+def test_texts_of_documents_say_nothing_to_terminals_and_logs() -> None:
+    said = printable({"a\nb": ["x\n::error title=t::m", "::error::m", " ##[group]x", "\x1b[31mred", 3, {"d": "\r\n"}]})
+    assert said == {"a | b": ["x | ::error title=t::m", r"\::error::m", r"\ ##[group]x", "\ufffd[31mred", 3, {"d": ""}]}
+
+
+# --- code comes from no stranger ------------------------------------------------------------
+
+
+def to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        me = os.geteuid()
+        monkeypatch.setattr(files.os, "geteuid", lambda: me + 1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no TOML reader")
+@pytest.mark.parametrize("key", ["artefacts", "cache_dir"])
+def test_the_working_directory_names_no_code(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "pyproject.toml").write_text(f'[tool.ferryman]\n{key} = "evil"\n')
+    settings.forget()
+    with pytest.raises(SettingError, match=rf"{key} would load code .*; set FERRYMAN_{key.upper()}, or {key} in "):
+        settings.get(key)
+    (tmp_path / "pyproject.toml").write_text('[tool.ferryman]\nbackend = "torch"\n')
+    own = tmp_path / "config" / "ferryman" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'{key} = "/mine"\nbackend = "definition"\n')
+    settings.forget()
+    assert settings.get(key) == Path("/mine") and settings.get("backend") == ("torch",)
+    assert str(own) in settings.origin(key)
+    monkeypatch.setenv(f"FERRYMAN_{key.upper()}", "/other")
+    assert settings.get(key) == Path("/other") and settings.origin(key) == "environment"
+    own.write_text("artefact = 1\n")
+    settings.forget()
+    with pytest.raises(FerrymanError, match=r"config\.toml: 'artefact'; nearest: artefacts"):
+        settings.get("strict")
+    monkeypatch.undo()
+    ferryman.reload()
+
+
+@pytest.mark.parametrize("how", ["another's", "writable"])
+@pytest.mark.parametrize("what", [".", "objects", "manifest.json", "objects/file"])
+def test_artefacts_that_another_could_have_written_are_refused(
+    how: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "artefacts"
+    (folder / "objects").mkdir(parents=True)
+    manifest = artefacts.Manifest(time="", toolchain={}, profiles=[], seconds=0, entries=[])
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    (folder / "objects" / "file").write_bytes(b"")
+    store = artefacts.Store(folder)
+    if how == "writable":
+        (folder / what).chmod(0o777)
+    else:
+        to_another(folder / what, monkeypatch)
+    message = "writable by others" if how == "writable" else "belongs to user"
+    if what == "objects/file":
+        with pytest.raises(ValueError, match=message):
+            store.content(what)
+    else:
+        with pytest.raises(ArtefactError, match=message):
+            artefacts.Store(folder)
+
+
+@pytest.mark.parametrize("how", ["another's", "writable", "homeless"])
+def test_a_cache_that_another_could_have_written_is_not_used(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path / "cache"))
+    launcher.keep_image("k", b"image")
+    assert launcher.cached_image("k") == b"image"
+    if how == "writable":
+        launcher.cache_directory().chmod(0o777)
+    elif how == "another's":
+        to_another(launcher.cache_directory(), monkeypatch)
+    else:
+        monkeypatch.delenv("FERRYMAN_CACHE_DIR")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+        def unknown(path: Path) -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr(Path, "expanduser", unknown)
+    launcher._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="belongs to user|writable by others|no home is known"):
+        assert launcher.cached_image("k") is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launcher.keep_image("other", b"image")  # said once
+    assert not (tmp_path / "cache" / "simt" / "other").exists()
+
+
+def test_an_image_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(launcher.os, "replace", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        launcher.keep_image("k", b"image")
+    assert list(launcher.cache_directory().iterdir()) == []
+
+
+# --- artefacts of Triton under threads ------------------------------------------------------------
+
+
+def test_threads_that_build_one_kernel_read_whole_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes and reads files of its own: no other's half-written one, and none is left."""
+    compiler = pytest.importorskip("triton.compiler")
+    image, places, wrong = bytes(range(256)) * 4096, set(), []
+
+    class Reading:
+        def __init__(self, source: Any, group: dict[str, str], key: str) -> None:
+            found = {name.rsplit(".", 1)[1]: Path(path).read_bytes() for name, path in group.items()}
+            places.add(Path(next(iter(group.values()))).parent)
+            if found["cubin"] != image or json.loads(found["json"]) != {"name": "k"}:
+                wrong.append(len(found["cubin"]))
+
+    monkeypatch.setattr(compiler, "CompiledKernel", Reading)
+
+    def build() -> None:
+        for _ in range(50):
+            triton_artefacts.built(None, "k", {"cubin": image}, {"name": "k"}, "0" * 64)
+
+    threads = [threading.Thread(target=build) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and len(places) == 400 and not any(place.exists() for place in places)
