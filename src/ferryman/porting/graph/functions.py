@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ferryman.dispatch import registry
-from ferryman.porting.graph.normal import Normal, name_of, value, widening
+from ferryman.porting.graph.normal import Normal, hinted, name_of, value, widening
 from ferryman.porting.graph.region import Argument, Candidate
 
 _Made = tuple[tuple[Any, ...], tuple[fx.Node, ...]]
@@ -56,6 +56,15 @@ def _linear(normal: Normal, node: fx.Node, x: Any, weight: Any, bias: Any = None
     return ((x, weight, bias), ())
 
 
+@_of("addmm", "linear")
+def _addmm(normal: Normal, node: fx.Node, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1,
+           out: Any = None) -> _Made | None:  # fmt: skip
+    """A weight that lies (K, N), as a Conv1D's of transformers."""
+    if beta != 1 or alpha != 1 or out is not None or value(bias).dim() != 1:
+        return None
+    return ((x, Argument(weight, ("t", 0)), bias), ())
+
+
 @_of("cross_entropy", "cross_entropy")
 def _cross_entropy(normal: Normal, node: fx.Node, logits: Any, target: Any, weight: Any = None, size_average: Any = None,
                    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
@@ -76,8 +85,8 @@ def _cross_entropy(normal: Normal, node: fx.Node, logits: Any, target: Any, weig
 @_of("scaled_dot_product_attention", "attention")
 def _attention(normal: Normal, node: fx.Node, query: Any, key: Any, value_: Any = None, attn_mask: Any = None,
                dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-               enable_gqa: bool = False, value: Any = None) -> _Made | None:  # fmt: skip
-    v = value_ if value is None else value
+               enable_gqa: bool = False) -> _Made | None:  # fmt: skip
+    v = value_
     if not isinstance(v, fx.Node) or dropout_p != 0.0 or not isinstance(is_causal, bool):
         return None
     if is_causal and not same_size(size_of(query, 2), size_of(key, 2)):
@@ -87,7 +96,10 @@ def _attention(normal: Normal, node: fx.Node, query: Any, key: Any, value_: Any 
         mine, other = _repeated(key), _repeated(v)
         if mine is not None and other is not None:
             key, v, between = mine[0], other[0], [*mine[1], *other[1]]
-    return ((query, key, v, is_causal, scale, None, 0.0, attn_mask), tuple(between))
+    number = hinted(value(scale)) if scale is not None else None
+    if scale is not None and number is None:
+        return None
+    return ((query, key, v, is_causal, number, None, 0.0, attn_mask), tuple(between))
 
 
 def size_of(node: Any, axis: int) -> Any:

@@ -59,6 +59,13 @@ def name_of(node: fx.Node) -> str:
     return _ALIASES.get(name, name)
 
 
+def hinted(item: Any) -> float | None:
+    """A number: of one that is an argument of the compiled function, what it was when the graph was made."""
+    if isinstance(item, torch.SymFloat):
+        return float(item.node.hint) if item.node.hint is not None else None
+    return float(item) if isinstance(item, (int, float)) and not isinstance(item, bool) else None
+
+
 def rule(*names: str) -> Callable[[Callable[..., Term | None]], Callable[..., Term | None]]:
     def enter(function: Callable[..., Term | None]) -> Callable[..., Term | None]:
         for name in names:
@@ -140,7 +147,10 @@ class Normal:
         if isinstance(item, fx.Node):
             if item in self.term:
                 return self.term[item]
-            raise _NoRuleError
+            number = hinted(value(item))
+            if number is None:
+                raise _NoRuleError
+            return self.pool.const(number)
         if isinstance(item, (int, float)) and not isinstance(item, bool):
             return self.pool.const(item)
         raise _NoRuleError
@@ -252,7 +262,7 @@ for _name, _exponent in {
 
 @rule("pow")
 def _pow(n: Normal, node: fx.Node, x: Any, exponent: Any) -> Term | None:
-    if not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
+    if isinstance(exponent, fx.Node) or hinted(exponent) is None:
         return None
     return n.pool.product(1.0, [n.factor(x, Fraction(exponent).limit_denominator(12))])
 
@@ -529,5 +539,7 @@ def disturbs(node: fx.Node) -> bool:
     name = getattr(node.target, "__name__", "")
     if node.target in _IN_PLACE or name in _STATE or node.kwargs.get("inplace") or "out" in node.kwargs:
         return True
+    if getattr(node.target, "__module__", "") == "_operator":
+        return False  # and_, or_, not_
     schema = getattr(node.target, "_schema", None)
     return (name.endswith("_") and not name.endswith("__")) or bool(schema is not None and schema.is_mutable)

@@ -10,21 +10,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ferryman.porting.graph.normal import CASTS, HALF, name_of, value
-from ferryman.porting.graph.region import Argument, Candidate, hint
+from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, evaluated, hint
 
 # Both sides take the same sums in another order: 2^-53 each, over rows of up to 2^17 elements that cancel.
 EXACT = 2.0**-34
 FLIPPED = 32  # one element in so many may round the other way: float32's 2^-24 against half a unit of 2^-9 and more
 LARGEST = 2**22  # elements of one argument; above, leading sizes are drawn smaller
 _SMALL = (19, 23, 29, 31)
-_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -34,26 +33,6 @@ class Verdict:
     reason: str | None
     error: float = 0.0
     flipped: float = 0.0
-
-
-@dataclass
-class Draw:
-    """Sizes and values of one run. sizes: by what the graph's symbol or literal is."""
-
-    seed: int
-    fill: str
-    scale: float
-    small: Mapping[int, int] = field(default_factory=dict)
-    symbols: Mapping[Any, int] = field(default_factory=dict)
-
-    def size(self, n: Any) -> int:
-        if isinstance(n, int):
-            return self.small.get(n, n)
-        node = getattr(n, "node", None)
-        expr = getattr(node, "expr", None)
-        if expr is None:
-            return hint(n)
-        return int(expr.xreplace({s: self.symbols.get(s, 8) for s in expr.free_symbols}))
 
 
 _proven: dict[Any, Verdict] = {}
@@ -71,7 +50,7 @@ def prove(candidate: Candidate) -> Verdict:
 def signature(candidate: Candidate) -> Any:
     """Equal for regions that are written the same, on the same sizes and dtypes."""
     names = {a.node: f"input {n}" for n, a in candidate.inputs.items()}
-    names |= {node: f"node {i}" for i, node in enumerate(candidate.region)}
+    names |= {node: f"node {i}" for i, node in enumerate((*candidate.given, *candidate.region))}
 
     def written(item: Any) -> Any:
         if isinstance(item, fx.Node):
@@ -82,7 +61,7 @@ def signature(candidate: Candidate) -> Any:
             return tuple((k, written(v)) for k, v in sorted(item.items()))
         return repr(item)
 
-    lines = tuple((name_of(n), written(n.args), written(dict(n.kwargs))) for n in candidate.region)
+    lines = tuple((name_of(n), written(n.args), written(dict(n.kwargs))) for n in (*candidate.given, *candidate.region))
     facts = tuple(
         (n, str(tuple(value(a.node).shape)), str(value(a.node).stride()), value(a.node).dtype, str(value(a.node).device),
          a.view, names.get(a.node))
@@ -244,39 +223,14 @@ def _defined(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], body: Callab
 
 def _evaluate(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw, *, exact: bool) -> dict[int, Tensor]:
     """The region's outputs. exact: every cast is left out; else casts are kept, and what is rounded otherwise is not."""
-    wide = {n: x.float() if x.dtype in HALF and not exact else x for n, x in drawn.items()}
-    known: dict[fx.Node, Any] = dict(wide)
-
-    def read(item: Any) -> Any:
-        if isinstance(item, fx.Node):
-            return known[item] if item in known else _sized(value(item), draw)
-        if isinstance(item, (tuple, list)):
-            return type(item)(read(i) for i in item)
-        if isinstance(item, dict):
-            return {k: read(v) for k, v in item.items()}
-        if isinstance(item, slice):
-            return slice(read(item.start), read(item.stop), read(item.step))
-        if isinstance(item, torch.dtype) and item in _FLOAT_DTYPES:
-            return torch.float64 if exact else torch.float32
-        if isinstance(item, int) and not isinstance(item, bool):
-            return draw.small.get(item, item)
-        return item
-
+    known: dict[fx.Node, Any] = {n: x.float() if x.dtype in HALF and not exact else x for n, x in drawn.items()}
+    known |= computed(candidate.given, draw)
     results = set(candidate.outputs.values())
+    wide = torch.float64 if exact else torch.float32
     for node in candidate.region:
         dtype = value(node).dtype if isinstance(value(node), Tensor) else None
-        args, kwargs = read(tuple(node.args)), read(dict(node.kwargs))
-        if name_of(node) in CASTS:
-            made = args[0]
-        elif node.op == "call_method":
-            made = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        else:
-            made = node.target(*args, **kwargs)  # type: ignore[operator]
+        made = known[node.args[0]] if name_of(node) in CASTS else evaluated(node, known, draw, wide)  # type: ignore[index]
         if dtype in HALF and not exact and (name_of(node) in CASTS or node in results):
             made = made.to(dtype).float()
         known[node] = made
     return {index: known[node] for index, node in candidate.outputs.items()}
-
-
-def _sized(item: Any, draw: Draw) -> Any:
-    return item if isinstance(item, (float, bool, Tensor)) or item is None else draw.size(item)
