@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from ferryman.ops.attention.definition import visible
 from ferryman.porting.graph.normal import disturbs, name_of, value
-from ferryman.porting.graph.region import Argument, Candidate, Draw, computed
+from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, symbols_of
 
 _RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "empty")
 _MOST_NODES = 400
@@ -32,8 +32,14 @@ def folded(candidate: Candidate) -> Candidate | None:
     if nodes is None:
         return None
     q, k = value(candidate.inputs["q"].node), value(candidate.inputs["k"].node)
+    made = []
+    for draw in _draws(q, k, candidate):
+        try:
+            made.append((draw, mask.of(computed(nodes, draw)[mask.node])))
+        except RuntimeError:  # sizes that do not go together
+            return None
     for causal, window in _readings(nodes):
-        if all(_says(nodes, mask, draw, q, k, causal, window) for draw in _draws(candidate)):
+        if all(_says(matrix, draw, q, k, causal, window) for draw, matrix in made):
             said = {"causal": causal, "window": window, "mask": None}
             args = tuple(said.get(n, a) if n in said else a for n, a in options.items())
             words = "causal" if causal else "everything"
@@ -71,23 +77,19 @@ def _readings(nodes: list[fx.Node]) -> Iterator[tuple[bool, int | None]]:
         yield True, window
 
 
-def _draws(candidate: Candidate) -> list[Draw]:
-    symbols = sorted(
-        {s for a in candidate.inputs.values() for n in value(a.node).shape
-         for s in getattr(getattr(getattr(n, "node", None), "expr", None), "free_symbols", ())}, key=str
-    )  # fmt: skip
-    if not symbols:
+def _draws(q: Tensor, k: Tensor, candidate: Candidate) -> list[Draw]:
+    """The graph's sizes; where they are dynamic, several lengths of queries and keys, and two of anything else."""
+    every = {s for a in candidate.inputs.values() for n in value(a.node).shape for s in symbols_of(n)}
+    if not every:
         return [Draw(0, "normal", 1.0)]
-    return [Draw(i, "normal", 1.0, {}, dict.fromkeys(symbols, n)) for i, n in enumerate((2, 7, 33, 160, 700))]
+    lengths = {*symbols_of(q.shape[2]), *symbols_of(k.shape[2])}
+    return [
+        Draw(i, "normal", 1.0, {}, {s: n if s in lengths else 2 for s in every})
+        for i, n in enumerate((2, 7, 33, 160, 700))
+    ]
 
 
-def _says(
-    nodes: list[fx.Node], mask: Argument, draw: Draw, q: Tensor, k: Tensor, causal: bool, window: int | None
-) -> bool:
-    try:
-        made: Any = mask.of(computed(nodes, draw)[mask.node])
-    except RuntimeError:  # sizes that do not go together
-        return False
+def _says(made: Tensor, draw: Draw, q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
     sq, sk = draw.size(q.shape[2]), draw.size(k.shape[2])
     if tuple(made.shape[-2:]) != (sq, sk):
         return False

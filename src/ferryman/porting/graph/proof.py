@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ferryman.porting.graph.normal import CASTS, HALF, name_of, value
-from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, evaluated, hint
+from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, evaluated, hint, symbols_of
 
 # Both sides take the same sums in another order: 2^-53 each, over rows of up to 2^17 elements that cancel.
 EXACT = 2.0**-34
@@ -95,10 +95,7 @@ def _draws(candidate: Candidate) -> list[Draw]:
     epsilons = [v for v in candidate.options.values() if isinstance(v, float) and 0.0 < v < 1e-2]
     small = math.sqrt(min(epsilons)) if epsilons else 1e-2
     fills = [("normal", 1.0), ("normal", small), ("shifted", 1.0), ("normal", 30.0)]
-    symbols = sorted(
-        {s for a in candidate.inputs.values() for n in value(a.node).shape
-         for s in getattr(getattr(getattr(n, "node", None), "expr", None), "free_symbols", ())}, key=str
-    )  # fmt: skip
+    symbols = sorted({s for a in candidate.inputs.values() for n in value(a.node).shape for s in symbols_of(n)}, key=str)
     found = []
     for seed, (fill, scale) in enumerate(fills):
         sizes = dict(zip(symbols, itertools.cycle(_SMALL[seed % 2 :]), strict=False))

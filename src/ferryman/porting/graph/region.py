@@ -99,6 +99,11 @@ def meta_of(argument: Argument) -> torch.Tensor:
     return argument.of(made)
 
 
+def symbols_of(size: Any) -> set[Any]:
+    """The symbols that a dynamic size is made of."""
+    return set(getattr(getattr(getattr(size, "node", None), "expr", None), "free_symbols", ()))
+
+
 @dataclass
 class Draw:
     """Sizes and values of one run. sizes: by what the graph's symbol or literal is."""
