@@ -13,6 +13,7 @@ from ferryman.porting.graph import functions
 from ferryman.porting.graph.match import Binding, Matcher
 from ferryman.porting.graph.normal import Normal, disturbs, name_of, value, widening
 from ferryman.porting.graph.region import Argument, Candidate, checked
+from ferryman.porting.graph.terms import bare
 from ferryman.porting.graph.patterns import Pattern, all_patterns
 
 # Inner values that may have users elsewhere: the op does not compute them, or they cost nothing.
@@ -121,7 +122,8 @@ def _partner(
     order: Mapping[fx.Node, int], taken: set[fx.Node],
 ) -> tuple[fx.Node, Binding] | None:  # fmt: skip
     """The nearest node beside one that is another output under the same binding."""
-    nodes = [n for n in normal.term if n is not node and n not in taken]
+    same = bare(normal.term[node])
+    nodes = [n for n in normal.term if bare(normal.term[n]) is not same and n not in taken]
     for other in sorted(nodes, key=lambda n: abs(order[n] - order[node])):
         for found in matcher.rest(binding, index, other):
             if all(name in found.terms for name in pattern.variables):

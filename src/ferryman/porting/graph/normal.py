@@ -158,11 +158,13 @@ class Normal:
     def factor(self, item: Any, power: int | Fraction = 1) -> tuple[Term, Fraction, bool]:
         """An operand of a product. What is read elsewhere too stays whole, so that a pattern finds it as it was named;
         a soft rounding between two multiplications is left out."""
+        return self.operand(item), Fraction(power), isinstance(item, fx.Node) and uses(item) == 1
+
+    def operand(self, item: Any) -> Term:
+        """An operand, without the soft rounding of a product that is read nowhere else."""
         term = self.of(item)
-        open_ = isinstance(item, fx.Node) and uses(item) == 1
-        if open_ and term.kind == "round" and not term.args[1] and bare(term).kind == "mul":
-            term = bare(term)
-        return term, Fraction(power), open_
+        product = term.kind == "round" and not term.args[1] and bare(term).kind == "mul"
+        return bare(term) if product and uses(item) == 1 else term
 
 
 class _NoRuleError(Exception):
@@ -219,17 +221,17 @@ def axis_of(x: torch.Tensor, dim: Any) -> int:
 
 @rule("add", "radd")
 def _add(n: Normal, node: fx.Node, a: Any, b: Any, *, alpha: float = 1) -> Term:
-    return n.pool.total(0.0, [(n.of(a), 1.0), (n.of(b), float(alpha))])
+    return n.pool.total(0.0, [(n.operand(a), 1.0), (n.operand(b), float(alpha))])
 
 
 @rule("sub")
 def _sub(n: Normal, node: fx.Node, a: Any, b: Any, *, alpha: float = 1) -> Term:
-    return n.pool.total(0.0, [(n.of(a), 1.0), (n.of(b), -float(alpha))])
+    return n.pool.total(0.0, [(n.operand(a), 1.0), (n.operand(b), -float(alpha))])
 
 
 @rule("rsub")
 def _rsub(n: Normal, node: fx.Node, a: Any, b: Any) -> Term:
-    return n.pool.total(0.0, [(n.of(b), 1.0), (n.of(a), -1.0)])
+    return n.pool.total(0.0, [(n.operand(b), 1.0), (n.operand(a), -1.0)])
 
 
 @rule("mul", "rmul")
@@ -432,6 +434,8 @@ def _getitem(n: Normal, node: fx.Node, x: Any, index: Any) -> Term | None:
     if isinstance(index, int) and not isinstance(value(x), torch.Tensor):
         return n.part(x, index)
     items = index if isinstance(index, tuple) else (index,)
+    if isinstance(index, int) and not isinstance(index, bool):
+        return n.pool.call("picked", (index,), n.of(x))
     if not all(i is None or i is Ellipsis or isinstance(i, slice) for i in items):
         return None
     tensor, term = value(x), n.of(x)
