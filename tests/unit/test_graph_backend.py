@@ -159,7 +159,7 @@ def test_on_a_cpu_everything_is_inductors_by_itself() -> None:
 
 
 def test_the_mask_alone_is_taken_out_where_attention_is_left() -> None:
-    report, gm, made = rewritten(Layer(), (normal(2, 9, 32),), place="auto")
+    report, gm, _ = rewritten(Layer(), (normal(2, 9, 32),), place="auto")
     (node,) = [n for n in gm.graph.nodes if "scaled_dot_product" in getattr(n.target, "__name__", "")]
     assert node.kwargs["is_causal"] is True and node.kwargs["attn_mask"] is None
     assert [e.verdict for e in report.entries if e.op == "attention"] == ["simpler"]

@@ -19,7 +19,7 @@ X, W = (3, 5, 64), (64,)
 def _right(op: str, function: Any, args: Any, times: int = 1) -> None:
     report, _, made = rewritten(function, args)
     assert placed(report).get(op) == times, [(e.op, e.verdict, e.reason) for e in report.entries]
-    # what the graph gives now: in float32 the same sums in another order, in 16 bits fewer roundings (at most 4 of 2^-8)
+    # what the graph gives now: in float32 the same sums in another order, in 16 bits fewer roundings (4 of 2^-8)
     limit = 2.0**-6 if args[0].dtype in HALF else 2.0**-18
     assert far(made, function(*args)) < limit
 

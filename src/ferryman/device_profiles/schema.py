@@ -132,7 +132,8 @@ class Profile:
 
     Sizes are bytes, rates are per second, registers are 32 bits wide. ``units`` are SMs or CUs.
     ``shared_memory`` is what one block may have after opting in. ``peaks`` are dense datasheet limits;
-    ``compiled`` are ops that a compiled graph calls whole although Inductor could fuse them. ``ceilings`` and ``copy_bandwidth`` are what a well-tuned program reached. ``rates`` are operations per
+    ``compiled`` are ops that a compiled graph calls whole although Inductor could fuse them.
+    ``ceilings`` and ``copy_bandwidth`` are what a well-tuned program reached. ``rates`` are operations per
     clock per unit. ``provenance`` maps the path in the file ("memory.bandwidth") to its source. A ``generic``
     profile stands for a whole family.
     """

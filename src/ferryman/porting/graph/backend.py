@@ -135,7 +135,7 @@ def _computes(node: fx.Node) -> bool:
 
 
 def _under_autocast(graph: fx.Graph) -> bool:
-    """Casts that autocast makes are in no graph: what an op gets is not what the region's functions would compute on."""
+    """Casts that autocast makes are in no graph: an op would get other dtypes than the functions."""
     devices = {value(n).device.type for n in graph.nodes if isinstance(value(n), torch.Tensor)}
     on = any(torch.is_autocast_enabled(d) for d in devices if torch.amp.is_autocast_available(d))
     return on or any("autocast" in getattr(n.target, "__name__", "") for n in graph.nodes if n.op == "call_function")
@@ -152,7 +152,9 @@ def _compiled(
         found: Callable[..., Any] = compile_fx(gm, list(example_inputs), config_patches=patches or None)
         return found
     if options or mode:
-        raise ArgumentError(_NAME, "options", sorted(options) or mode, f"none beside inner={inner!r}: they are Inductor's")
+        raise ArgumentError(
+            _NAME, "options", sorted(options) or mode, f"none beside inner={inner!r}: they are Inductor's"
+        )
     if not callable(inner):
         from torch._dynamo.backends.registry import lookup_backend
 

@@ -12,12 +12,29 @@ from torch import fx
 from ferryman.porting.graph import functions
 from ferryman.porting.graph.match import Binding, Matcher
 from ferryman.porting.graph.normal import Normal, disturbs, name_of, value, widening
+from ferryman.porting.graph.patterns import Pattern, all_patterns
 from ferryman.porting.graph.region import Argument, Candidate, checked
 from ferryman.porting.graph.terms import bare
-from ferryman.porting.graph.patterns import Pattern, all_patterns
 
 # Inner values that may have users elsewhere: the op does not compute them, or they cost nothing.
-_FREE = frozenset("getitem unsqueeze squeeze transpose permute chunk split narrow view reshape expand mT T t".split())
+_FREE = frozenset(
+    (
+        "getitem",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "chunk",
+        "split",
+        "narrow",
+        "view",
+        "reshape",
+        "expand",
+        "mT",
+        "T",
+        "t",
+    )
+)
 
 
 @dataclass(frozen=True)

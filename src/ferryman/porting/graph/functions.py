@@ -13,7 +13,7 @@ from ferryman.porting.graph.normal import Normal, hinted, name_of, value, wideni
 from ferryman.porting.graph.region import Argument, Candidate
 
 _Made = tuple[tuple[Any, ...], tuple[fx.Node, ...]]
-_PROPOSERS: dict[str, tuple[str, Callable[..., "_Made | None"]]] = {}
+_PROPOSERS: dict[str, tuple[str, Callable[..., _Made | None]]] = {}
 
 
 def _of(function: str, op: str) -> Callable[[Callable[..., _Made | None]], Callable[..., _Made | None]]:
@@ -66,8 +66,8 @@ def _addmm(normal: Normal, node: fx.Node, bias: Any, x: Any, weight: Any, *, bet
 
 
 @_of("cross_entropy", "cross_entropy")
-def _cross_entropy(normal: Normal, node: fx.Node, logits: Any, target: Any, weight: Any = None, size_average: Any = None,
-                   ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
+def _cross_entropy(normal: Normal, node: fx.Node, logits: Any, target: Any, weight: Any = None,
+                   size_average: Any = None, ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
                    label_smoothing: float = 0.0) -> _Made | None:  # fmt: skip
     plain = weight is None and size_average is None and reduce is None and reduction == "mean"
     if not plain or value(target).dtype != torch.int64 or value(logits).dim() != 2:
@@ -120,7 +120,7 @@ def _repeated(node: Any) -> tuple[fx.Node, list[fx.Node]] | None:
     while isinstance(node, fx.Node) and name_of(node) in ("reshape", "expand", "contiguous"):
         between.insert(0, node)
         node = node.args[0]
-    if not isinstance(node, fx.Node) or not between and name_of(node) != "repeat_interleave":
+    if not isinstance(node, fx.Node) or (not between and name_of(node) != "repeat_interleave"):
         return None
     before, after = value(node.args[0]) if node.args else None, value(between[-1] if between else node)
     if not isinstance(before, torch.Tensor) or before.dim() != 4 or after.dim() != 4:

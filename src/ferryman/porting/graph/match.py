@@ -1,7 +1,7 @@
 """Where a pattern fits a graph: a binding of its arguments to nodes, its scalars to numbers.
 
-Products and sums fit in any order. A soft rounding of the program that the pattern lacks is left out, as Inductor leaves
-it out in a fused kernel; a hard one must stand in both.
+Products and sums fit in any order. A soft rounding of the program that the pattern lacks is left out, as Inductor
+leaves it out in a fused kernel; a hard one must stand in both.
 """
 
 from __future__ import annotations
@@ -236,10 +236,10 @@ class Matcher:
             elif p in self.variable and (scaled := self.normal.pool.scaled(scale / weight, t)) in self.normal.nodes:
                 for found in self._fit(p, scaled, b):
                     yield from self._operands(ps[1:], rest, found)
-            elif (made := self._made(p, b)) is not None:
-                if self.normal.pool.scaled(weight, made) is self.normal.pool.scaled(scale, t):
-                    yield from self._operands(ps[1:], rest, b)
-
+            elif (made := self._made(p, b)) is not None and (
+                self.normal.pool.scaled(weight, made) is self.normal.pool.scaled(scale, t)
+            ):
+                yield from self._operands(ps[1:], rest, b)
 
     def _made(self, p: Term, b: Binding) -> Term | None:
         """The pattern's term with the arguments put in, where all are bound: of an argument that is a number times

@@ -22,11 +22,34 @@ FLOATS = (*HALF, torch.float32, torch.float64)
 _MANTISSA = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 # Functions that move or select values and compute none.
 VIEWS = frozenset(
-    "getitem unsqueeze squeeze transpose permute chunk split narrow cat concat stack flatten expand "
-    "repeat_interleave contiguous view reshape mT T t expand_as unflatten swapaxes".split()
+    (
+        "getitem",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "chunk",
+        "split",
+        "narrow",
+        "cat",
+        "concat",
+        "stack",
+        "flatten",
+        "expand",
+        "repeat_interleave",
+        "contiguous",
+        "view",
+        "reshape",
+        "mT",
+        "T",
+        "t",
+        "expand_as",
+        "unflatten",
+        "swapaxes",
+    )
 )
-CASTS = frozenset("to float half bfloat16 double type type_as".split())
-SAME = frozenset("contiguous identity".split())
+CASTS = frozenset(["to", "float", "half", "bfloat16", "double", "type", "type_as"])
+SAME = frozenset(["contiguous", "identity"])
 _RULES: dict[str, Callable[..., Term | None]] = {}
 _ALIASES = {
     "truediv": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub", "divide": "div", "concat": "cat",

@@ -143,7 +143,11 @@ def _recorded(
         op.check(*args.values())
         graph, inputs, outputs = record(function, op.names, args)
         normal = Normal(graph, pool)
-    except (ArgumentError, RuntimeError, NotImplementedError):  # options that exclude each other; data that is asked for
+    except (
+        ArgumentError,
+        RuntimeError,
+        NotImplementedError,
+    ):  # options that exclude each other; data
         return None
     roots = tuple(_unrounded(normal.term[node]) for node in outputs[: len(op.outputs)])
     scalars = {n: v for n, v in options.items() if _is_sentinel(op, n, v)}

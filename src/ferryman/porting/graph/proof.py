@@ -63,7 +63,8 @@ def signature(candidate: Candidate) -> Any:
 
     lines = tuple((name_of(n), written(n.args), written(dict(n.kwargs))) for n in (*candidate.given, *candidate.region))
     facts = tuple(
-        (n, str(tuple(value(a.node).shape)), str(value(a.node).stride()), value(a.node).dtype, str(value(a.node).device),
+        (n, str(tuple(value(a.node).shape)), str(value(a.node).stride()), value(a.node).dtype,
+         str(value(a.node).device),
          a.view, names.get(a.node))
         for n, a in candidate.inputs.items()
     )  # fmt: skip
@@ -95,7 +96,9 @@ def _draws(candidate: Candidate) -> list[Draw]:
     epsilons = [v for v in candidate.options.values() if isinstance(v, float) and 0.0 < v < 1e-2]
     small = math.sqrt(min(epsilons)) if epsilons else 1e-2
     fills = [("normal", 1.0), ("normal", small), ("shifted", 1.0), ("normal", 30.0)]
-    symbols = sorted({s for a in candidate.inputs.values() for n in value(a.node).shape for s in symbols_of(n)}, key=str)
+    symbols = sorted(
+        {s for a in candidate.inputs.values() for n in value(a.node).shape for s in symbols_of(n)}, key=str
+    )
     found = []
     for seed, (fill, scale) in enumerate(fills):
         sizes = dict(zip(symbols, itertools.cycle(_SMALL[seed % 2 :]), strict=False))
@@ -175,7 +178,9 @@ def _distance(got: Tensor, want: Tensor) -> float:
         return math.inf
     difference = torch.where(special, 0.0, (got - want).abs()).max()
     largest = torch.where(special, 0.0, want.abs()).max()
-    return float(difference / largest) if float(largest) > 0 else float(difference > 0) * math.inf if difference else 0.0
+    return (
+        float(difference / largest) if float(largest) > 0 else float(difference > 0) * math.inf if difference else 0.0
+    )
 
 
 def _roundings(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw) -> float | None:
@@ -219,7 +224,7 @@ def _defined(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], body: Callab
 
 
 def _evaluate(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw, *, exact: bool) -> dict[int, Tensor]:
-    """The region's outputs. exact: every cast is left out; else casts are kept, and what is rounded otherwise is not."""
+    """The region's outputs. exact: every cast is left out; else casts are kept, other roundings not."""
     known: dict[fx.Node, Any] = {n: x.float() if x.dtype in HALF and not exact else x for n, x in drawn.items()}
     known |= computed(candidate.given, draw)
     results = set(candidate.outputs.values())

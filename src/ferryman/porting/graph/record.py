@@ -1,4 +1,4 @@
-"""A function's calls of PyTorch as an FX graph of the level that Dynamo hands a backend: functions, methods, operators."""
+"""A function's calls of PyTorch as an FX graph of the level that Dynamo hands a backend."""
 
 from __future__ import annotations
 

@@ -93,9 +93,7 @@ def hint(size: Any) -> int:
 def meta_of(argument: Argument) -> torch.Tensor:
     """An argument without data, of the sizes that the graph was made with."""
     x = value(argument.node)
-    made = torch.empty_strided(
-        [hint(n) for n in x.shape], [hint(n) for n in x.stride()], dtype=x.dtype, device="meta"
-    )
+    made = torch.empty_strided([hint(n) for n in x.shape], [hint(n) for n in x.stride()], dtype=x.dtype, device="meta")
     return argument.of(made)
 
 
