@@ -1,9 +1,10 @@
 """Expressions in normal form: what a graph computes, whichever way it is written.
 
-A term is interned: equal expressions are one object. Products are a coefficient and powers of factors, so that
-``x * x``, ``x.square()`` and ``x.pow(2)`` are one term, and so are ``x / sqrt(v)``, ``x * rsqrt(v)`` and ``x * v.pow(-0.5)``. Sums
-have two operands or more and a constant, in no order. Widening a float changes no value and leaves no trace; narrowing
-is a "round" term: hard where the program casts, soft where an operation on 16-bit tensors rounds its result.
+A term is interned: equal expressions are one object. Products are a coefficient and powers of factors, so that ``x *
+x``, ``x.square()`` and ``x.pow(2)`` are one term, and so are ``x / sqrt(v)``, ``x * rsqrt(v)`` and ``x *
+v.pow(-0.5)``. Sums have two operands or more and a constant, in no order. Widening a float changes no value and
+leaves no trace; narrowing is a "round" term: hard where the program casts, soft where an operation on 16-bit tensors
+rounds its result.
 """
 
 from __future__ import annotations
