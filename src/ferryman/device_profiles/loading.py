@@ -190,6 +190,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
     tiles: dict[str, Cell] = {}
     features: frozenset[str] = frozenset()
     preferences: dict[str, tuple[str, ...]] = {}
+    compiled: frozenset[str] = frozenset()
     for step in _lineage(draft, drafts):
         for gone in step.unset:
             cells = {p: c for p, c in cells.items() if p != gone and not p.startswith(gone + ".")}
@@ -199,6 +200,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
         tiles |= step.tiles
         features |= step.features
         preferences |= step.preferences
+        compiled = compiled if step.compiled is None else step.compiled
     _check(draft, text, cells, preferences)
 
     tables: dict[str, Any] = {attribute: _table(cells, prefix) for prefix, attribute in _TABLES.items()}
@@ -222,6 +224,7 @@ def _build(draft: Draft, drafts: Mapping[str, Draft]) -> Profile:
         aliases=draft.aliases,
         features=features,
         preferences=FrozenMap(preferences),
+        compiled=compiled,
         tiles=FrozenMap({op: cell.value for op, cell in tiles.items()}),
         identity=identity,
         provenance=FrozenMap(provenance),

@@ -67,7 +67,7 @@ CELLS: dict[str, str] = {
 }  # fmt: skip
 GROUPS = {path[:i] for path in CELLS for i, letter in enumerate(path) if letter == "."}
 PLAIN = ("name", "title", "vendor", "arch", "family", "partition", "power_mode", "extends")
-OTHER = ("schema", "generic", "aliases", "sources", "features", "preferences", "tiles")
+OTHER = ("schema", "generic", "aliases", "sources", "features", "preferences", "compiled", "tiles")
 TOP_KEYS = {*PLAIN, *OTHER, *(path.split(".")[0] for path in CELLS)}
 
 
@@ -95,6 +95,7 @@ class Draft:
     unset: list[str] = field(default_factory=list)
     features: frozenset[str] = frozenset()
     preferences: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    compiled: frozenset[str] | None = None
     tiles: dict[str, Cell] = field(default_factory=dict)
 
     @property
@@ -296,6 +297,11 @@ class _Parser:
                     draft.fail(item.line, f"preferences.{op} is empty")
                 for backend in backends:
                     self.check_identifier(backend, item.line, "the backend")
+        elif key == "compiled":
+            names = self.texts(node, key)
+            for name in names:
+                self.check_identifier(name, node.line, "the op")
+            draft.compiled = frozenset(names)
         elif key == "tiles":
             for op, item in self.mapping(node, key).items():
                 self.check_identifier(op, item.line, "the op")

@@ -132,6 +132,7 @@ class Profile:
 
     Sizes are bytes, rates are per second, registers are 32 bits wide. ``units`` are SMs or CUs.
     ``shared_memory`` is what one block may have after opting in. ``peaks`` are dense datasheet limits;
+    ``compiled`` are ops that a compiled graph calls whole although Inductor could fuse them.
     ``ceilings`` and ``copy_bandwidth`` are what a well-tuned program reached. ``rates`` are operations per
     clock per unit. ``provenance`` maps the path in the file ("memory.bandwidth") to its source. A ``generic``
     profile stands for a whole family.
@@ -171,6 +172,7 @@ class Profile:
     arithmetic: Mapping[str, str | int | float] = field(default_factory=FrozenMap)
     features: frozenset[str] = frozenset()
     preferences: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMap)
+    compiled: frozenset[str] = frozenset()
     tiles: Mapping[str, Mapping[str, int | str | bool]] = field(default_factory=FrozenMap)
     aliases: tuple[str, ...] = ()
     identity: Identity = field(default_factory=Identity)

@@ -1,0 +1,53 @@
+"""torch.compile(model, backend="ferryman") on a device: kernels of ours run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ferryman
+from ferryman.porting import graph
+from tests.unit.test_graph_backend import Layer
+
+pytestmark = pytest.mark.gpu
+
+
+def _run(mode: str | None, place: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, graph.Report, Any]:
+    torch.manual_seed(0)
+    model = Layer(512, 8).to("cuda", dtype)
+    x = torch.randn(2, 256, 512, device="cuda", dtype=dtype)
+    report = graph.Report()
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        model, backend=graph.backend, mode=mode, fullgraph=True, options={"place": place, "report": report}
+    ) if mode is None else torch.compile(
+        model, backend=lambda gm, inputs: graph.backend(
+            gm, inputs, mode=mode, options={"place": place, "report": report}), fullgraph=True)  # fmt: skip
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(x)
+        with ferryman.trace() as ran:
+            made = compiled(x).clone()
+        exact = model.double()(x.double())
+    return made, exact, report, ran
+
+
+@pytest.mark.parametrize("place", ["all", "auto"])
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_layer_is_as_near_to_float64_as_inductors(place: str, mode: str | None) -> None:
+    made, exact, report, ran = _run(mode, place, torch.bfloat16)
+    plain, _, _, _ = _run(mode, "none", torch.bfloat16)
+    ours, theirs = ((m.double() - exact).abs().mean() for m in (made, plain))
+    assert ours <= 1.1 * theirs  # fewer or the same roundings
+    if place == "all":
+        assert report.calls()["rms_norm"] == 1 and report.calls()["attention"] == 1
+        if mode is None:  # a graph that is replayed calls nothing
+            assert any(op == "rms_norm" and name != "definition" for op, name in ran.calls)
+
+
+def test_what_the_policy_places_is_no_library_call() -> None:
+    _, _, report, _ = _run(None, "auto", torch.bfloat16)
+    for entry in report.entries:
+        assert entry.verdict != "placed" or not entry.implementation.startswith(("torch", "definition"))
