@@ -215,16 +215,15 @@ def backends() -> Mapping[str, Backend]:
     return MappingProxyType(found)
 
 
-@lru_cache(maxsize=1)
-def _every_name() -> frozenset[str]:
-    return frozenset(backends()) | {line.name for lines in _catalogue().menu.values() for line in lines}
-
-
 def check_requested(name: str, op: str | None = None) -> None:
     """Whether a request can name a backend or an implementation like this, of one op or of any. Raises UnknownName."""
-    known = set(backends()) | {x.name for x in implementations(op)} if op is not None else _every_name()
+    if name in backends():
+        return
+    ops = primitives() if op is None else (op,)
+    known = {line.name for each in ops for line in implementations(each)}
     if name not in known:
-        raise UnknownName("backend or implementation" if op is None else f"implementation of {op}", name, sorted(known))
+        kind = "backend or implementation" if op is None else f"implementation of {op}"
+        raise UnknownName(kind, name, sorted({*known, *backends()}))
 
 
 def probe(backend: str, vendor: str) -> tuple[str, ...]:
