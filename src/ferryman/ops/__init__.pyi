@@ -14,6 +14,7 @@ from ferryman.ops.norm.definition import layer_norm as layer_norm
 from ferryman.ops.norm.definition import layer_norm_backward as layer_norm_backward
 from ferryman.ops.norm.definition import rms_norm as rms_norm
 from ferryman.ops.norm.definition import rms_norm_backward as rms_norm_backward
+from ferryman.ops.paged_attention.definition import paged_attention as paged_attention
 from ferryman.ops.rope.definition import rope as rope
 from ferryman.ops.rope.definition import rope_ as rope_
 from ferryman.ops.rope.definition import rope_backward as rope_backward
@@ -39,6 +40,7 @@ __all__ = [
     "layer_norm_backward",
     "linear",
     "linear_backward",
+    "paged_attention",
     "rms_norm",
     "rms_norm_backward",
     "rope",
