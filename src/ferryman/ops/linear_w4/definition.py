@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +83,7 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
 
 
 def _rounded(roundings: frozenset[str]) -> Callable[..., Any]:
-    return lambda *args: _forward(*args, round_w="w" in roundings)
+    return functools.partial(_forward, round_w="w" in roundings)
 
 
 @primitive(
