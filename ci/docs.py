@@ -62,7 +62,13 @@ only where a process asks for it (`TRITON_INTERPRET=1`).
 An implementation is refused where one of its conditions does not hold; `any` has none. The roundings and accumulation
 classes are what it declares to the parity check.
 
-{_conditions()}"""
+{_conditions()}
+## Contents of their own
+
+What `ferryman check` fills tensors with is told in [parity.md](parity.md). These stand in the evidence of an op, beside
+or in place of the common ones.
+
+{_fills()}"""
 
 
 def _devices(devices: Sequence[Profile]) -> str:
@@ -79,6 +85,13 @@ def _order(profile: Profile, rows: Sequence[support.Support]) -> str:
     able = {r.implementation for r in rows if asked in r.dtypes}
     order = dict.fromkeys([*profile.preference(rows[0].op), "torch", *(r.implementation for r in rows)])
     return ", ".join(name for name in order if name in able and name != "definition") or "definition"
+
+
+def _fills() -> str:
+    lines = ["| op | fill | values |", "|---|---|---|"]
+    for evidence in registry.evidences().values():
+        lines += [f"| `{evidence.op}` | `{fill.name}` | {fill.meaning} |" for fill in evidence.fills]
+    return "\n".join(lines) + "\n"
 
 
 def _conditions() -> str:

@@ -211,10 +211,7 @@ def test_the_grids_hold_cases_that_the_ops_accept(op: Primitive) -> None:
         cases = grid.cases(op, size, torch.device("cuda"))
         assert len({c.name for c in cases}) == len(cases) >= (1 if size == "small" else 2)
         for case in cases:
-            values = [
-                torch.empty(a.shape, dtype=torch.int64 if a.dtype == "int64" else torch.bfloat16, device="meta")
-                if hasattr(a, "shape") else a for a in forward.bind((), dict(case.args))
-            ]  # fmt: skip
+            values = grid.on_meta(forward, case, torch.bfloat16)
             forward.check(*values)
             assert forward.cost(*values).bytes > 0
     if forward.name in ("rms_norm", "softmax", "silu_mul"):

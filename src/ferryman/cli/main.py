@@ -29,6 +29,7 @@ from ferryman.cli import (
     explain,
     fingerprint,
     migrate,
+    new,
     ops,
     record,
     replay,
@@ -74,6 +75,7 @@ app.command("selftest", cls=_Verb)(selftest.selftest)
 app.command("tune", cls=_Verb)(tune.tune)
 app.command("migrate", cls=_Verb)(migrate.migrate)
 app.add_typer(ci.app, name="ci")
+app.command("new", cls=_Verb)(new.new)
 
 
 def _version(wanted: bool) -> None:

@@ -6,6 +6,7 @@ from ferryman.ops.activation.definition import silu_mul as silu_mul
 from ferryman.ops.activation.definition import silu_mul_backward as silu_mul_backward
 from ferryman.ops.attention.definition import attention as attention
 from ferryman.ops.attention.definition import attention_backward as attention_backward
+from ferryman.ops.linear_w4.definition import linear_w4 as linear_w4
 from ferryman.ops.matmul.definition import linear as linear
 from ferryman.ops.matmul.definition import linear_backward as linear_backward
 from ferryman.ops.norm.definition import add_rms_norm as add_rms_norm
@@ -14,6 +15,7 @@ from ferryman.ops.norm.definition import layer_norm as layer_norm
 from ferryman.ops.norm.definition import layer_norm_backward as layer_norm_backward
 from ferryman.ops.norm.definition import rms_norm as rms_norm
 from ferryman.ops.norm.definition import rms_norm_backward as rms_norm_backward
+from ferryman.ops.paged_attention.definition import paged_attention as paged_attention
 from ferryman.ops.rope.definition import rope as rope
 from ferryman.ops.rope.definition import rope_ as rope_
 from ferryman.ops.rope.definition import rope_backward as rope_backward
@@ -39,6 +41,8 @@ __all__ = [
     "layer_norm_backward",
     "linear",
     "linear_backward",
+    "linear_w4",
+    "paged_attention",
     "rms_norm",
     "rms_norm_backward",
     "rope",

@@ -37,8 +37,9 @@ def _nothing(name: str) -> Any:
 class Draw:
     """One tensor to fill: its shape and dtype, its place (op, parameter), and the key of its stream.
 
-    ``given`` tells another argument of the same case by name: a scalar as it is, a tensor with its content. With it a
-    page table fits its cache, and lengths fit the page table. ``low`` and ``high`` are the integers' range.
+    ``given`` tells another argument of the same case by name: a scalar as it is, a tensor with its content, so that a
+    page table fits lengths. ``shape_of`` tells another tensor's shape alone, without making it. ``low`` and ``high``
+    are the integers' range.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +49,7 @@ class Draw:
     op: str = ""
     parameter: str = ""
     given: Callable[[str], Any] = field(default=_nothing, repr=False, compare=False)
+    shape_of: Callable[[str], tuple[int, ...]] = field(default=_nothing, repr=False, compare=False)
     low: int = 0
     high: int = 1
 
@@ -61,13 +63,12 @@ class Draw:
         shape: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
-        given: Callable[[str], Any] | None = None,
-        low: int = 0,
-        high: int = 1,
+        **more: Any,
     ) -> Draw:
+        """``more``: the other fields."""
         text = f"{seed}/{op}/{case}/{parameter}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        return cls(shape, dtype, device, key, op, parameter, given or _nothing, low, high)
+        return cls(shape, dtype, device, key, op, parameter, **more)
 
     def words(self, lane: int = 0) -> Tensor:
         """64 random bits per element (as int64); lanes are independent streams."""

@@ -169,6 +169,7 @@ def _cotangent(case: Case, draw: Draw) -> Tensor:
 def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
     given = {p.name: case.args.get(p.name, p.default) for p in primitive.parameters}
     buffers: dict[str, Buffer] = {}
+    making: list[str] = []
 
     def made(name: str, value: Any) -> Any:
         """An argument as the op takes it; a tensor is made once, whoever asks first."""
@@ -176,10 +177,18 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
             return [made(f"{name}_{i}", one) for i, one in enumerate(value)]
         if isinstance(value, TensorSpec) and name not in buffers:
             own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
+            if name in making:
+                raise LookupError(f"{case.name}: the fills of {', '.join(making)} need each other's content")
+            making.append(name)
             draw = Draw.of(
-                seed, primitive.name, case.name, name, value.shape, own, device, argument, value.low, value.high
+                *(seed, primitive.name, case.name, name, value.shape, own, device),
+                given=argument,
+                shape_of=shape_of,
+                low=value.low,
+                high=value.high,
             )
             content = fill(_filled(value, own), primitive.name).make(draw)
+            making.remove(name)
             buffers[name] = Buffer.around(content, own, value.layout)
         elif isinstance(value, Tensor) and name not in buffers:
             buffers[name] = Buffer.holding(value, device)
@@ -187,6 +196,9 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
 
     def argument(name: str) -> Any:
         return made(name, given[name])
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return tuple(given[name].shape)
 
     values = tuple(made(name, value) for name, value in given.items())
     return Arguments(values, {n: buffers[n] for n in sorted(buffers, key=lambda n: _place(primitive, n))})

@@ -1,0 +1,20 @@
+"""Which implementations of products with weights of 4 bits exist, and under which conditions."""
+
+from __future__ import annotations
+
+import torch
+
+from ferryman.ops.clauses import dtypes, multiple_of, unit_stride, when_interpreted
+from ferryman.ops.menu import menu
+
+_HERE = "ferryman.ops.linear_w4"
+_WHEN = (
+    when_interpreted(dtypes("x", torch.float32, torch.float16)),  # the interpreter has no bfloat16 dot
+    multiple_of("group", 32),  # a block of one group has at least 16 even columns, the least that a matrix unit takes
+    unit_stride("weight"),
+)
+
+IMPLEMENTATIONS = (
+    *menu(_HERE, "torch", "linear_w4", accumulation="split-k", roundings=("w",)),
+    *menu(_HERE, "triton", "linear_w4", when=_WHEN, replayable=True),
+)

@@ -1,0 +1,137 @@
+"""linear_w4 against a product with weights that a plain loop unpacks, and what its cases are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.ops.linear_w4.definition import linear_w4
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("linear_w4")
+CASES = {case.name: case for case in cases_of(OP)}
+Values = tuple[Any, ...]
+
+
+def plain(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, group: int) -> Tensor:
+    """Python integers, one weight after the other, then PyTorch's linear; it shares no code with the definition."""
+    rows = []
+    for line, row in enumerate(weight.tolist()):
+        values = [nibble for byte in row for nibble in (byte % 16, byte // 16)]
+        rows.append([(value - 8) * float(scales[line, i // group]) for i, value in enumerate(values)])
+    matrix = torch.tensor(rows, dtype=torch.float64).reshape(weight.shape[0], x.shape[-1])
+    return functional.linear(x, matrix, bias)
+
+
+def drawn(name: str, seed: int = 0) -> Values:
+    return double(materialise(CASES[name], OP, torch.float32, seed))
+
+
+def beyond(got: Tensor, values: Values) -> float:
+    """The largest error against the loop, in bounds of float64's unit roundoff."""
+    exact = plain(*values)
+    (terms,) = OP.bound(values, (exact,))
+    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
+    return float(((got - exact).abs() / room).max())
+
+
+@pytest.mark.parametrize("name", ["square", "ragged", "one_group", "group_96", "group_of_six", "three_dims", "vector"])
+def test_the_definition_is_a_product_with_the_unpacked_weight(name: str) -> None:
+    for seed in range(3):
+        values = drawn(name, seed)
+        assert beyond(OP.body(*values), values) <= 1
+
+
+WRONG: dict[str, Callable[[Values], Values]] = {
+    "halves swapped": lambda v: (v[0], (v[1] << 4) | (v[1] >> 4), *v[2:]),
+    "zero at 7": lambda v: (v[0], (v[1] & 15).add(1).clamp(max=15) | (v[1] & 240), *v[2:]),
+    "scales of the next group": lambda v: (*v[:2], v[2].roll(1, 1), *v[3:]),
+    "scales of the next row": lambda v: (*v[:2], v[2].roll(1, 0), *v[3:]),
+    "no bias": lambda v: (*v[:3], None, v[4]),
+    "columns the other way": lambda v: (v[0].flip(-1), *v[1:]),
+    "another group": lambda v: (*v[:2], v[2].repeat_interleave(2, 1), v[3], v[4] // 2),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name != "another group"])
+def test_a_definition_that_is_wrong_in_one_argument_is_caught(name: str) -> None:
+    values = drawn("ragged")
+    assert beyond(OP.body(*WRONG[name](values)), values) > 100
+
+
+def test_a_group_is_as_long_as_it_says() -> None:
+    """Twice as many groups of half the length, with the scales repeated, are the same weight; rolled they are not."""
+    values = drawn("ragged")
+    same = WRONG["another group"](values)
+    assert beyond(OP.body(*same), values) <= 1
+    assert beyond(OP.body(*same[:2], same[2].roll(1, 1), *same[3:]), values) > 100
+
+
+def test_every_value_of_4_bits_is_tried() -> None:
+    weight = materialise(CASES["square"], OP, torch.float16)[1]
+    assert weight.dtype == torch.uint8 and set(((weight >> 4).unique()).tolist()) == set(range(16))
+    assert set(((weight & 15).unique()).tolist()) == set(range(16))
+
+
+def test_it_runs_through_dispatch_and_through_the_library() -> None:
+    values = materialise(CASES["ragged"], OP, torch.float16)
+    with ferryman.trace() as trace:
+        y = linear_w4(*values)
+    assert list(trace.calls) == [("linear_w4", "torch")]
+    assert torch.equal(torch.ops.ferryman.linear_w4.default(*values), y)
+    compiled = torch.compile(lambda *args: linear_w4(*args), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*values), y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(101, 48, dtype=torch.int8)}, r"weight\.dtype is torch\.int8; required: torch\.uint8"),
+        ({"weight": torch.zeros(101, 96, dtype=torch.uint8)}, r"weight\.shape is \(101, 96\); required: \(N, 48\)"),
+        ({"scales": torch.ones(101, 2)}, r"scales\.shape is \(101, 2\); required: \(101, 3\)"),
+        ({"group": 40}, "group is 40; required: an even divisor of x's last dimension, 96"),
+        ({"group": 3}, "group is 3"),
+        ({"bias": torch.ones(100)}, r"bias\.shape"),
+        ({"scales": torch.ones(101, 3).half()}, "dtype"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    values = dict(zip(OP.names, materialise(CASES["ragged"], OP, torch.float32), strict=True))
+    with pytest.raises(ArgumentError, match=message):
+        linear_w4(**{**values, **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+op, line = registry.primitive("linear_w4"), registry.implementation("linear_w4", "triton")
+names = ("ragged", "group_96", "fill_nonfinite", "exact_integers_ragged")
+cells = [check_cell(op, line, case, dtype, simulate=profile("h200"))
+         for case in cases_of(op) if case.name in names for dtype in (torch.float16, torch.float32)]
+print(json.dumps({f"{cell.case} {cell.dtype}": (cell.verdict, cell.reason) for cell in cells}))
+"""
+
+
+def test_the_triton_kernel_is_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 8 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found

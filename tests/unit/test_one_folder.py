@@ -1,0 +1,129 @@
+"""An op is one folder: outside `ops/` and `integrations/`, nothing that only one op has decides what happens.
+
+What is looked for in the syntax trees: an op's or a family's name, or a parameter that one family alone has, as a whole
+string, as an attribute, or as a keyword; and an import of a family. Docstrings, examples in help texts and data files
+say what they like.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ferryman.dispatch import registry
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "ferryman"
+OURS = ("ops", "integrations")
+PYTORCH = (functional, torch, torch.Tensor)
+# Names of families or ops that mean something of PyTorch's in some rooms: its switches for float32 products.
+OTHERWISE = {"backends": {"matmul"}, "porting": {"matmul"}}
+# What is left, and why.
+LEFT = {
+    "porting/selftest": "hand-written mutants, which mutants that make themselves replace",
+}
+
+
+@cache
+def identifiers() -> dict[str, int]:
+    """In how many files outside a word is a variable's, a parameter's or an attribute's name. ``mask`` and ``eps`` are
+    everybody's words; ``ignore_index`` is an op's."""
+    counts: dict[str, int] = {}
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).parts[0] not in OURS:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+            names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+            names |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+@cache
+def words() -> dict[str, str]:
+    """What only one family has -> the family."""
+    owners: dict[str, set[str]] = {}
+    ordinary = {word for word, count in identifiers().items() if count >= 2}
+    for family in registry.families():
+        owners.setdefault(family.name, set()).add(family.name)
+    for op in registry.primitives().values():
+        family = registry.family_of(op).name
+        owners.setdefault(op.name, set()).add(family)
+        for word in {*op.names, *op.outputs} - ordinary:
+            owners.setdefault(word, set()).add(family)
+    return {word: next(iter(own)) for word, own in owners.items() if len(own) == 1}
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """Constants that stand alone as a statement."""
+    return {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+
+
+def named(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, word) of every string, attribute, keyword and imported family."""
+    told = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Attribute):
+            plain = isinstance(node.value, ast.Name) and node.value.id != "ops"
+            if not (plain or isinstance(node.value, ast.Attribute)) or not any(hasattr(x, node.attr) for x in PYTORCH):
+                yield node.lineno, node.attr  # PyTorch has a softmax, too
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            yield node.value.lineno, node.arg
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ferryman.ops."):
+            yield node.lineno, str(node.module).split(".")[2]
+
+
+def faults(relative: str, source: str) -> list[str]:
+    """What a file names of one family."""
+    known = words()
+    other = OTHERWISE.get(relative.split("/")[0], set())
+    return [
+        f"{relative}:{line} names {word!r}, which {known[word]} alone has"
+        for line, word in named(ast.parse(source))
+        if word in known and word not in other
+    ]
+
+
+def files() -> list[str]:
+    every = (path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+    return sorted(f for f in every if f.split("/")[0] not in OURS and not f.startswith(tuple(LEFT)))
+
+
+@pytest.mark.parametrize("file", files())
+def test_no_file_outside_decides_by_what_one_op_has(file: str) -> None:
+    assert faults(file, (SOURCE / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if op == "rms_norm": pass',
+        'if op.startswith("rope"): pass',
+        'FAMILIES = ("norm",)',
+        'x = {"paged_attention": 1}',
+        "ops.cross_entropy(x)",
+        'args["ignore_index"] = 1',
+        "f(softcap=1.0)",
+        "from ferryman.ops.norm.definition import rms_norm",
+    ],
+)
+def test_what_decides_is_found(source: str) -> None:
+    assert faults("porting/some.py", source)
+
+
+def test_what_does_not_is_left() -> None:
+    assert faults("porting/some.py", '"""An op such as rms_norm."""\nhelp = "such as rms_norm or softmax"') == []
+
+
+def test_every_exception_still_stands() -> None:
+    for place in LEFT:
+        every = [f.relative_to(SOURCE).as_posix() for f in (SOURCE / place).rglob("*.py")]
+        assert any(faults(f, (SOURCE / f).read_text(encoding="utf-8")) for f in every), f"{place}: strike it off"
