@@ -65,7 +65,7 @@ def test_text_names_the_choice() -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("attention on mi300x, which is not here")
     assert "k=bfloat16[2^0,2^3,2^12,128]c" in done.out and "causal=True" in done.out and "window=2^8" in done.out
-    assert "-> torch" in done.out
+    assert "-> triton.tiled" in done.out  # of PyTorch's fused ways none on AMD has a window
 
 
 def _shapes(op: str, shape: tuple[int, ...], **given: str) -> dict[str, Any]:

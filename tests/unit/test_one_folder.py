@@ -25,6 +25,7 @@ PYTORCH = (functional, torch, torch.Tensor)
 OTHERWISE = {"backends": {"matmul"}, "porting": {"matmul"}}
 # What is left, and why.
 LEFT = {
+    "porting/graph": "which of PyTorch's functionals mean an op, until its recognition lies in the op's folder",
     "porting/selftest": "hand-written mutants, which mutants that make themselves replace",
 }
 

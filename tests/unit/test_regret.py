@@ -106,7 +106,7 @@ def test_medians_and_percentiles_of_what_counts(regret: ModuleType) -> None:
     assert found["failed"] == {"cells": 1, "failed": 1}
     assert regret.percentile([3.0, 1.0, 2.0], 0.95) == 3.0 and regret.percentile([1.0], 0.5) == 1.0
     text = regret.markdown(cells, 7, "A device")
-    assert "tuned: median and p95 10.0% and 19.0%; asked on an H200: at most 1% and 3%" in text
+    assert "tuned: median, p95 and worst 10.0%, 19.0%, 20.0%; allowed: 1%, 5%, 30%" in text
     assert "7 cells were left when time was up" in text and "| softmax | c | a | b | 20.0% | lockfile |" in text
 
 
@@ -194,11 +194,11 @@ def test_a_lockfile_that_is_cut_off_or_none_is_one_line(
 ) -> None:  # fmt: skip
     lock.write_text(lock.read_text()[:40])
     assert run(regret, monkeypatch, "--lockfile", lock) == 2
-    assert "cannot be read as JSON" in capsys.readouterr().err
+    assert "is not JSON" in capsys.readouterr().err
     monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
-    assert run(regret, monkeypatch) == 2
-    complaint = capsys.readouterr().err
-    assert complaint == "regret: the setting lockfile is none: unset it, or name a file with --lockfile\n"
+    monkeypatch.setattr(regret, "supervise", lambda given, todo, before: ([judged("untuned", 0.0)], 0))
+    assert run(regret, monkeypatch, "--op", "softmax") == 0
+    assert ", untuned" in capsys.readouterr().out  # dispatch without a lockfile is judged
 
 
 def test_only_regions_that_hold_are_counted(regret: ModuleType) -> None:
@@ -217,16 +217,16 @@ def test_require_fails_beyond_the_limits_and_where_nothing_counts(
     regret: ModuleType, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     def of(*cells: dict[str, Any]) -> object:
-        monkeypatch.setattr(regret, "supervise", lambda given, todo: (list(cells), 0))
+        monkeypatch.setattr(regret, "supervise", lambda given, todo, before: (list(cells), 0))
         return run(regret, monkeypatch, "--lockfile", lock, "--require", "--op", "softmax", "--json", out)
 
     out = tmp_path / "regret.json"
-    good = [judged("tuned", 0.01), judged("untuned", 0.04)]
+    good = [judged("tuned", 0.01), judged("untuned", 0.02)]
     assert of(*good) == 0
-    told = "regret: tuned: median 2.00%; required: at most 1%; untuned: p95 13.00%; required: at most 12%"
+    told = "regret: tuned: median 2.00%; required: at most 1%; untuned: p95 13.00%; required: at most 10%"
     assert of(judged("tuned", 0.02), *3 * [judged("untuned", 0.0)], judged("untuned", 0.13)) == told
     assert len(json.loads(out.read_text())["cells"]) == 5  # what was measured is written
     assert of(good[0], judged("untuned", 0.0, noise=0.5)) == "regret: untuned: no cell counts; required: at least one"
     assert of() == 2  # nothing was judged
-    monkeypatch.setattr(regret, "supervise", lambda given, todo: ([judged("tuned", 0.5)], 0))
+    monkeypatch.setattr(regret, "supervise", lambda given, todo, before: ([judged("tuned", 0.5)], 0))
     assert run(regret, monkeypatch, "--lockfile", lock, "--op", "softmax") == 0  # nothing is required
