@@ -79,9 +79,8 @@ def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
     place = args.place.split(",") if args.place not in ("auto", "all", "none") else args.place
     torch._dynamo.reset()
     plain = _step(model, torch.compile(model), ids, args.train)
-    ours = _step(
-        model, torch.compile(model, backend=graph.backend, options={"place": place, "report": report}), ids, args.train
-    )
+    options: dict[str, Any] = {"place": place, "report": report}
+    ours = _step(model, torch.compile(model, backend=graph.backend, options=options), ids, args.train)
     peaks = {}
     for label, run in (("plain", plain), ("ours", ours)):
         for _ in range(4):

@@ -86,7 +86,7 @@ def op_calls(name: str, x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
     for _ in range(plan.REPLAY_AFTER + 4):
         ops.rms_norm(x, w)
     frozen = replay.freeze(launcher, op.names, (x, w, 1e-6, False), target, x.device)
-    if frozen is None or not any(run.__code__ == frozen.__code__ for _, run, _ in plan.runner_of(op).hot.values()):
+    if frozen is None or not any(run.__code__ == frozen.__code__ for _, run, *_ in plan.runner_of(op).hot.values()):
         sys.exit(f"{name}: the plan is not a replay, so there is nothing to measure")
     return {
         "ops.rms_norm": lambda: ops.rms_norm(x, w),

@@ -149,7 +149,7 @@ def _compiled(
         from torch._inductor.compile_fx import compile_fx
 
         patches = {**(list_mode_options(mode) if mode and mode != "default" else {}), **options}
-        found: Callable[..., Any] = compile_fx(gm, list(example_inputs), config_patches=patches or None)
+        found: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
         return found
     if options or mode:
         raise ArgumentError(

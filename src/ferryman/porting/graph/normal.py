@@ -465,7 +465,8 @@ def _getitem(n: Normal, node: fx.Node, x: Any, index: Any) -> Term | None:
     named = sum(isinstance(i, slice) for i in items)
     if Ellipsis not in items:
         items = (*items, Ellipsis)
-    before, axes = 0, []
+    before = 0
+    axes: list[int] = []
     for item in items:
         if item is Ellipsis:
             before += tensor.dim() - named

@@ -110,7 +110,7 @@ def _shape_case(op: Primitive, cases: list[Case]) -> list[Case]:
 
 def of(op: Primitive) -> list[Pattern]:
     """Every pattern of an op, the most specific first. Without cases, or where nothing can be recorded: none."""
-    cases = list(op.cases())
+    cases = list(registry.evidence(op).cases())
     found: dict[Any, Pattern] = {}
     for case, storage, options in itertools.product(_shape_case(op, cases), _STORAGES, list(_options(op, cases))):
         args: dict[str, Any] = {}
