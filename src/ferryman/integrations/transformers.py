@@ -31,7 +31,7 @@ from ferryman.integrations.transformers_modules import (
 )
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
-from ferryman.porting.model import check_model as _check_model
+from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model_results import ModelResult
 
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation  # isort: skip - after the check above
@@ -224,5 +224,5 @@ def _switchable(model: nn.Module, attention: list[tuple[str, nn.Module]]) -> tup
 
 
 def check_model(model: str | os.PathLike[str], **options: Any) -> ModelResult:
-    """`ferryman.porting.model.check_model` with this module as the porter."""
+    """`ferryman.porting.model.check.check_model` with this module as the porter."""
     return _check_model(model, porter=sys.modules[__name__], **options)
