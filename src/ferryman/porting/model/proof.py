@@ -16,9 +16,9 @@ from torch import Tensor
 from ferryman.porting.model_exact import Widened
 
 # float64 has 53 bits. 2^-40 leaves 13 of them to sums of up to 8192 terms in any order, and is 2^-16 of half a unit in
-# the last place of float32, the finest storage dtype: a formula that differs by less cannot be told apart in any of them.
+# the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.
 LIMIT = 2.0**-40
-# Two float32 evaluations that round to storage at the same places differ where float32's noise (about 16 units of 2^-24)
+# Two float32 evaluations that round to storage at the same places differ where float32's noise (16 units of 2^-24)
 # crosses a rounding boundary: 16 * 2^-24 / 2^-11 = 2^-9 of float16's elements, 2^-12 of bfloat16's. A rounding point
 # more or less changes a quarter of them or more. 2^-5 lies between, 16 times away from the one and 8 from the other.
 DIFFERING = 2.0**-5
@@ -30,7 +30,8 @@ Function = Callable[..., Any]
 class Proof:
     """What was shown. ``worst``: largest float64 error of a result, ``gradient``: of a gradient, both relative to the
     largest element of their row; ``differing``: share of elements that differ in a storage dtype; ``form``: which of
-    the permitted roundings agreed there; ``inputs``: how many were drawn. ``reason`` says why it is no proof."""
+    the permitted roundings agreed there; ``inputs``: how many were drawn; ``rounding``: "same" rounding points, or
+    "fewer" than the original's. ``reason`` says why it is no proof."""
 
     ok: bool
     reason: str = ""
@@ -39,6 +40,7 @@ class Proof:
     differing: dict[str, float] = field(default_factory=dict)
     form: int = 0
     inputs: int = 0
+    rounding: str = ""
 
 
 class Disagreement(Exception):
@@ -69,9 +71,9 @@ def prove(
     """Run ``original(*x)`` and ``candidate(*x)`` on each input and compare results, and gradients of floating tensors.
 
     inputs: tuples; floating tensors in them are float64 and on the CPU, anything else is passed as it is. forms: what
-    may stand for the candidate in a storage dtype (definitions with permitted roundings); default the candidate. narrow:
-    how many of the inputs, from the first, are rounded to each of ``storage`` and compared element by element. The
-    original may not change its inputs, nor give another result the second time. Nothing is raised: what the original
+    may stand for the candidate in a storage dtype (definitions with permitted roundings); default the candidate.
+    narrow: how many of the inputs, from the first, are rounded to each of ``storage`` and compared element by element.
+    The original may not change its inputs, nor give another result the second time. Nothing is raised: what the original
     raises is the reason of a proof that is not ``ok``.
     """
     worst = gradient = 0.0
@@ -84,12 +86,12 @@ def prove(
             _same(wanted, again)
             worst = max(worst, _distance("result", found, wanted, limit))
             gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit))
-        form, differing = _rounded(original, forms or (candidate,), inputs[:narrow], storage)
+        form, differing, rounding = _rounded(original, forms or (candidate,), inputs[:narrow], storage)
     except Disagreement as error:
         return Proof(False, str(error), worst, gradient, inputs=len(inputs))
-    except Exception as error:  # foreign code ran: whatever it raises is the reason why nothing is proven
+    except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
         return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300], inputs=len(inputs))
-    return Proof(True, "", worst, gradient, differing, form, len(inputs))
+    return Proof(True, "", worst, gradient, differing, form, len(inputs), rounding)
 
 
 def flat(value: Any) -> list[Tensor]:
@@ -164,28 +166,53 @@ def _distance(what: str, found: list[Tensor], wanted: list[Tensor], limit: float
 @torch.no_grad()
 def _rounded(
     original: Function, forms: Sequence[Function], inputs: Sequence[tuple[Any, ...]], storage: Sequence[torch.dtype]
-) -> tuple[int, dict[str, float]]:
-    """(index of the first form whose rounding points agree in every dtype, share that differs there)."""
+) -> tuple[int, dict[str, float], str]:
+    """(index of the first form that agrees in every dtype, share of elements that differ there, "same" or "fewer").
+
+    Where no form rounds at the same places, one that rounds less will do: nearer to the float64 result of the same
+    rounded inputs than the original is, on average and at its worst.
+    """
     said = ""
-    for index, form in enumerate(forms):
-        shares: dict[str, float] = {}
-        for dtype in storage:
-            differing = total = 0
-            for given in inputs:
-                low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
-                results = zip(flat(form(*low)), flat(original(*low)), strict=True)
-                for i, (f, w) in enumerate(results):
-                    if f.dtype != w.dtype:
-                        said = f"result {i} of {dtype} inputs is {w.dtype}, the op's {f.dtype}"
-                        differing = total = 1
-                        break
-                    differing += int(((f != w) & ~((f != f) & (w != w))).sum())
-                    total += w.numel()
-            shares[str(dtype).removeprefix("torch.")] = differing / max(total, 1)
-            # few elements cannot show a share: one that differs among 32 is allowed
-            if differing > math.ceil(DIFFERING * total) or (differing and differing == total):
-                said = said or f"{differing} of {total} elements differ in {dtype}: it rounds elsewhere"
-                break
-        else:
-            return index, shares
+    for wanted in ("same", "fewer"):
+        for index, form in enumerate(forms):
+            shares: dict[str, float] = {}
+            reason = ""
+            for dtype in storage:
+                share, reason = _compared(original, form, inputs, dtype, exact=wanted == "fewer")
+                shares[str(dtype).removeprefix("torch.")] = share
+                if reason:
+                    break
+            else:
+                return index, shares, wanted
+            said = said or reason
     raise Disagreement(said)
+
+
+def _compared(
+    original: Function, form: Function, inputs: Sequence[tuple[Any, ...]], dtype: torch.dtype, exact: bool
+) -> tuple[float, str]:
+    """(share of elements that differ, why the form will not do, or "")."""
+    differing = total = 0
+    worse = ""
+    for given in inputs:
+        low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
+        results = list(zip(flat(form(*low)), flat(original(*low)), strict=True))
+        for i, (f, w) in enumerate(results):
+            if f.dtype != w.dtype:
+                return 1.0, f"result {i} of {dtype} inputs is {w.dtype}, the op's {f.dtype}"
+            differing += int(((f != w) & ~((f != f) & (w != w))).sum())
+            total += w.numel()
+        if exact:
+            with Widened(torch.float64):
+                truths = flat(original(*(x.double() if isinstance(x, Tensor) and x.dtype == dtype else x for x in low)))
+            for i, ((f, w), truth) in enumerate(zip(results, truths, strict=True)):
+                own, theirs = (f.double() - truth).abs(), (w.double() - truth).abs()
+                if own.numel() and not (own.mean() <= theirs.mean() and own.max() <= theirs.max()):
+                    worse = worse or f"result {i} in {dtype} is farther from the exact one than the module's"
+    share = differing / max(total, 1)
+    if exact:
+        return share, worse
+    # few elements cannot show a share: one that differs among 32 is allowed
+    if differing > math.ceil(DIFFERING * total) or (differing and differing == total):
+        return share, f"{differing} of {total} elements differ in {dtype}: it rounds elsewhere"
+    return share, ""
