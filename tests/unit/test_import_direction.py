@@ -26,7 +26,8 @@ MAY: dict[str, set[str]] = {
     "integrations": {FACE, "porting", "dispatch", "ops", "backends", "device_profiles"},
     # the model check is handed its integration by the command line, so that porting knows none
     "cli": {FACE, "integrations", "porting", "dispatch", "ops", "backends", "device_profiles"},
-    FACE: {"dispatch", "ops", "device_profiles"},
+    # `ferryman.port` loads porting, and the integration of a library that is loaded, when it is called
+    FACE: {"dispatch", "ops", "device_profiles", "porting", "integrations"},
     "__main__": {"cli"},
 }
 TOOLCHAINS = {"triton", "cupy", "cupy_backends", "hip", "cuda", "ziglang"}

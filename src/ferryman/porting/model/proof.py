@@ -5,6 +5,7 @@ A proof holds for the inputs it ran. Whoever asks draws them, on both sides of e
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,8 +78,18 @@ def prove(
     original raises is the reason of a proof that is not ``ok``.
     """
     # oneDNN reads bfloat16's subnormals as 0 and adds in blocks of its own: PyTorch's plain kernels judge here
-    with torch.backends.mkldnn.flags(enabled=False):
+    with _plain_kernels():
         return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit)
+
+
+@contextlib.contextmanager
+def _plain_kernels() -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _prove(
