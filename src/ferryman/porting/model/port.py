@@ -174,7 +174,7 @@ def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
             raise PortError(
                 f"{path or type(module).__name__}: ported already, alone or with a larger model; unport that one first"
             )
-        if "forward" not in module.__dict__ and _plain(module) is None:
+        if "forward" not in module.__dict__ and _plain(module) is None and not _hooked(module):
             gate = recognise.gate_of(module)
             if gate is not None:
                 known[id(module)] = gate
@@ -204,14 +204,32 @@ def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, s
         if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
             reason = role.reason
     made = rewrite.rewritten(type(module), _gates(module, known))
+    ungated = _ungated(module, made.products)
     if made.functions or made.interfaces:
         gate = known.get(id(module))
-        return Recipe(gates=_gates(module, known), gate=gate, interface=bool(made.interfaces)), None
+        return Recipe(gates=_gates(module, known), gate=gate, interface=bool(made.interfaces)), ungated
     if id(module) in known:
         return Recipe(gate=known[id(module)]), None
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
-    return None, reason
+    return None, reason or ungated
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _ungated(module: nn.Module, products: frozenset[str]) -> str | None:
+    """Why a product with an activation of no tensors stays two ops."""
+    for path in sorted(products):
+        held: Any = module
+        for name in path.split("."):
+            held = getattr(held, name, None)
+        if isinstance(held, nn.Module) and not any(True for _ in held.parameters()) and not list(held.buffers()):
+            if _hooked(held):
+                return f"{path} has a hook, which a gated activation would not run"
+            return f"its activation {path} is {type(held).__name__}, and no gated op has it"
+    return None
 
 
 def _plain(module: nn.Module) -> str | None:

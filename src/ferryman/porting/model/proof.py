@@ -32,7 +32,8 @@ class Proof:
     """What was shown. ``worst``: largest float64 error of a result, ``gradient``: of a gradient, both relative to the
     largest element of their row; ``differing``: share of elements that differ in a storage dtype; ``form``: which of
     the permitted roundings agreed there; ``inputs``: how many were drawn; ``rounding``: "same" rounding points, or
-    "fewer" than the original's. ``reason`` says why it is no proof."""
+    "fewer" than the original's. ``reason`` says why it is no proof, and ``distance`` how far the
+    two were apart, where both gave a result of the same kind."""
 
     ok: bool
     reason: str = ""
@@ -42,10 +43,15 @@ class Proof:
     form: int = 0
     inputs: int = 0
     rounding: str = ""
+    distance: float | None = None
 
 
 class Disagreement(Exception):
-    """Two callables differ; the text says where."""
+    """Two callables differ; the text says where, ``distance`` by how much."""
+
+    def __init__(self, text: str, distance: float | None = None) -> None:
+        super().__init__(text)
+        self.distance = distance
 
 
 def drawn(*shape: int, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -108,7 +114,7 @@ def _prove(
             gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit))
         form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage)
     except Disagreement as error:
-        return Proof(False, str(error), worst, gradient, inputs=len(inputs))
+        return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=error.distance)
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
         return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300], inputs=len(inputs))
     return Proof(True, "", worst, gradient, differing, form, len(inputs), rounding)
@@ -179,7 +185,7 @@ def _distance(what: str, found: list[Tensor], wanted: list[Tensor], limit: float
         error = float(((f - w).abs() / row).max())
         worst = max(worst, error)
         if not error <= limit:
-            raise Disagreement(f"{what} {i} differs by {error:.3g} in float64 (limit {limit:.3g})")
+            raise Disagreement(f"{what} {i} differs by {error:.3g} in float64 (limit {limit:.3g})", error)
     return worst
 
 
@@ -205,7 +211,7 @@ def _rounded(
             else:
                 return index, shares, wanted
             said = said or reason
-    raise Disagreement(said)
+    raise Disagreement(said, 0.0)
 
 
 def _compared(

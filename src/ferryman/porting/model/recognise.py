@@ -139,11 +139,10 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
             shown.append((candidate, proof))
             if proof.rounding == "same":
                 break
-        elif nearest is None or proof.worst > nearest[0]:
-            nearest = (proof.worst, f"nearest to {candidate.op}: {proof.reason}")
+        elif proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
+            nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
     if not shown:
-        # most proposals fail with the first input; what went on longest is nearest
-        return Refusal(nearest[1] if nearest else "no op computes it")
+        return Refusal(nearest[1] if nearest else "no op of the day computes it")
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
     try:
         guards = tuple(trace.guards())

@@ -53,12 +53,14 @@ class Use:
 @dataclass(frozen=True)
 class Rewritten:
     """``functions``: what the ported class defines. ``uses``: the served calls in them; ``interfaces``: registries of
-    other libraries that they read. ``opaque``: methods that could not be read."""
+    other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
+    is multiplied, and that are no known activations."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
     interfaces: frozenset[int]
     opaque: tuple[str, ...]
+    products: frozenset[str] = frozenset()
 
 
 @functools.cache
@@ -88,6 +90,7 @@ class _Class:
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
     helpers: dict[Any, Any] = field(default_factory=dict)
+    products: set[str] = field(default_factory=set)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -113,7 +116,7 @@ class _Class:
                     self.opaque.append(name)
                 else:
                     made[name] = wrapped
-        return Rewritten(made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque))
+        return Rewritten(made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products))
 
     def helper(
         self, function: types.FunctionType, home: types.FunctionType, depth: int, conditions: Conditions
@@ -275,7 +278,10 @@ class _Serve(ast.NodeTransformer):
             return None
         dotted = self._dotted(node.func)
         if dotted is not None:
-            return node.func if dotted in self.owner.gates and not node.keywords else None
+            if dotted not in self.owner.gates:
+                self.owner.products.add(dotted)
+                return None
+            return node.func if not node.keywords else None
         return node.func if self._function_gate(node) is not None else None
 
     def _dotted(self, node: ast.expr) -> str | None:
