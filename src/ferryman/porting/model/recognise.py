@@ -295,17 +295,17 @@ class Form:
     proof: Proof
 
 
-_helpers: dict[types.CodeType, tuple[Form, ...]] = {}
+# By function, not by code: equal code in two files may call different helpers of the same name.
+_helpers: dict[types.FunctionType, tuple[Form, ...]] = {}
 
 
 def forms_of(function: Any) -> tuple[Form, ...]:
     """What a plain function is proven to compute, for the calls that its forms describe; empty for most."""
     if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
         return ()
-    code = function.__code__
-    if code not in _helpers:
-        _helpers[code] = tuple(_forms_of(function))
-    return _helpers[code]
+    if function not in _helpers:
+        _helpers[function] = tuple(_forms_of(function))
+    return _helpers[function]
 
 
 def _forms_of(function: types.FunctionType) -> Iterator[Form]:
