@@ -91,15 +91,16 @@ def helpers() -> Iterator[Helper]:
 
 
 def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: bool) -> str:
+    pairs = ", interleaved=True" if interleaved else ""
     inside = [layout.into.format(x=x) for x in xs]
     if len(xs) == 2:
-        call = f"ops.rope({inside[0]}, {inside[1]}, {angles[0]}, {angles[1]}, interleaved={interleaved})"
+        call = f"ops.rope({inside[0]}, {inside[1]}, {angles[0]}, {angles[1]}{pairs})"
         if layout.back == "{x}":
             return call
         turned = [layout.back.format(x=f"pair[{i}]") for i in (0, 1)]
         return f"(lambda pair: ({turned[0]}, {turned[1]}))({call})"
     # the op turns a pair; of the second, no head is given
-    call = f"ops.rope({inside[0]}, ({inside[0]})[:, :0], {angles[0]}, {angles[1]}, interleaved={interleaved})[0]"
+    call = f"ops.rope({inside[0]}, ({inside[0]})[:, :0], {angles[0]}, {angles[1]}{pairs})[0]"
     return layout.back.format(x=call)
 
 

@@ -193,9 +193,9 @@ def _examine(
     also = twin(built)
     report = porter.port(also)
     try:
-        ported = {site.path for site in report.ported}
+        served = {site.path for site in report.ported}
         # a projection inside a ported block is judged with the block
-        sites = {p for p in ported if not any(p.startswith(f"{other}.") for other in ported)}
+        sites = {p for p in served if not any(p.startswith(f"{other}.") for other in served)}
         bench = Bench(built, also, prompt, sites, backward, getattr(porter, "watch", unwatched))
         modules = bench.modules()
         truth, wide = exact.logits(built, prompt)

@@ -212,6 +212,8 @@ def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, s
         return Recipe(gate=known[id(module)]), None
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
+    if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
+        reason = "no op of the day computes it"
     return None, reason or ungated
 
 
