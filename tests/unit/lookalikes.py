@@ -138,7 +138,8 @@ def _linear(draw: random.Random, fault: str) -> str:
         added = f"{product} + 2 * {b}"
     lines = [f"{n['h']} = {added}"]
     lines += {
-        "scale": [f"{n['h']} = {n['h']} * 0.5"], "clamp": [f"{n['h']} = {n['h']}.clamp(-20, 20)"],
+        "scale": [f"{n['h']} = {n['h']} * 0.5"],
+        "clamp": [f"{n['h']} = {n['h']}.clamp(-20, 20)"],
         "sum": [f"{n['h']} = {n['h']} + {w}.sum() * 1e-3"],
         "training": ["if self.training:", f"    {n['h']} = {product}"],
         "batch": [f"if {x}.shape[0] >= 64:", f"    {n['h']} = {n['h']} * 2"],

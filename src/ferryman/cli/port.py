@@ -21,10 +21,12 @@ DEFAULT_OUT = Path(".ferryman")
 
 def port(
     model: Annotated[
-        str, typer.Argument(help="A family's name (llama, bert, ..), a local config.json or its folder, or module:factory.")
+        str,
+        typer.Argument(help="A family's name (llama, bert, ..), a local config.json or its folder, or module:factory."),
     ],
     device: Annotated[
-        str | None, typer.Option(help="Where it runs, or a device that is not here (mi300x): what would serve it there.")
+        str | None,
+        typer.Option(help="Where it runs, or a device that is not here (mi300x): what would serve it there."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="f32, f16 or bf16.")] = "f32",
     tiny: Annotated[bool, typer.Option("--tiny", help="Small widths.")] = False,
@@ -114,7 +116,9 @@ def tables(found: Any) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]
 
 
 def sentences(found: Any) -> list[str]:
-    said = [f"one forward calls {', '.join(f'{n} {op}' for op, n in found.calls.items() if not op.endswith('_backward'))}"]
+    said = [
+        f"one forward calls {', '.join(f'{n} {op}' for op, n in found.calls.items() if not op.endswith('_backward'))}"
+    ]
     if found.shares:
         shares = ", ".join(f"{100 * v:.0f}% of {k}" for k, v in found.shares.items())
         said.append(f"served on {found.accounted_for}, predicted: {shares} of what the unported model does")

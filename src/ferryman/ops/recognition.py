@@ -7,6 +7,7 @@ porting proves them before anything is replaced. Expressions are Python over ``o
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -98,7 +99,9 @@ class Definitions:
         alone = len(known.outputs) > 1 and "return_lse" in getattr(face, "__kwdefaults__", None or {})
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            found = known.body(*known.bind(args, kwargs))
+            bound = inspect.signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's
+            bound.apply_defaults()
+            found = known.body(*(bound.arguments[n] for n in known.names))
             return found[0] if alone else found
 
         return run

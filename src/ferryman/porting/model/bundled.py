@@ -119,7 +119,9 @@ def _shrunk(config: Any, changes: Mapping[str, Any], layers: int, tiny: bool) ->
         elif tiny and name in _TINY and (isinstance(value, int) or name.endswith("token_id")) and value is not None:
             small = _TINY[name]
             values[name] = small if small is None else min(small, value) if not name.endswith("_id") else small
-    kept = {k: v for k, v in config.to_dict().items() if k not in ("model_type", "transformers_version", "architectures")}
+    kept = {
+        k: v for k, v in config.to_dict().items() if k not in ("model_type", "transformers_version", "architectures")
+    }
     return type(config)(**(kept | values | {k: v for k, v in changes.items() if not isinstance(v, Mapping)}))
 
 
@@ -216,7 +218,9 @@ def load(target: str) -> Any:
     try:
         made = getattr(importlib.import_module(home), name)()
     except Exception as error:  # noqa: BLE001 - the user's own code ran
-        raise ArgumentError("port", target, f"{type(error).__name__}: {error}", "a factory that returns a module") from error
+        raise ArgumentError(
+            "port", target, f"{type(error).__name__}: {error}", "a factory that returns a module"
+        ) from error
     module = made[0] if isinstance(made, tuple) and len(made) == 2 else made
     if not isinstance(module, nn.Module):
         raise ArgumentError("port", target, type(made).__name__, "a factory that returns a torch.nn.Module")

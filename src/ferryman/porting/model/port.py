@@ -284,5 +284,3 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
         surely.append("attention")
         maybe -= {"attention", "softmax"}
     return Site(path, kind, tuple(surely), tuple(sorted(maybe)))
-
-

@@ -116,7 +116,9 @@ class _Class:
                     self.opaque.append(name)
                 else:
                     made[name] = wrapped
-        return Rewritten(made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products))
+        return Rewritten(
+            made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products)
+        )
 
     def helper(
         self, function: types.FunctionType, home: types.FunctionType, depth: int, conditions: Conditions

@@ -107,7 +107,9 @@ def _caller(target: str, model: nn.Module, given: Any, inputs: list[str]) -> Run
             try:
                 shapes.append(tuple(int(part) for part in text.split(",")))
             except ValueError:
-                raise ArgumentError("port", "--input", repr(text), "sizes separated by commas, such as 2,16,64") from None
+                raise ArgumentError(
+                    "port", "--input", repr(text), "sizes separated by commas, such as 2,16,64"
+                ) from None
         return lambda m: m(*(torch.randn(s).to(_dtype_of(m)) for s in shapes))
     if given is None and isinstance(getattr(model, "dummy_inputs", None), dict):
         given = model.dummy_inputs
@@ -146,7 +148,9 @@ def _from_config(path: Path, tiny: bool, layers: int | None, dtype: torch.dtype)
         raise ArgumentError("port", f"{file}: model_type", repr(kind), "a type that this transformers knows")
     for key in ("auto_map", "quantization_config"):
         if data.get(key):
-            raise ArgumentError("port", f"{file}: {key}", "present", "absent: transformers' own classes alone are built")
+            raise ArgumentError(
+                "port", f"{file}: {key}", "present", "absent: transformers' own classes alone are built"
+            )
     data = {k: v for k, v in data.items() if k not in ("model_type", "architectures", "_attn_implementation")}
     known = next((f for f in bundled.FAMILIES.values() if (f.model_type or f.name) == kind), None)
     auto = known.auto if known else "AutoModelForCausalLM"
