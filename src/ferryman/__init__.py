@@ -34,7 +34,7 @@ def devices() -> list[Profile]:
 
 
 def port(model: nn.Module) -> PortReport:
-    """Put a PyTorch model on Ferryman's ops, in place, wherever that is proven to compute the same; `unport` takes it back.
+    """Put a PyTorch model on Ferryman's ops, in place, where that is proven to be the same; `unport` takes it back.
 
     Returns what was ported, what stays, and why. Raises PortError where nothing can be ported.
     """

@@ -51,8 +51,8 @@ class Helper:
     """What a function that modules call may compute.
 
     parameters: how many of its first arguments are tensors, ``a0`` and on, which the expression reads. draw: float64
-    arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more, which
-    is left out where the proof also holds for first arguments of a storage dtype beside float32 ones.
+    arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more,
+    which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones.
     """
 
     op: str
@@ -90,11 +90,14 @@ def families() -> Iterator[ModuleType]:
                 yield importlib.import_module(name)
 
 
+_FACES = dict(vars(ops))
+
+
 class Definitions:
     """`ferryman.ops` as definitions: they take float64, and nothing is dispatched."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        face = getattr(ops, name)
+        face = _FACES[name]
         known = face.primitive
         alone = len(known.outputs) > 1 and "return_lse" in getattr(face, "__kwdefaults__", None or {})
 
