@@ -45,9 +45,12 @@ def _wide(draw: random.Random, x: str) -> str:
 
 
 NORM_FAULTS = {
-    "eps outside the root": "root_eps", "subtracts the mean": "mean", "sums, not averages": "sum", "divides by N - 1": "n1",
-    "mean of magnitudes": "abs", "weight squared": "w2", "two added to the weight": "w+2", "the scale is detached": "detach",
-    "clamps its input": "clamp", "another sum for large batches": "batch", "another result for one sign of the sum": "sign",
+    "eps outside the root": "root_eps", "subtracts the mean": "mean", "sums, not averages": "sum",
+    "divides by N - 1": "n1",
+    "mean of magnitudes": "abs", "weight squared": "w2", "two added to the weight": "w+2",
+    "the scale is detached": "detach",
+    "clamps its input": "clamp", "another sum for large batches": "batch",
+    "another result for one sign of the sum": "sign",
     "another result in float32": "dtype", "counts its calls": "count", "over the wrong dimension": "dim",
     "one more factor while training": "training", "rounds to a grid": "grid", "adds a constant": "shift",
 }  # fmt: skip
@@ -183,7 +186,8 @@ def _layer(draw: random.Random, fault: str) -> str:
     indented = "\n".join(f"        {line}" for line in lines)
     return (
         f"class {n['cls'].title()}(nn.Module):\n    def __init__(self, width):\n        super().__init__()\n"
-        f"        self.{n['w']} = nn.Parameter(torch.ones(width))\n        self.{n['b']} = nn.Parameter(torch.zeros(width))\n"
+        f"        self.{n['w']} = nn.Parameter(torch.ones(width))\n"
+        f"        self.{n['b']} = nn.Parameter(torch.zeros(width))\n"
         f"        self.{n['eps']} = {draw.choice((1e-5, 1e-3))!r}\n\n    def forward(self, {x}):\n{indented}\n"
     )
 

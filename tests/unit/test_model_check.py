@@ -50,7 +50,7 @@ def test_a_right_port_passes_with_exact_counts(name: str, dtype: str) -> None:
     assert {m.name for m in found.gradients} == {"embedding", "layer 0", "layer 1", "head"}
     # In 16 bits two logits can be nearly equal, and then either token is right; float32 has no such ties here.
     assert found.greedy.ok and (dtype != "float32" or found.greedy.identical == 2)
-    assert found.restored and [left['path'] for left in found.unsupported] == ['model.embed_tokens']
+    assert found.restored and [left["path"] for left in found.unsupported] == ["model.embed_tokens"]
     assert ModelResult.model_validate_json(found.model_dump_json()) == found
     assert all(m.floor > 0 for layer in found.layers for m in (layer.alone, layer.bias, layer.accumulated))
     assert found.first_divergence is None and found.exact == "float64" and not found.modes

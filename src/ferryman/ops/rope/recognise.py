@@ -34,7 +34,7 @@ _LAYOUTS = (
     _Layout(4, "{x}.transpose(1, 2)", "{x}.transpose(1, 2)", "bshd"),
     _Layout(3, "{x}.transpose(0, 1).unsqueeze(0)", "{x}.squeeze(0).transpose(0, 1)", "shd"),
 )
-# What the op needs of a model's angles: how wide they are, expressions of cosine and sine, whether pairs are interleaved
+# What the op needs of a model's angles: how wide they are, expressions of cosine and sine, whether pairs interleave
 _ANGLES = (
     ("full", "{c}", "{c}", False),
     ("full", "{c}", "{c}", True),

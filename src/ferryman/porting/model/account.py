@@ -1,8 +1,9 @@
 """What a model does, and how much of it our ops serve: FLOPs, bytes, launches and predicted time, by op.
 
-A forward is run on fake tensors, which have shapes and no data, so that real widths cost no memory; each op that reaches
-the dispatcher is counted. A served op counts as its definition's cost says, anything else as PyTorch's FLOP formulas and
-the bytes of its arguments and results say. Time is the larger of FLOPs over the peak and bytes over the bandwidth.
+A forward is run on fake tensors, which have shapes and no data, so that real widths cost no memory; each op that
+reaches the dispatcher is counted. A served op counts as its definition's cost says, anything else as PyTorch's FLOP
+formulas and the bytes of its arguments and results say. Time is the larger of FLOPs over the peak and bytes
+over the bandwidth.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from ferryman.porting.model.port import STATE, port, unport
 
 # Ops that move no data: they make a view, or ask for something. Anything that returns an alias of its argument is one.
 _FREE = {
-    "aten::detach", "aten::lift_fresh", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::expand",
-    "aten::sym_size", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::_local_scalar_dense", "aten::item",
+    "aten::detach", "aten::lift_fresh", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::reshape",
+    "aten::expand",
+    "aten::sym_size", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::item",
+    "aten::_local_scalar_dense",
 }  # fmt: skip
 _GATHERS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"}
 

@@ -297,9 +297,9 @@ class _Instrument(ast.NodeTransformer):
         held = getattr(follower.module, name, MISSING)
         if isinstance(held, Tensor) or held is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
-        if not (trusted(held) and not isinstance(held, nn.Module)):
-            if not (isinstance(held, functools.partial) and trusted(held.func)):
-                raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
+        known = trusted(held) and not isinstance(held, nn.Module)
+        if not known and not (isinstance(held, functools.partial) and trusted(held.func)):
+            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
 
     def _parent(self, name: str) -> None:
         """``super().name(...)`` runs code that is not instrumented: PyTorch's own may."""

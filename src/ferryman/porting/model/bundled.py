@@ -61,7 +61,8 @@ def _all() -> dict[str, Family]:
         Family("gemma3", "AutoModelForCausalLM", "tokens", "gemma3_text"),
         Family("deepseek_v3", "AutoModelForCausalLM", "tokens", tiny={
             "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
-            "n_group": 2, "topk_group": 1, "num_key_value_heads": 4, "n_routed_experts": 4, "first_k_dense_replace": 1}),
+            "n_group": 2, "topk_group": 1, "num_key_value_heads": 4, "n_routed_experts": 4,
+            "first_k_dense_replace": 1}),
         Family("mamba2", "AutoModelForCausalLM", "tokens", tiny={
             "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 8}),
         Family("falcon_h1", "AutoModelForCausalLM", "tokens", tiny={
@@ -74,7 +75,8 @@ def _all() -> dict[str, Family]:
             "linear_value_head_dim": 16}, layers=4),
         Family("lfm2", "AutoModelForCausalLM", "tokens"),
         *(Family(n, "AutoModel", "tokens") for n in (
-            "bert", "roberta", "modernbert", "electra", "deberta-v2", "albert", "xlm-roberta", "mpnet", "eurobert", "camembert")),
+            "bert", "roberta", "modernbert", "electra", "deberta-v2", "albert", "xlm-roberta", "mpnet",
+            "eurobert", "camembert")),
         *(Family(n, "AutoModel", "pair") for n in ("t5", "bart", "marian", "mt5", "mbart", "pegasus", "blenderbot")),
         *(Family(n, "AutoModel", "image") for n in (
             "vit", "deit", "vit_mae", "ijepa", "vitdet", "yolos", "audio-spectrogram-transformer")),
@@ -217,7 +219,7 @@ def load(target: str) -> Any:
     home, _, name = target.partition(":")
     try:
         made = getattr(importlib.import_module(home), name)()
-    except Exception as error:  # noqa: BLE001 - the user's own code ran
+    except Exception as error:
         raise ArgumentError(
             "port", target, f"{type(error).__name__}: {error}", "a factory that returns a module"
         ) from error

@@ -91,8 +91,8 @@ def observe(model: nn.Module, run: Run, backward: bool) -> tuple[dict[str, Tenso
 def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     """Run a model unported, with its parameters moved by one unit, ported, and unported again.
 
-    run: makes inputs (drawn under a seed that is set) and calls the model once. The model must be in the mode in which it
-    is compared, and deterministic. Raises PortError where nothing can be ported, and what the model raises.
+    run: makes inputs (drawn under a seed that is set) and calls the model once. The model must be in the mode in which
+    it is compared, and deterministic. Raises PortError where nothing can be ported, and what the model raises.
     """
     plain, slopes = observe(model, run, backward)
     floors: dict[str, dict[str, float]] = {"output": {}, "gradient": {}}

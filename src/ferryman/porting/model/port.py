@@ -1,8 +1,8 @@
 """`port`: put a model on Ferryman's ops, in place; `unport` takes it back.
 
 A ported module is the same instance with a subclass for its class, so its parameters, buffers, hooks, device, dtype and
-mode are untouched, and every reference to it keeps working. What a module computes decides, never its name: a leaf has a
-proven role (`recognise`), any other module gets a copy of its forward with served calls (`rewrite`). Libraries whose
+mode are untouched, and every reference to it keeps working. What a module computes decides, never its name: a leaf has
+a proven role (`recognise`), any other module gets a copy of its forward with served calls (`rewrite`). Libraries whose
 models read a registry of attention functions add an `Interface`.
 """
 

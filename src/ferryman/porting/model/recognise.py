@@ -1,7 +1,7 @@
 """What a leaf module, a helper function or an activation computes, shown by proof.
 
-Proposals come from the ops' own folders (``ops/<family>/recognise.py``). What was shown is kept by the code and the state
-that it depends on, so that a model of a hundred equal layers is proven once.
+Proposals come from the ops' own folders (``ops/<family>/recognise.py``). What was shown is kept by the code and the
+state that it depends on, so that a model of a hundred equal layers is proven once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
     """What a leaf's forward may depend on beside its tensors' elements; lengths of long sides are abstracted."""
-    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()]}
+    held = dict([*module._parameters.items(), *module._buffers.items()])
     sides: dict[int, str] = {}
     for name, p in held.items():
         if p is not None and p.dim() == 2:

@@ -1,8 +1,8 @@
 """A module class's forward, copied with calls that our ops serve.
 
 Only calls change, and only those whose target is known: a function of PyTorch that an op's folder serves, a helper that
-is proven, ``activation(gate) * up`` of a proven activation. What changes is reached from forward: its methods, and plain
-functions of the same file, one level deep or two.
+is proven, ``activation(gate) * up`` of a proven activation. What changes is reached from forward: its methods, and
+plain functions of the same file, one level deep or two.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ENTRIES = ("forward", "encode", "decode")  # autoencoders are used through the 
 class Use:
     """One served call. ``op``: its name, or "" where the activation at ``gate``, an attribute, decides.
 
-    ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass may
-    make it more or less than once, by more than the module's own state.
+    ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
+    may make it more or less than once, by more than the module's own state.
     """
 
     op: str
@@ -172,10 +172,8 @@ class _Serve(ast.NodeTransformer):
         self.called: set[int] = set()  # nodes that stand where a call's function does
 
     def _put(self, value: Any, node: ast.AST) -> ast.expr:
-        for name, known in self.new.items():
-            if known is value:
-                break
-        else:
+        name = next((n for n, known in self.new.items() if known is value), "")
+        if not name:
             name = f"ferryman_{len(self.new)}"
             self.new[name] = value
         return ast.copy_location(ast.Name(name, ast.Load()), node)

@@ -76,8 +76,9 @@ class Built:
 def build(target: str, tiny: bool, layers: int | None, dtype: torch.dtype, inputs: list[str]) -> Built:
     """A model and how it is called.
 
-    target: ``package.module:factory`` (it returns a module, or a module and a tuple or dictionary of inputs), a family's
-    name, or a local config.json or its folder. inputs: shapes of float32 tensors, "2,3,64", where the factory gives
+    target: ``package.module:factory`` (it returns a module, or a module and a tuple or dictionary of inputs), a
+    family's name, or a local config.json or its folder. inputs: shapes of float32 tensors, "2,3,64", where the
+    factory gives
     none. Downloads nothing. Raises ArgumentError and UnknownName.
     """
     if ":" in target and not Path(target).exists():
