@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ferryman.errors import PortError
-from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, NAME
+from ferryman.integrations.transformers_modules import NAME
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
 from ferryman.porting.model.check import check_model as _check_model
-from ferryman.porting.model.port import Left, PortReport, Site, is_ported, port, register, unport
+from ferryman.porting.model.classes import is_ported
+from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
 from ferryman.porting.model_results import ModelResult
 
 __all__ = ["Left", "PortReport", "Site", "check_model", "is_ported", "port", "unport", "watch"]
@@ -46,16 +48,17 @@ class AttentionInterface:
                 left.append(_left(path, module, "it has no config that names its attention implementation"))
         switched: list[tuple[str, str | None, Any]] = []
         for modules in held.values():
-            path, config = modules[0][0], modules[0][1].config
+            path = modules[0][0]
+            config: Any = modules[0][1].config
             owner = _owners.get(id(config), lambda: None)()
-            if owner is not None and config._attn_implementation == NAME:  # type: ignore[union-attr]
+            if owner is not None and config._attn_implementation == NAME:
                 raise PortError(
                     f"{path}: its config belongs to another ported model ({type(owner).__name__}); "
                     "give each model its own (copy.deepcopy(config)), or unport the other"
                 )
             reason = _refusal(config, [m for _, m in modules])
             if reason is None:
-                switched.append((path, config._attn_implementation, config))  # type: ignore[union-attr]
+                switched.append((path, config._attn_implementation, config))
             else:
                 left += [_left(p, m, reason) for p, m in modules]
         for _, _, config in switched:

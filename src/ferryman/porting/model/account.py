@@ -81,7 +81,7 @@ class Count:
 
 class _Counter(TorchDispatchMode):
     def __init__(self, profile: Profile) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count, self.profile = Count(), profile
         self.stack: list[str] = []
 

@@ -89,7 +89,7 @@ class _Class:
     uses: list[Use] = field(default_factory=list)
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
-    helpers: dict[Any, Any] = field(default_factory=dict)
+    helpers: dict[Any, tuple[Any, str]] = field(default_factory=dict)
     products: set[str] = field(default_factory=set)
 
     def result(self) -> Rewritten:
@@ -125,7 +125,7 @@ class _Class:
     ) -> tuple[Any, str]:
         """(what stands for a plain function, its op): served; or a copy with served calls and ""; or None and ""."""
         if function in self.helpers:
-            return self.helpers[function]  # type: ignore[no-any-return]
+            return self.helpers[function]
         self.helpers[function] = None, ""
         forms = recognise.forms_of(function)
         if forms:
@@ -137,7 +137,7 @@ class _Class:
                 changed = serve.visit(copy.deepcopy(tree))
                 if serve.new:
                     self.helpers[function] = source.rebuilt(function, changed, serve.new), ""
-        return self.helpers[function]  # type: ignore[no-any-return]
+        return self.helpers[function]
 
 
 _served_helpers: dict[Any, Any] = {}
@@ -256,7 +256,7 @@ class _Serve(ast.NodeTransformer):
             n.id: i for i, s in enumerate(body) if not isinstance(s, ast.If | ast.For | ast.While | ast.Try | ast.With)
             for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         }  # fmt: skip
-        made = []
+        made: list[ast.stmt] = []
         for i, statement in enumerate(body):
             target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
             if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and target.id in self.single:

@@ -92,12 +92,15 @@ def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[s
     private = any(_PRIVATE.fullmatch(n) for n in _identifiers(tree))
     owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
     if private and owner.isidentifier():
-        body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[], type_params=[])]
+        body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[])]
     maker = ast.FunctionDef(
-        name="_maker", body=body, decorator_list=[], returns=None, type_comment=None, type_params=[],
+        name="_maker", body=body, decorator_list=[], returns=None, type_comment=None,
         args=ast.arguments(posonlyargs=[], args=[ast.arg(arg=n) for n in free], vararg=None, kwonlyargs=[],
                            kw_defaults=[], kwarg=None, defaults=[]),
     )  # fmt: skip
+    for node in (maker, *body):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            node.__dict__.setdefault("type_params", [])  # Python 3.12 and on require it
     module = ast.fix_missing_locations(ast.Module(body=[maker], type_ignores=[]))
     flags = function.__code__.co_flags & _FUTURES
     whole = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
