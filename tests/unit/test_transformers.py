@@ -71,6 +71,11 @@ def greedy(model: Any, prompt: Tensor, **more: Any) -> Tensor:
     return found
 
 
+def served(traced: Any, op: str) -> int:
+    """Calls of an op by PyTorch's own lines, whatever follows the dot in their names."""
+    return sum(n for (o, line), n in traced.calls.items() if o == op and line.split(".")[0] == "torch")
+
+
 def floor(model: Any, prompt: Tensor) -> float:
     plain = observe(model, prompt).logits
     return max(relative(observe(model, prompt, seed=s).logits, plain) for s in (1, 2, 3))
@@ -244,8 +249,8 @@ def test_training_with_checkpointing_counts_every_backward() -> None:
         for op, n in report.calls(1).items():
             # the last norm and the head stand outside the checkpointed layers
             again = n - 1 if op in ("rms_norm", "linear") else n
-            assert traced.calls[op, "torch"] == n + again * checkpointing
-            assert traced.calls[f"{op}_backward", "torch"] == n
+            assert served(traced, op) == n + again * checkpointing
+            assert served(traced, f"{op}_backward") == n
     unport(model)
     assert model.is_gradient_checkpointing and model.training
 
@@ -367,4 +372,4 @@ def test_values_narrower_than_keys_and_a_fixed_bias_are_served() -> None:
             found, _ = attention_forward(module, q, q, value, None, **given)
         wanted, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, q, q, value, None, **given)
         assert relative(found, wanted) < 16 * torch.finfo(torch.float32).eps  # sums of 16 products, in another order
-        assert traced.calls == {("attention", "torch"): 1}
+        assert served(traced, "attention") == sum(traced.calls.values()) == 1
