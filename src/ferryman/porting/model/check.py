@@ -193,9 +193,11 @@ def _examine(
     also = twin(built)
     report = porter.port(also)
     try:
-        served = {site.path for site in report.ported}
+        served = {site.path: site.ops for site in report.ported}
         # a projection inside a ported block is judged with the block
-        sites = {p for p in served if not any(p.startswith(f"{other}.") for other in served)}
+        sites = {
+            p for p, names in served.items() if names != ("linear",) or not any(p.startswith(f"{o}.") for o in served)
+        }  # fmt: skip
         bench = Bench(built, also, prompt, sites, backward, getattr(porter, "watch", unwatched))
         modules = bench.modules()
         truth, wide = exact.logits(built, prompt)
