@@ -216,7 +216,7 @@ def _examine(
 
 
 def judged_sites(report: Any) -> set[str]:
-    """Paths of the ported modules that are judged alone; a projection inside a ported block is judged with the block."""
+    """Paths of the ported modules that are judged alone; a projection in a ported block goes with it."""
     served = {site.path: site.ops for site in report.ported}
     return {p for p, ops in served.items() if ops != ("linear",) or not any(p.startswith(f"{o}.") for o in served)}
 
