@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ferryman.integrations import transformers as porter
 from ferryman.porting import model_config
+from ferryman.porting.model.check import judged_sites
 from ferryman.porting.model_modules import Bench
 from ferryman.porting.model_replay import twin
 
