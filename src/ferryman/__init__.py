@@ -1,16 +1,25 @@
 """Ferryman carries PyTorch model code across GPU vendors.
 
 Model code calls `ferryman.ops`; `use` asks for implementations, `explain` says which would run and why not the others,
-`trace` records which did, `devices` tells what is here.
+`trace` records which did, `devices` tells what is here, `port` puts a model's modules on the ops.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ferryman import ops
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import Explanation, Trace, explain, reload, strict, trace, use
 
-__all__ = ["Explanation", "Trace", "devices", "explain", "ops", "reload", "strict", "trace", "use"]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ferryman.porting.model.port import PortReport
+
+__all__ = [
+    "Explanation", "Trace", "devices", "explain", "ops", "port", "reload", "strict", "trace", "unport", "use",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 
@@ -22,3 +31,29 @@ def devices() -> list[Profile]:
 
     found = [detect(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
     return [*found, detect("cpu")]
+
+
+def port(model: nn.Module) -> PortReport:
+    """Put a PyTorch model on Ferryman's ops, in place, where that is proven to be the same; `unport` takes it back.
+
+    Returns what was ported, what stays, and why. Raises PortError where nothing can be ported.
+    """
+    from ferryman.porting.model import port as porting
+
+    _integrate()
+    return porting.port(model)
+
+
+def unport(model: nn.Module) -> None:
+    """Take a model back to what `port` found. An unported one stays as it is."""
+    from ferryman.porting.model import port as porting
+
+    porting.unport(model)
+
+
+def _integrate() -> None:
+    """Libraries that are loaded, and whose interfaces a ported model can use."""
+    import sys
+
+    if "transformers.modeling_utils" in sys.modules:
+        import ferryman.integrations.transformers  # noqa: F401 - it registers itself

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ferryman.integrations import transformers as porter
 from ferryman.porting import model_config
+from ferryman.porting.model.check import judged_sites
 from ferryman.porting.model_modules import Bench
 from ferryman.porting.model_replay import twin
 
@@ -35,7 +36,7 @@ def bench(
     model = model_config.build(wanted, torch.device("cpu"), DTYPES[dtype], seed, copies=1.0)
     tokens = torch.randint(1024, (2, 32), generator=torch.Generator().manual_seed(seed))
     also = twin(model)
-    sites = {site.path for site in porter.port(also).ported}
+    sites = judged_sites(porter.port(also))
     for path, wrap in (faults or {}).items():
         plant(also, path, wrap)
     return Bench(model, also, tokens, sites, backward, watch)

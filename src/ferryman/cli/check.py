@@ -209,7 +209,7 @@ def _transformers() -> Iterator[tuple[Any, Any]]:
     """(the model check, the porter). The integration is handed in from here: porting knows none."""
     try:
         from ferryman.integrations import transformers as porter
-        from ferryman.porting import model
+        from ferryman.porting.model import check as model
     except ImportError as error:
         raise BackendUnavailable(f"--model needs transformers ({error}); pip install 'ferryman[models]'") from error
     yield model, porter

@@ -31,6 +31,7 @@ from ferryman.cli import (
     migrate,
     new,
     ops,
+    port,
     record,
     replay,
     report,
@@ -65,6 +66,7 @@ app.command("ops", cls=_Verb)(ops.ops)
 app.command("explain", cls=_Verb)(explain.explain)
 app.command("doctor", cls=_Verb)(doctor.doctor)
 app.command("fingerprint", cls=_Verb)(fingerprint.fingerprint)
+app.command("port", cls=_Verb)(port.port)
 app.command("record", cls=_Verb)(record.record)
 app.command("replay", cls=_Verb)(replay.replay)
 app.command("compare", cls=_Verb)(compare.compare)

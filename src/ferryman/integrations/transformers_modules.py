@@ -1,23 +1,19 @@
-"""What a ported transformers module computes: the classes that `port` gives modules, the attention and mask functions.
-
-The functions are registered with transformers' own interfaces as "ferryman" when this is imported.
-"""
+"""Attention and masks for transformers' own interfaces, registered there as "ferryman" when this is imported."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ferryman import ops
-from ferryman.errors import PortError
+from ferryman.ops.attention.recognise import expressible
 
 try:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
@@ -27,9 +23,6 @@ except ImportError as error:
                       "pip install 'ferryman[models]'") from error  # fmt: skip
 
 NAME = "ferryman"
-# Arguments that other attention functions take and `ops.attention` does not; all are None in the supported models.
-_BEYOND = ("position_bias", "cache", "s_aux", "head_mask", "alibi")
-
 
 # The attention and mask functions --------------------------------------------------------------------------
 
@@ -42,25 +35,54 @@ def attention_forward(
     """What transformers calls: (B, H, S, D) strided, KV heads unrepeated, to (B, S, H, D) and no attention weights.
 
     Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself.
+    What `ops.attention` cannot express (dropout, sinks, a paged cache, a bias that learns, a head over 256) is
+    transformers' own sdpa function's.
     """
-    if dropout:
-        raise PortError(f"{type(module).__name__}: attention dropout is {dropout}; required: 0 (attention_dropout=0)")
-    for name in _BEYOND:
-        if kwargs.get(name) is not None:
-            raise PortError(f"{type(module).__name__}: ferryman's attention takes no {name}; unport the model")
     if kwargs.get("output_attentions"):
         warnings.warn("ferryman's attention gives no attention weights; unport and use eager for them", stacklevel=2)
-    causal, window = False, None
-    if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if sliding_window is not None and key.shape[2] > sliding_window:
-            if not causal:
-                raise PortError(f"{type(module).__name__}: a window on both sides needs its mask; got none")
-            window = sliding_window
-    out = ops.attention(
-        query, key, value, causal=causal, scale=scaling, window=window, softcap=softcap or 0.0, mask=attention_mask
+    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and attention_mask is None
+    window = None
+    if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
+        window = sliding_window
+    bias = kwargs.get("position_bias")
+    mask, wide = attention_mask, value
+    if bias is not None and not (bias.requires_grad and torch.is_grad_enabled()):
+        mask = bias.detach() if mask is None else _added(bias.detach(), mask)
+    if value.shape[-1] < key.shape[-1]:  # columns of zeros beside the values are columns of zeros in the result
+        wide = functional.pad(value, (0, key.shape[-1] - value.shape[-1]))
+    plain = not dropout and kwargs.get("cache") is None and kwargs.get("s_aux") is None
+    if plain and (bias is None or mask is not attention_mask) and expressible(query, key, wide, mask):
+        out = ops.attention(
+            query, key, wide, causal=causal, scale=scaling, window=window, softcap=softcap or 0.0, mask=mask
+        )
+        if wide is not value:
+            out = out[..., : value.shape[-1]]
+        return out.transpose(1, 2), None  # contiguous already: the op lays it out as (B, S, H, D)
+    if attention_mask is None and query.shape[2] > 1 and (window is not None or query.shape[2] != key.shape[2]):
+        attention_mask = _explicit(query, key, causal, window)
+    if softcap is not None:
+        kwargs["softcap"] = softcap
+    found: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
     )
-    return out.transpose(1, 2), None  # contiguous already: the op lays it out as (B, S, H, D)
+    return found
+
+
+def _added(bias: Tensor, mask: Tensor) -> Tensor:
+    """One additive mask of a bias and a mask."""
+    return bias.masked_fill(~mask, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
+
+
+def _explicit(query: Tensor, key: Tensor, causal: bool, window: int | None) -> Tensor:
+    """The boolean mask of bottom-right causality within a window, for a function that cannot say it otherwise."""
+    rows = torch.arange(query.shape[2], device=query.device).unsqueeze(1) + (key.shape[2] - query.shape[2])
+    columns = torch.arange(key.shape[2], device=query.device).unsqueeze(0)
+    seen = columns <= rows if causal else torch.ones_like(columns <= rows)
+    if window is not None:
+        seen = seen & (columns > rows - window)
+        if not causal:
+            seen = seen & (columns < rows + window)
+    return seen[None, None]
 
 
 def attention_mask(
@@ -129,145 +151,3 @@ def watch(seen: Callable[[Any, str, Tensor], None]) -> Iterator[None]:
     finally:
         for name, own in before.items():
             ALL_ATTENTION_FUNCTIONS[name] = own
-
-
-# The ported forwards ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Family:
-    """One model family's classes, and where their sources differ."""
-
-    prefix: str
-    qk_norm: bool = False
-    window: str | None = None  # who holds the sliding window that attention is given: "module" or "config"
-    offset_norm: bool = False  # the norm's weight is stored less one, and multiplied before the only rounding
-
-
-FAMILIES = {
-    "llama": Family("Llama"),
-    "qwen2": Family("Qwen2", window="module"),
-    "qwen3": Family("Qwen3", qk_norm=True, window="module"),
-    "mistral": Family("Mistral", window="config"),
-    "gemma": Family("Gemma", offset_norm=True),
-}
-
-
-def _norm(self: Any, hidden_states: Tensor) -> Tensor:
-    """x / rms(x), rounded to x's dtype, times weight. transformers lets a wider weight widen the result."""
-    if torch.promote_types(self.weight.dtype, hidden_states.dtype) == hidden_states.dtype:
-        return ops.rms_norm(hidden_states, self.weight, self.variance_epsilon, True)
-    normalised = ops.rms_norm(hidden_states, None, self.variance_epsilon).to(hidden_states.dtype)
-    widened: Tensor = self.weight * normalised
-    return widened
-
-
-def _offset_norm(self: Any, x: Tensor) -> Tensor:
-    return ops.rms_norm(x, 1.0 + self.weight.float(), self.eps).type_as(x)
-
-
-def _mlp(self: Any, x: Tensor) -> Tensor:
-    gate, up = self.gate_proj(x), self.up_proj(x)
-    if self.ferryman_variant == "silu":
-        gated = ops.silu_mul(gate, up)
-    else:
-        gated = ops.gelu_mul(gate, up, self.ferryman_variant)
-    projected: Tensor = self.down_proj(gated)
-    return projected
-
-
-def _attention(
-    self: Any,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    attention_mask: Tensor | None = None,
-    past_key_values: Any = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Rotary embedding through `ops.rope`; attention through whatever interface the config names."""
-    family: Family = self.ferryman_family
-    shape = hidden_states.shape[:-1]
-    heads = (*shape, -1, self.head_dim)
-    q, k = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
-    if family.qk_norm:
-        q, k = self.q_norm(q), self.k_norm(k)
-    v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-    cos, sin = position_embeddings
-    q, k = ops.rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-    if past_key_values is not None:
-        k, v = past_key_values.update(k, v, self.layer_idx)
-    if family.window == "module":
-        kwargs["sliding_window"] = self.sliding_window
-    elif family.window == "config":
-        kwargs["sliding_window"] = getattr(self.config, "sliding_window", None)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, self.ferryman_eager)
-    dropout = self.attention_dropout if self.training else 0.0
-    out, weights = attend(self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs)
-    return self.o_proj(out.reshape(*shape, -1).contiguous()), weights
-
-
-# The ported classes ---------------------------------------------------------------------------------------
-
-# The parameters that a forward must take for ours to stand in for it.
-FORWARDS = {
-    "RMSNorm": (("hidden_states",), ("x",)),
-    "MLP": (("x",),),
-    "Attention": (("hidden_states", "position_embeddings", "attention_mask", "past_key_values", "kwargs"),),
-}
-
-
-@functools.cache
-def role_of(original: Any) -> tuple[Family, str] | None:
-    """(family, "RMSNorm" | "MLP" | "Attention") of a supported class itself, not of a subclass."""
-    for name, family in FAMILIES.items():
-        home = f"transformers.models.{name}.modeling_{name}"
-        for role in FORWARDS:
-            if (original.__module__, original.__name__) == (home, family.prefix + role):
-                return family, role
-    return None
-
-
-@functools.cache
-def ported_class(original: Any, variant: str) -> type[nn.Module]:
-    """The subclass of a supported class that calls ops. ``variant`` names the activation of an MLP.
-
-    It adds nothing to an instance's layout, so an instance can change into it and back.
-    """
-    found = role_of(original)
-    if found is None:
-        raise PortError(f"{original.__module__}.{original.__name__} has no port")
-    family, role = found
-    own: dict[str, Any] = {
-        "__module__": __name__,
-        "__doc__": f"{original.__name__} on ferryman.ops.",
-        "__reduce_ex__": _reduce,
-        "forward": {"Attention": _attention, "MLP": _mlp, "RMSNorm": _norm}[role],
-        "ferryman_original": original,
-        "ferryman_family": family,
-        "ferryman_variant": variant,
-    }
-    if role == "RMSNorm" and family.offset_norm:
-        own["forward"] = _offset_norm
-    if role == "Attention":
-        home = importlib.import_module(original.__module__)
-        own["ferryman_eager"] = staticmethod(home.eager_attention_forward)
-    return type(f"Ferryman{original.__name__}", (original,), own)
-
-
-def is_ported(module: nn.Module) -> bool:
-    return hasattr(type(module), "ferryman_original")
-
-
-def original_of(module: nn.Module) -> type[nn.Module]:
-    original: type[nn.Module] = type(module).ferryman_original  # type: ignore[attr-defined]
-    return original
-
-
-def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-    """Pickle by the original's name: a class made at run time has none that another process could import."""
-    return _rebuild, (self.ferryman_original, self.ferryman_variant), self.__dict__
-
-
-def _rebuild(original: Any, variant: str) -> nn.Module:
-    ported = ported_class(original, variant)
-    return ported.__new__(ported)

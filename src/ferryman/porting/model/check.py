@@ -193,7 +193,7 @@ def _examine(
     also = twin(built)
     report = porter.port(also)
     try:
-        sites = {site.path for site in report.ported}
+        sites = judged_sites(report)
         bench = Bench(built, also, prompt, sites, backward, getattr(porter, "watch", unwatched))
         modules = bench.modules()
         truth, wide = exact.logits(built, prompt)
@@ -213,6 +213,12 @@ def _examine(
         "modules": modules, "first_divergence": first_divergence(modules), "exact": said, "exact_logits": logits,
         "modes": ran, "modules_meaning": MODULES_MEANING,
     }  # fmt: skip
+
+
+def judged_sites(report: Any) -> set[str]:
+    """Paths of the ported modules that are judged alone; a projection in a ported block goes with it."""
+    served = {site.path: site.ops for site in report.ported}
+    return {p for p, ops in served.items() if ops != ("linear",) or not any(p.startswith(f"{o}.") for o in served)}
 
 
 def _module_reasons(found: dict[str, Any]) -> list[str]:

@@ -1,0 +1,41 @@
+"""Linear layers: a matrix and perhaps a vector, in either order of the matrix's dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.ops.matmul.definition import linear as op_linear
+from ferryman.ops.recognition import Candidate, Leaf, Served
+
+
+def modules(leaf: Leaf) -> Iterator[Candidate]:
+    if len(leaf.matrices) != 1 or len(leaf.vectors) > 1:
+        return
+    ((weight, (rows, columns)),) = leaf.matrices.items()
+    bias, used = "None", (weight,)
+    for name in leaf.vectors:
+        bias, used = f"self.{name}", (weight, name)
+    yield Candidate("linear", f"ops.linear(x, self.{weight}, {bias})", columns, used)
+    yield Candidate("linear", f"ops.linear(x, self.{weight}.t(), {bias})", rows, used)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    dtype = input.dtype
+    if (
+        dtype is weight.dtype
+        and dtype.itemsize < 8
+        and weight.dim() == 2
+        and input.dim() > 0
+        and (bias is None or (bias.dtype is dtype and bias.dim() == 1))
+        and dtype.is_floating_point
+    ):
+        return op_linear(input, weight, bias)
+    return functional.linear(input, weight, bias)
+
+
+def functions() -> Mapping[Any, Served]:
+    return {functional.linear: Served("linear", linear)}

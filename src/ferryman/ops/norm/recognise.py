@@ -1,0 +1,94 @@
+"""What norms look like in models: leaf modules, and `torch.nn.functional`'s own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.ops.norm.definition import layer_norm as op_layer_norm
+from ferryman.ops.norm.definition import rms_norm as op_rms_norm
+from ferryman.ops.recognition import Candidate, Leaf, Served
+
+_LARGEST_EPS = 0.1
+
+
+def modules(leaf: Leaf) -> Iterator[Candidate]:
+    """RMS norms with a weight, an offset weight or none, rounded before the weight or not; layer norms."""
+    if leaf.matrices or len(leaf.vectors) > 2:
+        return
+    widths = set(leaf.vectors.values()) or set(leaf.widths) or {96}
+    if len(widths) > 1:
+        return
+    (width,) = widths
+    names = tuple(leaf.vectors)
+    for eps in _eps(leaf):
+        for weight in names if len(names) < 2 else ():
+            for cast in (True, False):
+                yield Candidate("rms_norm", f"ops.rms_norm(x, self.{weight}, {eps}, {cast})", width, (weight,))
+            offset = f"1.0 + self.{weight}.to(torch.promote_types(self.{weight}.dtype, torch.float32))"
+            for cast in (False, True):
+                yield Candidate("rms_norm", f"ops.rms_norm(x, {offset}, {eps}, {cast})", width, (weight,))
+        if not names:
+            yield Candidate("rms_norm", f"ops.rms_norm(x, None, {eps})", width)
+        for weight, bias in _pairs(names):
+            used = tuple(n.removeprefix("self.") for n in (weight, bias) if n != "None")
+            yield Candidate("layer_norm", f"ops.layer_norm(x, {weight}, {bias}, {eps})", width, used)
+
+
+def _eps(leaf: Leaf) -> Iterator[str]:
+    for name, value in leaf.numbers.items():
+        if 0 <= value <= _LARGEST_EPS:
+            yield f"self.{name}"
+    for value in dict.fromkeys(leaf.constants):
+        if 0 < value <= _LARGEST_EPS:
+            yield repr(value)
+    yield "0.0"
+
+
+def _pairs(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    given = [f"self.{name}" for name in names]
+    if not given:
+        yield "None", "None"
+    elif len(given) == 1:
+        yield given[0], "None"
+        yield "None", given[0]
+    else:
+        yield given[0], given[1]
+        yield given[1], given[0]
+
+
+def _rows(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None = None) -> bool:
+    """Over the last dimension, in one dtype."""
+    dtype = x.dtype
+    return (
+        len(normalized_shape) == 1
+        and x.dim() > 0
+        and (weight is None or weight.dtype is dtype)
+        and (bias is None or bias.dtype is dtype)
+        and dtype.itemsize < 8
+    )
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    if _rows(input, normalized_shape, weight, bias):
+        return op_layer_norm(input, weight, bias, eps)
+    return functional.layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Without an eps PyTorch takes the epsilon of a dtype that depends on its version: left to it."""
+    if eps is not None and _rows(input, normalized_shape, weight):
+        return op_rms_norm(input, weight, eps)
+    return functional.rms_norm(input, normalized_shape, weight, eps)  # type: ignore[arg-type]
+
+
+def functions() -> Mapping[Any, Served]:
+    return {functional.layer_norm: Served("layer_norm", layer_norm), functional.rms_norm: Served("rms_norm", rms_norm)}

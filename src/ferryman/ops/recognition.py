@@ -1,0 +1,119 @@
+"""How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
+
+Such a file may define ``modules(leaf)``, ``helpers()``, ``functions()`` and ``gates()``. What they yield are proposals:
+porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names given with each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ferryman.ops as ops
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A module without children, seen from outside. ``vectors`` and ``matrices`` are its parameters' and floating
+    buffers' shapes by name; ``numbers`` its float attributes, ``constants`` the floats in its forward's code;
+    ``widths`` are its one-element shapes, for modules that hold no tensor."""
+
+    vectors: Mapping[str, int]
+    matrices: Mapping[str, tuple[int, int]]
+    numbers: Mapping[str, float]
+    constants: tuple[float, ...]
+    widths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a leaf module may compute of its input ``x``, an expression over ``self``, ``x``, ``ops`` and ``torch``.
+
+    width: the size of x's last dimension. uses: the attributes that must have x's dtype for the expression to hold.
+    """
+
+    op: str
+    expression: str
+    width: int
+    uses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Helper:
+    """What a function that modules call may compute.
+
+    parameters: how many of its first arguments are tensors, ``a0`` and on, which the expression reads. draw: float64
+    arguments of a seed. guard: an expression over them that must hold; else the original is called. strict: one more,
+    which is left out where the proof also holds for first arguments of a storage dtype beside float32 ones.
+    """
+
+    op: str
+    expression: str
+    parameters: int
+    draw: Callable[[int], tuple[Tensor, ...]]
+    guard: str
+    strict: str = "True"
+
+
+@dataclass(frozen=True)
+class Served:
+    """``replacement`` takes the arguments of a function of PyTorch, serves the calls that ``op`` can express, and hands
+    the others to that function."""
+
+    op: str
+    replacement: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``op(gate, up, *extra)`` is ``activation(gate) * up``."""
+
+    op: str
+    activation: Callable[[Tensor], Tensor]
+    extra: tuple[Any, ...] = ()
+
+
+def families() -> Iterator[ModuleType]:
+    """The ``recognise`` modules of all op folders."""
+    for found in pkgutil.iter_modules(ops.__path__):
+        if found.ispkg:
+            name = f"{ops.__name__}.{found.name}.recognise"
+            if importlib.util.find_spec(name) is not None:
+                yield importlib.import_module(name)
+
+
+_FACES = dict(vars(ops))
+
+
+class Definitions:
+    """`ferryman.ops` as definitions: they take float64, and nothing is dispatched."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        face = _FACES[name]
+        known = face.primitive
+        alone = len(known.outputs) > 1 and "return_lse" in getattr(face, "__kwdefaults__", None or {})
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            bound = inspect.signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's
+            bound.apply_defaults()
+            found = known.body(*(bound.arguments[n] for n in known.names))
+            return found[0] if alone else found
+
+        return run
+
+
+def compiled(expression: str, names: tuple[str, ...], **known: Any) -> Callable[..., Any]:
+    """A function of ``names`` that returns an expression of our own over them, ``torch`` and what is given."""
+    made: Callable[..., Any] = eval(  # noqa: S307 - expressions are written in this package
+        compile(f"lambda {', '.join(names)}: {expression}", "<ferryman candidate>", "eval"),
+        {"torch": torch, "nn": nn, **known},
+    )
+    return made

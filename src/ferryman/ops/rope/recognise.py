@@ -1,0 +1,118 @@
+"""Functions that rotate queries and keys, in the layouts and with the angles that models have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ferryman.ops.recognition import Helper
+
+_BATCH, _HEADS, _KV, _SEQ, _DIM = 2, 4, 2, 5, 16
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How queries lie: the shape of heads ``h``, and expressions to (B, H, S, D) and back."""
+
+    dims: int
+    into: str
+    back: str
+    name: str
+
+    def shape(self, heads: int) -> tuple[int, ...]:
+        full = {"b": _BATCH, "h": heads, "s": _SEQ, "d": _DIM}
+        return tuple(full[letter] for letter in self.name)
+
+
+_LAYOUTS = (
+    _Layout(4, "{x}", "{x}", "bhsd"),
+    _Layout(4, "{x}.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)", "{x}", "bhsd"),  # pairs brought apart first
+    _Layout(4, "{x}.transpose(1, 2)", "{x}.transpose(1, 2)", "bshd"),
+    _Layout(3, "{x}.transpose(0, 1).unsqueeze(0)", "{x}.squeeze(0).transpose(0, 1)", "shd"),
+)
+# What the op needs of a model's angles: how wide they are, expressions of cosine and sine, whether pairs interleave
+_ANGLES = (
+    ("full", "{c}", "{c}", False),
+    ("full", "{c}", "{c}", True),
+    ("half", "torch.cat(({c}, {c}), -1)", "torch.cat(({c}, {c}), -1)", False),
+    ("half", "{c}.repeat_interleave(2, -1)", "{c}.repeat_interleave(2, -1)", True),
+    ("full", *["{c}[..., : {c}.shape[-1] // 2].repeat_interleave(2, -1)"] * 2, True),
+    ("full", "{c}", "-({c})", False),  # the other way round
+)
+_PLACES = (  # of the angles: dimensions beside the batch, and what makes (B or 1, S, R) of them
+    (3, "{c}"),  # (B, S, R)
+    (2, "{c}.unsqueeze(0)"),  # (S, R)
+    (4, "{c}.squeeze(1)"),  # (B, 1, S, R)
+)
+
+
+def _draw(
+    layout: _Layout, kind: str, dims: int, rotary: int, pair: bool, turned: bool, seed: int
+) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    batch = () if layout.name == "shd" or dims == 2 else (_BATCH,)
+    lead = (_BATCH, 1, _SEQ) if dims == 4 else (*batch, _SEQ)
+    angles = []
+    for _ in range(2):
+        angles.append(normal(*lead, rotary // 2 if kind == "half" else rotary))
+    if turned:
+        angles.reverse()
+    queries = [normal(*layout.shape(_HEADS))] + ([normal(*layout.shape(_KV))] if pair else [])
+    return (*queries, *angles)
+
+
+def helpers() -> Iterator[Helper]:
+    """q, k, cos, sin, or x, cos, sin; cos and sin in either order; whole heads, or their first half."""
+    for pair in (True, False):
+        count = 2 if pair else 1
+        names = [f"a{i}" for i in range(count + 2)]
+        for layout in _LAYOUTS:
+            for dims, place in _PLACES:
+                if layout.name == "shd" and dims != 2:
+                    continue
+                for kind, cosine, sine, interleaved in _ANGLES:
+                    for turned in (False, True):
+                        cos, sin = names[count:][:: -1 if turned else 1]
+                        given = [cosine.format(c=place.format(c=cos)), sine.format(c=place.format(c=sin))]
+                        rope = _expression(names[:count], layout, given, interleaved)
+                        for rotary in (_DIM, _DIM // 2):
+                            draw = functools.partial(_draw, layout, kind, dims, rotary, pair, turned)
+                            guard = _guard(names, count, layout, dims, kind == "half", rotary == _DIM)
+                            strict = f"{names[0]}.dtype is {names[count]}.dtype"
+                            yield Helper("rope", rope, count + 2, draw, guard, strict)
+
+
+def _expression(xs: list[str], layout: _Layout, angles: list[str], interleaved: bool) -> str:
+    pairs = ", interleaved=True" if interleaved else ""
+    inside = [layout.into.format(x=x) for x in xs]
+    if len(xs) == 2:
+        call = f"ops.rope({inside[0]}, {inside[1]}, {angles[0]}, {angles[1]}{pairs})"
+        if layout.back == "{x}":
+            return call
+        turned = [layout.back.format(x=f"pair[{i}]") for i in (0, 1)]
+        return f"(lambda pair: ({turned[0]}, {turned[1]}))({call})"
+    # the op turns a pair; of the second, no head is given
+    call = f"ops.rope({inside[0]}, ({inside[0]})[:, :0], {angles[0]}, {angles[1]}{pairs})[0]"
+    return layout.back.format(x=call)
+
+
+def _guard(names: list[str], count: int, layout: _Layout, dims: int, half: bool, whole: bool) -> str:
+    first, angle = names[0], names[count]
+    width = f"{angle}.shape[-1]{' * 2' if half else ''} {'==' if whole else '<'} {first}.shape[-1]"
+    parts = [f"{first}.dim() == {layout.dims}", f"{angle}.dim() == {dims}", width]
+    if dims > 2:
+        parts.append(f"{angle}.shape[0] in (1, {first}.shape[0])")
+    if dims == 4:
+        parts.append(f"{angle}.shape[1] == 1")
+    if count == 2:
+        parts.append(f"{first}.dtype is {names[1]}.dtype")
+    parts += [f"{first}.dtype.itemsize < 8", f"{angle}.dtype.itemsize < 8", f"not {angle}.requires_grad"]
+    return " and ".join(parts)

@@ -1,0 +1,318 @@
+"""Which branches of a module's or a function's code a proof took.
+
+The code is run as an instrumented copy: each test of an ``if``, each operand of ``and``/``or``, reports its outcome. A
+test that came out one way only is not covered: it becomes a guard, or the proof is none. What cannot be followed (a
+loop, a state change, code without a source) is refused before it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ferryman.porting.model import source
+from ferryman.porting.model.source import MISSING
+
+_TRUSTED = ("torch", "math", "builtins", "operator", "typing", "_operator")
+_BUILTINS = {
+    "len", "int", "float", "bool", "tuple", "list", "isinstance", "min", "max", "abs", "slice", "type", "sum", "round",
+    "getattr", "hasattr", "callable", "super", "range", "print", "str", "repr",
+}  # fmt: skip
+_DEPTH = 4
+
+
+class Unproven(Exception):
+    """Code that a proof cannot follow; the text says what and where."""
+
+
+@dataclass
+class Test:
+    """A condition and how it came out. ``guard``: its source, where it may stand before the whole call instead."""
+
+    text: str
+    line: int
+    guard: str | None
+    seen: set[bool] = field(default_factory=set)
+
+
+@dataclass
+class Trace:
+    """All conditions of the code that was followed."""
+
+    tests: list[Test] = field(default_factory=list)
+
+    def seen(self, index: int, value: Any) -> Any:
+        self.tests[index].seen.add(bool(value))
+        return value
+
+    def guards(self) -> list[tuple[str, bool]]:
+        """(condition, the outcome that was proven) of what came out one way only. Raises Unproven without a guard."""
+        found = []
+        for test in self.tests:
+            if len(test.seen) == 1:
+                if test.guard is None:
+                    raise Unproven(f"no input took both sides of `{test.text}` (line {test.line})")
+                found.append((test.guard, next(iter(test.seen))))
+        return list(dict.fromkeys(found))
+
+
+def trusted(value: Any) -> bool:
+    """A function or class of PyTorch or of Python, whose meaning is known."""
+    home = getattr(value, "__module__", None) or ""
+    return home.split(".")[0] in _TRUSTED
+
+
+def follow_module(module: nn.Module, trace: Trace) -> type[nn.Module]:
+    """A subclass whose forward, and the methods and functions that it calls, report their tests."""
+    kind = type(module)
+    own = source.methods(kind)
+    forward = own.get("forward")
+    if forward is None:
+        raise Unproven("its class has no forward of its own")
+    made: dict[str, Any] = {}
+    follower = _Follower(trace, kind, own, module, made)
+    made["forward"] = follower.function(forward, "forward", 0)
+    return type(kind.__name__, (kind,), dict(made))
+
+
+def follow_function(function: Any, trace: Trace) -> Any:
+    return _Follower(trace, None, {}, None, {}).function(function, "forward", 0)
+
+
+@dataclass
+class _Follower:
+    trace: Trace
+    kind: type | None
+    methods: dict[str, Any]
+    module: nn.Module | None
+    made: dict[str, Any]
+    functions: dict[int, Any] = field(default_factory=dict)
+
+    def function(self, function: Any, role: str, depth: int) -> Any:
+        """``role``: "forward" (its tests may become guards over its parameters), "method" or "helper"."""
+        inner = source.innermost(function)
+        name = getattr(inner, "__qualname__", repr(inner))
+        if depth > _DEPTH:
+            raise Unproven(f"{name}: calls go deeper than {_DEPTH}")
+        tree = source.parsed(inner)
+        if tree is None:
+            raise Unproven(f"{name}: its source is not available, or is not what runs")
+        if inner is not function and not all(trusted(w) for w in _decorators(function)):
+            raise Unproven(f"{name}: a decorator stands around it")
+        change = _Instrument(self, inner, tree, role, depth)
+        made = source.rebuilt(inner, change.visit(copy.deepcopy(tree)), change.new)
+        wrapped = source.rewrapped(function, made)
+        if wrapped is None:
+            raise Unproven(f"{name}: its decorator cannot be copied")
+        return wrapped
+
+    def method(self, name: str, depth: int) -> None:
+        if name not in self.made:
+            self.made[name] = None  # recursion ends here
+            self.made[name] = self.function(self.methods[name], "method", depth)
+
+    def helper(self, function: Any, depth: int) -> Any:
+        if id(function) not in self.functions:
+            self.functions[id(function)] = function
+            self.functions[id(function)] = self.function(function, "helper", depth)
+        return self.functions[id(function)]
+
+
+def _decorators(function: Any) -> list[Any]:
+    """The wrappers' own homes: what functools.wraps copied over them says nothing."""
+    found = []
+    while hasattr(function, "__wrapped__"):
+        code = getattr(function, "__code__", None)
+        home = function.__globals__.get("__name__", "") if code is not None else ""
+        found.append(types.SimpleNamespace(__module__=home))
+        function = function.__wrapped__
+    return found
+
+
+class _Instrument(ast.NodeTransformer):
+    def __init__(
+        self, follower: _Follower, function: types.FunctionType, tree: ast.FunctionDef, role: str, depth: int
+    ) -> None:
+        self.follower, self.own, self.role, self.depth = follower, function, role, depth
+        self.entered = False
+        self.new: dict[str, Any] = {"ferryman_seen": follower.trace.seen}
+        arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
+        self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
+        self.parameters = set(arguments)
+        stores = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        self.first_store: dict[str, int] = {}
+        for node in stores:
+            self.first_store[node.id] = min(node.lineno, self.first_store.get(node.id, node.lineno))
+
+    # Tests
+
+    def _test(self, node: ast.expr) -> ast.expr:
+        index = len(self.follower.trace.tests)
+        text = ast.unparse(node)
+        self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
+        inner = self.visit(node)
+        return ast.copy_location(
+            ast.Call(ast.Name("ferryman_seen", ast.Load()), [ast.Constant(index), inner], []), node
+        )
+
+    def _guardable(self, node: ast.expr) -> bool:
+        """It reads only the module's state, and the forward's parameters as they came in."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call) and not (
+                (isinstance(part.func, ast.Name) and part.func.id in ("len", "isinstance"))
+                or (isinstance(part.func, ast.Attribute) and part.func.attr in ("dim", "size", "is_floating_point"))
+            ):
+                return False
+            if isinstance(part, ast.Lambda | ast.ListComp | ast.GeneratorExp | ast.NamedExpr | ast.Await):
+                return False
+            if isinstance(part, ast.Name) and part.id not in ("len", "isinstance"):
+                mine = part.id == self.self_name
+                came = self.role == "forward" and part.id in self.parameters
+                if not mine and not came and not isinstance(source.resolve(part, self.own), types.ModuleType):
+                    return False
+                if part.id in self.first_store and self.first_store[part.id] <= node.lineno:
+                    return False
+        return self.self_name is not None or self.role == "forward"
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if not node.orelse and all(isinstance(s, ast.Raise) for s in node.body):
+            return node  # what is refused is no result
+        node.test = self._test(node.test)
+        node.body = [self.visit(s) for s in node.body]
+        node.orelse = [self.visit(s) for s in node.orelse]
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        node.test = self._test(node.test)
+        node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        node.values = [self._test(v) for v in node.values]
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node
+
+    # What is not followed
+
+    def _refuse(self, node: ast.AST) -> ast.AST:
+        what = type(node).__name__.lower()
+        raise Unproven(
+            f"{self.own.__qualname__}: a proof does not follow a {what} (line {getattr(node, 'lineno', '?')})"
+        )
+
+    visit_For = visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
+    visit_Lambda = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse  # noqa: N815
+    visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        for item in node.items:
+            call = item.context_expr
+            found = source.resolve(call.func, self.own) if isinstance(call, ast.Call) else MISSING
+            if found is MISSING or not trusted(found):
+                return self._refuse(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self.entered:
+            return self._refuse(node)
+        self.entered = True
+        node.body = [self.visit(s) for s in node.body]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.ctx, ast.Store) or (node.attr.startswith("__") and node.attr != "__class__"):
+            raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
+        self.generic_visit(node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.ctx, ast.Store) and self._reads_self(node.value):
+            raise Unproven(f"{self.own.__qualname__}: it changes its state (line {node.lineno})")
+        self.generic_visit(node)
+        return node
+
+    def _reads_self(self, node: ast.AST) -> bool:
+        return any(isinstance(n, ast.Name) and n.id == self.self_name for n in ast.walk(node))
+
+    # Calls
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        target = node.func
+        if (
+            isinstance(target, ast.Attribute)
+            and isinstance(target.value, ast.Name)
+            and target.value.id == self.self_name
+        ):
+            self._own(target.attr)
+        elif isinstance(target, ast.Attribute) and _is_super(target.value):
+            self._parent(target.attr)
+        elif isinstance(target, ast.Name) or source.resolve(target, self.own) is not MISSING:
+            replaced = self._known(source.resolve(target, self.own), ast.unparse(target))
+            if replaced is not None:
+                node.func = ast.copy_location(ast.Name(replaced, ast.Load()), target)
+        elif isinstance(target, ast.Attribute):
+            base = source.resolve(target.value, self.own)
+            if base is not MISSING and not trusted(base):
+                raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)}, which no proof follows")
+            node.func = self.visit(target)
+        else:
+            raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)[:60]}, which no proof follows")
+        node.args = [self.visit(a) for a in node.args]
+        for keyword in node.keywords:
+            keyword.value = self.visit(keyword.value)
+        return node
+
+    def _known(self, value: Any, text: str) -> str | None:
+        """A name for the instrumented copy of what is called; None where the call may stay."""
+        if value is MISSING:
+            raise Unproven(f"{self.own.__qualname__}: calls {text}, a local, which no proof follows")
+        if getattr(value, "__module__", None) == "builtins" and not isinstance(value, types.FunctionType):
+            if getattr(value, "__name__", "") in _BUILTINS:
+                return None
+            raise Unproven(f"{self.own.__qualname__}: calls {text}")
+        if trusted(value) or (isinstance(value, functools.partial) and trusted(value.func)):
+            return None
+        if not isinstance(value, types.FunctionType):
+            raise Unproven(f"{self.own.__qualname__}: calls {text}, which no proof follows")
+        name = f"ferryman_followed_{len(self.new)}"
+        self.new[name] = self.follower.helper(value, self.depth + 1)
+        return name
+
+    def _own(self, name: str) -> None:
+        """``self.name(...)``: a method, or a function that the module holds."""
+        follower = self.follower
+        if name in follower.methods:
+            follower.method(name, self.depth + 1)
+            return
+        held = getattr(follower.module, name, MISSING)
+        if isinstance(held, Tensor) or held is MISSING:
+            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
+        known = trusted(held) and not isinstance(held, nn.Module)
+        if not known and not (isinstance(held, functools.partial) and trusted(held.func)):
+            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
+
+    def _parent(self, name: str) -> None:
+        """``super().name(...)`` runs code that is not instrumented: PyTorch's own may."""
+        cells = dict(zip(self.own.__code__.co_freevars, self.own.__closure__ or (), strict=True))
+        here = cells["__class__"].cell_contents if "__class__" in cells else None
+        order = self.follower.kind.__mro__ if self.follower.kind is not None else ()
+        for base in order[order.index(here) + 1 :] if here in order else ():
+            if name in vars(base):
+                if trusted(base):
+                    return
+                break
+        raise Unproven(f"{self.own.__qualname__}: calls super().{name}, which no proof follows")
+
+
+def _is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args

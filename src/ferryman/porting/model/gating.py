@@ -1,0 +1,54 @@
+"""``activation(gate) * up`` in a ported forward: the gated op, where the activation is one whose op is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ferryman import ops
+from ferryman.ops.recognition import Gate
+
+ATTRIBUTE = "ferryman_gate"  # of a ported activation's class
+
+
+def call_of(gate: Gate) -> Callable[[Tensor, Tensor], Tensor]:
+    """``(gate, up)`` to the op's result; the op is looked up in `ferryman.ops` at each call, as model code does."""
+    name, extra = gate.op, gate.extra
+    if not extra:
+        return lambda g, u: getattr(ops, name)(g, u)
+    return lambda g, u: getattr(ops, name)(g, u, *extra)
+
+
+def _fit(g: Any, u: Any) -> bool:
+    return g.dtype is u.dtype and g.shape == u.shape and g.dtype.itemsize < 8
+
+
+def gated(activation: Any, g: Any, u: Any) -> Any:
+    """``activation(g) * u`` of a module: hooks keep it whole, since a fused activation would not run them."""
+    known = getattr(activation, ATTRIBUTE, None)
+    if known is None or activation._forward_hooks or activation._forward_pre_hooks or activation._backward_hooks:
+        return activation(g) * u
+    return known(g, u) if _fit(g, u) else activation(g) * u
+
+
+def gated_last(u: Any, activation: Any, g: Any) -> Any:
+    """``u * activation(g)``."""
+    known = getattr(activation, ATTRIBUTE, None)
+    if known is None or activation._forward_hooks or activation._forward_pre_hooks or activation._backward_hooks:
+        return u * activation(g)
+    return known(g, u) if _fit(g, u) else u * activation(g)
+
+
+def of_function(gate: Gate, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`gated` and `gated_last` of a function whose gate is known beforehand."""
+    known = call_of(gate)
+
+    def first(g: Any, u: Any) -> Any:
+        return known(g, u) if _fit(g, u) else function(g) * u
+
+    def last(u: Any, g: Any) -> Any:
+        return known(g, u) if _fit(g, u) else u * function(g)
+
+    return first, last

@@ -1,0 +1,174 @@
+"""Is a ported model still the same model, whatever it is? Outputs and gradients against the unported one's.
+
+The limit is twice the floor: what the same measure becomes when every parameter of the unported model moves by one unit
+in the last place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.dispatch import trace
+from ferryman.porting.model.port import PortReport, port, unport
+from ferryman.porting.model_results import AMPLITUDE, SEEDS
+
+Run = Callable[[nn.Module], Any]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A relative difference in the 2-norm, and what it may be. ``where`` names the worst tensor."""
+
+    what: str
+    value: float
+    floor: float
+    limit: float
+    where: str
+
+    @property
+    def ok(self) -> bool:
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Parity:
+    """``reasons`` is empty where the ported model is the same within its limits."""
+
+    report: PortReport
+    distances: tuple[Distance, ...]
+    calls: Mapping[str, int]
+    restored: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+
+def tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
+    """Floating tensors of a result, by name: dictionaries, tuples, dataclasses of any depth."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex():
+            yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{name}.{key}")
+    elif isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            yield from tensors_in(item, f"{name}[{i}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for item in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, item.name), f"{name}.{item.name}")
+
+
+def observe(model: nn.Module, run: Run, backward: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(outputs, gradients of all parameters for a fixed cotangent), from seed 0. The model's state is put back."""
+    state = {name: b.clone() for name, b in model.named_buffers()}
+    model.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(backward), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = dict(tensors_in(run(model)))
+        slopes: dict[str, Tensor] = {}
+        reached = [t for t in found.values() if t.requires_grad]
+        if backward and reached:
+            weights = [torch.cos(torch.arange(t.numel(), device=t.device).float()).reshape(t.shape) for t in reached]
+            torch.autograd.backward(reached, [w.to(t.dtype) for w, t in zip(weights, reached, strict=True)])
+            slopes = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, b in model.named_buffers():
+            if name in state and b.shape == state[name].shape:
+                b.copy_(state[name])
+    return {n: t.detach() for n, t in found.items()}, slopes
+
+
+def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
+    """Run a model unported, with its parameters moved by one unit, ported, and unported again.
+
+    run: makes inputs (drawn under a seed that is set) and calls the model once. The model must be in the mode in which
+    it is compared, and deterministic. Raises PortError where nothing can be ported, and what the model raises.
+    """
+    plain, slopes = observe(model, run, backward)
+    floors: dict[str, dict[str, float]] = {"output": {}, "gradient": {}}
+    for seed in SEEDS:
+        moved, moved_slopes = _moved(model, run, backward, seed)
+        for what, found, wanted in (("output", moved, plain), ("gradient", moved_slopes, slopes)):
+            for name in wanted:
+                if name in found:
+                    floors[what][name] = max(floors[what].get(name, 0.0), relative(found[name], wanted[name]))
+    report = port(model)
+    try:
+        with trace() as traced:
+            found, found_slopes = observe(model, run, backward)
+    finally:
+        unport(model)
+    again, _ = observe(model, run, backward)
+    restored = all(torch.equal(again[n], plain[n]) for n in plain)
+    distances, reasons = [], []
+    for what, ours, wanted in (("output", found, plain), ("gradient", found_slopes, slopes)):
+        if ours.keys() != wanted.keys():
+            reasons.append(f"{what}s: {sorted(ours.keys() ^ wanted.keys())[:3]} on one side only")
+            continue
+        worst = _worst(what, ours, wanted, floors[what])
+        if worst is not None:
+            distances.append(worst)
+            if not worst.ok:
+                reasons.append(
+                    f"{what} {worst.where}: {worst.value:.3g}; limit {worst.limit:.3g} (floor {worst.floor:.3g})"
+                )
+    calls: dict[str, int] = {}
+    for (op, _), n in traced.calls.items():
+        calls[op] = calls.get(op, 0) + n
+    if not restored:
+        reasons.append("after unport the outputs are not bit for bit what they were")
+    return Parity(report, tuple(distances), dict(sorted(calls.items())), restored, tuple(reasons))
+
+
+def _worst(
+    what: str, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], floors: Mapping[str, float]
+) -> Distance | None:
+    """The tensor that is farthest beyond its limit. A tensor's floor is at least the median one's: rounding does not
+    spare a tensor for good because three draws did."""
+    if not wanted:
+        return None
+    common = sorted(floors.values())[len(floors) // 2] if floors else 0.0
+    made = []
+    for name, tensor in wanted.items():
+        floor = max(floors.get(name, 0.0), common)
+        made.append(Distance(what, relative(found[name], tensor), floor, AMPLITUDE * floor, name))
+    return max(made, key=lambda d: d.value / d.limit if d.limit else (1.0 if d.value else 0.0))
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """2-norm of the difference over that of what is wanted; infinite where shapes differ or one is not finite."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    f, w = found.double(), wanted.double()
+    same = (f == w) | (torch.isnan(f) & torch.isnan(w))
+    if not bool(torch.isfinite(f[~same]).all() and torch.isfinite(w[~same]).all()):
+        return float("inf")
+    difference = float(torch.where(same, 0.0, f - w).norm())
+    size = float(w[torch.isfinite(w)].norm())
+    return difference / size if size else (0.0 if difference == 0 else float("inf"))
+
+
+def _moved(model: nn.Module, run: Run, backward: bool, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a model gives with each parameter element moved by one unit in its last place, up or down or not at all."""
+    generator = torch.Generator().manual_seed(seed)
+    held = {p: p.detach().clone() for p in model.parameters() if p.is_floating_point()}
+    with torch.no_grad():
+        for p, before in held.items():
+            step = torch.randint(-1, 2, p.shape, generator=generator).to(p.device, p.dtype)
+            p.copy_(before + step * before.abs() * torch.finfo(p.dtype).eps)
+    try:
+        return observe(model, run, backward)
+    finally:
+        with torch.no_grad():
+            for p, before in held.items():
+                p.copy_(before)

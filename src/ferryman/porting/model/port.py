@@ -1,0 +1,286 @@
+"""`port`: put a model on Ferryman's ops, in place; `unport` takes it back.
+
+A ported module is the same instance with a subclass for its class, so its parameters, buffers, hooks, device, dtype and
+mode are untouched, and every reference to it keeps working. What a module computes decides, never its name: a leaf has
+a proven role (`recognise`), any other module gets a copy of its forward with served calls (`rewrite`). Libraries whose
+models read a registry of attention functions add an `Interface`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.errors import PortError
+from ferryman.ops.recognition import Gate
+from ferryman.porting.model import recognise, rewrite
+from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
+from ferryman.porting.model.recognise import Refusal
+
+STATE = "_ferryman_port"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A ported module: where it is, what it was, and the ops that one forward of it calls, once each.
+
+    ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words.
+    """
+
+    path: str
+    module: str
+    ops: tuple[str, ...]
+    maybe: tuple[str, ...] = ()
+    shown: str = ""
+
+
+@dataclass(frozen=True)
+class Left:
+    """A module, or part of one, that stays as it was, and why."""
+
+    path: str
+    module: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PortReport:
+    """What `port` did."""
+
+    model: str
+    ported: tuple[Site, ...]
+    unsupported: tuple[Left, ...]
+
+    def calls(self, steps: int = 1) -> dict[str, int]:
+        """Calls of each op that ``steps`` forward passes make where each ported module runs once a pass.
+
+        `ferryman.porting.model.account` counts what an input really calls.
+        """
+        counted = Counter(op for site in self.ported for op in site.ops)
+        return {op: n * steps for op, n in sorted(counted.items())}
+
+    def text(self) -> str:
+        """One line a kind of module: what serves it, or why it stays."""
+        kinds: dict[tuple[str, str], int] = Counter()
+        for site in self.ported:
+            served = ", ".join(sorted(set(site.ops) | set(site.maybe))) or "served calls"
+            kinds[site.module, f"{served}{f' ({site.shown})' if site.shown else ''}"] += 1
+        for left in self.unsupported:
+            kinds[left.module, f"stays: {left.reason}"] += 1
+        return "\n".join(f"{n:5} {module}: {what}" for (module, what), n in sorted(kinds.items()))
+
+
+class Interface(Protocol):
+    """A registry of attention functions that another library's forwards read, and that we are registered with."""
+
+    registry: Any
+
+    def switch(self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]) -> tuple[list[Any], list[Left]]:
+        """Make the readers take our function: (what `restore` takes back, readers that keep theirs)."""
+
+    def restore(self, model: nn.Module, switched: list[Any]) -> None: ...
+
+
+@dataclass
+class _State:
+    report: PortReport
+    switched: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the interface, what it switched)
+
+
+interfaces: list[Interface] = []
+
+
+def register(interface: Interface) -> None:
+    """Integrations call it on import."""
+    interfaces.append(interface)
+    rewrite.registries[id(interface.registry)] = interface.registry
+    rewrite._cache.clear()
+
+
+def port(model: nn.Module) -> PortReport:
+    """Put a model on Ferryman's ops, in place; `unport` takes it back.
+
+    Porting a ported model changes nothing. Raises PortError if nothing can be ported, if part of the model is ported
+    already, or where an interface's switch belongs to another ported model; nothing is half-ported then.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    if not isinstance(model, nn.Module):
+        raise PortError(f"port: the model is {type(model).__name__}; required: a torch.nn.Module")
+    if STATE in model.__dict__:
+        state: _State = model.__dict__[STATE]
+        return state.report
+    recipes, left = _survey(model)
+    if not recipes:
+        reasons = "; ".join(f"{item.path} ({item.module}): {item.reason}" for item in left[:3])
+        raise PortError(f"nothing in {type(model).__name__} can be ported. {reasons}")
+    switched: list[tuple[int, list[Any]]] = []
+    attending: set[str] = set()
+    try:
+        for index, interface in enumerate(interfaces):
+            readers = [
+                (path, m) for path, m in model.named_modules(remove_duplicate=True)
+                if path in recipes and id(interface.registry) in _interfaces_of(m, recipes[path])
+            ]  # fmt: skip
+            if readers:
+                done, refused = interface.switch(model, readers)
+                switched.append((index, done))
+                left += refused
+                attending |= {path for path, _ in readers} - {item.path for item in refused}
+    except BaseException:
+        for index, done in switched:
+            interfaces[index].restore(model, done)
+        raise
+    sites = [_site(path, model.get_submodule(path), recipe, path in attending) for path, recipe in recipes.items()]
+    for path, recipe in recipes.items():
+        module = model.get_submodule(path)
+        module.__class__ = ported_class(type(module), recipe)
+    shown = tuple(site for site in sites if site.ops or site.maybe)
+    left = sorted(left, key=lambda item: item.path)
+    report = PortReport(type(model).__name__, shown, tuple(left))
+    model.__dict__[STATE] = _State(report, switched)
+    return report
+
+
+def unport(model: nn.Module) -> None:
+    """Take a model back to what `port` found: classes and attention implementation. An unported one stays."""
+    model = getattr(model, "_orig_mod", model)
+    state = model.__dict__.pop(STATE, None) if isinstance(model, nn.Module) else None
+    if state is None:
+        return
+    for index, done in state.switched:
+        interfaces[index].restore(model, done)
+    for module in model.modules():
+        if is_ported(module):
+            module.__class__ = original_of(module)
+
+
+# Survey -----------------------------------------------------------------------------------------------------
+
+
+def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
+    """({path: recipe} of what can be ported, what cannot). Raises PortError where a part is ported already."""
+    recipes: dict[str, Recipe] = {}
+    left: list[Left] = []
+    known: dict[int, Gate] = {}
+    modules = list(model.named_modules())
+    for path, module in modules:
+        if is_ported(module) or STATE in module.__dict__:
+            raise PortError(
+                f"{path or type(module).__name__}: ported already, alone or with a larger model; unport that one first"
+            )
+        if "forward" not in module.__dict__ and _plain(module) is None and not _hooked(module):
+            gate = recognise.gate_of(module)
+            if gate is not None:
+                known[id(module)] = gate
+    for path, module in modules:
+        recipe, reason = _recipe(module, known)
+        if recipe is not None:
+            recipes[path] = recipe
+        if reason is not None:
+            left.append(Left(path, type(module).__name__, reason))
+    return recipes, left
+
+
+def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, str | None]:
+    """(how a module is ported or None, why it, or a part of it, stays or None)."""
+    if "forward" in module.__dict__:
+        return None, "its forward was replaced on the instance (accelerate's hooks and the kernels hub do so)"
+    odd = _plain(module)
+    if odd is not None:
+        return None, odd
+    if type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule):
+        return None, None  # a container, or code that is no Python
+    reason = None
+    if id(module) not in known:
+        role = recognise.role_of(module)
+        if role is not None and not isinstance(role, Refusal):
+            return Recipe(role), None
+        if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
+            reason = role.reason
+    made = rewrite.rewritten(type(module), _gates(module, known))
+    ungated = _ungated(module, made.products)
+    if made.functions or made.interfaces:
+        gate = known.get(id(module))
+        return Recipe(gates=_gates(module, known), gate=gate, interface=bool(made.interfaces)), ungated
+    if id(module) in known:
+        return Recipe(gate=known[id(module)]), None
+    if made.opaque:
+        reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
+    if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
+        reason = "no op of the day computes it"
+    return None, reason or ungated
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _ungated(module: nn.Module, products: frozenset[str]) -> str | None:
+    """Why a product with an activation of no tensors stays two ops."""
+    for path in sorted(products):
+        held: Any = module
+        for name in path.split("."):
+            held = getattr(held, name, None)
+        if isinstance(held, nn.Module) and not any(True for _ in held.parameters()) and not list(held.buffers()):
+            if _hooked(held):
+                return f"{path} has a hook, which a gated activation would not run"
+            return f"its activation {path} is {type(held).__name__}, and no gated op has it"
+    return None
+
+
+def _plain(module: nn.Module) -> str | None:
+    """Why a module's own tensors are no plain ones."""
+    for name, p in [*module._parameters.items(), *module._buffers.items()]:
+        if p is not None and type(p) not in (Tensor, nn.Parameter, nn.Buffer) and not _is_fake(p):
+            return f"its {name} is a {type(p).__name__}, not a plain tensor"
+    return None
+
+
+def _is_fake(p: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(p, FakeTensor) or type(p).__name__ == "Parameter"
+
+
+def _gates(module: nn.Module, known: dict[int, Gate]) -> frozenset[str]:
+    """Attributes, at most two deep, that are known activations."""
+    found = set()
+    for name, child in module.named_modules():
+        if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", name):
+            found.add(name)
+    return frozenset(found)
+
+
+def _interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
+    return rewrite.rewritten(type(module), recipe.gates).interfaces if recipe.interface else frozenset()
+
+
+def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site:
+    """Which ops one forward of a module that is still unported will call."""
+    kind = type(module).__name__
+    if recipe.role is not None:
+        proof = recipe.role.proof
+        shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
+        return Site(path, kind, (recipe.role.op,), (), shown)
+    surely: list[str] = []
+    maybe: set[str] = set()
+    for use in rewrite.rewritten(type(module), recipe.gates).uses:
+        op = use.op
+        if use.gate:
+            gate = recognise.gate_of(module.get_submodule(use.gate))
+            op = gate.op if gate is not None else ""
+        certain = use.certain(module)
+        if op and certain:
+            surely.append(op)
+        elif op and certain is None:
+            maybe.add(op)
+    if attending:
+        surely.append("attention")
+        maybe -= {"attention", "softmax"}
+    return Site(path, kind, tuple(surely), tuple(sorted(maybe)))

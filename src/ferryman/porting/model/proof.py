@@ -1,0 +1,244 @@
+"""Do two callables compute the same? In float64 on drawn and hostile inputs, and at the same rounding points.
+
+A proof holds for the inputs it ran. Whoever asks draws them, on both sides of every branch that he relies on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.porting.model_exact import Widened
+
+# float64 has 53 bits. 2^-40 leaves 13 of them to sums of up to 8192 terms in any order, and is 2^-16 of half a unit in
+# the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.
+LIMIT = 2.0**-40
+# Two float32 evaluations that round to storage at the same places differ where float32's noise (16 units of 2^-24)
+# crosses a rounding boundary: 16 * 2^-24 / 2^-11 = 2^-9 of float16's elements, 2^-12 of bfloat16's. A rounding point
+# more or less changes a quarter of them or more. 2^-5 lies between, 16 times away from the one and 8 from the other.
+DIFFERING = 2.0**-5
+STORAGE = (torch.bfloat16, torch.float16)
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was shown. ``worst``: largest float64 error of a result, ``gradient``: of a gradient, both relative to the
+    largest element of their row; ``differing``: share of elements that differ in a storage dtype; ``form``: which of
+    the permitted roundings agreed there; ``inputs``: how many were drawn; ``rounding``: "same" rounding points, or
+    "fewer" than the original's. ``reason`` says why it is no proof, and ``distance`` how far the
+    two were apart, where both gave a result of the same kind."""
+
+    ok: bool
+    reason: str = ""
+    worst: float = 0.0
+    gradient: float = 0.0
+    differing: dict[str, float] = field(default_factory=dict)
+    form: int = 0
+    inputs: int = 0
+    rounding: str = ""
+    distance: float | None = None
+
+
+class Disagreement(Exception):
+    """Two callables differ; the text says where, ``distance`` by how much."""
+
+    def __init__(self, text: str, distance: float | None = None) -> None:
+        super().__init__(text)
+        self.distance = distance
+
+
+def drawn(*shape: int, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """(name, float64 tensor) of a shape: plain, and with what hides or shows a shift, a scale, an eps or a sign."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    yield "normal", normal()
+    yield "offset", normal() * 0.5 + 3.0
+    yield "one sign", normal().abs() + 0.1
+    yield "large", normal() * 300.0
+    yield "small", normal() * 2.0**-10  # mean square about 1e-6: eps decides
+    yield "tiny", normal() * 2.0**-20
+    spikes = normal()
+    yield "sparse", torch.where(spikes.abs() > 1.0, spikes, torch.zeros_like(spikes))
+
+
+def prove(
+    original: Function, candidate: Function, inputs: Sequence[tuple[Any, ...]], *, forms: Sequence[Function] = (),
+    storage: Sequence[torch.dtype] = STORAGE, narrow: int = 3, gradients: bool = True, limit: float = LIMIT,
+) -> Proof:  # fmt: skip
+    """Run ``original(*x)`` and ``candidate(*x)`` on each input and compare results, and gradients of floating tensors.
+
+    inputs: tuples; floating tensors in them are float64 and on the CPU, anything else is passed as it is. forms: what
+    may stand for the candidate in a storage dtype (definitions with permitted roundings); default the candidate.
+    narrow: how many of the inputs, from the first, are rounded to each of ``storage`` and compared element by element.
+    The original may not change its inputs, nor give another result the second time. Nothing is raised: what the
+    original raises is the reason of a proof that is not ``ok``.
+    """
+    # oneDNN reads bfloat16's subnormals as 0 and adds in blocks of its own: PyTorch's plain kernels judge here
+    with _plain_kernels():
+        return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit)
+
+
+@contextlib.contextmanager
+def _plain_kernels() -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+def _prove(
+    original: Function, candidate: Function, inputs: Sequence[tuple[Any, ...]], forms: Sequence[Function],
+    storage: Sequence[torch.dtype], narrow: int, gradients: bool, limit: float,
+) -> Proof:  # fmt: skip
+    worst = gradient = 0.0
+    try:
+        for given in inputs:
+            found, slopes = _run(candidate, given, gradients)
+            with Widened(torch.float64):
+                wanted, wanted_slopes = _run(original, given, gradients)
+                again, _ = _run(original, given, False)
+            _same(wanted, again)
+            worst = max(worst, _distance("result", found, wanted, limit))
+            gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit))
+        form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage)
+    except Disagreement as error:
+        return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=error.distance)
+    except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
+        return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300], inputs=len(inputs))
+    return Proof(True, "", worst, gradient, differing, form, len(inputs), rounding)
+
+
+def flat(value: Any) -> list[Tensor]:
+    """The tensors of a result, in order; anything else than tensors, tuples, lists and None is refused."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in flat(item)]
+    if value is None:
+        return []
+    raise Disagreement(f"a result is {type(value).__name__}; required: tensors")
+
+
+def _run(call: Function, given: tuple[Any, ...], gradients: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """(results, gradients of floating inputs for a fixed cotangent)."""
+    with torch.enable_grad() if gradients else torch.no_grad():
+        made = [_leaf(x, gradients) for x in given]
+        kept = [x.detach().clone() for x in made if isinstance(x, Tensor)]
+        results = flat(call(*made))
+        if not all(_equal(a, b) for a, b in zip((x for x in made if isinstance(x, Tensor)), kept, strict=True)):
+            raise Disagreement("it changes its input")
+        leaves = [x for x in made if isinstance(x, Tensor) and x.requires_grad]
+        reached = [r for r in results if r.requires_grad]
+        if not gradients or not leaves or not reached:
+            return [r.detach() for r in results], []
+        weights = [torch.cos(torch.arange(r.numel(), dtype=r.dtype)).reshape(r.shape) for r in reached]
+        slopes = torch.autograd.grad(reached, leaves, weights, allow_unused=True)
+        pairs = zip(slopes, leaves, strict=True)
+        return [r.detach() for r in results], [torch.zeros_like(x) if s is None else s for s, x in pairs]
+
+
+def _leaf(x: Any, gradients: bool) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    made = x.detach().clone()
+    return made.requires_grad_(gradients and made.is_floating_point())
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _same(first: list[Tensor], again: list[Tensor]) -> None:
+    if not all(a.shape == b.shape and _equal(a, b) for a, b in zip(first, again, strict=True)):
+        raise Disagreement("it gives another result the second time")
+
+
+def _distance(what: str, found: list[Tensor], wanted: list[Tensor], limit: float) -> float:
+    """Largest difference relative to the largest element of its row; raises where it is over the limit."""
+    if len(found) != len(wanted):
+        raise Disagreement(f"{len(wanted)} {what}s against the op's {len(found)}")
+    worst = 0.0
+    for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
+        if f.shape != w.shape:
+            raise Disagreement(f"{what} {i} has shape {tuple(w.shape)}, the op's {tuple(f.shape)}")
+        if w.numel() == 0:
+            continue
+        if f.dtype != w.dtype and w.is_floating_point():
+            raise Disagreement(f"{what} {i} is {w.dtype}, the op's {f.dtype}")
+        odd = ~torch.isfinite(w)
+        if not _equal(f[odd], w[odd]) or not bool(torch.isfinite(f[~odd]).all()):
+            raise Disagreement(f"{what} {i} is not finite in other places than the op's")
+        f, w = f.masked_fill(odd, 0.0), w.masked_fill(odd, 0.0)
+        row = (w.abs().amax(-1, keepdim=True) if w.dim() else w.abs()).clamp_min(1e-290)
+        error = float(((f - w).abs() / row).max())
+        worst = max(worst, error)
+        if not error <= limit:
+            raise Disagreement(f"{what} {i} differs by {error:.3g} in float64 (limit {limit:.3g})", error)
+    return worst
+
+
+@torch.no_grad()
+def _rounded(
+    original: Function, forms: Sequence[Function], inputs: Sequence[tuple[Any, ...]], storage: Sequence[torch.dtype]
+) -> tuple[int, dict[str, float], str]:
+    """(index of the first form that agrees in every dtype, share of elements that differ there, "same" or "fewer").
+
+    Where no form rounds at the same places, one that rounds less will do: nearer to the float64 result of the same
+    rounded inputs than the original is, on average and at its worst.
+    """
+    said = ""
+    for wanted in ("same", "fewer"):
+        for index, form in enumerate(forms):
+            shares: dict[str, float] = {}
+            reason = ""
+            for dtype in storage:
+                share, reason = _compared(original, form, inputs, dtype, exact=wanted == "fewer")
+                shares[str(dtype).removeprefix("torch.")] = share
+                if reason:
+                    break
+            else:
+                return index, shares, wanted
+            said = said or reason
+    raise Disagreement(said, 0.0)
+
+
+def _compared(
+    original: Function, form: Function, inputs: Sequence[tuple[Any, ...]], dtype: torch.dtype, exact: bool
+) -> tuple[float, str]:
+    """(share of elements that differ, why the form will not do, or "")."""
+    differing = total = 0
+    worse = ""
+    for given in inputs:
+        low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
+        results = list(zip(flat(form(*low)), flat(original(*low)), strict=True))
+        for i, (f, w) in enumerate(results):
+            if f.dtype != w.dtype:
+                return 1.0, f"result {i} of {dtype} inputs is {w.dtype}, the op's {f.dtype}"
+            differing += int(((f != w) & ~((f != f) & (w != w))).sum())
+            total += w.numel()
+        if exact:
+            with Widened(torch.float64):
+                truths = flat(original(*(x.double() if isinstance(x, Tensor) and x.dtype == dtype else x for x in low)))
+            for i, ((f, w), truth) in enumerate(zip(results, truths, strict=True)):
+                own, theirs = (f.double() - truth).abs(), (w.double() - truth).abs()
+                if own.numel() and not (own.mean() <= theirs.mean() and own.max() <= theirs.max()):
+                    worse = worse or f"result {i} in {dtype} is farther from the exact one than the module's"
+    share = differing / max(total, 1)
+    if exact:
+        return share, worse
+    # few elements cannot show a share: one that differs among 32 is allowed
+    if differing > math.ceil(DIFFERING * total) or (differing and differing == total):
+        return share, f"{differing} of {total} elements differ in {dtype}: it rounds elsewhere"
+    return share, ""

@@ -1,0 +1,436 @@
+"""What a leaf module, a helper function or an activation computes, shown by proof.
+
+Proposals come from the ops' own folders (``ops/<family>/recognise.py``). What was shown is kept by the code and the
+state that it depends on, so that a model of a hundred equal layers is proven once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman import ops
+from ferryman.ops.recognition import Candidate, Definitions, Gate, Helper, Leaf, compiled, families
+from ferryman.porting.model import source
+from ferryman.porting.model.branches import Trace, Unproven, follow_function, follow_module
+from ferryman.porting.model.proof import Proof, drawn, prove
+
+_NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
+_DEFINITIONS = Definitions()
+
+
+@dataclass(frozen=True)
+class Role:
+    """A proven role of a module: ``expression`` over ``self``, ``x``, ``ops``; it holds while every guard does."""
+
+    op: str
+    expression: str
+    uses: tuple[str, ...]
+    guards: tuple[tuple[str, bool], ...]
+    parameter: str
+    proof: Proof
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Nothing was proven; ``reason`` says what came nearest."""
+
+    reason: str
+
+
+def leaf_of(module: nn.Module) -> Leaf | None:
+    """How a module without children looks from outside; None for any other."""
+    if next(module.children(), None) is not None:
+        return None
+    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    if any(p.dim() not in (1, 2) or not p.is_floating_point() for p in held.values()):
+        return None
+    numbers = {
+        n: float(v) for n, v in vars(module).items()
+        if isinstance(v, float) and not isinstance(v, bool) and n.isidentifier()
+    }  # fmt: skip
+    constants: list[float] = []
+    for function in source.methods(type(module)).values():
+        inner = source.innermost(function)
+        constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
+        constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
+    return Leaf(
+        {n: p.shape[0] for n, p in held.items() if p.dim() == 1},
+        {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
+        numbers, tuple(dict.fromkeys(constants)),
+        tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
+    )  # fmt: skip
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """What a leaf's forward may depend on beside its tensors' elements; lengths of long sides are abstracted."""
+    held = dict([*module._parameters.items(), *module._buffers.items()])
+    sides: dict[int, str] = {}
+    for name, p in held.items():
+        if p is not None and p.dim() == 2:
+            for axis, size in enumerate(p.shape):
+                sides.setdefault(int(size), f"{name}.{axis}")
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bool | float | str | None | torch.dtype):
+            return value
+        if isinstance(value, int):
+            return sides.get(value, value) if value > _NARROW else value
+        if isinstance(value, tuple) and all(isinstance(v, int | float | str) for v in value):
+            return value
+        return f"{type(value).__qualname__} at {id(value)}"
+
+    own = [(n, plain(v)) for n, v in vars(module).items() if not n.startswith("_") and n != "training"]
+    tensors = [
+        (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers) for n, p in held.items()
+    ]
+    return (type(module), tuple(own), tuple(tensors))
+
+
+_roles: dict[tuple[Any, ...], Role | Refusal] = {}
+
+
+def role_of(module: nn.Module) -> Role | Refusal | None:
+    """The proven role of a leaf module; a Refusal if a role was proposed and not shown; None if none was proposed."""
+    key = state_of(module)
+    if key not in _roles:
+        found = _role_of(module)
+        if found is None:
+            return None
+        _roles[key] = found
+        _keep.append(module.__dict__.copy())
+    return _roles[key]
+
+
+_keep: list[Any] = []  # what keys name by id must not be freed: another object could get the number
+
+
+def _role_of(module: nn.Module) -> Role | Refusal | None:
+    leaf = leaf_of(module)
+    if leaf is None:
+        return None
+    candidates = [c for family in families() if hasattr(family, "modules") for c in family.modules(leaf)]
+    if not candidates:
+        return None
+    parameter = _input_of(type(module))
+    if parameter is None:
+        return None if not (leaf.vectors or leaf.matrices) else Refusal("its forward does not take one tensor")
+    trace = Trace()
+    try:
+        followed = follow_module(module, trace)
+    except Unproven as error:
+        return Refusal(str(error))
+    twin = _narrowed(module, leaf)
+    names = (*leaf.vectors, *leaf.matrices)
+    nearest: tuple[float, str] | None = None
+    shown: list[tuple[Candidate, Proof]] = []
+    for candidate in candidates:
+        proof = _prove(followed, twin, names, candidate)
+        if proof.ok:
+            shown.append((candidate, proof))
+            if proof.rounding == "same":
+                break
+        elif proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
+            nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
+    if not shown:
+        return Refusal(nearest[1] if nearest else "no op of the day computes it")
+    candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
+    try:
+        guards = tuple(trace.guards())
+    except Unproven as error:
+        return Refusal(str(error))
+    return Role(candidate.op, candidate.expression, candidate.uses, guards, parameter, proof, _digest(type(module)))
+
+
+def _digest(kind: type) -> str:
+    """Of the code that was proven."""
+    held = hashlib.sha256()
+    for name, function in sorted(source.methods(kind).items()):
+        held.update(name.encode() + source.innermost(function).__code__.co_code)
+    return held.hexdigest()[:16]
+
+
+def _input_of(kind: Any) -> str | None:
+    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
+    try:
+        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(required) != 1 or required[0] is not parameters[0] or required[0].kind is required[0].KEYWORD_ONLY:
+        return None
+    return required[0].name
+
+
+def _narrowed(module: nn.Module, leaf: Leaf) -> dict[str, Any]:
+    """A module's state with sides of matrices cut to a few tens, and the numbers that name them too."""
+    sides = {s for shape in leaf.matrices.values() for s in shape if s > _NARROW}
+    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(sides))}
+    state = dict(module.__dict__)
+    for name, value in state.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value in cut:
+            state[name] = cut[value]
+    state["ferryman_cut"] = cut
+    return state
+
+
+def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> Proof:
+    """The instrumented module against the candidate's expression, in both modes."""
+    cut: dict[int, int] = state["ferryman_cut"]
+    held = {**state["_parameters"], **state["_buffers"]}
+    generator = torch.Generator().manual_seed(7)
+    tensors = [
+        torch.randn([cut.get(s, s) for s in held[n].shape], generator=generator, dtype=torch.float64) for n in names
+    ]
+    width = cut.get(candidate.width, candidate.width)
+    inputs = [(x, *tensors) for x in _inputs(width)]
+    expression = compiled(candidate.expression, ("self", "x"), ops=_DEFINITIONS)
+    proof = Proof(False)
+    for training in (False, True):
+        proof = prove(
+            functools.partial(_original, kind, state, names, training),
+            lambda x, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x),
+            inputs,
+        )
+        if not proof.ok:
+            break
+    return proof
+
+
+def _inputs(width: int) -> Iterator[Tensor]:
+    for shape, seed in (((4, width), 0), ((2, 3, width), 1)):
+        for name, x in drawn(*shape, seed=seed):
+            if seed == 0 or name == "normal":
+                yield x
+    generator = torch.Generator().manual_seed(3)
+    yield torch.randn(1, width, generator=generator, dtype=torch.float64)
+    # one magnitude a row, from 2^-30 to 2^30: a clamp, or an eps in another place, shows somewhere
+    sweep = torch.exp2(torch.arange(-30.0, 31.0, 4.0, dtype=torch.float64)).unsqueeze(-1)
+    yield torch.randn(len(sweep), width, generator=generator, dtype=torch.float64) * sweep
+
+
+def _original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, x: Tensor, *given: Tensor) -> Any:
+    twin = kind.__new__(kind)
+    twin.__dict__.update(state)
+    tensors = dict(zip(names, given, strict=True))
+    twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
+    twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
+    twin.__dict__["training"] = training
+    return twin.forward(x)
+
+
+# Activations ----------------------------------------------------------------------------------------------
+
+
+_gates: dict[Any, Gate | None] = {}
+
+
+def gate_of(activation: Any) -> Gate | None:
+    """The gated op whose activation a module without tensors, or a function, is proven to compute."""
+    module = isinstance(activation, nn.Module)
+    if module and (
+        next(activation.children(), None) or any(True for _ in activation.parameters())
+        or any(True for _ in activation.buffers())
+    ):  # fmt: skip
+        return None
+    key = state_of(activation) if module else activation
+    if key not in _gates:
+        _gates[key] = _gate_of(activation, module)
+        _keep.append(activation)
+    return _gates[key]
+
+
+def _gate_of(activation: Any, module: bool) -> Gate | None:
+    trace = Trace()
+    try:
+        if module:
+            if _input_of(type(activation)) is None:
+                return None
+            call: Any = functools.partial(
+                _original, follow_module(activation, trace), dict(activation.__dict__), (), False
+            )
+        else:
+            call = activation if _is_torch(activation) else follow_function(activation, trace)
+    except Unproven:
+        return None
+    inputs: list[tuple[Tensor, ...]] = [(x,) for _, x in drawn(4, 96)]
+    inputs.append((torch.linspace(-30, 30, 601, dtype=torch.float64).reshape(1, -1),))
+    inputs.append((torch.linspace(-2, 2, 96, dtype=torch.float64).reshape(2, 3, 16),))
+    for family in families():
+        for gate in family.gates() if hasattr(family, "gates") else ():
+            if prove(call, gate.activation, inputs).ok:
+                try:
+                    return gate if not trace.guards() else None
+                except Unproven:
+                    return None
+    return None
+
+
+def _is_torch(function: Any) -> bool:
+    held = function.func if isinstance(function, functools.partial) else function
+    return (getattr(held, "__module__", None) or "").split(".")[0] in ("torch", "_C") or isinstance(
+        held, types.BuiltinFunctionType
+    )
+
+
+# Helper functions ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """One proven meaning of a helper: ``fixed`` are values of its further parameters for which it holds."""
+
+    helper: Helper
+    guard: str
+    fixed: tuple[tuple[str, Any], ...]
+    proof: Proof
+
+
+# By function, not by code: equal code in two files may call different helpers of the same name.
+_helpers: dict[types.FunctionType, tuple[Form, ...]] = {}
+
+
+def forms_of(function: Any) -> tuple[Form, ...]:
+    """What a plain function is proven to compute, for the calls that its forms describe; empty for most."""
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return ()
+    if function not in _helpers:
+        _helpers[function] = tuple(_forms_of(function))
+    return _helpers[function]
+
+
+def _forms_of(function: types.FunctionType) -> Iterator[Form]:
+    code = function.__code__
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
+        return
+    names = code.co_varnames[: code.co_argcount]
+    defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
+    required = [n for n in names if n not in defaults]
+    trace = Trace()
+    wanted = [h for f in families() if hasattr(f, "helpers") for h in f.helpers() if h.parameters == len(required)]
+    if not wanted or tuple(required) != names[: len(required)]:
+        return
+    try:
+        followed = follow_function(function, trace)
+    except Unproven:
+        return
+    variants: list[dict[str, Any]] = [defaults]
+    for name, value in defaults.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            variants += [defaults | {name: other} for other in (0, 1, 2) if other != value]
+    for variant in variants:
+        shown: list[Helper] = []
+        for helper in wanted:
+            if any(h.guard == helper.guard or h.expression != helper.expression for h in shown):
+                continue
+            call = functools.partial(followed, **variant)
+            proof = _prove_helper(call, helper)
+            if not proof.ok:
+                continue
+            try:
+                if trace.guards():
+                    return
+            except Unproven:
+                return
+            shown.append(helper)
+            guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
+            yield Form(helper, guard, tuple(variant.items()), proof)
+
+
+def _prove_helper(call: Any, helper: Helper) -> Proof:
+    names = tuple(f"a{i}" for i in range(helper.parameters))
+    inputs = [helper.draw(seed) for seed in range(3)]
+    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
+    queries = [(*inputs[0][: helper.parameters - 2], *(a.detach() for a in inputs[0][-2:]))]
+    quick = prove(call, expression, queries, storage=(), gradients=False)
+    # angles need no gradient: the op gives none
+    return prove(_fixed_tail(call), _fixed_tail(expression), inputs) if quick.ok else quick
+
+
+def _fixed_tail(call: Any) -> Any:
+    def run(*given: Any) -> Any:
+        return call(*given[:-2], *(a.detach() for a in given[-2:]))
+
+    return run
+
+
+def _mixed(call: Any, helper: Helper) -> bool:
+    """Whether it also holds for first arguments in a storage dtype and the others in float32."""
+    names = tuple(f"a{i}" for i in range(helper.parameters))
+    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
+    given = helper.draw(0)
+    head, tail = given[: helper.parameters - 2], [a.float() for a in given[-2:]]
+
+    def at(function: Any) -> Any:
+        return lambda *xs: function(*xs, *tail)
+
+    try:
+        return prove(at(call), at(expression), [head], limit=2.0**-20, gradients=False).ok
+    except RuntimeError:
+        return False
+
+
+def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.FunctionType:
+    """The function with its proven calls served; the others go to the function itself."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    lines = [f"def {function.__name__}({', '.join(names)}):"]
+    known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function}
+    lines.append("    " + ", ".join(f"a{i}" for i in range(len(names))) + " = " + ", ".join(names))
+    for i, form in enumerate(forms):
+        tests = []
+        for j, name in enumerate(names[form.helper.parameters :]):
+            value = dict(form.fixed)[name]
+            known[f"_fixed_{i}_{j}"] = value
+            if not _unread(code, name):
+                tests.append(f"{name} {'is' if value is None or isinstance(value, bool) else '=='} _fixed_{i}_{j}")
+        lines.append(f"    if {' and '.join([*tests, form.guard])}:")
+        lines.append(f"        return {form.helper.expression}")
+    lines.append(f"    return _original({', '.join(names)})")
+    text = "\n".join(lines) + "\n"
+    exec(compile(text, f"<ferryman {function.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
+    made: types.FunctionType = known[function.__name__]
+    made.__defaults__ = function.__defaults__
+    made.__doc__ = function.__doc__
+    return made
+
+
+def _unread(code: types.CodeType, name: str) -> bool:
+    """A parameter that no instruction loads."""
+    import dis
+
+    return not any(step.argval == name and "LOAD" in step.opname for step in dis.get_instructions(code)) and (
+        name not in code.co_cellvars
+    )
+
+
+def role_forward(role: Role, original: Any) -> types.FunctionType:
+    """The forward of a module with a proven role."""
+    tests = ["not rest and not more"]
+    tests += [f"x.dtype is self.{name}.dtype" for name in role.uses]
+    tests.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    for text, outcome in role.guards:
+        tests.append(f"bool({text}) is {outcome}")
+    name = role.parameter
+    given = "" if name == "x" else f"    x = {name}\n"
+    text = (
+        f"def forward(self, {name}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
+        f"        return {role.expression}\n    return _original(self, {name}, *rest, **more)\n"
+    )
+    known: dict[str, Any] = dict(source.innermost(original).__globals__) if role.guards else {}
+    known |= {"ops": ops, "torch": torch, "_original": original}
+    exec(compile(text, "<ferryman forward>", "exec"), known)  # noqa: S102 - our own text, their identifiers
+    made: types.FunctionType = known["forward"]
+    return made
+
+
+__all__ = ["Form", "Refusal", "Role", "forms_of", "gate_of", "leaf_of", "replace", "role_forward", "role_of"]

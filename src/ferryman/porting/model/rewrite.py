@@ -1,0 +1,351 @@
+"""A module class's forward, copied with calls that our ops serve.
+
+Only calls change, and only those whose target is known: a function of PyTorch that an op's folder serves, a helper that
+is proven, ``activation(gate) * up`` of a proven activation. What changes is reached from forward: its methods, and
+plain functions of the same file, one level deep or two.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import types
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferryman.ops.recognition import Served, families
+from ferryman.porting.model import gating, recognise, source
+from ferryman.porting.model.source import MISSING
+
+_DEPTH = 2
+_ENTRIES = ("forward", "encode", "decode")  # autoencoders are used through the latter two
+
+
+@dataclass(frozen=True)
+class Use:
+    """One served call. ``op``: its name, or "" where the activation at ``gate``, an attribute, decides.
+
+    ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
+    may make it more or less than once, by more than the module's own state.
+    """
+
+    op: str
+    gate: str
+    conditions: tuple[tuple[str, bool, str], ...] | None
+
+    def certain(self, module: Any) -> bool | None:
+        """Whether one pass through the module makes the call, once; None where that cannot be told from outside."""
+        if self.conditions is None:
+            return None
+        for text, outcome, name in self.conditions:
+            try:
+                held = bool(eval(text, {"__builtins__": {}}, {name: module}))  # noqa: S307 - the module's own test
+            except (NameError, AttributeError, TypeError, RuntimeError):
+                return None  # it reads more than the module's state
+            if held is not outcome:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """``functions``: what the ported class defines. ``uses``: the served calls in them; ``interfaces``: registries of
+    other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
+    is multiplied, and that are no known activations."""
+
+    functions: dict[str, Any]
+    uses: tuple[Use, ...]
+    interfaces: frozenset[int]
+    opaque: tuple[str, ...]
+    products: frozenset[str] = frozenset()
+
+
+@functools.cache
+def served() -> dict[Any, Served]:
+    """Functions of PyTorch -> what serves them."""
+    return {f: s for family in families() if hasattr(family, "functions") for f, s in family.functions().items()}
+
+
+registries: dict[int, Any] = {}  # id -> an object of another library whose readers are of interest (integrations add)
+Conditions = tuple[tuple[str, bool, str], ...] | None
+_cache: dict[tuple[type, frozenset[str]], Rewritten] = {}
+
+
+def rewritten(kind: type, gates: frozenset[str]) -> Rewritten:
+    """A class's served functions. ``gates``: attributes of its instances, dotted, that are known activations."""
+    key = (kind, gates)
+    if key not in _cache:
+        _cache[key] = _Class(kind, gates).result()
+    return _cache[key]
+
+
+@dataclass
+class _Class:
+    kind: type
+    gates: frozenset[str]
+    uses: list[Use] = field(default_factory=list)
+    interfaces: set[int] = field(default_factory=set)
+    opaque: list[str] = field(default_factory=list)
+    helpers: dict[Any, tuple[Any, str]] = field(default_factory=dict)
+    products: set[str] = field(default_factory=set)
+
+    def result(self) -> Rewritten:
+        own = source.methods(self.kind)
+        made: dict[str, Any] = {}
+        seen = set(_ENTRIES)
+        wanted: list[tuple[str, Conditions]] = [(e, () if e == "forward" else None) for e in _ENTRIES if e in own]
+        while wanted:
+            name, conditions = wanted.pop()
+            function = own[name]
+            inner = source.innermost(function)
+            tree = source.parsed(inner)
+            if tree is None:
+                self.opaque.append(name)
+                continue
+            serve = _Serve(self, inner, tree, True, 0, conditions)
+            changed = serve.visit(copy.deepcopy(tree))
+            for called in sorted(serve.methods.keys() & own.keys() - seen):
+                seen.add(called)
+                wanted.append((called, serve.methods[called]))
+            if serve.new:
+                wrapped = source.rewrapped(function, source.rebuilt(inner, changed, serve.new))
+                if wrapped is None:
+                    self.opaque.append(name)
+                else:
+                    made[name] = wrapped
+        return Rewritten(
+            made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products)
+        )
+
+    def helper(
+        self, function: types.FunctionType, home: types.FunctionType, depth: int, conditions: Conditions
+    ) -> tuple[Any, str]:
+        """(what stands for a plain function, its op): served; or a copy with served calls and ""; or None and ""."""
+        if function in self.helpers:
+            return self.helpers[function]
+        self.helpers[function] = None, ""
+        forms = recognise.forms_of(function)
+        if forms:
+            self.helpers[function] = _one_served(function, forms), forms[0].helper.op
+        elif function.__globals__ is home.__globals__ and depth < _DEPTH:
+            tree = source.parsed(function)
+            if tree is not None:
+                serve = _Serve(self, function, tree, False, depth + 1, conditions)
+                changed = serve.visit(copy.deepcopy(tree))
+                if serve.new:
+                    self.helpers[function] = source.rebuilt(function, changed, serve.new), ""
+        return self.helpers[function]
+
+
+_served_helpers: dict[Any, Any] = {}
+
+
+def _one_served(function: types.FunctionType, forms: Any) -> Any:
+    if function not in _served_helpers:
+        _served_helpers[function] = recognise.served_helper(function, forms)
+    return _served_helpers[function]
+
+
+class _Serve(ast.NodeTransformer):
+    def __init__(
+        self, owner: _Class, function: types.FunctionType, tree: ast.FunctionDef, method: bool, depth: int,
+        conditions: Conditions,
+    ) -> None:  # fmt: skip
+        self.conditions = conditions
+        self.owner, self.own, self.depth = owner, function, depth
+        arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+        self.self_name = arguments[0] if method and arguments else None
+        self.new: dict[str, Any] = {}
+        self.methods: dict[str, Conditions] = {}  # methods that it reads, and what the first reading stands under
+        loads = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        products = {
+            side.id for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)
+            for side in (n.left, n.right) if isinstance(side, ast.Name)
+        }  # fmt: skip
+        # locals that hold an activation's result for one product alone, and that product stands in the same block
+        self.single = {name for name in products if loads[name] == 1 and stores[name] == 1 and name not in arguments}
+        self.pending: dict[str, ast.Call] = {}
+        self.called: set[int] = set()  # nodes that stand where a call's function does
+
+    def _put(self, value: Any, node: ast.AST) -> ast.expr:
+        name = next((n for n, known in self.new.items() if known is value), "")
+        if not name:
+            name = f"ferryman_{len(self.new)}"
+            self.new[name] = value
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+    # Names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._name(node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == self.self_name:
+            self.methods.setdefault(node.attr, self.conditions)
+            return node
+        if isinstance(node.ctx, ast.Load) and source.resolve(node, self.own) is not MISSING:
+            return self._name(node)
+        self.generic_visit(node)
+        return node
+
+    def _name(self, node: ast.expr) -> ast.expr:
+        value = source.resolve(node, self.own)
+        if value is MISSING:
+            return node
+        if id(value) in registries:
+            self.owner.interfaces.add(id(value))
+            return node
+        try:
+            found = served().get(value)
+        except TypeError:  # not hashable, so no function
+            return node
+        if found is not None:
+            self._use(found.op, node)
+            return self._put(found.replacement, node)
+        if isinstance(value, types.FunctionType) and not source_is_torch(value):
+            under = self.conditions if id(node) in self.called else None
+            helper, op = self.owner.helper(value, self.own, self.depth, under)
+            if op:
+                self._use(op, node)
+            if helper is not None:
+                return self._put(helper, node)
+        return node
+
+    def _use(self, op: str, node: ast.AST) -> None:
+        """A function that is passed on, not called, may be called or not."""
+        self.owner.uses.append(Use(op, "", self.conditions if id(node) in self.called else None))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.called.add(id(node.func))
+        self.generic_visit(node)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.body = self._block(node.body)
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        text, before = ast.unparse(node.test), self.conditions
+        node.test = self.visit(node.test)
+        sides = []
+        for outcome, body in ((True, node.body), (False, node.orelse)):
+            if before is not None:
+                known = self.self_name is not None
+                self.conditions = (*before, (text, outcome, self.self_name or "")) if known else None
+            sides.append(self._block(body))
+            self.conditions = before
+        node.body, node.orelse = sides
+        return node
+
+    def _uncertain(self, node: ast.AST) -> ast.AST:
+        before, self.conditions = self.conditions, None
+        self.generic_visit(node)
+        self.conditions = before
+        return node
+
+    visit_For = visit_While = visit_Try = visit_IfExp = visit_BoolOp = _uncertain  # noqa: N815
+    visit_ListComp = visit_GeneratorExp = visit_DictComp = visit_SetComp = visit_Lambda = _uncertain  # noqa: N815
+
+    def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """A statement list: an activation's result that one product of the same list alone reads waits for it."""
+        read = {
+            n.id: i for i, s in enumerate(body) if not isinstance(s, ast.If | ast.For | ast.While | ast.Try | ast.With)
+            for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        }  # fmt: skip
+        made: list[ast.stmt] = []
+        for i, statement in enumerate(body):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+            if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and target.id in self.single:
+                activation = self._activation(statement.value)
+                if activation is not None and read.get(target.id, -1) > i:
+                    assert isinstance(statement.value, ast.Call)
+                    self.pending[target.id] = statement.value
+                    statement.value = self.visit(statement.value.args[0])
+                    made.append(statement)
+                    continue
+            made.append(self.visit(statement))
+        return made
+
+    # Gates
+
+    def _activation(self, node: ast.expr) -> ast.expr | None:
+        """The function of a call with one argument, if it is a known activation."""
+        if not (isinstance(node, ast.Call) and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred)):
+            return None
+        dotted = self._dotted(node.func)
+        if dotted is not None:
+            if dotted not in self.owner.gates:
+                self.owner.products.add(dotted)
+                return None
+            return node.func if not node.keywords else None
+        return node.func if self._function_gate(node) is not None else None
+
+    def _dotted(self, node: ast.expr) -> str | None:
+        """ "act.inner" of ``self.act.inner``."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        mine = isinstance(node, ast.Name) and node.id == self.self_name and names
+        return ".".join(reversed(names)) if mine else None
+
+    def _function_gate(self, node: ast.Call) -> tuple[Any, Any] | None:
+        value = source.resolve(node.func, self.own)
+        constants = {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
+        if value is MISSING or not callable(value) or isinstance(value, type) or len(constants) != len(node.keywords):
+            return None
+        if not isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            return None
+        call = _partial(value, tuple(sorted(constants.items())))
+        gate = recognise.gate_of(call)
+        return None if gate is None else (gate, call)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if isinstance(node.op, ast.Mult):
+            for first, side, other in ((True, node.left, node.right), (False, node.right, node.left)):
+                waiting = isinstance(side, ast.Name) and side.id in self.pending
+                if waiting:
+                    assert isinstance(side, ast.Name)
+                    held = self.pending.pop(side.id)
+                    call = ast.copy_location(ast.Call(held.func, [side], held.keywords), side)
+                elif isinstance(side, ast.Call) and self._activation(side) is not None:
+                    call = side
+                else:
+                    continue
+                return self._gate(node, call, other, first)
+        self.generic_visit(node)
+        return node
+
+    def _gate(self, node: ast.BinOp, call: ast.Call, other: ast.expr, first: bool) -> ast.AST:
+        dotted = self._dotted(call.func)
+        inner, rest = self.visit(call.args[0]), self.visit(other)
+        if dotted is not None:
+            self.owner.uses.append(Use("", dotted, self.conditions))
+            target: Callable[..., Any] = gating.gated if first else gating.gated_last
+            arguments = [call.func, inner, rest] if first else [rest, call.func, inner]
+        else:
+            found = self._function_gate(call)
+            if found is None:
+                raise AssertionError(f"{ast.unparse(call)} was a known activation a moment ago")
+            self.owner.uses.append(Use(found[0].op, "", self.conditions))
+            target = _of_function(found[0], found[1])[0 if first else 1]
+            arguments = [inner, rest] if first else [rest, inner]
+        return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
+
+
+@functools.cache
+def _partial(function: Any, constants: tuple[tuple[str, Any], ...]) -> Any:
+    return functools.partial(function, **dict(constants)) if constants else function
+
+
+@functools.cache
+def _of_function(gate: Any, call: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return gating.of_function(gate, call)
+
+
+def source_is_torch(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").split(".")[0] == "torch"

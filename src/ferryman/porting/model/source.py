@@ -1,0 +1,203 @@
+"""Functions as trees: read, resolved, changed, and compiled again with the original's globals and cells.
+
+A changed copy reaches what is new through closure cells of its own. Its ``__globals__`` are the module's, so nothing of
+the module is rebound, and what others rebind there later still holds.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+import re
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+MISSING = object()
+_FUTURES = 0x1000000  # `from __future__ import annotations`; no other one changes code that is written today
+_FILLERS = {"CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG"}
+_PRIVATE = re.compile(r"__[A-Za-z]\w*?(?<!__)")
+_parsed: dict[types.CodeType, ast.FunctionDef | None] = {}
+
+
+def innermost(function: Any) -> Any:
+    """What a chain of functools.wraps decorators wraps."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def parsed(function: Any) -> ast.FunctionDef | None:
+    """The tree of a plain function; None without a source, or where the source is not what its code came from."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType) or not isinstance(function, types.FunctionType):
+        return None
+    if code not in _parsed:
+        _parsed[code] = _parse(function)
+    return _parsed[code]
+
+
+def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
+    try:
+        lines, first = inspect.getsourcelines(function)
+        indented = lines[0][:1] in " \t"  # kept so, since a docstring's own indentation is part of the code
+        tree = ast.parse("if 1:\n" + "".join(lines) if indented else "".join(lines))
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    body = tree.body[0].body if indented and isinstance(tree.body[0], ast.If) else tree.body
+    if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
+        return None
+    found = body[0]
+    found.decorator_list, found.returns = [], None
+    arguments = found.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    ast.increment_lineno(found, first - 1 - indented)
+    try:
+        again = _code_of(function, found, ())
+    except (SyntaxError, ValueError):
+        return None
+    return found if _alike(again, function.__code__) else None
+
+
+def _alike(a: types.CodeType, b: types.CodeType) -> bool:
+    """The same instructions on the same names; a stale file is not the source of what runs."""
+    inner = [[c for c in code.co_consts if isinstance(c, types.CodeType)] for code in (a, b)]
+    same = (a.co_varnames, a.co_freevars) == (b.co_varnames, b.co_freevars) and _steps(a) == _steps(b)
+    return same and len(inner[0]) == len(inner[1]) and all(map(_alike, *inner))
+
+
+def _steps(code: types.CodeType) -> list[tuple[str, str]]:
+    """Instructions and what they name. A method is loaded in one of two ways, by what the module imports."""
+    found = []
+    for step in dis.get_instructions(code):
+        if step.opname in _FILLERS:
+            continue
+        name = step.opname.replace("LOAD_METHOD", "LOAD_ATTR")
+        jumps = "JUMP" in name or name in ("FOR_ITER", "SEND")
+        inner = isinstance(step.argval, types.CodeType | frozenset) or jumps
+        found.append((name, "" if inner else str(step.argval).removeprefix("NULL + ")))
+    return found
+
+
+def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[str, ...]) -> types.CodeType:
+    """The function's code, compiled inside a maker whose parameters are its free variables. The maker never runs."""
+    free = [*function.__code__.co_freevars, *names]
+    body: list[ast.stmt] = [tree]
+    private = any(_PRIVATE.fullmatch(n) for n in _identifiers(tree))
+    owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    if private and owner.isidentifier():
+        body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[])]
+    maker = ast.FunctionDef(
+        name="_maker", body=body, decorator_list=[], returns=None, type_comment=None,
+        args=ast.arguments(posonlyargs=[], args=[ast.arg(arg=n) for n in free], vararg=None, kwonlyargs=[],
+                           kw_defaults=[], kwarg=None, defaults=[]),
+    )  # fmt: skip
+    for node in (maker, *body):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            node.__dict__.setdefault("type_params", [])  # Python 3.12 and on require it
+    module = ast.fix_missing_locations(ast.Module(body=[maker], type_ignores=[]))
+    flags = function.__code__.co_flags & _FUTURES
+    whole = compile(module, function.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+    for code in _codes(whole):
+        if code.co_name == tree.name and code.co_firstlineno == tree.lineno:
+            return code
+    raise ValueError(f"{tree.name} is not in what was compiled")
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _codes(constant)
+
+
+def _identifiers(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
+        if isinstance(name, str):
+            yield name
+
+
+def rebuilt(function: types.FunctionType, tree: ast.FunctionDef, new: Mapping[str, Any]) -> types.FunctionType:
+    """The function with another body; ``new`` are the names that it reads beside the original's."""
+    code = _code_of(function, tree, tuple(new))
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells |= {name: types.CellType(value) for name, value in new.items()}
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
+    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+    made.__dict__.update({k: v for k, v in function.__dict__.items() if k != "__wrapped__"})
+    return made
+
+
+def rewrapped(function: Any, inner: Any) -> Any:
+    """The chain of decorators around another innermost function; None where a decorator does not keep it in a cell."""
+    if not hasattr(function, "__wrapped__"):
+        return inner
+    own = function.__wrapped__
+    made = rewrapped(own, inner)
+    if made is None or not isinstance(function, types.FunctionType):
+        return None
+    cells = list(function.__closure__ or ())
+    places = [i for i, cell in enumerate(cells) if _content(cell) is own]
+    if not places:
+        return None
+    for i in places:
+        cells[i] = types.CellType(made)
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__.update(function.__dict__)
+    copy.__wrapped__ = made  # type: ignore[attr-defined]
+    copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
+    copy.__annotations__ = function.__annotations__
+    return copy
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return MISSING
+
+
+def locals_of(function: types.FunctionType) -> set[str]:
+    code = function.__code__
+    return set(code.co_varnames) | set(code.co_cellvars)
+
+
+def resolve(node: ast.AST, function: types.FunctionType) -> Any:
+    """What a name, or an attribute of a module, means to a function; MISSING for a local, or anything else."""
+    if isinstance(node, ast.Attribute):
+        base = resolve(node.value, function)
+        return getattr(base, node.attr, MISSING) if isinstance(base, types.ModuleType) else MISSING
+    if not isinstance(node, ast.Name) or node.id in locals_of(function):
+        return MISSING
+    if node.id in function.__code__.co_freevars:
+        return _content((function.__closure__ or ())[function.__code__.co_freevars.index(node.id)])
+    return function.__globals__.get(node.id, getattr(builtins, node.id, MISSING))
+
+
+def methods(kind: type) -> dict[str, Any]:
+    """The functions that a module class adds to nn.Module's, by name, as its instances find them.
+
+    Static, class methods and properties are not among them.
+    """
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base is nn.Module or base is object:
+            break
+        for name, value in vars(base).items():
+            if name not in found:
+                found[name] = value
+    own = {n: v for n, v in found.items() if isinstance(v, types.FunctionType)}
+    return {n: v for n, v in own.items() if not (n.startswith("__") and n != "__call__") and n != "extra_repr"}
