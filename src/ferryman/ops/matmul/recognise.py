@@ -16,7 +16,8 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
     if len(leaf.matrices) != 1 or len(leaf.vectors) > 1:
         return
     ((weight, (rows, columns)),) = leaf.matrices.items()
-    bias, used = "None", (weight,)
+    bias = "None"
+    used: tuple[str, ...] = (weight,)
     for name in leaf.vectors:
         bias, used = f"self.{name}", (weight, name)
     yield Candidate("linear", f"ops.linear(x, self.{weight}, {bias})", columns, used)

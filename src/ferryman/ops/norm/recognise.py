@@ -87,7 +87,7 @@ def rms_norm(
     """Without an eps PyTorch takes the epsilon of a dtype that depends on its version: left to it."""
     if eps is not None and _rows(input, normalized_shape, weight):
         return op_rms_norm(input, weight, eps)
-    return functional.rms_norm(input, normalized_shape, weight, eps)  # type: ignore[arg-type]
+    return functional.rms_norm(input, normalized_shape, weight, eps)
 
 
 def functions() -> Mapping[Any, Served]:

@@ -35,12 +35,13 @@ _LAYOUTS = (
     _Layout(3, "{x}.transpose(0, 1).unsqueeze(0)", "{x}.squeeze(0).transpose(0, 1)", "shd"),
 )
 # What the op needs of a model's angles: how wide they are, expressions of cosine and sine, whether pairs interleave
-_ANGLES = (
+_TWICE = "{c}[..., : {c}.shape[-1] // 2].repeat_interleave(2, -1)"
+_ANGLES: tuple[tuple[str, str, str, bool], ...] = (
     ("full", "{c}", "{c}", False),
     ("full", "{c}", "{c}", True),
     ("half", "torch.cat(({c}, {c}), -1)", "torch.cat(({c}, {c}), -1)", False),
     ("half", "{c}.repeat_interleave(2, -1)", "{c}.repeat_interleave(2, -1)", True),
-    ("full", *["{c}[..., : {c}.shape[-1] // 2].repeat_interleave(2, -1)"] * 2, True),
+    ("full", _TWICE, _TWICE, True),
     ("full", "{c}", "-({c})", False),  # the other way round
 )
 _PLACES = (  # of the angles: dimensions beside the batch, and what makes (B or 1, S, R) of them

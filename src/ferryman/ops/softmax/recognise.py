@@ -30,7 +30,7 @@ def functional_softmax(
 def torch_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     if _last(input, dim, dtype):
         return op_softmax(input)
-    return torch.softmax(input, dim, dtype=dtype)  # type: ignore[no-any-return]
+    return torch.softmax(input, dim, dtype=dtype)
 
 
 def functions() -> Mapping[Any, Served]:
