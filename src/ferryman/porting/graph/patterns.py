@@ -23,6 +23,7 @@ from ferryman.porting.graph.normal import Normal
 from ferryman.porting.graph.record import record
 from ferryman.porting.graph.terms import Pool, Term, bare
 
+_KINDS = {"Tensor", "Tensor?", "float", "float?", "int", "int?", "bool", "str"}  # arguments that are enumerated
 _STORAGES = (torch.bfloat16, torch.float32)
 
 
@@ -109,7 +110,9 @@ def _shape_case(op: Primitive, cases: list[Case]) -> list[Case]:
 
 
 def of(op: Primitive) -> list[Pattern]:
-    """Every pattern of an op, the most specific first. Without cases, or where nothing can be recorded: none."""
+    """Every pattern of an op, the most specific first. None without cases, with lists, or where a call has no rule."""
+    if not set(op.types.values()) <= _KINDS:
+        return []
     cases = list(registry.evidence(op).cases())
     found: dict[Any, Pattern] = {}
     for case, storage, options in itertools.product(_shape_case(op, cases), _STORAGES, list(_options(op, cases))):
