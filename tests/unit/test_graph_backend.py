@@ -238,15 +238,17 @@ def test_models_of_transformers_train_the_same(name: str) -> None:
     x = normal(2, 3, 32, 32) if name == "vit" else torch.arange(32).reshape(2, 16)
     report = graph.Report()
 
-    def run(forward: Any) -> tuple[Tensor, list[Tensor]]:
+    def run(forward: Any) -> dict[str, Tensor]:
         model.zero_grad()
         forward(x)[0].square().mean().backward()
-        return [p.grad.clone() for p in model.parameters() if p.grad is not None]  # type: ignore[return-value]
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
     wanted = run(model)
     got = run(_compiled(model, report=report))
     assert report.graphs[-1].count("placed") == calls, str(report)
-    assert far(got, wanted) < 2.0**-12  # 2 layers, backward
+    # AOTAutograd gives zeros where eager PyTorch gives none: the pooler, whose result is not read here
+    assert all(not bool(got[name].any()) for name in got.keys() - wanted.keys())
+    assert far([got[name] for name in wanted], list(wanted.values())) < 2.0**-12  # 2 layers, backward
 
 
 def test_the_package_imports_without_it() -> None:
