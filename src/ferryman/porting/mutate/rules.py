@@ -385,12 +385,6 @@ def input_in_e4m3(a: Tensor) -> Tensor:
     return a.float().clamp(-448, 448).to(torch.float8_e4m3fn).to(a.dtype)
 
 
-@given("special values")
-def subnormal_becomes_zero(a: Tensor) -> Tensor:
-    """Subnormal inputs are flushed to zero."""
-    return torch.where(a.abs() < torch.finfo(a.dtype).tiny, 0.0, a).to(a.dtype)
-
-
 @given("strides ignored")
 def read_as_if_contiguous(a: Tensor) -> Tensor:
     """An input's strides are taken for contiguous ones."""

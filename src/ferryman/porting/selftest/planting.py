@@ -47,13 +47,13 @@ class Mutant:
 
 
 def torch_line(op: str) -> Implementation:
-    """The op's first line through PyTorch; its definition where there is none."""
+    """The op's line through PyTorch that serves every call; its definition where there is none."""
     lines = registry.implementations(op)
-    return next((line for line in lines if line.backend == "torch"), lines[-1])
+    return next((line for line in reversed(lines) if line.backend == "torch"), lines[-1])
 
 
 def nothing_declared(op: str) -> Implementation:
-    return Implementation(op, "torch", "selftest:float32")
+    return Implementation(op=op, name="torch", where="selftest:float32")
 
 
 @functools.lru_cache(maxsize=None)

@@ -32,6 +32,7 @@ PANEL = 4  # cells where it differs that the other rules see of a mutant, beyond
 DRAWS = 200  # of the op's whole domain, which an equivalent mutant must give the same bits on
 _TEMPLATES = 10  # on a GPU every shape may be a compilation
 _DRAWN_BY = 7_310_000  # a seed that no check uses
+Lines = frozenset[tuple[str, int]] | None  # (file inside the package, line)
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Draw:
     name: str
     args: Arguments
     right: Outputs
-    lines: frozenset[tuple[str, int]] | None
+    lines: Lines
 
 
 class Cells:
@@ -52,7 +53,7 @@ class Cells:
         self.cases = cases_of(self.primitive)
         self.target = target_of(setting.simulate or setting.profile)
         self._ready: dict[tuple[str, torch.dtype], Prepared] = {}
-        self._right: dict[tuple[str, torch.dtype, int], tuple[Outputs, frozenset[tuple[str, int]] | None]] = {}
+        self._right: dict[tuple[str, torch.dtype, int], tuple[Outputs, Lines]] = {}
         self._draws: dict[int, list[Draw]] = {}
 
     @property
@@ -69,26 +70,27 @@ class Cells:
         return self._ready[key]
 
     def order(self) -> list[tuple[Case, torch.dtype]]:
-        """Every cell: an aligned case, then every case in one dtype in turn, small ones first, then in the others."""
-        dtypes = self.dtypes
+        """Every cell: an aligned case, then the others, small ones first, in the first dtype; then in the others."""
         usual = [c for c in self.cases if aligned(self.primitive, c)][:1]
         rest = sorted((c for c in self.cases if c not in usual), key=_elements)
-        cells = [(case, dtypes[(i + turn) % len(dtypes)]) for turn in range(len(dtypes))
-                 for i, case in enumerate([*usual, *rest])]  # fmt: skip
-        return cells
+        return [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
 
-    def right(self, kernel: Callable[..., Any], case: Case, dtype: torch.dtype) -> tuple[Outputs, Any]:
-        """(the right kernel's outputs on a cell, the lines of source that it ran; None where that is not known)."""
+    def right(self, kernel: Callable[..., Any], case: Case, dtype: torch.dtype) -> tuple[Outputs, Lines]:
+        """(the right kernel's outputs on a cell, the lines of source that its case reaches; None where not known).
+
+        Tracing costs three runs: it is done in the first dtype, for all of them.
+        """
         key = case.name, dtype, id(kernel)
         if key not in self._right:
             args = self.prepared(case, dtype).args
-            if dtype == self.dtypes[0]:  # tracing costs three runs; in another dtype a case is taken to reach everything
+            if dtype == self.dtypes[0]:
                 self._right[key] = self._traced(kernel, args)
             else:
-                self._right[key] = call(self.primitive, kernel, args, self.setting, self.target), None
+                outputs = call(self.primitive, kernel, args, self.setting, self.target)
+                self._right[key] = outputs, self.right(kernel, case, self.dtypes[0])[1]
         return self._right[key]
 
-    def _traced(self, kernel: Callable[..., Any], args: Arguments) -> tuple[Outputs, frozenset[tuple[str, int]] | None]:
+    def _traced(self, kernel: Callable[..., Any], args: Arguments) -> tuple[Outputs, Lines]:
         if self.backend == "torch" or self.setting.simulate is None:
             return call(self.primitive, kernel, args, self.setting, self.target), None
         lines: set[tuple[str, int]] = set()
@@ -147,7 +149,7 @@ def _elements(case: Case) -> int:
     return sum(math.prod(a.shape) for a in case.args.values() if isinstance(a, TensorSpec))
 
 
-def _reaches(mutant: Mutant, lines: frozenset[tuple[str, int]] | None) -> bool:
+def _reaches(mutant: Mutant, lines: Lines) -> bool:
     edit = mutant.edit
     return edit is None or lines is None or any((edit.file, n) in lines for n in range(edit.line, edit.last + 1))
 
@@ -173,7 +175,7 @@ def evaluate(mutant: Mutant, right: Callable[..., Any], cells: Cells, setting: S
             outputs, lines = cells.right(right, case, dtype)
             if not _reaches(mutant, lines):
                 continue
-            reached |= lines is not None
+            reached = True
             mine = call(cells.primitive, kernel, prepared.args, setting, cells.target)
             record.runs += 1
             if mine is not None and same_bits(mine, outputs):
