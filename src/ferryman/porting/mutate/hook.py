@@ -136,16 +136,23 @@ _COMPARISONS = {
     "numpy.testing._private.utils": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal"),
 }  # fmt: skip
 
+_inside = False  # a comparison that another one calls is that one's own
+
 
 def _compared(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """A comparison that notes where it stands, its tolerances, and the largest error that it let through."""
 
     def comparison(actual: Any, expected: Any, *rest: Any, **kwargs: Any) -> Any:
-        result = original(actual, expected, *rest, **kwargs)
+        global _inside
+        outermost, _inside = not _inside, True
+        try:
+            result = original(actual, expected, *rest, **kwargs)
+        finally:
+            _inside = not outermost
         try:
             import torch
 
-            if result is False or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            if not outermost or result is False or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
                 return result
             error = (actual.detach().double().cpu() - expected.detach().double().cpu()).abs().nan_to_num(nan=0.0)
             frame = sys._getframe(1)
