@@ -295,3 +295,17 @@ def honest(ops: Sequence[str], setting: Setting, seed: int, backend: str, first:
                               reason=seen.cell.reason)  # fmt: skip
             tally.add(op, dtype, one.key, seen.accepted, alarm)
     return tally
+
+
+def judged_alone(mutant: Mutant, right: Callable[..., Any], cells: Cells, case: Case, dtype: torch.dtype) -> Record | None:
+    """The record of one cell: caught, missed there, or not run; None where the bits are the right kernel's."""
+    prepared = cells.prepared(case, dtype)
+    kernel = mutant.make()
+    mine = call(cells.primitive, kernel, prepared.args, cells.setting, cells.target)
+    if mine is not None and same_bits(mine, call(cells.primitive, right, prepared.args, cells.setting, cells.target)):
+        return None
+    record, seen = new_record(mutant), look(kernel, mutant.line, prepared, cells.setting)
+    if seen.gates == (RAISED,):
+        return not_run(mutant, str(seen.cell.reason), 1)
+    _count(record, seen, prepared, aligned(prepared.primitive, case))
+    return record
