@@ -158,5 +158,5 @@ def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.Emula
     fates = Counter(r.outcome for r in records)
     missed = [(r.operator, r.note) for r in records if r.outcome == "missed"]
     print(f"{op} {TODAY}: {dict(fates)}, {refused} refused by the compiler, missed {missed}")
-    assert fates["caught"] >= 8
+    assert fates["caught"] >= 4
     assert fates["caught"] >= 0.95 * (fates["caught"] + fates["missed"]), missed

@@ -115,7 +115,9 @@ def _fates(document: SelfTest) -> None:
         _records(missed)
     for kernel, share in document.equivalent_share.items():
         if share > MOST_EQUIVALENT:
-            output.say(f"{kernel}: {share:.0%} equivalent; over {MOST_EQUIVALENT:.0%} needs a reason in docs/selftest.md")
+            output.say(
+                f"{kernel}: {share:.0%} equivalent; over {MOST_EQUIVALENT:.0%} needs a reason in docs/selftest.md"
+            )
     found = reasons(document.listing, "not run")
     if found:
         output.say(f"\nnot run ({sum(map(len, found.values()))}):")

@@ -70,7 +70,9 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
         add(f"fill_{fill}", (5, 384), fill=fill)
     # weight and bias as columns of something, and large: results, and gradients summed over rows, go past 448
     add("column_weight", (6, 200))
-    columns = {n: replace(found[-1].args[n], layout="last", fill="offset") for n in ("weight", "bias") if n in found[-1].args}
+    columns = {
+        n: replace(found[-1].args[n], layout="last", fill="offset") for n in ("weight", "bias") if n in found[-1].args
+    }
     found[-1] = replace(found[-1], args={**found[-1].args, **columns}, cotangent="offset")
     add("large_eps", (4, 128), eps=0.5)
     if bias:

@@ -152,7 +152,12 @@ def _compared(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             import torch
 
-            if not outermost or result is False or not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            if (
+                not outermost
+                or result is False
+                or not isinstance(actual, torch.Tensor)
+                or not isinstance(expected, torch.Tensor)
+            ):
                 return result
             error = (actual.detach().double().cpu() - expected.detach().double().cpu()).abs().nan_to_num(nan=0.0)
             frame = sys._getframe(1)

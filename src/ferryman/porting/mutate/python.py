@@ -17,7 +17,18 @@ Found = Iterator[tuple[ast.AST, str]]
 _REDUCTIONS = ("sum", "max", "min", "reduce", "associative_scan", "cumsum", "xor_sum")
 _ROUNDED = ("load", "store")
 _WAITS = ("wait", "barrier", "fence", "sync", "arrive", "expect")
-_PLAIN = ("arange", "program_id", "num_programs", "constexpr", "static_range", "range", "cdiv", "full", "zeros", "range")
+_PLAIN = (
+    "arange",
+    "program_id",
+    "num_programs",
+    "constexpr",
+    "static_range",
+    "range",
+    "cdiv",
+    "full",
+    "zeros",
+    "range",
+)
 _LESS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
 }  # fmt: skip
@@ -242,7 +253,9 @@ def _branch(node: ast.AST, scope: Scope) -> Found:
 def _real(node: ast.AST) -> bool:
     """Whether an expression looks like floating-point work: not an address, a size, or a constant of the compiler."""
     names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
-    return bool(names) and not any(n.isupper() or n.endswith(("ptr", "stride", "width", "rows", "first")) for n in names)
+    return bool(names) and not any(
+        n.isupper() or n.endswith(("ptr", "stride", "width", "rows", "first")) for n in names
+    )
 
 
 def _zero(node: ast.AST) -> bool:
@@ -268,7 +281,9 @@ OPERATORS = (
     Operator("program swapped", "the wrong axis of the grid: one program's work is done by all", _program),
     Operator("constant changed", "a wrong literal", _constant),
     Operator("wait removed", "a barrier, a fence or a wait is forgotten", _wait),
-    Operator("reduction in part", "half of a reduction's elements, or a loop's first or last block, is left out", _part),
+    Operator(
+        "reduction in part", "half of a reduction's elements, or a loop's first or last block, is left out", _part
+    ),
     Operator("statement left out", "a store, an update or a correction is forgotten", _statement),
     Operator("branch turned", "a condition the wrong way round; NaN not passed on", _branch),
 )
@@ -338,7 +353,7 @@ def edits(text: str, file: str, functions: set[str] | None = None, operators: Se
         arguments = [a.arg for a in (*function.args.args, *function.args.kwonlyargs)]
         parents: dict[ast.AST, ast.AST] = {}
         for node in ast.walk(function):
-            parents |= {child: node for child in ast.iter_child_nodes(node)}
+            parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
         scope = Scope(tuple(arguments), parents)
         for statement in function.body:
             for node in _compiled(statement):

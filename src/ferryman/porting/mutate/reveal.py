@@ -41,7 +41,9 @@ def _innermost(kernel: Any) -> Any:
 
 
 def _each(args: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    return {k: change(v) if isinstance(v, Tensor) and v.is_floating_point() and v.numel() else v for k, v in args.items()}
+    return {
+        k: change(v) if isinstance(v, Tensor) and v.is_floating_point() and v.numel() else v for k, v in args.items()
+    }
 
 
 def _planted(value: float) -> Callable[[Tensor], Tensor]:
@@ -125,7 +127,11 @@ def search(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             try:
                 wrong = _launch(_innermost(getattr(mutant, name)), kept["grid"], args)
             except Exception as error:  # noqa: BLE001 - the mutant may raise anything
-                return {"input": described(args), "what": what, "difference": f"the mutant raises {type(error).__name__}"}
+                return {
+                    "input": described(args),
+                    "what": what,
+                    "difference": f"the mutant raises {type(error).__name__}",
+                }
             found = difference(right, wrong)
             if found is not None:
                 return {"input": f"{name}({described(args)})", "what": what, "difference": found}

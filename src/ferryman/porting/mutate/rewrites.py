@@ -195,8 +195,6 @@ def _swapped(func: Any, a: Any, b: Any, **more: Any) -> Any:
     return func(b, a, **more)
 
 
-
-
 def _cancelling() -> dict[str, Replace]:
     """mean((x - m)^2) by mean(x^2) - m^2: what cancels where the mean is large."""
     differences: dict[int, tuple[Tensor, Tensor, Tensor]] = {}

@@ -306,7 +306,7 @@ def written_past_the_end(op: Primitive, right: Kernel) -> Named:
         result = right(*args)
         a = next(v for v in args if isinstance(v, Tensor))
         whole = torch.empty(0, dtype=torch.uint8, device=a.device).set_(a.untyped_storage())
-        end = (a.storage_offset() + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True)) + 1)
+        end = a.storage_offset() + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True)) + 1
         whole[end * a.element_size() :][:256] = 0
         return result
 
@@ -509,7 +509,12 @@ def definition_rules(op: Primitive, used: set[str]) -> Iterator[tuple[str, str, 
     yield "truncated", "rounding direction", "results are truncated, not rounded", in_float32(op, _truncated)
     for one in rewrites.WRONG:
         if one.applies(used):
-            yield one.name, one.operator, one.note, in_float32(op, None, lambda _, r=one: rewrites.Rewritten(r.replaces))
+            yield (
+                one.name,
+                one.operator,
+                one.note,
+                in_float32(op, None, lambda _, r=one: rewrites.Rewritten(r.replaces)),
+            )
 
     def storage(args: tuple[Any, ...]) -> Any:
         dtype = next(a.dtype for a in args if isinstance(a, Tensor) and a.is_floating_point())

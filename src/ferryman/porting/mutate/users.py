@@ -31,7 +31,11 @@ from ferryman.porting.mutate.edits import Edit, spread
 SAMPLE = 40
 _HOOK = Path(__file__).with_name("hook.py")
 _ASSERTS = re.compile(r"^(AssertionError|assert |Failed|Mismatch|Tensor-likes)", re.MULTILINE)
-_DEFAULTS = {"float32": "rtol=1.3e-6, atol=1e-5", "float16": "rtol=1e-3, atol=1e-5", "bfloat16": "rtol=1.6e-2, atol=1e-5"}
+_DEFAULTS = {
+    "float32": "rtol=1.3e-6, atol=1e-5",
+    "float16": "rtol=1e-3, atol=1e-5",
+    "bfloat16": "rtol=1.6e-2, atol=1e-5",
+}
 Fate = Literal["caught", "survived", "raised"]
 
 
@@ -109,7 +113,9 @@ def target_of(text: str) -> Target:
             sys.path.remove(os.getcwd())
         file, module = Path(str(spec.origin) if spec else where), where
     if not file.is_file():
-        raise ArgumentError("mutate", "kernel", f"{where}, which is no Python file here", "file.py:kernel or module:kernel")
+        raise ArgumentError(
+            "mutate", "kernel", f"{where}, which is no Python file here", "file.py:kernel or module:kernel"
+        )
     return Target(Path(os.path.realpath(file)), module, function)
 
 
@@ -168,7 +174,7 @@ class _Tests:
         return _Run(code, time.monotonic() - began, output, _tests(junit), notes)
 
 
-_SITE = '''import importlib.util, os, sys
+_SITE = """import importlib.util, os, sys
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [p for p in sys.path if os.path.abspath(p) != here]
 spec = importlib.util.spec_from_file_location("_ferryman_hook", os.environ["FERRYMAN_HOOK"])
@@ -179,14 +185,14 @@ try:
     import sitecustomize  # the user's own, which ours stood before
 except ImportError:
     pass
-'''
+"""
 
 
 def _tests(junit: Path) -> dict[str, str]:
     if not junit.exists():
         return {}
     found = {}
-    for case in ElementTree.parse(junit).iter("testcase"):  # noqa: S314 - our own pytest wrote it
+    for case in ElementTree.parse(junit).iter("testcase"):
         bad = [e for e in case if e.tag in ("failure", "error")]
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = any(e.tag == "skipped" for e in case)
@@ -305,6 +311,7 @@ def _words(found: dict[str, Any]) -> str:
 
 def _tolerances(plain: list[dict[str, Any]], mutated: list[dict[str, Any]]) -> list[str]:
     """The comparisons that let a larger error through with the bug than without."""
+
     def largest(notes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
         for one in notes:

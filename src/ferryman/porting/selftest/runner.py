@@ -47,7 +47,9 @@ class Journal:
         if file.exists():
             head, *lines = file.read_text("utf-8").splitlines() or ["{}"]
             if json.loads(head) != stamp:
-                raise ArgumentError("selftest", "--resume", f"{file}: {head}", f"a file of this run, {json.dumps(stamp)}")
+                raise ArgumentError(
+                    "selftest", "--resume", f"{file}: {head}", f"a file of this run, {json.dumps(stamp)}"
+                )
             for line in lines:
                 if line.endswith("}"):  # a run that was killed may leave half a line
                     said = json.loads(line)
@@ -185,7 +187,9 @@ def _spread(todo: list[dict[str, Any]], left: list[Mutant], jobs: int, deadline:
             waiting.put({**job, "mutants": [], "honest": job["honest"][start : start + 8]})
     results: queue.SimpleQueue[tuple[str, Record | Tally] | BaseException | None] = queue.SimpleQueue()
     stop = threading.Event()
-    threads = [threading.Thread(target=_drive, args=(waiting, results, deadline, stop), daemon=True) for _ in range(jobs)]
+    threads = [
+        threading.Thread(target=_drive, args=(waiting, results, deadline, stop), daemon=True) for _ in range(jobs)
+    ]
     for thread in threads:
         thread.start()
     ended = 0

@@ -154,7 +154,9 @@ def _reaches(mutant: Mutant, lines: Lines) -> bool:
     return edit is None or lines is None or any((edit.file, n) in lines for n in range(edit.line, edit.last + 1))
 
 
-def evaluate(mutant: Mutant, right: Callable[..., Any], cells: Cells, setting: Setting, every_run_judged: bool) -> Record:
+def evaluate(
+    mutant: Mutant, right: Callable[..., Any], cells: Cells, setting: Setting, every_run_judged: bool
+) -> Record:
     """Run a mutant on its cells until everything is known; where no gate fails, compare it with the right kernel.
 
     An edit is judged on the cells that reach it and where its bits differ from the right kernel's. Once the engine has
@@ -201,7 +203,9 @@ def evaluate(mutant: Mutant, right: Callable[..., Any], cells: Cells, setting: S
         reached, differs = reached or drawn.reached, drawn.where is not None
         record.draws = drawn.count
     if not reached and not differs:
-        return not_run(mutant, record.reason or "nothing here reaches it: another device's path, or no case and no draw")
+        return not_run(
+            mutant, record.reason or "nothing here reaches it: another device's path, or no case and no draw"
+        )
     if not differs:
         record.outcome = "equivalent"
         record.reason = f"bitwise equal in all {record.runs} runs and {record.draws} draws"
@@ -297,7 +301,9 @@ def honest(ops: Sequence[str], setting: Setting, seed: int, backend: str, first:
     return tally
 
 
-def judged_alone(mutant: Mutant, right: Callable[..., Any], cells: Cells, case: Case, dtype: torch.dtype) -> Record | None:
+def judged_alone(
+    mutant: Mutant, right: Callable[..., Any], cells: Cells, case: Case, dtype: torch.dtype
+) -> Record | None:
     """The record of one cell: caught, missed there, or not run; None where the bits are the right kernel's."""
     prepared = cells.prepared(case, dtype)
     kernel = mutant.make()
