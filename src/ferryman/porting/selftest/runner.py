@@ -21,7 +21,7 @@ import torch
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting.process import quiet
+from ferryman.porting.process import parentage, quiet
 from ferryman.porting.results import environment
 from ferryman.porting.selftest import worker
 from ferryman.porting.selftest.alternatives import alternatives
@@ -226,7 +226,7 @@ def _drive(waiting: Any, results: Any, deadline: float | None, stop: threading.E
 def _work(job: dict[str, Any], results: Any, deadline: float | None, stop: threading.Event) -> None:
     """One job in a process. Raises RuntimeError where the process ends without having done it."""
     path = os.pathsep.join(p for p in (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")) if p)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    env = {**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     env["TRITON_INTERPRET"] = "1" if job["backend"] == "triton" else "0"
     with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
         process = subprocess.Popen([sys.executable, "-c", worker.START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

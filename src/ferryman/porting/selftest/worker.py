@@ -127,6 +127,9 @@ def do(job: dict[str, Any], setting: Setting, say: Callable[[str, Record | Tally
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
+    from ferryman.porting.process import end_with_parent
+
+    end_with_parent()
 
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
