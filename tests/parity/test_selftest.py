@@ -1,4 +1,4 @@
-"""Mutants make themselves: every bug that the project must catch has an operator or a rule, and edits fit their source."""
+"""Mutants make themselves: every bug of the project's list has an operator or a rule, and edits fit their source."""
 
 from __future__ import annotations
 
@@ -16,24 +16,50 @@ from ferryman.porting.selftest import judging, planting, session, worker
 CPU = torch.device("cpu")
 # Each bug of the project's list -> the operator, rule or rewriting that plants it.
 BUGS = {
-    "drop last k": "last_term", "drop the k tail": "tail", "duplicated K tile": "tile_twice",
-    "bf16 accumulate": "sums_in_bfloat16", "fp16 accumulate": "sums_in_float16",
-    "bf16 split-K undeclared": "splits_in_bfloat16", "truncation": "truncated", "x1.001": "a_thousandth_more",
-    "x1.01": "a_hundredth_more", "x1.02": "two_hundredths_more", "saturate at 448": "saturated_at_448",
-    "fp8 inputs undeclared": "input_in_e4m3", "NaN to 0": "nan_becomes_zero", "NaN injected": "nan_injected",
-    "last column stale": "last_column_stale", "two rows swapped": "last_rows_swapped", "a zero row": "zero_row",
-    "eps dropped": "argument_left_out", "1e-5 for 1e-6": "argument_off", "mean over N-1": "mean_over_one_less",
-    "E[x^2]-E[x]^2": "squares_not_centred", "fp16 square overflow": "products_in_float16",
-    "weight cast early": "input_in_bfloat16", "softmax without max": "no_maximum", "max over 128": "maximum_of_128",
-    "bf16 denominator": "denominator_in_bfloat16", "padding in the denominator": "padding_counted",
-    "causal off by one, later": "one_more_seen", "causal off by one, earlier": "one_less_seen",
-    "last KV dropped": "last_term", "P in fp8": "left_operand_in_fp8", "half a wave lost": "half_a_wave",
-    "ballot cut to 32 bits": "half_a_wave", "LDS overflow by 256 bytes": "written_past_the_end",
-    "missing barrier": "wait removed", "stale graph replay": "graph_replayed_on_old_inputs",
-    "input mutated": "one_input_element_changed", "result cached by pointer": "kept_by_pointer",
-    "work on a side stream": "written_on_a_side_stream", "silent fallback": "in_storage_precision",
-    "fn/fnuz scale off by 2": "twice", "448/240 scale": "other_largest", "code 0x80 left": "nan_for_a_negative_zero",
-}  # fmt: skip
+    "drop last k": "last_term",
+    "drop the k tail": "tail",
+    "duplicated K tile": "tile_twice",
+    "bf16 accumulate": "sums_in_bfloat16",
+    "fp16 accumulate": "sums_in_float16",
+    "bf16 split-K undeclared": "splits_in_bfloat16",
+    "truncation": "truncated",
+    "x1.001": "a_thousandth_more",
+    "x1.01": "a_hundredth_more",
+    "x1.02": "two_hundredths_more",
+    "saturate at 448": "saturated_at_448",
+    "fp8 inputs undeclared": "input_in_e4m3",
+    "NaN to 0": "nan_becomes_zero",
+    "NaN injected": "nan_injected",
+    "last column stale": "last_column_stale",
+    "two rows swapped": "last_rows_swapped",
+    "a zero row": "zero_row",
+    "eps dropped": "argument_left_out",
+    "1e-5 for 1e-6": "argument_off",
+    "mean over N-1": "mean_over_one_less",
+    "E[x^2]-E[x]^2": "squares_not_centred",
+    "fp16 square overflow": "products_in_float16",
+    "weight cast early": "input_in_bfloat16",
+    "softmax without max": "no_maximum",
+    "max over 128": "maximum_of_128",
+    "bf16 denominator": "denominator_in_bfloat16",
+    "padding in the denominator": "padding_counted",
+    "causal off by one, later": "one_more_seen",
+    "causal off by one, earlier": "one_less_seen",
+    "last KV dropped": "last_term",
+    "P in fp8": "left_operand_in_fp8",
+    "half a wave lost": "half_a_wave",
+    "ballot cut to 32 bits": "half_a_wave",
+    "LDS overflow by 256 bytes": "written_past_the_end",
+    "missing barrier": "wait removed",
+    "stale graph replay": "graph_replayed_on_old_inputs",
+    "input mutated": "one_input_element_changed",
+    "result cached by pointer": "kept_by_pointer",
+    "work on a side stream": "written_on_a_side_stream",
+    "silent fallback": "in_storage_precision",
+    "fn/fnuz scale off by 2": "twice",
+    "448/240 scale": "other_largest",
+    "code 0x80 left": "nan_for_a_negative_zero",
+}
 
 
 def test_every_bug_of_the_list_has_a_rule() -> None:

@@ -1,5 +1,6 @@
-"""Mutants of the portable C++ kernels: many in one library, compiled by the host's compiler and chosen by an index, run by
-the emulation of `tests/unit/simt_host.py`.
+"""Mutants of the portable C++ kernels: many in one library that the host's compiler makes, chosen by an index, run
+by the
+emulation of `tests/unit/simt_host.py`.
 
 A GPU has no part in it. Which ops are drawn follows from the date (FERRYMAN_SELFTEST_DATE=YYYYMMDD, else today): every
 op comes about once a week. FERRYMAN_SELFTEST_SIMT=all runs them all.
@@ -141,8 +142,9 @@ def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.Emula
     records: list[Record] = []
     for index, edit in chosen.items():
         kernel = _Emulated(launcher, runtime, index)
-        mutant = Mutant(op, f"{edit.function}.{index}", edit.operator, edit.note, lambda k=kernel: k, lambda: emulated,
-                        line, "cuda")  # fmt: skip
+        mutant = Mutant(
+            op, f"{edit.function}.{index}", edit.operator, edit.note, lambda k=kernel: k, lambda: emulated, line, "cuda"
+        )
 
         def judged(mutant: Mutant = mutant) -> Record:
             record = session.new_record(mutant).model_copy(update={"outcome": "equivalent"})
@@ -157,6 +159,5 @@ def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.Emula
         records.append(session.not_run(mutant, found) if isinstance(found, str) else found)
     fates = Counter(r.outcome for r in records)
     missed = [(r.operator, r.note) for r in records if r.outcome == "missed"]
-    print(f"{op} {TODAY}: {dict(fates)}, {refused} refused by the compiler, missed {missed}")
-    assert fates["caught"] >= 4
+    assert fates["caught"] >= 4, (op, TODAY, fates, f"{refused} refused by the compiler")
     assert fates["caught"] >= 0.95 * (fates["caught"] + fates["missed"]), missed

@@ -30,7 +30,8 @@ def mutate(
 ) -> None:
     """Plant bugs into a Triton kernel, one at a time, and run its own tests: which of them notice?
 
-    The file is never edited. The tests must pass twice without a bug. Survivors are printed as diffs, with an input that
+    The file is never edited. The tests must pass twice without a bug. Survivors are printed as diffs, with an input
+    that
     shows them and the comparison that let them through. Exits with 1 where a bug survives that some input shows.
     """
     if out is not None and out.is_dir():
@@ -60,6 +61,8 @@ def _print(found: users.Outcome) -> None:
     output.say()
     judged = found.caught + found.survived - found.equal
     share = f" ({found.caught / judged:.0%})" if judged else ""
-    output.say(f"{found.caught} of {judged} planted bugs caught{share}; {found.equal} more changed nothing on any input tried; "
-               f"{found.raised} raised by themselves, and count for nothing. {found.ran} of {found.possible} possible, "
-               f"seed {found.seed}, {found.seconds:.0f} s")  # fmt: skip
+    output.say(
+        f"{found.caught} of {judged} planted bugs caught{share}; {found.equal} more changed nothing on any input; "
+        f"{found.raised} raised by themselves, and count for nothing. {found.ran} of {found.possible} possible, "
+        f"seed {found.seed}, {found.seconds:.0f} s"
+    )

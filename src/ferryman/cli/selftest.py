@@ -44,7 +44,8 @@ def selftest(
 ) -> None:
     """Plant bugs into every op's kernels, and run the parity check on them and on right alternatives.
 
-    The bugs make themselves: rules edit the kernels' source, bend results and arguments, and compute definitions wrongly.
+    The bugs make themselves: rules edit the kernels' source, bend results and arguments, and compute definitions
+    wrongly.
     Beside it stand torch.allclose, assert_close and the "2x reference" rule on the same runs. Exits with 1 if fewer
     than 99% of the mutants that change anything are caught, or if anything right is flagged.
     """

@@ -1,6 +1,7 @@
 """Mutation operators for C++ kernels: rules over tokens, and one text that holds many mutants, chosen by an index.
 
-There is no parser of C++ here. Regions are found whose ends tokens show: the expression of a ``return``, an initialiser, a
+There is no parser of C++ here. Regions are found whose ends tokens show: the expression of a ``return``, an
+initialiser, a
 condition, a whole statement. A mutant changes a few tokens of its region. `schemata` writes every variant of a region
 beside the others, under ``ferryman_mutant == n``, so that one compilation serves a batch.
 """
@@ -19,8 +20,29 @@ _TOKEN = re.compile(
     r"|(?P<mark><<=|>>=|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|::|.)",
     re.DOTALL | re.MULTILINE,
 )
-_NOT_CODE = {"typedef", "using", "template", "struct", "static", "constexpr", "static_assert", "namespace", "enum", "case",
-             "break", "continue", "goto", "class", "public", "private", "default", "asm", "else", "do", "extern"}  # fmt: skip
+_NOT_CODE = {
+    "typedef",
+    "using",
+    "template",
+    "struct",
+    "static",
+    "constexpr",
+    "static_assert",
+    "namespace",
+    "enum",
+    "case",
+    "break",
+    "continue",
+    "goto",
+    "class",
+    "public",
+    "private",
+    "default",
+    "asm",
+    "else",
+    "do",
+    "extern",
+}
 _COMPARED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 _OPEN, _CLOSE = "([{", ")]}"
 _WAITS = ("barrier", "wait", "fence", "sync", "arrive")
@@ -131,8 +153,9 @@ def _statement(found: list[Token]) -> Iterator[Region]:
     if "constexpr" in texts or "static" in texts or "__shared__" in texts:
         return
     equal = _until(found, 0, "=")
-    declares = (found[0].text in ("const", "auto", "typename", "float", "int", "bool", "u32", "i64", "unsigned")
-                or (len(found) > 1 and found[1].kind == "name"))  # fmt: skip
+    declares = found[0].text in ("const", "auto", "typename", "float", "int", "bool", "u32", "i64", "unsigned") or (
+        len(found) > 1 and found[1].kind == "name"
+    )
     if declares:
         if equal is not None and _until(found, equal + 1, ",") is None and texts[equal + 1] not in ("{", "["):
             yield Region(tuple(found[equal + 1 : -1]), False)
@@ -232,7 +255,8 @@ def edits(text: str, file: str) -> list[Edit]:
 
 
 def schemata(text: str, file: str, chosen: Mapping[int, Edit]) -> str:
-    """A source in which ``ferryman_mutant == n`` runs edit ``n`` of ``chosen``, and 0 none. A compiler's complaint about
+    """A source in which ``ferryman_mutant == n`` runs edit ``n`` of ``chosen``, and 0 none. A compiler's complaint
+    about
     edit n names line n of the file "mutant" (`refused`)."""
     made, at = [], 0
     for region in regions(text):
@@ -249,8 +273,11 @@ def schemata(text: str, file: str, chosen: Mapping[int, Edit]) -> str:
             new = old[:offset] + edit.new + old[offset + len(edit.old) :]
             flat = " ".join(re.sub(r"//[^\n]*", " ", new).split())
             body = f'\n#line {n} "mutant"\n{{ {flat} }}\n' if region.statement else f'\n#line {n} "mutant"\n({flat})\n'
-            parts.append(f"if (ferryman_mutant == {n}) {body} else " if region.statement
-                         else f"ferryman_mutant == {n} ? {body} : ")  # fmt: skip
+            parts.append(
+                f"if (ferryman_mutant == {n}) {body} else "
+                if region.statement
+                else f"ferryman_mutant == {n} ? {body} : "
+            )
         whole = f"{{ {''.join(parts)}{{ {old}\n }} }}" if region.statement else f"({''.join(parts)}({old}\n))"
         made += [text[at : region.start], whole, back]
         at = region.end

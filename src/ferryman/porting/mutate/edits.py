@@ -51,9 +51,15 @@ class Edit:
     def diff(self, text: str, context: int = 1) -> str:
         """A unified diff of the whole text, with ``context`` lines around."""
         lines = difflib.unified_diff(
-            text.splitlines(), self.apply(text).splitlines(), self.file, f"{self.file} ({self.operator})", "", "",
-            context, "",
-        )  # fmt: skip
+            text.splitlines(),
+            self.apply(text).splitlines(),
+            self.file,
+            f"{self.file} ({self.operator})",
+            "",
+            "",
+            context,
+            "",
+        )
         return "\n".join(lines)
 
 

@@ -1,7 +1,9 @@
-"""What runs inside a user's tests: the target file is compiled from a changed text, and launches and comparisons are noted.
+"""What runs inside a user's tests: the target file is compiled from a changed text, and launches and comparisons are
+noted.
 
 This file is loaded by path, before anything else, in whatever Python runs the tests: it imports the standard library
-alone, and edits no file. FERRYMAN_MUTATION holds the job as JSON: ``file`` (the target, resolved), ``edit`` (start, old,
+alone, and edits no file. FERRYMAN_MUTATION holds the job as JSON: ``file`` (the target, resolved), ``edit`` (start,
+old,
 new; or null), ``log`` (JSON lines that it writes), ``record`` (a folder for launches, or null), ``kernels``.
 """
 
@@ -113,8 +115,10 @@ def _keep(name: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, 
     if size > MOST_BYTES:
         note(not_kept=f"{name}: {size} bytes of tensors")
         return
-    kept = {k: v.detach().cpu().clone(memory_format=torch.preserve_format) if isinstance(v, torch.Tensor) else _plain(v)
-            for k, v in bound.items()}  # fmt: skip
+    kept = {
+        k: v.detach().cpu().clone(memory_format=torch.preserve_format) if isinstance(v, torch.Tensor) else _plain(v)
+        for k, v in bound.items()
+    }
     torch.save({"grid": [int(n) for n in grid], "args": kept}, os.path.join(JOB["record"], f"{name}.pt"))
 
 
@@ -132,9 +136,10 @@ def _plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- comparisons
 
 _COMPARISONS = {
-    "torch": ("allclose", "isclose"), "torch.testing._comparison": ("assert_close",),
+    "torch": ("allclose", "isclose"),
+    "torch.testing._comparison": ("assert_close",),
     "numpy.testing._private.utils": ("assert_allclose", "assert_almost_equal", "assert_array_almost_equal"),
-}  # fmt: skip
+}
 
 _inside = False  # a comparison that another one calls is that one's own
 
@@ -164,8 +169,13 @@ def _compared(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             while frame.f_back is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
                 frame = frame.f_back
             given = dict(zip(("rtol", "atol"), rest)) | {k: kwargs[k] for k in ("rtol", "atol") if k in kwargs}  # noqa: B905
-            note(compared=name, where=f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}",
-                 error=float(error.max()) if error.numel() else 0.0, tolerance=given, dtype=str(expected.dtype))  # fmt: skip
+            note(
+                compared=name,
+                where=f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}",
+                error=float(error.max()) if error.numel() else 0.0,
+                tolerance=given,
+                dtype=str(expected.dtype),
+            )
         except Exception as failure:  # noqa: BLE001 - what is only watched must not fail
             note(not_seen=f"{name}: {type(failure).__name__}: {failure}")
         return result

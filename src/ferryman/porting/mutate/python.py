@@ -30,8 +30,13 @@ _PLAIN = (
     "range",
 )
 _LESS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,8 @@ def _left_out(node: ast.AST, scope: Scope) -> Found:
     """``f(x, ..)`` becomes ``x``: a function of one value that was forgotten."""
     skip = (*_REDUCTIONS, *_ROUNDED, *_PLAIN, "to", "where", "dot", "print", "len", "max", "min", "int", "float")
     if isinstance(node, ast.Call) and node.args and called(node) not in skip and not called(node).startswith("static"):
-        if not isinstance(node.args[0], ast.Starred) and isinstance(scope.parents.get(node), (ast.BinOp, ast.Assign)):
+        plain = not isinstance(node.args[0], ast.Starred)
+        if plain and isinstance(scope.parents.get(node), (ast.BinOp, ast.Assign)):
             yield node, f"({_text(node.args[0])})"
 
 
@@ -204,9 +210,10 @@ def _constant(node: ast.AST, scope: Scope) -> Found:
         return
     parent = scope.parents.get(node)
     if isinstance(node.value, float):
-        if not (isinstance(parent, ast.keyword) and parent.arg == "other"):
-            if not (isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Add, ast.Sub)) and not node.value):
-                yield node, "1.0" if node.value == 0 else repr(node.value * 2)
+        neutral = isinstance(parent, ast.keyword) and parent.arg == "other"
+        added = isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Add, ast.Sub)) and not node.value
+        if not neutral and not added:
+            yield node, "1.0" if node.value == 0 else repr(node.value * 2)
     elif isinstance(parent, ast.BinOp) and not scope.inside(node, ast.Subscript):
         yield node, str(node.value + 1)
 
@@ -331,8 +338,13 @@ def _compiled(node: ast.AST) -> Iterator[ast.AST]:
             yield from _compiled(child)
 
 
-def edits(text: str, file: str, functions: set[str] | None = None, operators: Sequence[Operator] = OPERATORS,
-          everything: bool = False) -> list[Edit]:  # fmt: skip
+def edits(
+    text: str,
+    file: str,
+    functions: set[str] | None = None,
+    operators: Sequence[Operator] = OPERATORS,
+    everything: bool = False,
+) -> list[Edit]:
     """Every edit of a source's jitted functions (``everything``: of all functions) of those names; None: of all."""
     tree = ast.parse(text)
     compiled = jitted(tree)

@@ -80,9 +80,14 @@ def inputs(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _launch(kernel: Any, grid: list[int], args: dict[str, Any]) -> dict[str, Tensor]:
     import triton.language as tl
 
-    given = {k: v.clone(memory_format=torch.preserve_format) if isinstance(v, Tensor) else
-             getattr(tl, v.removeprefix("triton:"), None) or tl.dtype(v.removeprefix("triton:"))
-             if isinstance(v, str) and v.startswith("triton:") else v for k, v in args.items()}  # fmt: skip
+    given = {
+        k: v.clone(memory_format=torch.preserve_format)
+        if isinstance(v, Tensor)
+        else getattr(tl, v.removeprefix("triton:"), None) or tl.dtype(v.removeprefix("triton:"))
+        if isinstance(v, str) and v.startswith("triton:")
+        else v
+        for k, v in args.items()
+    }
     kernel[tuple(grid)](**given)
     return {k: v for k, v in given.items() if isinstance(v, Tensor)}
 
@@ -95,14 +100,19 @@ def difference(original: dict[str, Tensor], mutant: dict[str, Tensor]) -> str | 
         if bool(apart.any()):
             gap = (wrong.double() - right.double()).abs().nan_to_num(nan=torch.inf).where(apart, -1.0)
             place = tuple(int(i) for i in torch.unravel_index(gap.argmax(), right.shape))
-            return (f"{name}{list(place)} is {float(wrong[place]):.6g}; without the bug {float(right[place]):.6g} "
-                    f"({int(apart.sum())} of {right.numel()} elements differ)")  # fmt: skip
+            return (
+                f"{name}{list(place)} is {float(wrong[place]):.6g}; without the bug {float(right[place]):.6g} "
+                f"({int(apart.sum())} of {right.numel()} elements differ)"
+            )
     return None
 
 
 def described(args: dict[str, Any]) -> str:
-    parts = [f"{k} {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" if isinstance(v, Tensor) else f"{k}={v}"
-             for k, v in args.items() if v is not None]  # fmt: skip
+    parts = [
+        f"{k} {str(v.dtype).removeprefix('torch.')}{list(v.shape)}" if isinstance(v, Tensor) else f"{k}={v}"
+        for k, v in args.items()
+        if v is not None
+    ]
     return ", ".join(parts)
 
 
@@ -142,5 +152,5 @@ def main() -> int:
     job = json.loads(sys.stdin.read())
     sys.path[:0] = job["path"]
     with tempfile.TemporaryDirectory() as folder:
-        print("\n" + json.dumps(search(job, Path(folder))))
+        sys.stdout.write("\n" + json.dumps(search(job, Path(folder))) + "\n")
     return 0

@@ -28,7 +28,7 @@ class Rewritten(TorchDispatchMode):
     """
 
     def __init__(self, replacements: Mapping[str, Replace] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.replacements, self.used = dict(replacements or {}), set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,8 +64,9 @@ def _dims(x: Tensor, dim: Any) -> list[int]:
     return [d % max(x.dim(), 1) for d in ([dim] if isinstance(dim, int) else dim)]
 
 
-def _summing(total: Callable[[Tensor], Tensor], count: int = 0,
-             names: tuple[str, ...] = _REDUCING) -> dict[str, Replace]:  # fmt: skip
+def _summing(
+    total: Callable[[Tensor], Tensor], count: int = 0, names: tuple[str, ...] = _REDUCING
+) -> dict[str, Replace]:
     """Sums and means by ``total`` over the last dimension; a mean divides by ``count`` more elements."""
 
     def replaced(func: Any, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
@@ -221,8 +222,19 @@ def _cancelling() -> dict[str, Replace]:
     return {"sub.Tensor": sub, "pow.Tensor_Scalar": power, "mean.dim": mean}
 
 
-_FUNCTIONS = ("exp.default", "rsqrt.default", "sigmoid.default", "tanh.default", "erf.default", "log.default",
-              "silu.default", "gelu.default", "_softmax.default", "logsumexp.default", "erfc.default")  # fmt: skip
+_FUNCTIONS = (
+    "exp.default",
+    "rsqrt.default",
+    "sigmoid.default",
+    "tanh.default",
+    "erf.default",
+    "log.default",
+    "silu.default",
+    "gelu.default",
+    "_softmax.default",
+    "logsumexp.default",
+    "erfc.default",
+)
 _SUBTRACTIONS = ("sub.Tensor", "div.Tensor")
 _REAL_PRODUCTS = ("mul.Tensor", "mul.Scalar")
 
@@ -260,7 +272,9 @@ _BF16, _F16 = torch.bfloat16, torch.float16
 WRONG = (
     Rewrite("sums_in_bfloat16", "accumulator narrowed", "partial sums are kept in bfloat16", _over(_rounding(_BF16))),
     Rewrite("sums_in_float16", "accumulator narrowed", "partial sums are kept in float16", _over(_rounding(_F16))),
-    Rewrite("splits_in_bfloat16", "split-k undeclared", "four partial sums, rounded to bfloat16", _over(_splits(_BF16))),
+    Rewrite(
+        "splits_in_bfloat16", "split-k undeclared", "four partial sums, rounded to bfloat16", _over(_splits(_BF16))
+    ),
     Rewrite("first_term", "reduction in part", "a sum leaves its first term out", _over(_without(1, 0))),
     Rewrite("last_term", "reduction in part", "a sum leaves its last term out: k, key, column", _over(_without(0, 1))),
     Rewrite("tail", "reduction in part", "a sum leaves out what is left after blocks of 16", _over(_tail)),
@@ -268,33 +282,73 @@ WRONG = (
     Rewrite("tile_twice", "reduction in part", "the first 16 terms are added twice", _over(_twice)),
     Rewrite("mean_over_one_less", "count of terms", "a mean over N - 1", _summing(lambda x: x.sum(-1), -1, _MEANS)),
     Rewrite("squares_not_centred", "cancellation", "a variance by E[x^2] - E[x]^2, in float32", _cancelling()),
-    Rewrite("no_maximum", "maximum left out", "softmax without its maximum",
-            _weighing(lambda x: torch.zeros_like(x[..., :1]), _plain)),
-    Rewrite("maximum_of_128", "maximum left out", "the maximum of the first 128 columns", _weighing(_first_columns, _plain)),
-    Rewrite("denominator_in_bfloat16", "cast early", "softmax's denominator is rounded to bfloat16",
-            _weighing(_amax, lambda e, m: _plain(e, m).to(_BF16).float())),
-    Rewrite("padding_counted", "count of terms", "columns of padding are counted in the denominator",
-            _weighing(_amax, _padded)),
+    Rewrite(
+        "no_maximum",
+        "maximum left out",
+        "softmax without its maximum",
+        _weighing(lambda x: torch.zeros_like(x[..., :1]), _plain),
+    ),
+    Rewrite(
+        "maximum_of_128", "maximum left out", "the maximum of the first 128 columns", _weighing(_first_columns, _plain)
+    ),
+    Rewrite(
+        "denominator_in_bfloat16",
+        "cast early",
+        "softmax's denominator is rounded to bfloat16",
+        _weighing(_amax, lambda e, m: _plain(e, m).to(_BF16).float()),
+    ),
+    Rewrite(
+        "padding_counted",
+        "count of terms",
+        "columns of padding are counted in the denominator",
+        _weighing(_amax, _padded),
+    ),
     Rewrite("one_more_seen", "comparison turned", "a bound one too far: the next token is seen", _turned(1)),
     Rewrite("one_less_seen", "comparison turned", "a bound one too near: the own token is not seen", _turned(-1)),
-    Rewrite("operands_in_fp8", "8 bits undeclared", "both operands of a product through e4m3",
-            _multiplying(lambda f, a, b: f(_e4m3(a), _e4m3(b)))),
-    Rewrite("left_operand_in_fp8", "8 bits undeclared", "the left operand of a product through e4m3: P in fp8",
-            _multiplying(lambda f, a, b: f(_e4m3(a), b))),
-    Rewrite("operands_in_bfloat16", "cast early", "both operands of a product through bfloat16",
-            _multiplying(lambda f, a, b: f(a.to(_BF16).float(), b.to(_BF16).float()))),
-    Rewrite("products_in_float16", "overflow inside", "products and squares in float16",
-            _through(_F16, *_REAL_PRODUCTS, "pow.Tensor_Scalar", "square.default")),
-    Rewrite("functions_in_bfloat16", "cast early", "exp, roots, sigmoid, tanh rounded to bfloat16",
-            _through(_BF16, *_FUNCTIONS)),
-    Rewrite("swapped", "operands swapped", "a - b and a / b the wrong way round", dict.fromkeys(_SUBTRACTIONS, _swapped)),
+    Rewrite(
+        "operands_in_fp8",
+        "8 bits undeclared",
+        "both operands of a product through e4m3",
+        _multiplying(lambda f, a, b: f(_e4m3(a), _e4m3(b))),
+    ),
+    Rewrite(
+        "left_operand_in_fp8",
+        "8 bits undeclared",
+        "the left operand of a product through e4m3: P in fp8",
+        _multiplying(lambda f, a, b: f(_e4m3(a), b)),
+    ),
+    Rewrite(
+        "operands_in_bfloat16",
+        "cast early",
+        "both operands of a product through bfloat16",
+        _multiplying(lambda f, a, b: f(a.to(_BF16).float(), b.to(_BF16).float())),
+    ),
+    Rewrite(
+        "products_in_float16",
+        "overflow inside",
+        "products and squares in float16",
+        _through(_F16, *_REAL_PRODUCTS, "pow.Tensor_Scalar", "square.default"),
+    ),
+    Rewrite(
+        "functions_in_bfloat16",
+        "cast early",
+        "exp, roots, sigmoid, tanh rounded to bfloat16",
+        _through(_BF16, *_FUNCTIONS),
+    ),
+    Rewrite(
+        "swapped", "operands swapped", "a - b and a / b the wrong way round", dict.fromkeys(_SUBTRACTIONS, _swapped)
+    ),
     Rewrite("left_factor_alone", "factor left out", "a * b becomes a", dict.fromkeys(_REAL_PRODUCTS, _factor(0))),
     Rewrite("right_factor_alone", "factor left out", "a * b becomes b", dict.fromkeys(_REAL_PRODUCTS, _factor(1))),
     Rewrite("term_left_out", "term left out", "a + b becomes a: eps, a bias", {"add.Tensor": _eps, "add.Scalar": _eps}),
     Rewrite("sign", "sign", "a + b becomes a - b", {"add.Tensor": _plus, "add.Scalar": _plus}),
-    Rewrite("branches_swapped", "operands swapped", "the branches of a choice the wrong way round",
-            {"where.self": lambda f, c, a, b: f(c, b, a)}),
-)  # fmt: skip
+    Rewrite(
+        "branches_swapped",
+        "operands swapped",
+        "the branches of a choice the wrong way round",
+        {"where.self": lambda f, c, a, b: f(c, b, a)},
+    ),
+)
 
 
 def storage_arithmetic(dtype: torch.dtype) -> dict[str, Replace]:
@@ -321,6 +375,10 @@ def _chunks(size: int) -> Callable[[Tensor], Tensor]:
         return acc
 
     return total
+
+
+def _halves(x: Tensor) -> Tensor:
+    return torch.stack([part.sum(-1) for part in x.chunk(2, -1)]).sum(0)
 
 
 def _lanes(x: Tensor) -> Tensor:
@@ -353,13 +411,24 @@ def _sigmoid(func: Any, x: Tensor) -> Tensor:
 RIGHT = (
     Rewrite("backwards", "order", "sums from the last term to the first", _over(lambda x: x.flip(-1).sum(-1))),
     Rewrite("chunks_of_32", "order", "sums of 32 terms, one after another", _over(_chunks(32))),
-    Rewrite("two_halves", "split", "sums of halves in float32", _over(lambda x: sum(p.sum(-1) for p in x.chunk(2, -1)))),
+    Rewrite("two_halves", "split", "sums of halves in float32", _over(_halves)),
     Rewrite("tree", "tree", "sums by a tree", _over(_tree)),
     Rewrite("lanes", "tree", "sums by 32 lanes, then a tree", _over(_lanes)),
     Rewrite("wide_sums", "library", "sums in float64", _over(_wide)),
-    Rewrite("numpy", "library", "functions of one value by NumPy, in float32",
-            {f"{n}.default": _numpy(n) for n in ("exp", "log", "tanh", "sqrt")}),
-    Rewrite("sigmoid_by_exp", "formula", "sigmoid from exp of a negative number", {
-        "sigmoid.default": _sigmoid, "silu.default": lambda f, x: x * _sigmoid(f, x),
-        "rsqrt.default": lambda f, x: 1.0 / torch.sqrt(x)}),
-)  # fmt: skip
+    Rewrite(
+        "numpy",
+        "library",
+        "functions of one value by NumPy, in float32",
+        {f"{n}.default": _numpy(n) for n in ("exp", "log", "tanh", "sqrt")},
+    ),
+    Rewrite(
+        "sigmoid_by_exp",
+        "formula",
+        "sigmoid from exp of a negative number",
+        {
+            "sigmoid.default": _sigmoid,
+            "silu.default": lambda f, x: x * _sigmoid(f, x),
+            "rsqrt.default": lambda f, x: 1.0 / torch.sqrt(x),
+        },
+    ),
+)

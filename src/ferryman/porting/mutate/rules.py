@@ -1,6 +1,8 @@
-"""What no edit of a source expresses, as rules over any op: aliasing, stale memory, kept results, changed inputs, streams.
+"""What no edit of a source expresses, as rules over any op: aliasing, stale memory, kept results, changed inputs,
+streams.
 
-A rule turns a right kernel into a wrong one without knowing the op. It is skipped where the op has nothing that it could
+A rule turns a right kernel into a wrong one without knowing the op. It is skipped where the op has nothing that it
+could
 bend: no optional argument, no number, no two inputs of one shape.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -452,7 +455,7 @@ def inputs_swapped(op: Primitive, right: Kernel) -> Named:
     """Two inputs of one shape are taken for each other."""
     over = {place for place, _ in op.overwritten}
     places = [i for i, n in enumerate(op.names) if op.types[n] == "Tensor" and i not in over]
-    for i, j in zip(places, places[1:], strict=False):
+    for i, j in itertools.pairwise(places):
 
         def kernel(*args: Any, i: int = i, j: int = j) -> Any:
             a, b = args[i], args[j]
@@ -478,9 +481,13 @@ def finish(op: Primitive, outputs: tuple[Tensor, ...], args: tuple[Any, ...]) ->
     return places[0] if len(places) == 1 else tuple(places)
 
 
-def in_float32(op: Primitive, change: Callable[[Tensor, Tensor], Tensor] | None = None,
-               mode: Callable[[tuple[Any, ...]], Any] | None = None) -> Kernel:  # fmt: skip
-    """The definition in float32. ``change(value, place)``: of what is rounded. ``mode(args)``: a context to run it in."""
+def in_float32(
+    op: Primitive,
+    change: Callable[[Tensor, Tensor], Tensor] | None = None,
+    mode: Callable[[tuple[Any, ...]], Any] | None = None,
+) -> Kernel:
+    """The definition in float32. ``change(value, place)``: of what is rounded. ``mode(args)``: a context to run it
+    in."""
 
     def kernel(*args: Any) -> Any:
         wide = [a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args[:-1]]
@@ -504,6 +511,10 @@ def _truncated(y: Tensor, place: Tensor) -> Tensor:
     return (rounded.contiguous().view(torch.int16) - away.short()).view(torch.float16)
 
 
+def _replacing(one: rewrites.Rewrite) -> Callable[[tuple[Any, ...]], Any]:
+    return lambda _: rewrites.Rewritten(one.replaces)
+
+
 def definition_rules(op: Primitive, used: set[str]) -> Iterator[tuple[str, str, str, Kernel]]:
     """(name, operator, note, kernel) of every wrong way to compute the definition in float32."""
     yield "truncated", "rounding direction", "results are truncated, not rounded", in_float32(op, _truncated)
@@ -513,7 +524,7 @@ def definition_rules(op: Primitive, used: set[str]) -> Iterator[tuple[str, str, 
                 one.name,
                 one.operator,
                 one.note,
-                in_float32(op, None, lambda _, r=one: rewrites.Rewritten(r.replaces)),
+                in_float32(op, None, _replacing(one)),
             )
 
     def storage(args: tuple[Any, ...]) -> Any:

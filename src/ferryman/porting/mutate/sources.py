@@ -70,7 +70,8 @@ def _closure(file: str, start: set[str]) -> dict[str, set[str]]:
 
 @functools.lru_cache(maxsize=None)
 def interpretable(op: str) -> Implementation | None:
-    """The op's last Triton line, which serves every call, whose kernels Triton's interpreter can run (Gluon it cannot)."""
+    """The op's last Triton line, which serves every call, whose kernels Triton's interpreter can run (Gluon it
+    cannot)."""
     for line in reversed(registry.implementations(op)):
         file, function = file_of(line)
         if line.backend == "triton" and file and "experimental.gluon" not in text_of(file):

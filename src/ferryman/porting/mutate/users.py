@@ -128,8 +128,12 @@ def edits_of(target: Target) -> tuple[list[Edit], list[str]]:
         raise UnknownName(f"function of {target.file.name}", target.function, functions)
     kernels = python.reachable(tree, [target.function]) & python.jitted(tree)
     if not kernels:
-        raise ArgumentError("mutate", "kernel", f"{target.function}, which is not jitted and names nothing that is",
-                            "a @triton.jit function, or a launcher of one in the same file")  # fmt: skip
+        raise ArgumentError(
+            "mutate",
+            "kernel",
+            f"{target.function}, which is not jitted and names nothing that is",
+            "a @triton.jit function, or a launcher of one in the same file",
+        )
     return python.edits(text, target.file.name, kernels), sorted(kernels)
 
 
@@ -144,8 +148,12 @@ class _Tests:
         site.mkdir()
         (site / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
         paths = (str(site), os.environ.get("PYTHONPATH", ""))
-        self.env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONDONTWRITEBYTECODE": "1",
-                    "FERRYMAN_HOOK": str(_HOOK)}  # fmt: skip
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "FERRYMAN_HOOK": str(_HOOK),
+        }
         if interpret:
             self.env["TRITON_INTERPRET"] = "1"
         self._count = 0
@@ -154,13 +162,25 @@ class _Tests:
         self._count += 1
         log, junit = self.folder / f"log{self._count}", self.folder / f"junit{self._count}.xml"
         change = None if edit is None else {"start": edit.start, "old": edit.old, "new": edit.new}
-        job = {"file": str(self.target.file), "edit": change, "log": str(log), "kernels": self.kernels,
-               "record": str(self.record) if record else None}  # fmt: skip
+        job = {
+            "file": str(self.target.file),
+            "edit": change,
+            "log": str(log),
+            "kernels": self.kernels,
+            "record": str(self.record) if record else None,
+        }
         addopts = f"{os.environ.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider --junitxml={junit}"
         env = {**self.env, "FERRYMAN_MUTATION": json.dumps(job), "PYTEST_ADDOPTS": addopts + (" -x" if edit else "")}
         began = time.monotonic()
-        process = subprocess.Popen(self.command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   errors="replace", start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            self.command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         code: int | None
         try:
             output, _ = process.communicate(timeout=limit)
@@ -208,8 +228,10 @@ def _baseline(tests: _Tests) -> tuple[float, _Run]:
     flaky = sorted(bad[0] ^ bad[1])
     if flaky or (first.code == 0) != (second.code == 0):
         names = ", ".join(flaky) or "the command's exit code"
-        raise TestsError(f"flaky without any edit: {names} passed in one of two runs and failed in the other. Mend or "
-                         "deselect these tests first")  # fmt: skip
+        raise TestsError(
+            f"flaky without any edit: {names} passed in one of two runs and failed in the other. Mend or "
+            "deselect these tests first"
+        )
     if first.code != 0:
         names = ", ".join(sorted(bad[0])) or f"exit code {first.code}"
         tail = "" if bad[0] else "\n" + "\n".join(first.output.strip().splitlines()[-8:])
@@ -217,8 +239,10 @@ def _baseline(tests: _Tests) -> tuple[float, _Run]:
     if first.tests and all(f == "skipped" for f in first.tests.values()):
         raise TestsError("every test is skipped here: there is nothing that could catch a bug")
     if not any("loaded" in n for n in second.notes):
-        raise TestsError(f"the tests never import {tests.target.file}: an edit of it would change nothing. Name the file "
-                         "that they import (an installed copy, perhaps)")  # fmt: skip
+        raise TestsError(
+            f"the tests never import {tests.target.file}: an edit of it would change nothing. Name the file "
+            "that they import (an installed copy, perhaps)"
+        )
     return max(first.seconds, second.seconds), second
 
 
@@ -235,13 +259,20 @@ def _fate(run: _Run) -> Fate:
 
 
 def mutate(
-    kernel: str, command: str, sample: int | None = SAMPLE, seed: int = 0, limit: float | None = None,
-    interpret: bool = False, progress: Callable[[int, int, str], None] | None = None,
-) -> Outcome:  # fmt: skip
+    kernel: str,
+    command: str,
+    sample: int | None = SAMPLE,
+    seed: int = 0,
+    limit: float | None = None,
+    interpret: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Outcome:
     """Run the tests on ``sample`` mutants of a kernel (None: on all).
 
-    kernel: ``file.py:function``, a jitted function or a launcher of some. command: what runs the tests. limit: seconds a
-    run; None: ten times what the tests take, at least 30. interpret: run them with TRITON_INTERPRET=1. Raises TestsError
+    kernel: ``file.py:function``, a jitted function or a launcher of some. command: what runs the tests. limit:
+    seconds a
+    run; None: ten times what the tests take, at least 30. interpret: run them with TRITON_INTERPRET=1. Raises
+    TestsError
     where the tests fail or are flaky without any edit.
     """
     began, target = time.monotonic(), target_of(kernel)
@@ -282,14 +313,25 @@ def _revealed(tests: _Tests, edit: Edit) -> dict[str, Any]:
     """What `reveal` finds, in a process of its own."""
     target = tests.target
     source = str(Path(__file__).resolve().parents[3])
-    job = {"file": str(target.file), "module": target.module, "record": str(tests.record),
-           "edit": {"start": edit.start, "old": edit.old, "new": edit.new},
-           "path": [str(target.file.parent), os.getcwd()]}  # fmt: skip
+    job = {
+        "file": str(target.file),
+        "module": target.module,
+        "record": str(tests.record),
+        "edit": {"start": edit.start, "old": edit.old, "new": edit.new},
+        "path": [str(target.file.parent), os.getcwd()],
+    }
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     try:
-        done = subprocess.run([sys.executable, "-c", reveal.START], input=json.dumps(job), capture_output=True, text=True,
-                              env=env, timeout=120, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", reveal.START],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=120,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return {"failed": "its replay took more than 120 s"}
     if done.returncode != 0:
@@ -325,6 +367,8 @@ def _tolerances(plain: list[dict[str, Any]], mutated: list[dict[str, Any]]) -> l
         if one["error"] > usual:
             given = ", ".join(f"{k}={v}" for k, v in one["tolerance"].items())
             stated = given or f"its defaults ({_DEFAULTS.get(one['dtype'].removeprefix('torch.'), 'by dtype')})"
-            lines.append(f"{where}: {one['compared']} with {stated} let an error of {one['error']:.3g} through "
-                         f"({usual:.3g} without the bug)")  # fmt: skip
+            lines.append(
+                f"{where}: {one['compared']} with {stated} let an error of {one['error']:.3g} through "
+                f"({usual:.3g} without the bug)"
+            )
     return lines

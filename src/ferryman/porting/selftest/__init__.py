@@ -1,6 +1,7 @@
 """The checker's own score: planted bugs that it catches, right kernels that it flags, and other rules on the same runs.
 
-`porting/mutate` makes the bugs; `planting` lists those of an op, `alternatives` the right kernels, `judging` is one run,
+`porting/mutate` makes the bugs; `planting` lists those of an op, `alternatives` the right kernels, `judging` is one
+run,
 `session` one mutant, `worker` a process of them, `runner` the whole. docs/selftest.md: what is measured, and how.
 """
 

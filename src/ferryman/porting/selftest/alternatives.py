@@ -77,10 +77,15 @@ def alternatives(ops: Sequence[str], backend: str) -> list[Alternative]:
                 Alternative(op, "float64", functools.partial(_float64, op), plain),
                 Alternative(op, "float32", functools.partial(rules.in_float32, registry.primitive(op)), plain),
             ]
-            found += [Alternative(op, r.name, functools.partial(_rewritten, op, r), plain)
-                      for r in rewrites.RIGHT if r.applies(set(used(op)))]  # fmt: skip
+            found += [
+                Alternative(op, r.name, functools.partial(_rewritten, op, r), plain)
+                for r in rewrites.RIGHT
+                if r.applies(set(used(op)))
+            ]
         elif (ours := sources.interpretable(op)) is not None:
             found.append(Alternative(op, "shipped", functools.partial(registry.launcher, ours), ours, "triton"))
-            found += [Alternative(op, name, functools.partial(_elsewhere, ours, facts), ours, "triton")
-                      for name, facts in DEVICES.items()]  # fmt: skip
+            found += [
+                Alternative(op, name, functools.partial(_elsewhere, ours, facts), ours, "triton")
+                for name, facts in DEVICES.items()
+            ]
     return found

@@ -1,4 +1,5 @@
-"""The mutants of every op, made by `porting/mutate`: edits of its Triton source, rules over its results and arguments, and
+"""The mutants of every op, made by `porting/mutate`: edits of its Triton source, rules over its results and
+arguments, and
 its definition computed wrongly. Nothing here names an op."""
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ def _of_source(op: str, most: int | None, seed: int) -> list[Mutant]:
 
 
 def catalogue(ops: Sequence[str], most: int | None = EDITS, seed: int = 0) -> list[Mutant]:
-    """Every mutant of the ops: all of the rules, and ``most`` edits of each op's source, drawn by the seed (None: all)."""
+    """Every mutant of the ops: all of the rules, and ``most`` edits of each op's source, drawn by the seed (None:
+    all)."""
     found: list[Mutant] = []
     for op in ops:
         found += _of_rules(registry.primitive(op)) + _of_source(op, most, seed)

@@ -152,7 +152,8 @@ def compose(environment: Environment, records: list[Record], tally: Tally, every
             )
             for name in baselines.NAMES
         },
-        planted=len(records), operators=_fates(records), equivalent_share=_equivalent(records), ops=_counts(r.op for r in real),
+        planted=len(records), operators=_fates(records), equivalent_share=_equivalent(records), ops=_counts(r.op for
+        r in real),
         source_edits=sum(r.backend != "torch" for r in real),
         survive_allclose=sum(not r.others.get(baselines.ALLCLOSE, False) for r in real),
         honest=tally, listing=sorted(records, key=lambda r: (r.op, r.backend, r.name)),

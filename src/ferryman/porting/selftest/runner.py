@@ -74,16 +74,25 @@ class Journal:
 
 
 def run(
-    ops: Iterable[str] | None = None, honest_runs: int = HONEST, seed: int = 0,
-    device: torch.device | str | None = None, every_run_judged: bool = False, sample: int | None = None,
-    most: int | None = EDITS, jobs: int = 1, minutes: float | None = None, resume: Path | None = None,
-    progress: Progress | None = None, plant_seed: int | None = None,
-) -> SelfTest:  # fmt: skip
+    ops: Iterable[str] | None = None,
+    honest_runs: int = HONEST,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    every_run_judged: bool = False,
+    sample: int | None = None,
+    most: int | None = EDITS,
+    jobs: int = 1,
+    minutes: float | None = None,
+    resume: Path | None = None,
+    progress: Progress | None = None,
+    plant_seed: int | None = None,
+) -> SelfTest:
     """Judge mutants, and ``honest_runs`` runs of right alternatives, with the engine and with the other rules.
 
     ops: names; None is all. device: None is the accelerator, else the CPU, where edited Triton kernels are interpreted.
     every_run_judged: the engine judges also the runs after the one that caught a mutant. sample: so many mutants, drawn
-    by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: nothing new
+    by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: nothing
+    new
     is begun after as many. resume: a file in which results are kept, and from which an interrupted run goes on.
     plant_seed: which edits are drawn; None: by ``seed``. Raises UnknownName for an op that is not there.
     """
@@ -101,14 +110,25 @@ def run(
     chosen = catalogue(names, most, planted)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(f"{planted}").sample(chosen, sample)
-    stamp = {"selftest": 2, "ops": names, "honest": honest_runs, "seed": seed, "planted": planted, "sample": sample,
-             "most": most, "by_gate": every_run_judged, "device": profile.name}  # fmt: skip
+    stamp = {
+        "selftest": 2,
+        "ops": names,
+        "honest": honest_runs,
+        "seed": seed,
+        "planted": planted,
+        "sample": sample,
+        "most": most,
+        "by_gate": every_run_judged,
+        "device": profile.name,
+    }
     journal = Journal(resume, stamp)
     left, absent = _left([m for m in chosen if m.key not in journal.records], place, profile)
     for record in absent:
         journal.add(record.key, record)
-    pieces = {backend: [p for p in _pieces(names, runs, backend) if p[0] not in journal.tallies]
-              for backend, runs in _shares(honest_runs, place, profile).items()}  # fmt: skip
+    pieces = {
+        backend: [p for p in _pieces(names, runs, backend) if p[0] not in journal.tallies]
+        for backend, runs in _shares(honest_runs, place, profile).items()
+    }
     total = len(left) + sum(map(len, pieces.values()))
     deadline = None if minutes is None else began + 60 * minutes
     done = 0
@@ -121,8 +141,15 @@ def run(
             progress(done, total, key.split(".")[0])
 
     base = {"seed": seed, "plant_seed": planted, "most": most, "every_run_judged": every_run_judged, "ops": names}
-    todo = [{**base, "backend": backend, "mutants": [m.key for m in left if m.backend == backend], "honest": pieces[backend]}
-            for backend in pieces]  # fmt: skip
+    todo = [
+        {
+            **base,
+            "backend": backend,
+            "mutants": [m.key for m in left if m.backend == backend],
+            "honest": pieces[backend],
+        }
+        for backend in pieces
+    ]
     with quiet():
         if place.type == "cuda":
             for job in todo:
@@ -173,8 +200,13 @@ def _left(mutants: Sequence[Mutant], place: torch.device, profile: Profile) -> t
     return here, absent
 
 
-def _spread(todo: list[dict[str, Any]], left: list[Mutant], jobs: int, deadline: float | None,
-            heard: Callable[[str, Record | Tally], None]) -> None:  # fmt: skip
+def _spread(
+    todo: list[dict[str, Any]],
+    left: list[Mutant],
+    jobs: int,
+    deadline: float | None,
+    heard: Callable[[str, Record | Tally], None],
+) -> None:
     """Jobs in worker processes, an op's mutants of one backend in one; ``jobs`` at a time."""
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     for job in sorted(todo, key=lambda j: j["backend"] == "torch"):  # what takes long begins first
@@ -229,8 +261,14 @@ def _work(job: dict[str, Any], results: Any, deadline: float | None, stop: threa
     env = {**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     env["TRITON_INTERPRET"] = "1" if job["backend"] == "triton" else "0"
     with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
-        process = subprocess.Popen([sys.executable, "-c", worker.START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=complaints, env=env, text=True)  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-c", worker.START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            env=env,
+            text=True,
+        )
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(job))
         process.stdin.close()

@@ -37,7 +37,8 @@ Lines = frozenset[tuple[str, int]] | None  # (file inside the package, line)
 
 @dataclass
 class Draw:
-    """One point of an op's domain that the judge does not use: the arguments, and what the right kernel makes of them."""
+    """One point of an op's domain that the judge does not use: the arguments, and what the right kernel makes of
+    them."""
 
     name: str
     args: Arguments
@@ -122,8 +123,11 @@ class Cells:
             op, setting = self.primitive, self.setting
             compiled = setting.device.type == "cuda"
             try:
-                drawn = (fuzz.variants(op, _TEMPLATES, 2 * DRAWS // _TEMPLATES, _DRAWN_BY) if compiled
-                         else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY))  # fmt: skip
+                drawn = (
+                    fuzz.variants(op, _TEMPLATES, 2 * DRAWS // _TEMPLATES, _DRAWN_BY)
+                    if compiled
+                    else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY)
+                )
                 for number, (case, dtype) in enumerate(drawn):
                     if dtype not in self.dtypes or len(found) == DRAWS:
                         continue
@@ -251,10 +255,15 @@ def _count(record: Record, seen: Seen, prepared: Prepared, usual: bool) -> None:
 
 def new_record(mutant: Mutant) -> Record:
     return Record(
-        key=mutant.key, op=mutant.op, name=mutant.name, operator=mutant.operator, note=mutant.note,
-        backend=mutant.backend, others=dict.fromkeys(baselines.NAMES, False),
+        key=mutant.key,
+        op=mutant.op,
+        name=mutant.name,
+        operator=mutant.operator,
+        note=mutant.note,
+        backend=mutant.backend,
+        others=dict.fromkeys(baselines.NAMES, False),
         others_aligned=dict.fromkeys(baselines.NAMES, False),
-    )  # fmt: skip
+    )
 
 
 def not_run(mutant: Mutant, reason: str, runs: int = 0) -> Record:
@@ -267,8 +276,9 @@ def _first(error: BaseException) -> str:
     return lines[0][:200] if lines else "no message"
 
 
-def right_cells(ops: Sequence[str], setting: Setting, seed: int, backend: str,
-                first: int = 0) -> Iterator[tuple[str, Prepared, int]]:  # fmt: skip
+def right_cells(
+    ops: Sequence[str], setting: Setting, seed: int, backend: str, first: int = 0
+) -> Iterator[tuple[str, Prepared, int]]:
     """Endless: one cell of every op a round, the dtypes in turn, every case once before the seed moves on."""
     for number in itertools.count(first):
         for i, op in enumerate(ops):
@@ -295,8 +305,9 @@ def honest(ops: Sequence[str], setting: Setting, seed: int, backend: str, first:
                 continue
             dtype, alarm = dtype_name(prepared.dtype), None
             if seen.flagged:
-                alarm = Alarm(alternative=one.key, op=op, case=prepared.case.name, dtype=dtype, seed=now,
-                              reason=seen.cell.reason)  # fmt: skip
+                alarm = Alarm(
+                    alternative=one.key, op=op, case=prepared.case.name, dtype=dtype, seed=now, reason=seen.cell.reason
+                )
             tally.add(op, dtype, one.key, seen.accepted, alarm)
     return tally
 

@@ -73,8 +73,9 @@ def forked(work: Callable[[], Record], limit: float) -> Record | str:
     return Record.model_validate(said["record"])
 
 
-def each_mutant(mutants: Sequence[Mutant], setting: Setting, seed: int, every_run_judged: bool,
-                limit: float = LIMIT_SECONDS) -> Iterator[Record]:  # fmt: skip
+def each_mutant(
+    mutants: Sequence[Mutant], setting: Setting, seed: int, every_run_judged: bool, limit: float = LIMIT_SECONDS
+) -> Iterator[Record]:
     """Every mutant's record, kernel by kernel. On a GPU that is lost, the rest is not run."""
     grouped: dict[tuple[str, str], list[Mutant]] = {}
     for mutant in mutants:
