@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 
 import pytest
 import torch
 
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
+from ferryman.porting import selftest
 from ferryman.porting.mutate import cpp, python, rewrites, rules, sources
 from ferryman.porting.mutate.edits import EditError, spread
-from ferryman.porting.selftest import judging, planting, session, worker
+from ferryman.porting.selftest import judging, planting, report, session, worker
 
 CPU = torch.device("cpu")
 # Each bug of the project's list -> the operator, rule or rewriting that plants it.
@@ -101,3 +103,15 @@ def test_cpp_variants_lie_side_by_side() -> None:
     made = cpp.schemata(text, "f.cuh", found)
     assert all(f"ferryman_mutant == {n}" in made for n in found)
     assert cpp.refused("mutant:2:5: error: no match") == {2}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_drawn_today_is_caught() -> None:
+    """Part of the whole, drawn by the date; docs/selftest.md has the command that runs all of it."""
+    today = int(datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%d"))
+    document = selftest.run(honest_runs=200, device="cpu", sample=120, seed=today, jobs=2, minutes=4)
+    missed = [r.key for r in report.survivors(document)]
+    assert document.false_alarms == 0, (today, document.honest.alarms)
+    assert document.mutants.non_equivalent >= 20
+    assert document.mutants.caught >= 0.95 * document.mutants.non_equivalent, (today, missed)

@@ -209,7 +209,7 @@ def _spread(
 ) -> None:
     """Jobs in worker processes, an op's mutants of one backend in one; ``jobs`` at a time."""
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    for job in sorted(todo, key=lambda j: j["backend"] == "torch"):  # what takes long begins first
+    for job in sorted(todo, key=lambda j: j["backend"] != "torch"):  # what is quick begins
         by_op: dict[str, list[str]] = {}
         for key in job["mutants"]:
             by_op.setdefault(next(m.op for m in left if m.key == key), []).append(key)

@@ -29,7 +29,7 @@ from ferryman.porting.selftest.session import Cells, evaluate, honest, not_run
 SIMULATED = "h200"  # a CPU has no tiles of its own
 RUNS = 2  # the interpreter is one thread of NumPy: a third run would show nothing new
 LIMIT_SECONDS = 120.0  # of one mutant
-WARM_FROM = 8  # mutants of one kernel from which on its results are made once for all of them
+WARM_FROM = 2  # mutants of one kernel from which on its results are made once for all of them
 START = "from ferryman.porting.selftest.worker import main; raise SystemExit(main())"
 
 
