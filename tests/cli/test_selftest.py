@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.porting.selftest import judging, runner
+from ferryman.porting.selftest import runner
 from tests.cli.run import ferryman
 
-QUICK = ("selftest", "--device", "cpu", "--op", "softmax", "--quick", "--honest", "20")
+QUICK = ("selftest", "--device", "cpu", "--op", "softmax", "--edits", "1", "--sample", "20", "--honest", "20")
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_the_score_is_printed_beside_other_rules() -> None:
     rows = [line for line in done.out.splitlines() if "%" in line]
     assert rows[0].startswith("ferryman") and "torch.allclose" in rows[1] and "twice" in rows[3]
     assert "gates that failed" in done.out
-    assert "not run" in done.out and "a CPU has no streams" in done.out and "left out by the test" in done.out
+    assert "not run" in done.out and "left out by the test" in done.out
 
 
 def test_the_document_is_json_and_can_be_written(tmp_path: Path) -> None:
@@ -36,18 +36,6 @@ def test_the_document_is_json_and_can_be_written(tmp_path: Path) -> None:
     assert set(document["mutants"]) == {"caught", "non_equivalent", "by_gate"}
     assert document["false_alarms"] == 0 and document["honest_runs"] >= 18
     assert json.loads((tmp_path / "score.json").read_text("utf-8")) == document
-
-
-def test_a_check_that_lets_bugs_through_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = judging.check_cell
-
-    def blind(*args: object, **kwargs: object) -> object:
-        return real(*args, **kwargs).model_copy(update={"verdict": "PASS", "gates": {}})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(judging, "check_cell", blind)
-    done = ferryman(*QUICK)
-    assert done.code == 1
-    assert "FAIL: 0.0% caught; required: 95%" in done.out and "not caught" in done.out
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from ferryman.cli import (
     explain,
     fingerprint,
     migrate,
+    mutate,
     new,
     ops,
     port,
@@ -67,6 +68,7 @@ app.command("explain", cls=_Verb)(explain.explain)
 app.command("doctor", cls=_Verb)(doctor.doctor)
 app.command("fingerprint", cls=_Verb)(fingerprint.fingerprint)
 app.command("port", cls=_Verb)(port.port)
+app.command("mutate", cls=_Verb)(mutate.mutate)
 app.command("record", cls=_Verb)(record.record)
 app.command("replay", cls=_Verb)(replay.replay)
 app.command("compare", cls=_Verb)(compare.compare)

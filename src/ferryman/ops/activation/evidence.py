@@ -27,7 +27,8 @@ def _cases(**extra: object) -> Sequence[Case]:
     found = [Case(n, {"gate": TensorSpec(s), "up": TensorSpec(s), **extra}) for n, s in shapes.items()]
     for layout in ("rows", "last", "offset"):
         spec = TensorSpec((6, 200), layout=layout)
-        found.append(Case(f"layout_{layout}", {"gate": spec, "up": TensorSpec((6, 200)), **extra}))
+        up = TensorSpec((6, 200), layout="rows" if layout == "last" else "contiguous")
+        found.append(Case(f"layout_{layout}", {"gate": spec, "up": up, **extra}))
     for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
         spec = TensorSpec((5, 384), fill=fill)
         found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))

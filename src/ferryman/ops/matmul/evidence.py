@@ -38,7 +38,13 @@ def _cases() -> Sequence[Case]:
                 {
                     "x": TensorSpec(x, layout=layout, fill=fill),
                     "weight": TensorSpec((n, x[-1]), layout=weight_layout, fill=weight_fill or fill),
-                    "bias": TensorSpec((n,), fill=bias_fill or ("integer" if judged else None)) if bias else None,
+                    "bias": TensorSpec(
+                        (n,),
+                        fill=bias_fill or ("integer" if judged else None),
+                        layout="last" if layout == "last" else "contiguous",
+                    )
+                    if bias
+                    else None,
                 },
                 tier,  # type: ignore[arg-type]
                 **judged,
@@ -61,7 +67,7 @@ def _cases() -> Sequence[Case]:
     add("empty", (0, 32), 16)
     add("tile_edge", (129, 65), 130)
     for layout in ("rows", "last", "offset"):
-        add(f"layout_{layout}", (20, 72), 40, layout=layout, weight_layout=layout)
+        add(f"layout_{layout}", (20, 72), 40, bias=layout == "last", layout=layout, weight_layout=layout)
     for fill in ("offset", "nonfinite", "constant"):
         add(f"fill_{fill}", (24, 96), 40, fill=fill)
     add("exact_integers", (24, 96), 40, **integers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,6 +68,12 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
         add(f"layout_{layout}", (6, 200), layout=layout)
     for fill in ("offset", "constant", "tiny", "large", "nonfinite", "zeros"):
         add(f"fill_{fill}", (5, 384), fill=fill)
+    # weight and bias as columns of something, and large: results, and gradients summed over rows, go past 448
+    add("column_weight", (6, 200))
+    columns = {
+        n: replace(found[-1].args[n], layout="last", fill="offset") for n in ("weight", "bias") if n in found[-1].args
+    }
+    found[-1] = replace(found[-1], args={**found[-1].args, **columns}, cotangent="offset")
     add("large_eps", (4, 128), eps=0.5)
     if bias:
         # Welford's update divides by every count: its float32 shows it, and so do gradients through the statistics

@@ -32,7 +32,8 @@ def _cases() -> Sequence[Case]:
         fill: str | None = None,
         exact: bool = False,
     ) -> None:
-        angle = TensorSpec((batch, q[2], rotary or q[3]), dtype=cos_dtype, fill="signs" if exact else "unit")
+        apart = "rows" if layout == "last" else "contiguous"
+        angle = TensorSpec((batch, q[2], rotary or q[3]), cos_dtype, "signs" if exact else "unit", apart)
         found.append(
             Case(
                 name,

@@ -1,10 +1,11 @@
 """The checker's own score: planted bugs that it catches, right kernels that it flags, and other rules on the same runs.
 
-`mutants` holds the bugs, `alternatives` the right kernels, `judging` one run, `runner` all of them. docs/selftest.md:
-what is measured, and how.
+`porting/mutate` makes the bugs; `planting` lists those of an op, `alternatives` the right kernels, `judging` is one
+run,
+`session` one mutant, `worker` a process of them, `runner` the whole. docs/selftest.md: what is measured, and how.
 """
 
-from ferryman.porting.selftest.edits import EditError
+from ferryman.porting.mutate.edits import EditError
 from ferryman.porting.selftest.report import SelfTest, succeeded
 from ferryman.porting.selftest.runner import run
 

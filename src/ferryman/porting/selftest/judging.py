@@ -16,13 +16,14 @@ from ferryman.device_profiles import Profile
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting import hygiene, mutation
-from ferryman.porting.cases import as_tuple
+from ferryman.porting.cases import Arguments, as_tuple
+from ferryman.porting.mutate.edits import EditError
 from ferryman.porting.parity import Prepared, check_cell
 from ferryman.porting.results import Cell
 from ferryman.porting.selftest import baselines
-from ferryman.porting.selftest.edits import EditError
 
 RAISED = "raised"  # beside the gates: the kernel raised, or its process died
+Outputs = tuple[Any, ...] | None
 _JUDGED = ("PASS", "FAIL", "SIMULATED", "MISTRUSTED")
 _ALIGNED_FILLS = {None, "normal", "weight", "unit"}
 
@@ -80,9 +81,9 @@ class _Recorder:
         return result
 
 
-def restore(prepared: Prepared) -> None:
+def restore(args: Arguments) -> None:
     """A kernel under test may have written its inputs: the next one gets them as they were."""
-    for buffer in prepared.args.buffers.values():
+    for buffer in args.buffers.values():
         if not buffer.untouched():
             buffer.bytes.copy_(buffer.pristine)
 
@@ -99,7 +100,7 @@ def look(kernel: Callable[..., Any], line: Implementation, prepared: Prepared, s
             prepared=prepared, kernel=recorder, times=setting.times, simulate=setting.simulate,
         )  # fmt: skip
     finally:
-        restore(prepared)
+        restore(prepared.args)
     if recorder.fault is not None:
         raise recorder.fault
     outputs = recorder.outputs
@@ -107,25 +108,38 @@ def look(kernel: Callable[..., Any], line: Implementation, prepared: Prepared, s
     return Seen(cell, accepted, outputs)
 
 
-def call(kernel: Callable[..., Any], prepared: Prepared, setting: Setting, target: Any) -> tuple[Any, ...] | None:
-    """The kernel's outputs alone; None where it raises."""
+def call(op: Primitive, kernel: Callable[..., Any], args: Arguments, setting: Setting, target: Any) -> Outputs:
+    """The kernel's outputs alone; None where it raises, or touches what it may not."""
     try:
-        whole = mutation.on_copies(prepared.primitive, kernel)
-        runs = hygiene.run(prepared.primitive, whole, prepared.args, target, setting.device, 1)
+        whole = mutation.on_copies(op, kernel)
+        runs = hygiene.run(op, whole, args, target, setting.device, 1)
+        clean = not runs.faults and not mutation.faults(whole)
+    except EditError:
+        raise
     except Exception:  # noqa: BLE001 - a mutant may raise anything; the caller counts it as different
         return None
     finally:
-        restore(prepared)
-    return as_tuple(runs.outputs)
+        restore(args)
+    return as_tuple(runs.outputs) if clean else None
 
 
-def same_bits(mine: tuple[Any, ...] | None, right: tuple[Any, ...] | None) -> bool:
+def same_bits(mine: Outputs, right: Outputs) -> bool:
+    """Equal in every bit; NaN equals NaN, whose other bits no standard gives a meaning to."""
     if mine is None or right is None or len(mine) != len(right):
         return False
     return all(
-        isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and hygiene.bitwise_equal(a, b)
+        isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and _equal(a, b)
         for a, b in zip(mine, right, strict=True)
     )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if hygiene.bitwise_equal(a, b):
+        return True
+    if a.shape != b.shape or not a.is_floating_point() or not bool(a.isnan().any()):
+        return False
+    gone = a.isnan(), b.isnan()
+    return torch.equal(*gone) and hygiene.bitwise_equal(a.where(~gone[0], 0), b.where(~gone[1], 0))
 
 
 def aligned(primitive: Primitive, case: Case) -> bool:

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict
 from ferryman.porting.results import Environment
 from ferryman.porting.selftest import baselines
 
-SCHEMA_VERSION = 1
-REQUIRED_SHARE = 0.95
+SCHEMA_VERSION = 2
+REQUIRED_SHARE = 0.99
+MOST_EQUIVALENT = 0.15
 Outcome = Literal["caught", "missed", "equivalent", "not run"]
 
 
@@ -30,7 +31,7 @@ class Record(_Model):
     key: str
     op: str
     name: str
-    kind: str
+    operator: str
     note: str
     backend: str
     outcome: Outcome = "missed"
@@ -39,6 +40,7 @@ class Record(_Model):
     reason: str | None = None
     runs: int = 0
     flagged: int = 0
+    draws: int = 0
     others: dict[str, bool] = {}
     others_aligned: dict[str, bool] = {}
 
@@ -47,6 +49,15 @@ class Mutants(_Model):
     caught: int
     non_equivalent: int
     by_gate: dict[str, int]
+
+
+class Fates(_Model):
+    """What became of one operator's mutants."""
+
+    caught: int = 0
+    missed: int = 0
+    equivalent: int = 0
+    not_run: int = 0
 
 
 class Baseline(_Model):
@@ -111,7 +122,8 @@ class SelfTest(_Model):
     honest_runs: int
     baselines: dict[str, Baseline]
     planted: int
-    classes: dict[str, int]
+    operators: dict[str, Fates]
+    equivalent_share: dict[str, float]
     ops: dict[str, int]
     source_edits: int
     survive_allclose: int
@@ -124,7 +136,7 @@ class SelfTest(_Model):
 
 
 def compose(environment: Environment, records: list[Record], tally: Tally, every_run_judged: bool) -> SelfTest:
-    """The document of some records; classes and ops count the mutants that ran and are not equivalent."""
+    """The document of some records; ops count the mutants that ran and are not equivalent."""
     real = [r for r in records if r.outcome in ("caught", "missed")]
     gates = Counter(g for r in real for g in r.gates)
     return SelfTest(
@@ -140,7 +152,8 @@ def compose(environment: Environment, records: list[Record], tally: Tally, every
             )
             for name in baselines.NAMES
         },
-        planted=len(records), classes=_counts(r.kind for r in real), ops=_counts(r.op for r in real),
+        planted=len(records), operators=_fates(records), equivalent_share=_equivalent(records), ops=_counts(r.op for
+        r in real),
         source_edits=sum(r.backend != "torch" for r in real),
         survive_allclose=sum(not r.others.get(baselines.ALLCLOSE, False) for r in real),
         honest=tally, listing=sorted(records, key=lambda r: (r.op, r.backend, r.name)),
@@ -151,12 +164,29 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
+def _fates(records: list[Record]) -> dict[str, Fates]:
+    found: dict[str, Fates] = {}
+    for record in records:
+        fates, name = found.setdefault(record.operator, Fates()), record.outcome.replace(" ", "_")
+        setattr(fates, name, getattr(fates, name) + 1)
+    return dict(sorted(found.items()))
+
+
+def _equivalent(records: list[Record]) -> dict[str, float]:
+    """Kernel (op and backend) -> the share of its mutants that ran which are equivalent."""
+    kernels: dict[str, list[bool]] = {}
+    for r in records:
+        if r.outcome != "not run":
+            kernels.setdefault(f"{r.op}.{r.backend}", []).append(r.outcome == "equivalent")
+    return {name: round(sum(found) / len(found), 4) for name, found in sorted(kernels.items())}
+
+
 def dumps(document: SelfTest) -> str:
     return document.model_dump_json(indent=1)
 
 
 def succeeded(document: SelfTest) -> bool:
-    """At least 95% of the mutants that are not equivalent caught, no right kernel flagged, and something ran."""
+    """At least 99% of the mutants that are not equivalent caught, no right kernel flagged, and something ran."""
     share = document.share
     return share is not None and share >= REQUIRED_SHARE and document.false_alarms == 0
 

@@ -1,29 +1,76 @@
-"""The whole self-test on one device."""
+"""The whole self-test on one device, or what is left of one that was interrupted."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting.process import quiet
+from ferryman.porting.process import parentage, quiet
 from ferryman.porting.results import environment
+from ferryman.porting.selftest import worker
+from ferryman.porting.selftest.alternatives import alternatives
 from ferryman.porting.selftest.judging import Setting
-from ferryman.porting.selftest.mutants import catalogue
-from ferryman.porting.selftest.planting import Mutant
+from ferryman.porting.selftest.planting import EDITS, Mutant, catalogue
 from ferryman.porting.selftest.report import Record, SelfTest, Tally, compose
-from ferryman.porting.selftest.session import each_mutant, honest, not_run
-from ferryman.porting.selftest.worker import Interpreted
+from ferryman.porting.selftest.session import not_run
 
 Progress = Callable[[int, int, str], None]
 HONEST = 1000
 INTERPRETED_SHARE = 10  # one right run of ten is a Triton kernel with other tiles
+_PIECE = 4  # rounds of right runs that are written down at a time
+Piece = tuple[str, int, int]
+
+
+class Journal:
+    """What is known already, by key, in a file of JSON lines that is written as results come."""
+
+    def __init__(self, file: Path | None, stamp: dict[str, Any]) -> None:
+        self._file, self.records, self.tallies = file, dict[str, Record](), dict[str, Tally]()
+        if file is None:
+            return
+        if file.exists():
+            head, *lines = file.read_text("utf-8").splitlines() or ["{}"]
+            if json.loads(head) != stamp:
+                raise ArgumentError(
+                    "selftest", "--resume", f"{file}: {head}", f"a file of this run, {json.dumps(stamp)}"
+                )
+            for line in lines:
+                if line.endswith("}"):  # a run that was killed may leave half a line
+                    said = json.loads(line)
+                    self._keep(said["key"], said)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(stamp) + "\n", "utf-8")
+
+    def _keep(self, key: str, said: dict[str, Any]) -> None:
+        if "record" in said:
+            self.records[key] = Record.model_validate(said["record"])
+        else:
+            self.tallies[key] = Tally.model_validate(said["tally"])
+
+    def add(self, key: str, found: Record | Tally) -> None:
+        kind = "record" if isinstance(found, Record) else "tally"
+        said = {"key": key, kind: found.model_dump(mode="json")}
+        self._keep(key, said)
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(said) + "\n")
 
 
 def run(
@@ -32,15 +79,22 @@ def run(
     seed: int = 0,
     device: torch.device | str | None = None,
     every_run_judged: bool = False,
-    sample: bool = False,
+    sample: int | None = None,
+    most: int | None = EDITS,
+    jobs: int = 1,
+    minutes: float | None = None,
+    resume: Path | None = None,
     progress: Progress | None = None,
+    plant_seed: int | None = None,
 ) -> SelfTest:
-    """Judge every mutant, and ``honest_runs`` runs of right alternatives, with the engine and with the other rules.
+    """Judge mutants, and ``honest_runs`` runs of right alternatives, with the engine and with the other rules.
 
-    ops: names; None is all. device: None is the accelerator, else the CPU, where edited Triton kernels are interpreted
-    in a worker process. every_run_judged: the engine judges also the runs after the one that caught a mutant, so that
-    every gate that can catch it is counted. sample: one mutant of each class, of each way of planting. Raises
-    UnknownName for an op that is not there, and EditError where an edit no longer fits the source.
+    ops: names; None is all. device: None is the accelerator, else the CPU, where edited Triton kernels are interpreted.
+    every_run_judged: the engine judges also the runs after the one that caught a mutant. sample: so many mutants, drawn
+    by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: nothing
+    new
+    is begun after as many. resume: a file in which results are kept, and from which an interrupted run goes on.
+    plant_seed: which edits are drawn; None: by ``seed``. Raises UnknownName for an op that is not there.
     """
     began = time.perf_counter()
     if honest_runs < 0:
@@ -51,53 +105,78 @@ def run(
         raise ArgumentError("selftest", "device", repr(device), "a device that is here: cpu, cuda:1 ..") from error
     if place == torch.device("cuda"):
         place = torch.device("cuda", torch.cuda.current_device())
-    profile = detect(place)
+    profile, planted = detect(place), seed if plant_seed is None else plant_seed
     names = [registry.primitive(op).name for op in (registry.primitives() if ops is None else ops)]
-    chosen = [m for m in catalogue() if m.op in set(names)]
-    if sample:
-        chosen = list({(m.kind, m.backend, m.gpu): m for m in reversed(chosen)}.values())[::-1]
-    here, interpreted, records = _sorted(chosen, place, profile)
-    triton_share = honest_runs // INTERPRETED_SHARE if _triton(place, profile) is None else 0
-    tally = Tally()
-    total = len(here) + len(interpreted) + honest_runs
+    chosen = catalogue(names, most, planted)
+    if sample is not None and sample < len(chosen):
+        chosen = random.Random(f"{planted}").sample(chosen, sample)
+    stamp = {
+        "selftest": 2,
+        "ops": names,
+        "honest": honest_runs,
+        "seed": seed,
+        "planted": planted,
+        "sample": sample,
+        "most": most,
+        "by_gate": every_run_judged,
+        "device": profile.name,
+    }
+    journal = Journal(resume, stamp)
+    left, absent = _left([m for m in chosen if m.key not in journal.records], place, profile)
+    for record in absent:
+        journal.add(record.key, record)
+    pieces = {
+        backend: [p for p in _pieces(names, runs, backend) if p[0] not in journal.tallies]
+        for backend, runs in _shares(honest_runs, place, profile).items()
+    }
+    total = len(left) + sum(map(len, pieces.values()))
+    deadline = None if minutes is None else began + 60 * minutes
     done = 0
 
-    def told(label: str, more: int = 1) -> None:
+    def heard(key: str, found: Record | Tally) -> None:
         nonlocal done
-        done += more
+        journal.add(key, found)
+        done += 1
         if progress is not None:
-            progress(min(done, total), total, label)
+            progress(done, total, key.split(".")[0])
 
-    setting = Setting(place, profile)
-    worker = (
-        Interpreted([m.key for m in interpreted], names, triton_share, seed, every_run_judged)
-        if place.type == "cpu" and (interpreted or triton_share)
-        else None
-    )
-    counted = 0
-
-    def heard(so_far: Tally) -> None:
-        nonlocal counted
-        told("right alternatives", so_far.runs - counted)
-        counted = so_far.runs
-
-    with quiet(), worker or nullcontext():
-        for record in each_mutant(here, setting, seed, every_run_judged):
-            records.append(record)
-            told(record.op)
-        tally.merge(honest(names, honest_runs - triton_share, setting, seed, "torch", heard))
-        if place.type == "cuda" and triton_share:
-            counted = 0
-            tally.merge(honest(names, triton_share, setting, seed, "triton", heard))
-        for found in worker or ():
-            if isinstance(found, Tally):
-                tally.merge(found)
-                told("right alternatives (interpreted)", found.runs)
-            else:
-                records.append(found)
-                told(f"{found.op} (interpreted)")
+    base = {"seed": seed, "plant_seed": planted, "most": most, "every_run_judged": every_run_judged, "ops": names}
+    todo = [
+        {
+            **base,
+            "backend": backend,
+            "mutants": [m.key for m in left if m.backend == backend],
+            "honest": pieces[backend],
+        }
+        for backend in pieces
+    ]
+    with quiet():
+        if place.type == "cuda":
+            for job in todo:
+                worker.do(job, Setting(place, profile), heard)
+        else:
+            _spread(todo, left, jobs, deadline, heard)
     facts = environment(place, profile, seed, "small", round(time.perf_counter() - began, 3))
+    tally = Tally()
+    for found in journal.tallies.values():
+        tally.merge(found)
+    records = [journal.records[m.key] for m in chosen if m.key in journal.records]
     return compose(facts, records, tally, every_run_judged)
+
+
+def _shares(honest_runs: int, place: torch.device, profile: Profile) -> dict[str, int]:
+    """Right runs by way of running."""
+    if _triton(place, profile) is not None:
+        return {"torch": honest_runs}
+    share = honest_runs // INTERPRETED_SHARE
+    return {"torch": honest_runs - share, "triton": share}
+
+
+def _pieces(ops: Sequence[str], runs: int, backend: str) -> list[Piece]:
+    """At least ``runs`` right runs, in pieces of a few rounds; every alternative of every op runs once a round."""
+    a_round = max(len(alternatives(ops, backend)), 1)
+    rounds = -(-runs // a_round)
+    return [(f"right.{backend}.{first}", first, min(_PIECE, rounds - first)) for first in range(0, rounds, _PIECE)]
 
 
 def _triton(place: torch.device, profile: Profile) -> str | None:
@@ -107,23 +186,102 @@ def _triton(place: torch.device, profile: Profile) -> str | None:
     return "; ".join(registry.probe("triton", profile.vendor)) or None
 
 
-def _sorted(mutants: Sequence[Mutant], place: torch.device, profile: Profile) -> tuple[
-        list[Mutant], list[Mutant], list[Record]]:  # fmt: skip
-    """(those of this process, those of the worker, records of those that cannot run here)."""
-    here, interpreted, absent = [], [], []
+def _left(mutants: Sequence[Mutant], place: torch.device, profile: Profile) -> tuple[list[Mutant], list[Record]]:
+    """(those that can run here, records of the others)."""
     triton = _triton(place, profile)
-    simt = None
-    if place.type == "cuda":
-        simt = "; ".join(registry.probe("cuda" if profile.vendor == "nvidia" else "hip", profile.vendor)) or None
+    here, absent = [], []
     for mutant in mutants:
-        if mutant.gpu is not None and place.type != "cuda":
-            absent.append(not_run(mutant, mutant.gpu))
-        elif mutant.backend == "simt" and simt is not None:
-            absent.append(not_run(mutant, simt))
-        elif mutant.backend == "triton" and triton is not None:
-            absent.append(not_run(mutant, triton))
-        elif mutant.backend == "triton" and place.type == "cpu":
-            interpreted.append(mutant)
-        else:
+        why = mutant.gpu if place.type != "cuda" else None
+        why = why or (triton if mutant.backend == "triton" else None)
+        if why is None:
             here.append(mutant)
-    return here, interpreted, absent
+        else:
+            absent.append(not_run(mutant, why))
+    return here, absent
+
+
+def _spread(
+    todo: list[dict[str, Any]],
+    left: list[Mutant],
+    jobs: int,
+    deadline: float | None,
+    heard: Callable[[str, Record | Tally], None],
+) -> None:
+    """Jobs in worker processes, an op's mutants of one backend in one; ``jobs`` at a time."""
+    waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    for job in sorted(todo, key=lambda j: j["backend"] != "torch"):  # what is quick begins
+        by_op: dict[str, list[str]] = {}
+        for key in job["mutants"]:
+            by_op.setdefault(next(m.op for m in left if m.key == key), []).append(key)
+        for op, keys in by_op.items():
+            waiting.put({**job, "ops": [op], "mutants": keys, "honest": []})
+        for start in range(0, len(job["honest"]), 8):
+            waiting.put({**job, "mutants": [], "honest": job["honest"][start : start + 8]})
+    results: queue.SimpleQueue[tuple[str, Record | Tally] | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=_drive, args=(waiting, results, deadline, stop), daemon=True) for _ in range(jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    ended = 0
+    try:
+        while ended < len(threads):
+            found = results.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                ended += 1
+            else:
+                heard(*found)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+
+
+def _drive(waiting: Any, results: Any, deadline: float | None, stop: threading.Event) -> None:
+    """Takes jobs until there are none, or it is late."""
+    try:
+        while not stop.is_set() and (deadline is None or time.perf_counter() < deadline):
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                break
+            _work(job, results, deadline, stop)
+    except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+        results.put(error)
+    finally:
+        results.put(None)
+
+
+def _work(job: dict[str, Any], results: Any, deadline: float | None, stop: threading.Event) -> None:
+    """One job in a process. Raises RuntimeError where the process ends without having done it."""
+    path = os.pathsep.join(p for p in (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")) if p)
+    env = {**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    env["TRITON_INTERPRET"] = "1" if job["backend"] == "triton" else "0"
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+        process = subprocess.Popen(
+            [sys.executable, "-c", worker.START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            env=env,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(job))
+        process.stdin.close()
+        late = False
+        for line in process.stdout:
+            said = json.loads(line)
+            model = Record if "record" in said else Tally
+            results.put((said["key"], model.model_validate(said.get("record") or said["tally"])))
+            late = stop.is_set() or (deadline is not None and time.perf_counter() > deadline)
+            if late:
+                process.kill()
+                break
+        code = process.wait()
+        if code and not late:
+            complaints.seek(0)
+            raise RuntimeError(f"a worker of the self-test ended with code {code}: {complaints.read()[-800:].strip()}")

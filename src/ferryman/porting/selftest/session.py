@@ -4,41 +4,63 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ferryman.dispatch import registry
-from ferryman.dispatch.select import target_of
-from ferryman.ops.primitive import STORAGE_DTYPES, Case
-from ferryman.porting.cases import cases_of
+from ferryman.dispatch.select import View, refusals, target_of
+from ferryman.errors import UnknownName
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import STORAGE_DTYPES, Case, TensorSpec
+from ferryman.porting import fuzz
+from ferryman.porting.cases import Arguments, arguments, cases_of
 from ferryman.porting.fills import dtype_name
+from ferryman.porting.mutate import sources
 from ferryman.porting.parity import Prepared, prepare
 from ferryman.porting.selftest import baselines
 from ferryman.porting.selftest.alternatives import alternatives
-from ferryman.porting.selftest.judging import Seen, Setting, aligned, call, look, same_bits
+from ferryman.porting.selftest.judging import RAISED, Outputs, Seen, Setting, aligned, call, look, same_bits
 from ferryman.porting.selftest.planting import Mutant
 from ferryman.porting.selftest.report import Alarm, Record, Tally
 
-# Cells that every rule sees of an edit of the source, whose runs are dear; of a Python mutant, all.
-PANEL, COMPILED_PANEL = 8, 3
-MULTIPLIES_TILES = ("linear", "attention")  # Triton's interpreter multiplies bfloat16 tiles as raw integers
-_UNREACHED = "no case reaches the edit"
+PANEL = 4  # cells where it differs that the other rules see of a mutant, beyond those until the engine has caught it
+DRAWS = 200  # of the op's whole domain, which an equivalent mutant must give the same bits on
+_TEMPLATES = 10  # on a GPU every shape may be a compilation
+_DRAWN_BY = 7_310_000  # a seed that no check uses
+Lines = frozenset[tuple[str, int]] | None  # (file inside the package, line)
+
+
+@dataclass
+class Draw:
+    """One point of an op's domain that the judge does not use: the arguments, and what the right kernel makes of
+    them."""
+
+    name: str
+    args: Arguments
+    right: Outputs
+    lines: Lines
 
 
 class Cells:
-    """The cells of one op at one seed, each made ready once."""
+    """The cells of one op at one seed, each made ready once, and the right kernel's results on them."""
 
     def __init__(self, op: str, setting: Setting, seed: int, backend: str) -> None:
         self.primitive, self.setting, self.seed, self.backend = registry.primitive(op), setting, seed, backend
         self.cases = cases_of(self.primitive)
+        self.target = target_of(setting.simulate or setting.profile)
         self._ready: dict[tuple[str, torch.dtype], Prepared] = {}
+        self._right: dict[tuple[str, torch.dtype, int], tuple[Outputs, Lines]] = {}
+        self._draws: dict[int, list[Draw]] = {}
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """bfloat16 first, where most bugs show."""
-        if self.backend == "triton" and self.setting.simulate and self.primitive.name.startswith(MULTIPLIES_TILES):
+        if self.backend == "triton" and self.setting.simulate and sources.multiplies(self.primitive.name):
             return (torch.float16, torch.float32)
         return tuple(reversed(STORAGE_DTYPES))
 
@@ -48,82 +70,180 @@ class Cells:
             self._ready[key] = prepare(self.primitive, case, dtype, self.setting.device, self.seed)
         return self._ready[key]
 
-    def order(self, first: Sequence[str]) -> list[tuple[Case, torch.dtype]]:
-        """Every cell for a Python mutant. For an edit: ``first`` in every dtype, an aligned case in every dtype, then
-        each case in one dtype, in turn."""
-        dtypes = self.dtypes
-        if self.backend == "torch":
-            return [(case, dtype) for dtype in dtypes for case in self.cases]
-        by_name = {case.name: case for case in self.cases}
-        missing = [name for name in first if name not in by_name]
-        if missing:
-            raise ValueError(f"{self.primitive.name} has no case {', '.join(missing)}")
-        usual = next((c for c in self.cases if aligned(self.primitive, c)), self.cases[0])
-        chosen = dict.fromkeys((*first, usual.name))
-        cells = [(by_name[name], dtype) for name in chosen for dtype in dtypes]
-        rest = [case for case in self.cases if case.name not in chosen]
-        return cells + [(case, dtypes[i % len(dtypes)]) for i, case in enumerate(rest)]
+    def order(self) -> list[tuple[Case, torch.dtype]]:
+        """Every cell: an aligned case, then the others, small ones first, in the first dtype; then in the others."""
+        usual = [c for c in self.cases if aligned(self.primitive, c)][:1]
+        rest = sorted((c for c in self.cases if c not in usual), key=_elements)
+        return [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
+
+    def right(self, kernel: Callable[..., Any], case: Case, dtype: torch.dtype) -> tuple[Outputs, Lines]:
+        """(the right kernel's outputs on a cell, the lines of source that its case reaches; None where not known).
+
+        Tracing costs three runs: it is done in the first dtype, for all of them.
+        """
+        key = case.name, dtype, id(kernel)
+        if key not in self._right:
+            args = self.prepared(case, dtype).args
+            if dtype == self.dtypes[0]:
+                self._right[key] = self._traced(kernel, args)
+            else:
+                outputs = call(self.primitive, kernel, args, self.setting, self.target)
+                self._right[key] = outputs, self.right(kernel, case, self.dtypes[0])[1]
+        return self._right[key]
+
+    def _traced(self, kernel: Callable[..., Any], args: Arguments) -> tuple[Outputs, Lines]:
+        if self.backend == "torch" or self.setting.simulate is None:
+            return call(self.primitive, kernel, args, self.setting, self.target), None
+        lines: set[tuple[str, int]] = set()
+        root = str(sources.ROOT) + os.sep
+
+        def enter(frame: Any, event: str, argument: Any) -> Any:
+            file = frame.f_code.co_filename
+            if not file.startswith(root) or not (file.endswith("kernels.py") or "triton_" in file):
+                return None
+            name = file.removeprefix(root)
+
+            def step(frame: Any, event: str, argument: Any) -> Any:
+                lines.add((name, frame.f_lineno))
+                return step
+
+            return step
+
+        sys.settrace(enter)
+        try:
+            outputs = call(self.primitive, kernel, args, self.setting, self.target)
+        finally:
+            sys.settrace(None)
+        return outputs, frozenset(lines)
+
+    def draws(self, kernel: Callable[..., Any], line: Implementation) -> list[Draw]:
+        """DRAWS points of the op's domain that ``line`` serves; fewer where fuzzing does not know the op."""
+        if id(kernel) not in self._draws:
+            found: list[Draw] = []
+            op, setting = self.primitive, self.setting
+            compiled = setting.device.type == "cuda"
+            try:
+                drawn = (
+                    fuzz.variants(op, _TEMPLATES, 2 * DRAWS // _TEMPLATES, _DRAWN_BY)
+                    if compiled
+                    else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY)
+                )
+                for number, (case, dtype) in enumerate(drawn):
+                    if dtype not in self.dtypes or len(found) == DRAWS:
+                        continue
+                    args = arguments(case, op, dtype, _DRAWN_BY + number, setting.device)
+                    if refusals(line, View.of(op, args.values, setting.profile), setting.profile, absent=True):
+                        continue
+                    outputs, lines = self._traced(kernel, args)
+                    if outputs is not None:
+                        found.append(Draw(f"draw {number} {dtype_name(dtype)}", args, outputs, lines))
+            except UnknownName:
+                pass  # an op of another package, which fuzzing has no data about: only its own cases are known
+            self._draws[id(kernel)] = found
+        return self._draws[id(kernel)]
+
+    def warm(self, kernel: Callable[..., Any], line: Implementation) -> None:
+        """Everything that several mutants of one kernel need."""
+        for case, dtype in self.order():
+            self.right(kernel, case, dtype)
+        self.draws(kernel, line)
 
 
-def evaluate(mutant: Mutant, cells: Cells, setting: Setting, every_run_judged: bool) -> Record:
-    """Run a mutant on its cells until everything is known.
+def _elements(case: Case) -> int:
+    return sum(math.prod(a.shape) for a in case.args.values() if isinstance(a, TensorSpec))
 
-    The other rules see the same runs: the whole panel, and what the engine needs beyond it. Once the engine has caught
-    the mutant, further runs are for them alone (unless every run is judged).
+
+def _reaches(mutant: Mutant, lines: Lines) -> bool:
+    edit = mutant.edit
+    return edit is None or lines is None or any((edit.file, n) in lines for n in range(edit.line, edit.last + 1))
+
+
+def evaluate(
+    mutant: Mutant, right: Callable[..., Any], cells: Cells, setting: Setting, every_run_judged: bool
+) -> Record:
+    """Run a mutant on its cells until everything is known; where no gate fails, compare it with the right kernel.
+
+    An edit is judged on the cells that reach it and where its bits differ from the right kernel's. Once the engine has
+    caught the mutant, further runs are for the other rules (unless every run is judged).
     """
-    record = Record(
-        key=mutant.key, op=mutant.op, name=mutant.name, kind=mutant.kind, note=mutant.note, backend=mutant.backend,
-        others=dict.fromkeys(baselines.NAMES, False), others_aligned=dict.fromkeys(baselines.NAMES, False),
-    )  # fmt: skip
-    kernel, right, line = mutant.make(), mutant.right(), mutant.line(setting.device)
-    target = target_of(setting.simulate or setting.profile)
-    order = cells.order(mutant.first)
-    edited_panel = COMPILED_PANEL if setting.device.type == "cuda" else PANEL
-    panel = len(order) if mutant.backend == "torch" else edited_panel
-    differs = False
-    for number, (case, dtype) in enumerate(order):
+    record = new_record(mutant)
+    try:
+        kernel = mutant.make()
+    except Exception as error:  # noqa: BLE001 - an edited source may fail to load in any way
+        return not_run(mutant, f"does not load: {type(error).__name__}: {_first(error)}")
+    reached, differs, panel = False, False, 0
+    for case, dtype in cells.order():
         caught = record.outcome == "caught"
-        if caught and number >= panel:
+        if caught and panel >= PANEL and not every_run_judged:
             break
         prepared = cells.prepared(case, dtype)
+        if mutant.edit is not None:
+            outputs, lines = cells.right(right, case, dtype)
+            if not _reaches(mutant, lines):
+                continue
+            reached = True
+            mine = call(cells.primitive, kernel, prepared.args, setting, cells.target)
+            record.runs += 1
+            if mine is not None and same_bits(mine, outputs):
+                continue
+            differs = True
+        else:
+            reached = True
+        panel += 1
         usual = aligned(prepared.primitive, case)
-        if caught and not every_run_judged:
-            undecided = [r for r in baselines.NAMES if not (record.others_aligned if usual else record.others)[r]]
-            if undecided:
-                outputs = call(kernel, prepared, setting, target)
-                for rule in undecided:
-                    if outputs is None or not baselines.accepts(rule, outputs, prepared, frozenset(line.roundings)):
-                        _reject(record, rule, usual)
-                record.runs += 1
-            continue
-        seen = look(kernel, line, prepared, setting)
+        seen = look(kernel, mutant.line, prepared, setting)
         if not seen.judged:
             record.reason = record.reason or f"{seen.cell.verdict}: {seen.cell.reason}"
             continue
+        if seen.gates == (RAISED,) and not caught:
+            return not_run(mutant, str(seen.cell.reason), record.runs + 1)
         _count(record, seen, prepared, usual)
-        if record.outcome == "missed" and not differs:
-            differs = not same_bits(seen.outputs, call(right, prepared, setting, target))
-    if record.runs == 0:
-        record.outcome = "not run"
-    elif record.outcome == "missed" and not differs:
+        if record.outcome == "missed" and not differs and mutant.edit is None:
+            differs = not same_bits(seen.outputs, cells.right(right, case, dtype)[0])
+    if record.outcome == "caught":
+        return record
+    if not differs:
+        drawn = _drawn(mutant, kernel, right, cells, setting)
+        reached, differs = reached or drawn.reached, drawn.where is not None
+        record.draws = drawn.count
+    if not reached and not differs:
+        return not_run(
+            mutant, record.reason or "nothing here reaches it: another device's path, or no case and no draw"
+        )
+    if not differs:
         record.outcome = "equivalent"
-        why = mutant.harmless or _UNREACHED
-        record.reason = f"bitwise equal to the unmutated kernel in all {record.runs} runs: {why}"
-    elif record.outcome == "missed":
+        record.reason = f"bitwise equal in all {record.runs} runs and {record.draws} draws"
+    elif record.draws:
+        record.reason = f"differs on {drawn.where}, and no case of the judge shows it"
+    else:
         record.reason = "differs from the unmutated kernel, and no gate failed"
     return record
 
 
-def _reject(record: Record, rule: str, usual: bool) -> None:
-    record.others[rule] = True
-    record.others_aligned[rule] |= usual
+@dataclass
+class _Drawn:
+    count: int
+    reached: bool
+    where: str | None
+
+
+def _drawn(mutant: Mutant, kernel: Any, right: Any, cells: Cells, setting: Setting) -> _Drawn:
+    """Compare with the right kernel on the draws; one that does not reach the edit gives the same bits unseen."""
+    draws = cells.draws(right, mutant.line)
+    reached = False
+    for draw in draws:
+        if _reaches(mutant, draw.lines):
+            reached = True
+            if not same_bits(call(cells.primitive, kernel, draw.args, setting, cells.target), draw.right):
+                return _Drawn(len(draws), True, draw.name)
+    return _Drawn(len(draws), reached, None)
 
 
 def _count(record: Record, seen: Seen, prepared: Prepared, usual: bool) -> None:
     record.runs += 1
-    for rule in baselines.NAMES:
-        if rule not in seen.accepted:
-            _reject(record, rule, usual)
+    for rule in set(baselines.NAMES) - set(seen.accepted):
+        record.others[rule] = True
+        record.others_aligned[rule] |= usual
     if not seen.flagged:
         return
     record.flagged += 1
@@ -133,43 +253,34 @@ def _count(record: Record, seen: Seen, prepared: Prepared, usual: bool) -> None:
         record.case = f"{prepared.case.name} {dtype_name(prepared.dtype)}"
 
 
-def each_mutant(mutants: Sequence[Mutant], setting: Setting, seed: int, every_run_judged: bool,
-                starting: Callable[[Mutant], None] | None = None) -> Iterator[Record]:  # fmt: skip
-    """Every mutant's record, op by op. On a GPU that is lost, the rest is not run."""
-    grouped: dict[tuple[str, str], list[Mutant]] = {}
-    for mutant in mutants:
-        grouped.setdefault((mutant.op, mutant.backend), []).append(mutant)
-    lost: str | None = None
-    for (op, backend), group in grouped.items():
-        cells = Cells(op, setting, seed, backend)
-        for mutant in group:
-            if lost is not None:
-                yield not_run(mutant, lost)
-                continue
-            if starting is not None:
-                starting(mutant)
-            yield evaluate(mutant, cells, setting, every_run_judged)
-            lost = _lost(setting.device, mutant.key)
+def new_record(mutant: Mutant) -> Record:
+    return Record(
+        key=mutant.key,
+        op=mutant.op,
+        name=mutant.name,
+        operator=mutant.operator,
+        note=mutant.note,
+        backend=mutant.backend,
+        others=dict.fromkeys(baselines.NAMES, False),
+        others_aligned=dict.fromkeys(baselines.NAMES, False),
+    )
 
 
-def not_run(mutant: Mutant, reason: str) -> Record:
-    return Record(key=mutant.key, op=mutant.op, name=mutant.name, kind=mutant.kind, note=mutant.note,
-                  backend=mutant.backend, outcome="not run", reason=reason)  # fmt: skip
+def not_run(mutant: Mutant, reason: str, runs: int = 0) -> Record:
+    """Counted apart: it does not load, it raises, or nothing here reaches it."""
+    return new_record(mutant).model_copy(update={"outcome": "not run", "reason": reason, "runs": runs})
 
 
-def _lost(device: torch.device, key: str) -> str | None:
-    if device.type != "cuda":
-        return None
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return f"{key} lost the device: {str(error).splitlines()[0][:200]}"
-    return None
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"
 
 
-def right_cells(ops: Sequence[str], setting: Setting, seed: int, backend: str) -> Iterator[tuple[str, Prepared, int]]:
+def right_cells(
+    ops: Sequence[str], setting: Setting, seed: int, backend: str, first: int = 0
+) -> Iterator[tuple[str, Prepared, int]]:
     """Endless: one cell of every op a round, the dtypes in turn, every case once before the seed moves on."""
-    for number in itertools.count():
+    for number in itertools.count(first):
         for i, op in enumerate(ops):
             cells = Cells(op, setting, seed, backend)
             dtypes, count = cells.dtypes, len(cells.cases)
@@ -179,30 +290,39 @@ def right_cells(ops: Sequence[str], setting: Setting, seed: int, backend: str) -
             yield op, cells.prepared(cells.cases[(turn * step + i) % count], dtypes[dtype]), now
 
 
-def honest(ops: Sequence[str], count: int, setting: Setting, seed: int, backend: str,
-           told: Callable[[Tally], None] | None = None) -> Tally:  # fmt: skip
-    """At least ``count`` runs of right alternatives, every alternative of an op on each cell."""
+def honest(ops: Sequence[str], setting: Setting, seed: int, backend: str, first: int, rounds: int) -> Tally:
+    """Every right alternative on ``rounds`` rounds of cells from round ``first`` on."""
     tally = Tally()
-    known: dict[str, list[tuple[Any, Any, Any]]] = {op: [] for op in ops}
-    for one in alternatives():
-        if one.op in known and one.backend == backend:
-            known[one.op].append((one, one.make(), one.line(setting.device)))
+    known: dict[str, list[tuple[Any, Any]]] = {op: [] for op in ops}
+    for one in alternatives(ops, backend):
+        known[one.op].append((one, one.make()))
     served = [op for op in ops if known[op]]
-    if count <= 0 or not served:
-        return tally
-    for op, prepared, now in right_cells(served, setting, seed, backend):
-        for one, kernel, line in known[op]:
-            seen = look(kernel, line, prepared, setting)
+    cells = right_cells(served, setting, seed, backend, first)
+    for op, prepared, now in itertools.islice(cells, rounds * len(served)):
+        for one, kernel in known[op]:
+            seen = look(kernel, one.line, prepared, setting)
             if not seen.judged:
                 continue
-            dtype = dtype_name(prepared.dtype)
-            alarm = None
+            dtype, alarm = dtype_name(prepared.dtype), None
             if seen.flagged:
-                alarm = Alarm(alternative=one.key, op=op, case=prepared.case.name, dtype=dtype, seed=now,
-                              reason=seen.cell.reason)  # fmt: skip
+                alarm = Alarm(
+                    alternative=one.key, op=op, case=prepared.case.name, dtype=dtype, seed=now, reason=seen.cell.reason
+                )
             tally.add(op, dtype, one.key, seen.accepted, alarm)
-        if told is not None:
-            told(tally)
-        if tally.runs >= count:
-            break
     return tally
+
+
+def judged_alone(
+    mutant: Mutant, right: Callable[..., Any], cells: Cells, case: Case, dtype: torch.dtype
+) -> Record | None:
+    """The record of one cell: caught, missed there, or not run; None where the bits are the right kernel's."""
+    prepared = cells.prepared(case, dtype)
+    kernel = mutant.make()
+    mine = call(cells.primitive, kernel, prepared.args, cells.setting, cells.target)
+    if mine is not None and same_bits(mine, call(cells.primitive, right, prepared.args, cells.setting, cells.target)):
+        return None
+    record, seen = new_record(mutant), look(kernel, mutant.line, prepared, cells.setting)
+    if seen.gates == (RAISED,):
+        return not_run(mutant, str(seen.cell.reason), 1)
+    _count(record, seen, prepared, aligned(prepared.primitive, case))
+    return record

@@ -1,0 +1,162 @@
+"""The edits of an op's own Triton kernels, and the module that an edited text becomes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ferryman.dispatch import registry
+from ferryman.ops.menu import Implementation
+from ferryman.porting.mutate import python
+from ferryman.porting.mutate.edits import Edit, EditError
+
+ROOT = Path(__file__).resolve().parents[2]
+_PACKAGE = "ferryman."
+
+
+def text_of(file: str) -> str:
+    return _read(str(ROOT / file))
+
+
+@functools.lru_cache(maxsize=None)
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=None)
+def _tree(file: str) -> ast.Module:
+    return ast.parse(text_of(file))
+
+
+def file_of(line: Implementation) -> tuple[str, str]:
+    """(the file inside the package, the launcher's name) of a menu line; ("", "") for another package's."""
+    module, _, function = line.where.partition(":")
+    if not module.startswith(_PACKAGE):
+        return "", ""
+    return module.removeprefix(_PACKAGE).replace(".", "/") + ".py", function
+
+
+def _imports(file: str, names: set[str]) -> dict[str, set[str]]:
+    """Files of the package that a file imports some of ``names`` from -> those names as they are called there."""
+    found: dict[str, set[str]] = {}
+    for node in _tree(file).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE):
+            path = node.module.removeprefix(_PACKAGE).replace(".", "/") + ".py"
+            wanted = {a.name for a in node.names if (a.asname or a.name) in names}
+            if wanted and (ROOT / path).is_file():
+                found.setdefault(path, set()).update(wanted)
+    return found
+
+
+def _closure(file: str, start: set[str]) -> dict[str, set[str]]:
+    """Files -> the names in them that are used, from some names of one file on."""
+    found: dict[str, set[str]] = {}
+    left = [(file, start)]
+    while left:
+        at, names = left.pop()
+        more = python.reachable(_tree(at), names) - found.get(at, set())
+        if more:
+            found.setdefault(at, set()).update(more)
+            left += list(_imports(at, more).items())
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def interpretable(op: str) -> Implementation | None:
+    """The op's last Triton line, which serves every call, whose kernels Triton's interpreter can run (Gluon it
+    cannot)."""
+    for line in reversed(registry.implementations(op)):
+        file, function = file_of(line)
+        if line.backend == "triton" and file and "experimental.gluon" not in text_of(file):
+            names = python.reachable(_tree(file), {function})
+            if names & python.jitted(_tree(file)) or any("jit" in text_of(f) for f in _imports(file, names)):
+                return line
+    return None
+
+
+def multiplies(op: str) -> bool:
+    """Whether its kernels multiply tiles: of bfloat16, Triton's interpreter then multiplies raw integers."""
+    line = interpretable(op)
+    if line is None:
+        return False
+    file, function = file_of(line)
+    return any("tl.dot(" in text_of(f) for f in _closure(file, {function}))
+
+
+def candidates(op: str) -> list[Edit]:
+    """Every edit of the jitted functions that the op's launcher reaches, its helpers' in other files among them."""
+    line = interpretable(op)
+    if line is None:
+        return []
+    file, function = file_of(line)
+    found: list[Edit] = []
+    for path, names in sorted(_closure(file, {function}).items()):
+        if "experimental.gluon" not in text_of(path):
+            found += python.edits(text_of(path), path, names)
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Edited Triton modules must be files: Triton reads its kernels' source from there. Removed at exit."""
+    return tempfile.TemporaryDirectory(prefix="ferryman-mutants-")
+
+
+def load(name: str, text: str) -> ModuleType:
+    """A module made from a text. What the text raises at import rises."""
+    path = Path(_folder().name) / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise EditError(f"{path} cannot be loaded as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def kernel(line: Implementation, edit: Edit) -> Callable[..., Any]:
+    """The line's launcher after an edit of its file, or of one that it imports (then both are loaded anew)."""
+    file, function = file_of(line)
+    made: dict[str, str] = {}
+
+    def module(path: str) -> str | None:
+        """The edited module's name; None where the path does not lead to the edit."""
+        if path in made:
+            return made[path]
+        text = text_of(path)
+        changed = path == edit.file
+        if changed:
+            text = edit.apply(text)
+        for imported in _imports(path, _all(path)):
+            inner = module(imported) if imported != path else None
+            if inner is not None:
+                dotted = _PACKAGE + imported.removesuffix(".py").replace("/", ".")
+                text, changed = text.replace(f"from {dotted} import", f"from {inner} import"), True
+        if not changed:
+            return None
+        made[path] = f"ferryman_mutant_{edit.tag}_{path.removesuffix('.py').replace('/', '_')}"
+        if made[path] not in sys.modules:
+            load(made[path], text)
+        return made[path]
+
+    name = module(file)
+    if name is None:
+        raise EditError(f"{edit.file} is no part of {file}")
+    launcher: Callable[..., Any] = getattr(sys.modules[name], function)
+    return launcher
+
+
+def _all(path: str) -> set[str]:
+    return {a.asname or a.name for n in _tree(path).body if isinstance(n, ast.ImportFrom) for a in n.names}

@@ -1,0 +1,374 @@
+"""How many planted bugs a user's own tests catch: `ferryman mutate mine.py:kernel --test "pytest tests/test_mine.py"`.
+
+The file is never edited. The tests run in processes that begin with `hook.py`, which gives Python another text in its
+place. Before that they must pass twice as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ferryman.errors import ArgumentError, FerrymanError, UnknownName
+from ferryman.porting.mutate import python, reveal
+from ferryman.porting.mutate.edits import Edit, spread
+
+SAMPLE = 40
+_HOOK = Path(__file__).with_name("hook.py")
+_ASSERTS = re.compile(r"^(AssertionError|assert |Failed|Mismatch|Tensor-likes)", re.MULTILINE)
+_DEFAULTS = {
+    "float32": "rtol=1.3e-6, atol=1e-5",
+    "float16": "rtol=1e-3, atol=1e-5",
+    "bfloat16": "rtol=1.6e-2, atol=1e-5",
+}
+Fate = Literal["caught", "survived", "raised"]
+
+
+class TestsError(FerrymanError, RuntimeError):
+    """The tests say nothing as they are: they fail, they are flaky, or they never load the file."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The kernel's file, its module's name where it was given as one, and the function."""
+
+    file: Path
+    module: str
+    function: str
+
+
+@dataclass
+class Survivor:
+    """A planted bug that the tests let through. revealed: an input that shows it. tolerances: what let it through."""
+
+    operator: str
+    function: str
+    line: int
+    diff: str
+    revealed: str | None = None
+    tolerances: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What ``ferryman mutate --json`` prints. equal: survivors that no replayed input tells from the original."""
+
+    target: str
+    test: str
+    seed: int
+    possible: int
+    ran: int = 0
+    caught: int = 0
+    survived: int = 0
+    raised: int = 0
+    equal: int = 0
+    seconds: float = 0.0
+    by_operator: dict[str, dict[str, int]] = field(default_factory=dict)
+    raised_by: list[str] = field(default_factory=list)
+    survivors: list[Survivor] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        return {"kind": "ferryman-mutate", "schema_version": 1, **asdict(self)}
+
+
+@dataclass
+class _Run:
+    code: int | None  # None: the time limit
+    seconds: float
+    output: str
+    tests: dict[str, str]  # pytest's: name -> "passed", or the message of its failure
+    notes: list[dict[str, Any]]
+
+
+def target_of(text: str) -> Target:
+    """``path/file.py:kernel`` or ``module:kernel``. Raises ArgumentError, UnknownName."""
+    where, _, function = text.rpartition(":")
+    if not where or not function.isidentifier():
+        raise ArgumentError("mutate", "kernel", repr(text), "file.py:kernel or module:kernel")
+    if where.endswith(".py"):
+        file = Path(where)
+        module = file.stem
+    else:
+        sys.path.insert(0, os.getcwd())
+        try:
+            spec = importlib.util.find_spec(where)
+        except ImportError:
+            spec = None
+        finally:
+            sys.path.remove(os.getcwd())
+        file, module = Path(str(spec.origin) if spec else where), where
+    if not file.is_file():
+        raise ArgumentError(
+            "mutate", "kernel", f"{where}, which is no Python file here", "file.py:kernel or module:kernel"
+        )
+    return Target(Path(os.path.realpath(file)), module, function)
+
+
+def edits_of(target: Target) -> tuple[list[Edit], list[str]]:
+    """(edits of the jitted functions that the kernel reaches in its file, those functions' names)."""
+    text = target.file.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+    if target.function not in functions:
+        raise UnknownName(f"function of {target.file.name}", target.function, functions)
+    kernels = python.reachable(tree, [target.function]) & python.jitted(tree)
+    if not kernels:
+        raise ArgumentError(
+            "mutate",
+            "kernel",
+            f"{target.function}, which is not jitted and names nothing that is",
+            "a @triton.jit function, or a launcher of one in the same file",
+        )
+    return python.edits(text, target.file.name, kernels), sorted(kernels)
+
+
+class _Tests:
+    """The user's command, run as it is or with an edit."""
+
+    def __init__(self, target: Target, command: str, folder: Path, interpret: bool, kernels: list[str]) -> None:
+        self.target, self.command, self.folder, self.kernels = target, shlex.split(command), folder, kernels
+        self.record = folder / "launches"
+        self.record.mkdir()
+        site = folder / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
+        paths = (str(site), os.environ.get("PYTHONPATH", ""))
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "FERRYMAN_HOOK": str(_HOOK),
+        }
+        if interpret:
+            self.env["TRITON_INTERPRET"] = "1"
+        self._count = 0
+
+    def run(self, edit: Edit | None, limit: float | None, record: bool = False) -> _Run:
+        self._count += 1
+        log, junit = self.folder / f"log{self._count}", self.folder / f"junit{self._count}.xml"
+        change = None if edit is None else {"start": edit.start, "old": edit.old, "new": edit.new}
+        job = {
+            "file": str(self.target.file),
+            "edit": change,
+            "log": str(log),
+            "kernels": self.kernels,
+            "record": str(self.record) if record else None,
+        }
+        addopts = f"{os.environ.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider --junitxml={junit}"
+        env = {**self.env, "FERRYMAN_MUTATION": json.dumps(job), "PYTEST_ADDOPTS": addopts + (" -x" if edit else "")}
+        began = time.monotonic()
+        process = subprocess.Popen(
+            self.command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        code: int | None
+        try:
+            output, _ = process.communicate(timeout=limit)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        notes = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
+        return _Run(code, time.monotonic() - began, output, _tests(junit), notes)
+
+
+_SITE = """import importlib.util, os, sys
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [p for p in sys.path if os.path.abspath(p) != here]
+spec = importlib.util.spec_from_file_location("_ferryman_hook", os.environ["FERRYMAN_HOOK"])
+hook = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hook)
+del sys.modules["sitecustomize"]
+try:
+    import sitecustomize  # the user's own, which ours stood before
+except ImportError:
+    pass
+"""
+
+
+def _tests(junit: Path) -> dict[str, str]:
+    if not junit.exists():
+        return {}
+    found = {}
+    for case in ElementTree.parse(junit).iter("testcase"):
+        bad = [e for e in case if e.tag in ("failure", "error")]
+        name = f"{case.get('classname')}::{case.get('name')}"
+        skipped = any(e.tag == "skipped" for e in case)
+        found[name] = (bad[0].get("message") or "failed") if bad else "skipped" if skipped else "passed"
+    return found
+
+
+def _baseline(tests: _Tests) -> tuple[float, _Run]:
+    """Two runs as the file is. Raises TestsError where they fail, differ, or never load it."""
+    first = tests.run(None, None)
+    second = tests.run(None, None, record=True)
+    bad = [{n for n, fate in r.tests.items() if fate not in ("passed", "skipped")} for r in (first, second)]
+    flaky = sorted(bad[0] ^ bad[1])
+    if flaky or (first.code == 0) != (second.code == 0):
+        names = ", ".join(flaky) or "the command's exit code"
+        raise TestsError(
+            f"flaky without any edit: {names} passed in one of two runs and failed in the other. Mend or "
+            "deselect these tests first"
+        )
+    if first.code != 0:
+        names = ", ".join(sorted(bad[0])) or f"exit code {first.code}"
+        tail = "" if bad[0] else "\n" + "\n".join(first.output.strip().splitlines()[-8:])
+        raise TestsError(f"the tests fail without any edit: {names}. They must pass{tail}")
+    if first.tests and all(f == "skipped" for f in first.tests.values()):
+        raise TestsError("every test is skipped here: there is nothing that could catch a bug")
+    if not any("loaded" in n for n in second.notes):
+        raise TestsError(
+            f"the tests never import {tests.target.file}: an edit of it would change nothing. Name the file "
+            "that they import (an installed copy, perhaps)"
+        )
+    return max(first.seconds, second.seconds), second
+
+
+def _fate(run: _Run) -> Fate:
+    """A test that fails by an assertion, or hangs, has caught the bug; a bug that only raises shows by itself."""
+    if run.code == 0:
+        return "survived"
+    if run.code is None:
+        return "caught"
+    messages = [m for m in run.tests.values() if m not in ("passed", "skipped")]
+    if messages:
+        return "caught" if any(_ASSERTS.match(m) for m in messages) else "raised"
+    return "caught" if run.code > 0 and _ASSERTS.search(run.output) else "raised"
+
+
+def mutate(
+    kernel: str,
+    command: str,
+    sample: int | None = SAMPLE,
+    seed: int = 0,
+    limit: float | None = None,
+    interpret: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Outcome:
+    """Run the tests on ``sample`` mutants of a kernel (None: on all).
+
+    kernel: ``file.py:function``, a jitted function or a launcher of some. command: what runs the tests. limit:
+    seconds a
+    run; None: ten times what the tests take, at least 30. interpret: run them with TRITON_INTERPRET=1. Raises
+    TestsError
+    where the tests fail or are flaky without any edit.
+    """
+    began, target = time.monotonic(), target_of(kernel)
+    if not shlex.split(command):
+        raise ArgumentError("mutate", "--test", repr(command), "a command, as in 'pytest tests/test_mine.py'")
+    if sample is not None and sample < 1:
+        raise ArgumentError("mutate", "--sample", sample, "1 or more")
+    possible, kernels = edits_of(target)
+    chosen = spread(possible, len(possible) if sample is None else sample, seed)
+    outcome = Outcome(kernel, command, seed, len(possible))
+    text = target.file.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="ferryman-mutate-") as name:
+        tests = _Tests(target, command, Path(name), interpret, kernels)
+        seconds, plain = _baseline(tests)
+        for number, edit in enumerate(chosen):
+            run = tests.run(edit, limit or max(30.0, 10 * seconds))
+            fate = _fate(run)
+            outcome.ran += 1
+            setattr(outcome, fate, getattr(outcome, fate) + 1)
+            counts = outcome.by_operator.setdefault(edit.operator, {"caught": 0, "survived": 0, "raised": 0})
+            counts[fate] += 1
+            if fate == "raised":
+                outcome.raised_by.append(f"{edit.operator}, line {edit.line}: {edit.note}")
+            if fate == "survived":
+                survivor = Survivor(edit.operator, edit.function, edit.line, edit.diff(text))
+                found = _revealed(tests, edit)
+                outcome.equal += "equal" in found and bool(found["equal"])
+                survivor.revealed = _words(found)
+                survivor.tolerances = _tolerances(plain.notes, run.notes)
+                outcome.survivors.append(survivor)
+            if progress is not None:
+                progress(number + 1, len(chosen), f"{outcome.caught} caught, {outcome.survived} survive")
+    outcome.seconds = round(time.monotonic() - began, 1)
+    return outcome
+
+
+def _revealed(tests: _Tests, edit: Edit) -> dict[str, Any]:
+    """What `reveal` finds, in a process of its own."""
+    target = tests.target
+    source = str(Path(__file__).resolve().parents[3])
+    job = {
+        "file": str(target.file),
+        "module": target.module,
+        "record": str(tests.record),
+        "edit": {"start": edit.start, "old": edit.old, "new": edit.new},
+        "path": [str(target.file.parent), os.getcwd()],
+    }
+    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", reveal.START],
+            input=json.dumps(job),
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": "its replay took more than 120 s"}
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"failed": f"its replay ended with code {done.returncode}: {last[:200]}"}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _words(found: dict[str, Any]) -> str:
+    if "failed" in found:
+        return str(found["failed"])
+    if "difference" in found:
+        return f"{found['what']}: {found['input']}: {found['difference']}"
+    if found["equal"]:
+        return f"bitwise equal on {found['equal']} replayed inputs: it may change nothing"
+    return f"no launch could be replayed{': ' + found['skipped'] if found.get('skipped') else ''}"
+
+
+def _tolerances(plain: list[dict[str, Any]], mutated: list[dict[str, Any]]) -> list[str]:
+    """The comparisons that let a larger error through with the bug than without."""
+
+    def largest(notes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for one in notes:
+            if "compared" in one and one["error"] >= found.get(one["where"], {"error": -1.0})["error"]:
+                found[one["where"]] = one
+        return found
+
+    before, lines = largest(plain), []
+    for where, one in largest(mutated).items():
+        usual = before.get(where, {"error": 0.0})["error"]
+        if one["error"] > usual:
+            given = ", ".join(f"{k}={v}" for k, v in one["tolerance"].items())
+            stated = given or f"its defaults ({_DEFAULTS.get(one['dtype'].removeprefix('torch.'), 'by dtype')})"
+            lines.append(
+                f"{where}: {one['compared']} with {stated} let an error of {one['error']:.3g} through "
+                f"({usual:.3g} without the bug)"
+            )
+    return lines
