@@ -13,7 +13,7 @@ from ferryman.cli import main
 from tests.cli.run import alone, ferryman
 
 VERBS = (
-    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "selftest", "record", "replay",
+    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "mutate", "selftest", "record", "replay",
     "compare", "compile", "counters", "tune",
 )  # fmt: skip
 
