@@ -56,7 +56,7 @@ def test_what_cannot_run_is_an_entry_with_its_reason() -> None:
         (("--device", "h200"), "counters: --device is h200 (sm_90); required: a device of gfx942 or gfx950"),
         (("--device", "mi300y"), "unknown device profile 'mi300y'; nearest: mi300x"),
         (("--backend", "cuda"), "counters: --backend is cuda; required: triton or hip"),
-        (("--backend", "hipp"), "unknown backend 'hipp'; nearest: hip"),
+        (("--backend", "hipp"), "unknown backend or implementation 'hipp'; nearest: hip"),
         (("--op", "rmsnorm"), "unknown op 'rmsnorm'; nearest: rms_norm"),
         (("--op", "softmax", "--case", "vast"), "unknown case 'vast'"),
         (("--dtype", "f8"), "unknown dtype"),

@@ -22,11 +22,11 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "ferryman"
 OURS = ("ops", "integrations")
 PYTORCH = (functional, torch, torch.Tensor)
 # Names of families or ops that mean something of PyTorch's in some rooms: its switches for float32 products.
-OTHERWISE = {"backends": {"matmul"}, "porting": {"matmul"}}
+OTHERWISE = {"backends": {"matmul"}, "porting": {"matmul", "interleaved"}}
 # What is left, and why.
 LEFT = {
+    "porting/model": "what a role is called in a report, and which calls a check of a model may leave",
     "porting/graph": "which of PyTorch's functionals mean an op, until its recognition lies in the op's folder",
-    "porting/selftest": "hand-written mutants, which mutants that make themselves replace",
 }
 
 

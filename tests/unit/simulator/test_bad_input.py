@@ -319,7 +319,7 @@ def test_another_arch_is_refused(make: Callable[[], Any], message: str) -> None:
         (("--device", "cpu"), "required: a device of gfx942 or gfx950"),
         (("--device", "mi300y"), "unknown device profile 'mi300y'; nearest: mi300x"),
         (("--backend", "cuda"), "check: --backend is cuda; required: triton or hip beside simulated"),
-        (("--backend", "simulator"), "unknown backend 'simulator'"),
+        (("--backend", "simulator"), "unknown backend or implementation 'simulator'"),
         (("--op", "rmsnorm"), "unknown op 'rmsnorm'; nearest: rms_norm"),
         (("--dtype", "f8"), "unknown dtype 'f8'"),
         (("--tier", "vast"), "unknown tier 'vast'"),
