@@ -13,7 +13,7 @@ from ferryman.cli import main
 from tests.cli.run import alone, ferryman
 
 VERBS = (
-    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "mutate", "selftest", "record", "replay",
+    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "migrate", "mutate", "new", "port", "selftest", "record", "replay",
     "compare", "compile", "counters", "tune",
 )  # fmt: skip
 
