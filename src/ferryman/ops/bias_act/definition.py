@@ -62,7 +62,8 @@ def _sigmoid_gradient(d: Tensor, z: Tensor) -> Tensor:
     return d * (s * (1 - s))
 
 
-# At kinks as PyTorch's own gradients are; at NaN too, but for hardswish, where PyTorch's depends on the tensor's size.
+# At kinks as PyTorch's own gradients are; at NaN too, but for elu and hardswish, where PyTorch's
+# depends on the tensor's size; there NaN stays.
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "gelu": lambda d, z, alpha: _gelu_gradient(d, z),
     "gelu_tanh": lambda d, z, alpha: _gelu_tanh_gradient(d, z),
@@ -71,7 +72,7 @@ _GRADIENTS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "relu": lambda d, z, alpha: torch.where(z <= 0, 0.0, d),
     "relu2": lambda d, z, alpha: torch.where(z <= 0, 0.0, 2 * z * d),
     "leaky_relu": lambda d, z, alpha: torch.where(z > 0, d, alpha * d),
-    "elu": lambda d, z, alpha: torch.where(z <= 0, d * (alpha * torch.exp(z.clamp(max=0.0))), d),
+    "elu": lambda d, z, alpha: torch.where(z > 0, d, d * (alpha * torch.exp(z.clamp(max=0.0)))),
     "tanh": lambda d, z, alpha: d * (1 - torch.tanh(z).square()),
     "sigmoid": lambda d, z, alpha: _sigmoid_gradient(d, z),
     "hardswish": lambda d, z, alpha: torch.where(z <= -3, 0.0, torch.where(z >= 3, d, d * (z / 3 + 0.5))),

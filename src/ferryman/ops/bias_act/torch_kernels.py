@@ -84,12 +84,12 @@ def _gradient(d: Tensor, z: Tensor, activation: str, alpha: float) -> Tensor:
     if activation == "leaky_relu":
         return aten.leaky_relu_backward(d, z, alpha, False)
     if activation == "elu":
-        return aten.elu_backward(d, alpha, 1, 1, False, z)
+        # at NaN, aten's elu_backward and hardswish_backward depend on whether a vector holds it
+        return torch.where(z > 0, d, d * (alpha * torch.exp(z.clamp(max=0.0))))
     if activation == "tanh":
         return aten.tanh_backward(d, torch.tanh(z))
     if activation == "sigmoid":
         return aten.sigmoid_backward(d, torch.sigmoid(z))
-    # aten's hardswish_backward gives NaN or 1 at NaN, by whether a vector holds it
     return torch.where(z <= -3, 0.0, torch.where(z >= 3, d, d * (z * (1 / 3) + 0.5)))
 
 

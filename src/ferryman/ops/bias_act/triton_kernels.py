@@ -86,7 +86,7 @@ def _gradient(d, z, alpha, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 6:
         return tl.where(z > 0, d, d * alpha)
     if KIND == 7:
-        return tl.where(z <= 0, d * (alpha * exp(z, EXACT)), d)
+        return tl.where(z > 0, d, d * (alpha * exp(z, EXACT)))
     if KIND == 8:
         t = tanh(z)
         return d * (1.0 - t * t)
