@@ -114,12 +114,22 @@ def _sum(x: Tensor, bias: Tensor | None) -> Tensor:
     return wide(x) if bias is None else wide(x) + wide(bias)
 
 
+def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[bounds.Terms, ...]:
+    x, bias, activation, alpha = args
+    return bounds.forward(x, bias, activation, slope(activation, alpha), outputs)
+
+
+def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[bounds.Terms, ...]:
+    grad, x, bias, activation, alpha = args
+    return bounds.backward(grad, x, bias, activation, slope(activation, alpha), outputs)
+
+
 @primitive(
     outputs=("y",),
     check=lambda x, bias, activation, alpha: _check("bias_act", x, bias, activation, alpha),
     meta=lambda x, bias, activation, alpha: x.new_empty(x.shape),
     cost=lambda x, bias, activation, alpha: _cost(x, bias, 2, 1),
-    bound=lambda args, outputs: bounds.forward(*args[:3], slope(*args[2:]), outputs),
+    bound=_bound,
     batch={"x": 1, "y": 1},
     reduction=lambda *args: 1,
     backward="bias_act_backward",
@@ -148,7 +158,7 @@ def bias_act(x: Tensor, bias: Tensor | None = None, activation: str = "gelu", al
         x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
     ),
     cost=lambda grad, x, bias, activation, alpha: _cost(x, bias, 3, 2),
-    bound=lambda args, outputs: bounds.backward(*args[:4], slope(*args[3:]), outputs),
+    bound=_gradient_bound,
     batch={"grad": 1, "x": 1, "grad_x": 1},
     reduction=lambda grad, x, bias, *rest: 1 if bias is None else max(1, x.numel() // max(x.shape[-1], 1)),
 )
