@@ -1,0 +1,184 @@
+"""bias_act against the functionals of PyTorch and transformers, and what its cases are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.ops.bias_act.definition import ACTIVATIONS, bias_act
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("bias_act")
+BACKWARD = registry.primitive("bias_act_backward")
+CASES = {case.name: case for case in cases_of(OP)}
+ALPHA = {"leaky_relu": 0.25, "elu": 0.25}
+THEIRS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+    "quick_gelu": lambda z: z / (1 + torch.exp(-1.702 * z)),
+    "silu": functional.silu,
+    "relu": functional.relu,
+    "relu2": lambda z: z.clamp(min=0) ** 2,
+    "leaky_relu": lambda z: functional.leaky_relu(z, 0.25),
+    "elu": lambda z: functional.elu(z, 0.25),
+    "tanh": lambda z: torch.tanh(z),
+    "sigmoid": lambda z: 1 / (1 + torch.exp(-z)),
+    "hardswish": functional.hardswish,
+}
+
+
+def beyond(got: Tensor, exact: Tensor, terms: dict[str, Tensor]) -> float:
+    """The largest error in bounds of float64's unit roundoff."""
+    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
+    return float(((got - exact).abs() / room).max())
+
+
+def drawn(activation: str, kind: str, seed: int = 0) -> tuple[Any, ...]:
+    values = double(materialise(CASES[f"{activation}_{kind}"], OP, torch.float32, seed))
+    return (*values[:3], ALPHA.get(activation))
+
+
+def test_every_activation_has_another_source() -> None:
+    assert set(THEIRS) == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_definition_is_pytorchs_functional_of_the_sum(activation: str) -> None:
+    for kind in ("bias", "moderate", "kinks", "plain"):
+        x, bias, name, alpha = drawn(activation, kind)
+        z = x if bias is None else x + bias
+        exact = THEIRS[activation](z)
+        (terms,) = OP.bound((x, bias, name, alpha), (exact,))
+        assert beyond(OP.body(x, bias, name, alpha), exact, terms) <= 1, kind
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_backward_is_autograd_of_pytorchs_functional(activation: str) -> None:
+    # the tail of gelu_tanh's slope has the bound of float32's saturation, which is not where float64's is
+    kinds = ("bias", "kinks") if activation == "gelu_tanh" else ("bias", "moderate", "kinks")
+    for kind in kinds:
+        x, bias, name, alpha = drawn(activation, kind)
+        leaves = x.clone().requires_grad_(), bias.clone().requires_grad_()
+        grad = double(materialise(CASES[f"{activation}_{kind}"], OP, torch.float32, 7))[0]
+        exact = torch.autograd.grad(THEIRS[activation](leaves[0] + leaves[1]), leaves, grad)
+        got = BACKWARD.body(grad, x, bias, name, alpha)
+        terms = BACKWARD.bound((grad, x, bias, name, alpha), exact)
+        for mine, theirs, allowed in zip(got, exact, terms, strict=True):
+            assert beyond(mine, theirs, allowed) <= 1, kind
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        *((name, name) for name in ("relu2", "quick_gelu", "gelu", "silu", "sigmoid")),
+        *(("gelu_tanh", name) for name in ("gelu_pytorch_tanh", "gelu_new")),
+    ],
+)
+def test_the_definition_is_transformers_activation(mine: str, theirs: str) -> None:
+    activations = pytest.importorskip("transformers.activations")
+    x = drawn(mine, "plain")[0]
+    exact = activations.ACT2FN[theirs](x)
+    (terms,) = OP.bound((x, None, mine, None), (exact,))
+    assert beyond(OP.body(x, None, mine, None), exact, terms) <= 1
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_another_activation_is_beyond_the_bound(activation: str) -> None:
+    x, bias, name, alpha = drawn(activation, "bias")
+    exact = THEIRS[activation](x + bias)
+    (terms,) = OP.bound((x, bias, name, alpha), (exact,))
+    for other in set(ACTIVATIONS) - {activation}:
+        assert beyond(OP.body(x, bias, other, ALPHA.get(other)), exact, terms) > 100, other
+    assert beyond(OP.body(x, None, name, alpha), exact, terms) > 100
+    assert beyond(OP.body(x, bias.roll(1), name, alpha), exact, terms) > 100
+
+
+def test_alpha_is_what_pytorchs_functionals_take_without_one() -> None:
+    z = torch.linspace(-3, 3, 64, dtype=torch.float64)
+    assert torch.equal(OP.body(z, None, "leaky_relu", None), functional.leaky_relu(z))
+    (terms,) = OP.bound((z, None, "elu", None), (functional.elu(z),))
+    assert beyond(OP.body(z, None, "elu", None), functional.elu(z), terms) <= 1
+
+
+def test_cases_meet_the_kinks() -> None:
+    x, bias, *_ = drawn("hardswish", "kinks")
+    assert {-3.0, 0.0, 3.0} <= set((x + bias).unique().tolist())
+
+
+def test_it_runs_through_dispatch_compiled_and_trains() -> None:
+    x, bias, *_ = materialise(CASES["silu_bias"], OP, torch.bfloat16)
+    with ferryman.trace() as trace:
+        y = bias_act(x, bias, "silu")
+    assert list(trace.calls) == [("bias_act", "torch")]
+    assert torch.equal(torch.ops.ferryman.bias_act.default(x, bias, "silu", None), y)
+    compiled = torch.compile(lambda *args: bias_act(*args, "silu"), backend="eager", fullgraph=True)
+    with ferryman.trace() as trace:
+        lowered = compiled(x, bias)
+    assert not trace.calls and torch.equal(lowered, OP.body(x, bias, "silu", None))  # it became its definition
+    leaves = x.clone().requires_grad_(), bias.clone().requires_grad_()
+    with ferryman.trace() as trace:
+        bias_act(*leaves, "silu").backward(torch.ones_like(y))
+    assert list(trace.calls) == [("bias_act", "torch"), ("bias_act_backward", "torch")]
+    wanted = BACKWARD.body(*double((torch.ones_like(y), x, bias)), "silu", None)
+    terms = BACKWARD.bound((*double((torch.ones_like(y), x, bias)), "silu", None), wanted)
+    for leaf, exact, allowed in zip(leaves, wanted, terms, strict=True):
+        assert leaf.grad is not None
+        room = 2.0**-8 * exact.abs() + 2.0**-24 * allowed["accumulate"] + allowed["absolute"]
+        assert bool(((leaf.grad.double() - exact).abs() <= room).all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": "mish"}, r"activation is 'mish'; required: gelu, gelu_tanh"),
+        ({"alpha": 0.5}, r"alpha is 0\.5; required: None with gelu; leaky_relu and elu have one"),
+        ({"activation": "elu", "alpha": float("nan")}, r"alpha is nan; required: a finite number"),
+        ({"bias": torch.ones(8)}, r"bias\.shape is \(8,\); required: \(9,\)"),
+        ({"bias": torch.ones(1, 9)}, r"bias\.shape is \(1, 9\)"),
+        ({"bias": torch.ones(9).double()}, r"bias\.dtype is torch\.float64"),
+        ({"x": torch.ones(())}, r"x\.dim\(\) is 0; required: at least 1"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        bias_act(**{"x": torch.ones(5, 9), "bias": torch.ones(9), "activation": "gelu", **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+names = {"bias_act": ("elu_tiny", "hardswish_kinks"), "bias_act_backward": ("exact_silu", "many_rows", "layout_rows")}
+found = {}
+for op in map(registry.primitive, names):
+    line = registry.implementation(op.name, "triton")
+    for case in cases_of(op):
+        if case.name in names[op.name]:
+            cell = check_cell(op, line, case, torch.float16, simulate=profile("h200"))
+            found[f"{op.name} {case.name}"] = (cell.verdict, cell.reason)
+print(json.dumps(found))
+"""
+
+
+def test_the_triton_kernels_are_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 5 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
