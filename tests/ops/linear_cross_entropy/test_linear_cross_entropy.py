@@ -16,7 +16,7 @@ from torch.nn import functional
 import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.ops.linear_cross_entropy import blocks
+from ferryman.ops.linear_cross_entropy import block_kernels as blocks
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy
 from ferryman.porting import cases_of, materialise
 from ferryman.porting.cases import double

@@ -18,7 +18,7 @@ from ferryman.backends.triton_lang import narrow, widen
 from ferryman.backends.triton_rows import lanes, row_tile
 
 PIECE = 4096  # elements of a row that a program takes at most
-RUN = 8  # places that are added up at a time
+RUN = 4  # places that are added up at a time
 
 
 @triton.jit(do_not_specialize=["count"])

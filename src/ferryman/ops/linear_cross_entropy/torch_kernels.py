@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.ops.linear_cross_entropy import blocks
+from ferryman.ops.linear_cross_entropy import block_kernels as blocks
 from ferryman.ops.matmul import torch_kernels as products
 
 

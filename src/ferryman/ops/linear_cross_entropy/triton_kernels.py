@@ -12,7 +12,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, narrow, widen
 from ferryman.backends.triton_rows import lanes
-from ferryman.ops.linear_cross_entropy import blocks
+from ferryman.ops.linear_cross_entropy import block_kernels as blocks
 from ferryman.ops.matmul import triton_kernels as products
 
 BLOCK = 2048  # logits that a program reads at a time
