@@ -1,0 +1,110 @@
+"""embedding against Python's own indexing and autograd's sums, and what its cases are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.ops.embedding.definition import embedding
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP, BACKWARD = registry.primitive("embedding"), registry.primitive("embedding_backward")
+CASES = {case.name: case for case in cases_of(OP)}
+GRADIENTS = {case.name: case for case in cases_of(BACKWARD)}
+NAMES = ("prime", "int32", "two_dims", "scalar_id", "repeated", "outside", "outside_int32", "layout_last", "no_table")
+
+
+def by_hand(ids: Tensor, weight: Tensor, scale: float | None) -> Tensor:
+    """Row after row; it shares no code with the definition."""
+    missing = torch.full((weight.shape[1],), torch.nan, dtype=weight.dtype)
+    rows = [weight[i] * (1.0 if scale is None else scale) if 0 <= i < len(weight) else missing
+            for i in ids.reshape(-1).tolist()]  # fmt: skip
+    return torch.stack(rows).reshape(*ids.shape, weight.shape[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_takes_rows(name: str) -> None:
+    values = double(materialise(CASES[name], OP, torch.float32))
+    torch.testing.assert_close(OP.body(*values), by_hand(*values), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_adds_up_the_places_of_each_id(name: str) -> None:
+    grad, ids, weight, scale = values = double(materialise(GRADIENTS[name], BACKWARD, torch.float32))
+    wanted = torch.zeros_like(weight)
+    for i, row in zip(ids.reshape(-1).tolist(), grad.reshape(ids.numel(), weight.shape[1]), strict=True):
+        if 0 <= i < len(weight):
+            wanted[i] += row * (1.0 if scale is None else scale)
+    got = BACKWARD.body(*values)
+    (terms,) = BACKWARD.bound(values, (wanted,))
+    assert bool(((got - wanted).abs() <= 2.0**-53 * (terms["accumulate"] + wanted.abs())).all())
+
+
+def test_autograd_gives_what_pytorch_gives() -> None:
+    ids = torch.tensor([[1, 3, 1], [0, 1, 4]], dtype=torch.int32)
+    weight = torch.arange(20.0).reshape(5, 4).requires_grad_()
+    with ferryman.trace() as trace:
+        embedding(ids, weight, 2.0).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad[:, 0].tolist() == [2.0, 6.0, 0.0, 2.0, 2.0]
+    assert ("embedding", "torch") in trace.calls and ("embedding_backward", "torch") in trace.calls
+
+
+def test_ids_outside_the_table_are_tried() -> None:
+    for name in ("outside", "outside_int32"):
+        ids, weight, _ = materialise(CASES[name], OP, torch.float32)
+        assert int(ids.min()) < -1 and int(ids.max()) > len(weight) and bool((ids == -1).any())
+        rows = embedding(ids, weight)
+        assert bool(rows.isnan().all(-1)[(ids < 0) | (ids >= len(weight))].all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.zeros(3)}, r"ids\.dtype is torch\.float32; required: torch\.int64 or torch\.int32"),
+        ({"weight": torch.zeros(3)}, r"weight\.shape is \(3,\)"),
+        ({"scale": float("nan")}, "scale is nan; required: a finite number or None"),
+        ({"weight": torch.zeros(3, 2, dtype=torch.float64)}, r"weight\.dtype"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    given = {"ids": torch.tensor([0]), "weight": torch.zeros(3, 2), "scale": None}
+    with pytest.raises(ArgumentError, match=message):
+        embedding(**{**given, **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+found = {}
+for name in ("embedding", "embedding_backward"):
+    op, line = registry.primitive(name), registry.implementation(name, "triton")
+    for case in cases_of(op):
+        if case.name in ("two_dims", "outside_int32", "repeated", "exact_outside"):
+            cell = check_cell(op, line, case, torch.bfloat16, simulate=profile("h200"))
+            found[f"{name} {case.name}"] = (cell.verdict, cell.reason)
+print(json.dumps(found))
+"""
+
+
+def test_the_triton_kernels_are_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 8 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found

@@ -1,0 +1,170 @@
+"""linear_cross_entropy against PyTorch's cross entropy of whole logits, and what its blocks hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.ops.linear_cross_entropy import block_kernels as blocks
+from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("linear_cross_entropy")
+CASES = {case.name: case for case in cases_of(OP)}
+NAMES = ("one_row", "prime", "two_dims", "ignored", "smoothing", "z_loss", "everything", "tile_edge", "layout_last")
+
+
+def whole(values: tuple[Any, ...]) -> Tensor:
+    """PyTorch's own loss of whole logits; it shares no code with the definition."""
+    x, weight, target, bias, ignore_index, smoothing, z_loss = values
+    z, flat = functional.linear(x, weight, bias).reshape(-1, len(weight)), target.reshape(-1)
+    loss = functional.cross_entropy(z, flat, ignore_index=ignore_index, label_smoothing=smoothing)
+    return loss + z_loss * torch.logsumexp(z[flat != ignore_index], -1).square().mean()
+
+
+def drawn(name: str) -> tuple[Any, ...]:
+    return double(materialise(CASES[name], OP, torch.float32))
+
+
+def room(terms: dict[str, Tensor], exact: Tensor) -> Tensor:
+    return 2.0**-53 * (terms["accumulate"] + exact.abs()) + 2.0**-1000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_is_pytorchs_loss_of_whole_logits(name: str) -> None:
+    values = drawn(name)
+    loss, lse = OP.body(*values)
+    exact = whole(values)
+    assert bool((loss - exact).abs() <= room(OP.bound(values, (exact, lse))[0], exact))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradients_are_autograds_of_whole_logits(name: str) -> None:
+    x, weight, target, bias, *rest = drawn(name)
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias) if t is not None]
+    given = (*leaves[:2], target, leaves[2] if bias is not None else None, *rest)
+    wanted = torch.autograd.grad(whole(given), leaves)
+    _, lse = OP.body(x, weight, target, bias, *rest)
+    backward, grad = registry.primitive("linear_cross_entropy_backward"), torch.ones((), dtype=torch.float64)
+    args = (grad, x, weight, target, bias, lse, *rest, True, True)
+    got = backward.body(*args)
+    for value, exact, terms in zip(got, wanted, backward.bound(args, got), strict=False):
+        assert bool(((value - exact).abs() <= room(terms, exact)).all())
+
+
+WRONG = {
+    "no bias": lambda v: (*v[:3], None, *v[4:]),
+    "smoothing": lambda v: (*v[:5], 0.25, v[6]),
+    "z_loss": lambda v: (*v[:6], 0.0),
+    "targets": lambda v: (*v[:2], v[2].roll(1), *v[3:]),
+    "ignored rows": lambda v: (*v[:4], -100, *v[5:]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_definition_that_is_wrong_in_one_argument_is_caught(name: str) -> None:
+    values = drawn("everything")
+    exact = whole(values)
+    loss, lse = OP.body(*WRONG[name](values))
+    assert not bool((loss - exact).abs() <= 100 * room(OP.bound(values, (exact, lse))[0], exact))
+
+
+def test_many_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same loss and gradients within their bounds, through autograd, whatever the blocks' width."""
+    x, weight, target, bias, *rest = materialise(CASES["everything"], OP, torch.float32)
+    backward = registry.primitive("linear_cross_entropy_backward")
+    exact_loss, exact_lse = OP.body(*double((x, weight, target, bias, *rest)))
+    args = (torch.ones((), dtype=torch.float64), *double((x, weight, target, bias)), exact_lse, *rest, True, True)
+    exact = backward.body(*args)
+    for step in (1, 7, 128):
+        monkeypatch.setattr(blocks, "width_of", lambda *args, step=step: step)
+        leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        with ferryman.trace() as trace:
+            loss = linear_cross_entropy(*leaves[:2], target, leaves[2], *rest)
+            loss.backward()
+        assert {name for _, name in trace.calls} == {"torch"} and len(trace.calls) == 2
+        terms = OP.bound(double((x, weight, target, bias, *rest)), (exact_loss, exact_lse))[0]
+        unit = 2.0**-24
+        assert float((loss.detach() - exact_loss).abs()) <= unit * float(
+            terms["accumulate"] + terms["logits"] + exact_loss.abs()
+        )
+        for leaf, wanted, found in zip(leaves, exact, backward.bound(args, exact), strict=True):
+            assert leaf.grad is not None
+            allowed = unit * (sum(found[n] for n in ("accumulate", "logits", "slope", "split-k")) + wanted.abs())
+            assert bool(((leaf.grad - wanted).abs() <= allowed + 2.0**-126).all())
+
+
+def test_a_block_of_logits_stays_small_beside_what_is_given() -> None:
+    """The issue's step, 8192 x 4096 x 128256 in bfloat16: all that a block takes is under a tenth."""
+    x = torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(128_256, 4096, dtype=torch.bfloat16, device="meta")
+    given = 2 * (x.numel() + weight.numel())
+    for extra in (0, 8):
+        width = blocks.width_of(8192, x, weight, extra)
+        assert width >= 1024 and 8192 * width * (2 + extra) <= given / 10
+
+
+def test_a_target_outside_gives_nan_and_none_that_counts_too() -> None:
+    for name in ("outside", "all_ignored"):
+        values = materialise(CASES[name], OP, torch.float32)
+        assert bool(linear_cross_entropy(*values).isnan())
+    x, weight, target, bias, *rest = materialise(CASES["all_ignored"], OP, torch.float32)
+    x.requires_grad_()
+    linear_cross_entropy(x, weight, target, bias, *rest).backward()
+    assert x.grad is not None and not bool(x.grad.any())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": torch.zeros(3, dtype=torch.int32)}, r"target\.dtype is torch\.int32; required: torch\.int64"),
+        ({"target": torch.zeros(4, dtype=torch.int64)}, r"target\.shape is \(4,\); required: \(3,\)"),
+        ({"weight": torch.zeros(5, 3)}, r"weight\.shape is \(5, 3\); required: \(V, 2\)"),
+        ({"weight": torch.zeros(0, 2)}, "at least one class"),
+        ({"bias": torch.zeros(4)}, r"bias\.shape"),
+        ({"label_smoothing": 1.5}, "label_smoothing is 1.5"),
+        ({"z_loss": -1.0}, "z_loss is -1.0"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    given = {"x": torch.zeros(3, 2), "weight": torch.zeros(5, 2), "target": torch.zeros(3, dtype=torch.int64)}
+    with pytest.raises(ArgumentError, match=message):
+        linear_cross_entropy(**{**given, **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+found = {}
+for name in ("linear_cross_entropy", "linear_cross_entropy_backward"):
+    op, line = registry.primitive(name), registry.implementation(name, "triton")
+    for case in cases_of(op):
+        if case.name in ("prime", "everything", "outside"):
+            cell = check_cell(op, line, case, torch.float16, simulate=profile("h200"))
+            found[f"{name} {case.name}"] = (cell.verdict, cell.reason)
+print(json.dumps(found))
+"""
+
+
+def test_the_triton_kernels_are_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 6 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
