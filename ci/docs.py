@@ -19,7 +19,7 @@ from ferryman.backends.simulator import operations
 from ferryman.backends.simulator.program import ARCHES
 from ferryman.cli import support
 from ferryman.device_profiles import Profile, catalogue
-from ferryman.dispatch import registry
+from ferryman.dispatch import registry, select
 from ferryman.porting import results
 from ferryman.porting.ci import merged, record
 
@@ -83,7 +83,9 @@ def _order(profile: Profile, rows: Sequence[support.Support]) -> str:
     """The implementations that can serve, in the order in which they are tried."""
     asked = "f32" if profile.vendor == "cpu" else "bf16"  # the interpreter has no bf16 dot, whichever process asks
     able = {r.implementation for r in rows if asked in r.dtypes}
-    order = dict.fromkeys([*profile.preference(rows[0].op), "torch", *(r.implementation for r in rows)])
+    order = dict.fromkeys(
+        [*select.preferred(registry.primitive(rows[0].op), profile), *(r.implementation for r in rows)]
+    )
     return ", ".join(name for name in order if name in able and name != "definition") or "definition"
 
 

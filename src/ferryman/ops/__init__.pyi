@@ -6,6 +6,8 @@ from ferryman.ops.activation.definition import silu_mul as silu_mul
 from ferryman.ops.activation.definition import silu_mul_backward as silu_mul_backward
 from ferryman.ops.attention.definition import attention as attention
 from ferryman.ops.attention.definition import attention_backward as attention_backward
+from ferryman.ops.bias_act.definition import bias_act as bias_act
+from ferryman.ops.bias_act.definition import bias_act_backward as bias_act_backward
 from ferryman.ops.embedding.definition import embedding as embedding
 from ferryman.ops.embedding.definition import embedding_backward as embedding_backward
 from ferryman.ops.kv_append.definition import kv_append as kv_append
@@ -36,6 +38,8 @@ __all__ = [
     "add_rms_norm_backward",
     "attention",
     "attention_backward",
+    "bias_act",
+    "bias_act_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "cross_entropy_inplace_grad",
