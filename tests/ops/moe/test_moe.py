@@ -1,4 +1,4 @@
-"""Products by experts against transformers' modules and plain loops, hostile offsets and ids, and the Triton kernels."""
+"""Products by experts against transformers' modules and plain loops, with hostile offsets and ids; Triton's kernels."""
 
 from __future__ import annotations
 

@@ -136,9 +136,7 @@ def _check_experts(
         raise ArgumentError(op, "activation", repr(activation), ", ".join(map(repr, ACTIVATIONS)))
 
 
-def _experts_cost(
-    x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor, *rest: Any
-) -> Cost:
+def _experts_cost(x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor, *rest: Any) -> Cost:
     """Of tokens that choose as many experts as they can together."""
     slots = topk_ids.numel()
     read = min(slots, len(down)) * 3 * down.shape[1] * down.shape[2]
@@ -210,7 +208,7 @@ def moe_experts(
     "gelu" (erf) or "gelu_tanh". E from 1 to 1023.
     Returns (T, H) in x's dtype, contiguous. float32 accumulation; an implementation may round the first product, the
     gated activation, and each expert's result to the storage dtype. A slot whose id is no expert's adds nothing,
-    whatever its weight; an expert chosen twice counts twice. Not differentiable yet: compose `grouped_linear`, which is.
+    whatever its weight; an expert chosen twice counts twice. Not differentiable: compose `grouped_linear`, which is.
     Raises ArgumentError for shapes and dtypes that do not fit. Source: Shazeer et al., arXiv:1701.06538; the layout of
     transformers' Mixtral and Qwen3-MoE experts.
     """
