@@ -9,6 +9,9 @@ from ferryman.ops.attention.definition import attention_backward as attention_ba
 from ferryman.ops.linear_w4.definition import linear_w4 as linear_w4
 from ferryman.ops.matmul.definition import linear as linear
 from ferryman.ops.matmul.definition import linear_backward as linear_backward
+from ferryman.ops.moe.definition import grouped_linear as grouped_linear
+from ferryman.ops.moe.definition import grouped_linear_backward as grouped_linear_backward
+from ferryman.ops.moe.definition import moe_experts as moe_experts
 from ferryman.ops.norm.definition import add_rms_norm as add_rms_norm
 from ferryman.ops.norm.definition import add_rms_norm_backward as add_rms_norm_backward
 from ferryman.ops.norm.definition import layer_norm as layer_norm
@@ -37,11 +40,14 @@ __all__ = [
     "cross_entropy_inplace_grad_backward",
     "gelu_mul",
     "gelu_mul_backward",
+    "grouped_linear",
+    "grouped_linear_backward",
     "layer_norm",
     "layer_norm_backward",
     "linear",
     "linear_backward",
     "linear_w4",
+    "moe_experts",
     "paged_attention",
     "rms_norm",
     "rms_norm_backward",
