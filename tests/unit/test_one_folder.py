@@ -21,8 +21,14 @@ from ferryman.dispatch import registry
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "ferryman"
 OURS = ("ops", "integrations")
 PYTORCH = (functional, torch, torch.Tensor)
-# Names of families or ops that mean something of PyTorch's in some rooms: its switches for float32 products.
-OTHERWISE = {"backends": {"matmul"}, "porting": {"matmul", "interleaved"}}
+# Names of families or ops that mean something else in some rooms: PyTorch's switches for float32 products; "down" is a
+# direction of rounding there, and a weight of experts here.
+OTHERWISE = {
+    "backends": {"matmul"},
+    "cli": {"down"},
+    "device_profiles": {"down"},
+    "porting": {"matmul", "interleaved", "down"},
+}
 # What is left, and why.
 LEFT = {
     "porting/model": "what a role is called in a report, and which calls a check of a model may leave",

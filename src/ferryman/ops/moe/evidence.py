@@ -1,0 +1,267 @@
+"""What products by experts are tried with: ragged, empty and hostile offsets, ids of no expert, shapes of models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.ops.domain import PRODUCT, Domain, Form, Rule, positive
+from ferryman.ops.draw import Draw, Fill, offset
+from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.primitive import Case, TensorSpec
+
+
+def _ends(d: Draw) -> Tensor:
+    """Ascending ends from 0 to high - 1, the last one there; some experts have no rows."""
+    drawn = d.integers(0, d.high).sort().values
+    if len(drawn):
+        drawn[-1] = d.high - 1
+    return drawn
+
+
+def _short(d: Draw) -> Tensor:
+    """Ascending ends that leave the last third of the rows to no expert."""
+    return (d.integers(0, d.high) * 2 / 3).floor().sort().values
+
+
+def _hostile(d: Draw) -> Tensor:
+    """Ends in any order; some negative, some beyond the rows, some at the ends of int32."""
+    beyond = torch.tensor([-1.0, 2.0**31 - 1, -(2.0**31), d.high + 3.0], dtype=torch.float64, device=d.device)
+    return torch.where(d.words(3) % 3 == 0, beyond[d.words(4) & 3], d.integers(0, d.high))
+
+
+def _hostile_ids(d: Draw) -> Tensor:
+    """Experts, and one number in three that is none's."""
+    beyond = torch.tensor([-1.0, 2.0**31 - 1, -(2.0**31), float(d.high)], dtype=torch.float64, device=d.device)
+    return torch.where(d.words(3) % 3 == 0, beyond[d.words(4) & 3], d.integers(0, d.high))
+
+
+def _chosen(d: Draw) -> Tensor:
+    """Experts of a token, unlike each other where there are enough."""
+    slots = d.shape[-1]
+    first = d.integers(0, d.high)[..., :1]
+    step = torch.arange(slots, device=d.device) * max(d.high // max(slots, 1), 1)
+    return (first + step) % max(d.high, 1)
+
+
+_FILLS = (
+    Fill("ends", "ascending ends, the last one at the last row", _ends),
+    Fill("short", "ascending ends, a third of the rows is no expert's", _short),
+    Fill("hostile", "ends in any order, negative, or beyond the rows", _hostile),
+    offset({torch.float16: 16.0}),
+)
+_EXPERT_FILLS = (
+    Fill("chosen", "experts of a token, unlike each other", _chosen),
+    Fill("hostile_ids", "experts, and numbers that are none's", _hostile_ids),
+)
+
+
+def _grouped(
+    rows: int, experts: int, n: int, k: int, ends: str = "ends", layout: str = "contiguous",
+    fill: str | None = None, weight_fill: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "x": TensorSpec((rows, k), fill=fill, layout=layout),
+        "weight": TensorSpec((experts, n, k), fill=weight_fill or fill, layout=layout),
+        "offsets": TensorSpec((experts,), "int32", ends, layout, high=rows + 1),
+    }
+
+
+def _grouped_cases() -> Sequence[Case]:
+    small: dict[str, dict[str, Any]] = {
+        "ragged": _grouped(61, 5, 37, 72),
+        "one_expert": _grouped(19, 1, 33, 64),
+        "many_experts": _grouped(23, 67, 24, 32),
+        "tile_edge": _grouped(129, 2, 65, 128),
+        "rest_of_the_rows": _grouped(61, 5, 37, 72, "short"),
+        "hostile": _grouped(47, 7, 40, 48, "hostile"),
+        "hostile_many": _grouped(200, 5, 24, 40, "hostile"),
+        "no_rows": _grouped(0, 4, 8, 16),
+        "all_to_none": _grouped(20, 3, 16, 16, "zeros"),
+        "depth_zero": _grouped(5, 2, 8, 0),
+        "no_columns": _grouped(5, 2, 0, 8),
+        **{f"layout_{name}": _grouped(31, 3, 40, 72, layout=name) for name in ("rows", "last", "offset")},
+        **{f"fill_{name}": _grouped(24, 3, 40, 96, fill=name) for name in ("offset", "nonfinite", "constant")},
+    }
+    found = [Case(name, args) for name, args in small.items()]
+    integers: dict[str, Any] = {"exact": True, "inexact": ("split-k",)}
+    found.append(Case("exact_integers", _grouped(37, 4, 67, 131, fill="integer"), **integers))
+    found.append(Case("exact_hostile", _grouped(90, 6, 40, 64, "hostile", fill="integer"), **integers))
+    few = _grouped(45, 5, 71, 193, fill="sparse", weight_fill="digits")
+    found.append(Case("exact_few", few, exact=True, cotangent="sparse"))
+    standard = {
+        "experts_128": _grouped(4096, 128, 768, 2048),
+        "experts_8": _grouped(1021, 8, 2051, 1027),
+        "decode": _grouped(16, 64, 1024, 2048),
+    }
+    return [*found, *(Case(name, args, "standard") for name, args in standard.items())]
+
+
+def _layer(
+    tokens: int, experts: int, slots: int, width: int, inner: int, *, activation: str = "silu", biased: bool = False,
+    ids: str = "chosen", ids_dtype: str = "int32", weights: str = "storage", layout: str = "contiguous",
+    fill: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "x": TensorSpec((tokens, width), fill=fill, layout=layout),
+        "gate_up": TensorSpec((experts, 2 * inner, width), fill="weight" if fill is None else None, layout=layout),
+        "down": TensorSpec((experts, width, inner), layout=layout),
+        "topk_ids": TensorSpec((tokens, slots), ids_dtype, ids, layout, high=experts),
+        "topk_weights": TensorSpec((tokens, slots), weights, "uniform", layout),
+        "activation": activation,
+        "bias": TensorSpec((experts, 2 * inner + width)) if biased else None,
+    }
+
+
+def _layer_cases() -> Sequence[Case]:
+    small: dict[str, dict[str, Any]] = {
+        "ragged": _layer(13, 5, 2, 40, 24),
+        "biased": _layer(9, 4, 2, 33, 17, biased=True),
+        "one_token": _layer(1, 8, 2, 64, 32),
+        "one_expert": _layer(7, 1, 1, 32, 16),
+        "all_experts": _layer(5, 3, 3, 32, 16),
+        "many_tokens": _layer(70, 2, 1, 24, 16),
+        "gelu": _layer(9, 4, 2, 32, 16, activation="gelu"),
+        "gelu_tanh": _layer(9, 4, 2, 32, 16, activation="gelu_tanh"),
+        "hostile_ids": _layer(17, 5, 3, 32, 16, ids="hostile_ids", biased=True),
+        "ids_of_64_bits": _layer(9, 4, 2, 32, 16, ids_dtype="int64"),
+        "weights_float32": _layer(9, 4, 2, 32, 16, weights="float32"),
+        "no_tokens": _layer(0, 4, 2, 32, 16),
+        "no_slots": _layer(3, 4, 0, 32, 16),
+        **{f"layout_{name}": _layer(9, 3, 2, 40, 24, layout=name) for name in ("rows", "last", "offset")},
+    }
+    standard = {
+        "qwen3_moe": _layer(64, 128, 8, 2048, 768),
+        "mixtral": _layer(16, 8, 2, 1024, 3584, weights="float32"),
+    }
+    return [
+        *(Case(name, args) for name, args in small.items()),
+        *(Case(name, args, "standard") for name, args in standard.items()),
+    ]
+
+
+_MODELS = {"mixtral": (8, 2, 4096, 14_336), "qwen3_moe": (128, 8, 2048, 768), "deepseek_v3": (256, 8, 7168, 2048)}
+_TOKENS = (1, 32, 512, 8192)
+
+
+def _bench_layer(grid: Grid) -> Iterator[Case]:
+    for experts, slots, width, inner in _MODELS.values():
+        for tokens in (32,) if grid == "small" else _TOKENS:
+            yield _named_layer(f"{tokens} E{experts} k{slots} H{width} I{inner}")
+
+
+def _named_layer(name: str) -> Case:
+    tokens, experts, slots, width, inner = (int(n) for n in re.findall(r"\d+", name))
+    return Case(name, _layer(tokens, experts, slots, width, inner))
+
+
+def _sampled_layer(s: Sampler) -> str:
+    experts, slots, width, inner = s.draw.choice(tuple(_MODELS.values()))
+    tokens = s.around(1, max(2, 8192 // s.less))
+    return f"{tokens} E{experts} k{slots} H{width // s.less} I{inner // s.less}"
+
+
+def _layer_calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
+    for tokens in sizes.tokens:
+        for model in _MODELS.values():
+            yield _layer(tokens, *model)
+
+
+def _bench_grouped(grid: Grid) -> Iterator[Case]:
+    for experts, slots, width, inner in _MODELS.values():
+        for tokens in (32,) if grid == "small" else _TOKENS:
+            yield _named_grouped(f"{tokens * slots} E{experts} {2 * inner}x{width}")
+
+
+def _named_grouped(name: str) -> Case:
+    rows, experts, n, k = (int(number) for number in re.findall(r"\d+", name))
+    return Case(name, _grouped(rows, experts, n, k))
+
+
+def _sampled_grouped(s: Sampler) -> str:
+    experts, slots, width, inner = s.draw.choice(tuple(_MODELS.values()))
+    rows = s.around(1, max(2, 8192 // s.less)) * slots
+    return f"{rows} E{experts} {2 * inner // s.less}x{width // s.less}"
+
+
+def _grouped_calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
+    for tokens in sizes.tokens:
+        for experts, slots, width, inner in _MODELS.values():
+            yield _grouped(tokens * slots, experts, 2 * inner, width)
+
+
+def _like_grouped(name: str, first: Shape) -> Shape:
+    """Eight experts with square weights."""
+    return {"weight": (8, first[-1], first[-1]), "offsets": (8,)}.get(name, first)
+
+
+def _like_layer(name: str, first: Shape) -> Shape | None:
+    """Eight experts of twice the width, of which a token chooses two."""
+    rows, width = first[0], first[-1]
+    shapes = {"gate_up": (8, 4 * width, width), "down": (8, width, 2 * width), "bias": None}
+    return (rows, 2) if name.startswith("topk") else shapes.get(name, first)
+
+
+_GROUPED_SYMBOLS: dict[str, Rule] = {
+    "T": lambda s: s.size((0, 1, 3, 16, 17, 65, 130)),
+    "K": "depth",
+    "N": "depth",
+    "E": lambda s: int(s.choose((1, 2, 3, 8, 33))),
+    "most": lambda s: s["T"] + 1,
+}
+_LAYER_SYMBOLS: dict[str, Rule] = {
+    "T": "rows",
+    "H": positive("depth"),
+    "I": positive("depth"),
+    "E": lambda s: int(s.choose((1, 2, 5, 17))),
+    "S": lambda s: int(s.choose((1, 2, 3))),
+    "twice": lambda s: 2 * s["I"],
+    "both": lambda s: 2 * s["I"] + s["H"],
+}
+
+EVIDENCE = (
+    Evidence(
+        op="grouped_linear",
+        cases=_grouped_cases,
+        fuzz=Domain(
+            {
+                "x": Form("T K", PRODUCT, group="x"),
+                "weight": Form("E N K", PRODUCT, group="x"),
+                "offsets": Form("E", ("ends", "short", "hostile"), dtype="int32", high="most"),
+            },
+            symbols=_GROUPED_SYMBOLS,
+        ),
+        fills=_FILLS,
+        bench=_bench_grouped,
+        named=_named_grouped,
+        sampled=_sampled_grouped,
+        calls=_grouped_calls,
+        like=_like_grouped,
+    ),
+    Evidence(
+        op="moe_experts",
+        cases=_layer_cases,
+        fuzz=Domain(
+            {
+                "x": Form("T H", ("normal", "integer", "uniform", "zeros")),
+                "gate_up": Form("E twice H", ("uniform", "normal")),
+                "down": Form("E H I", ("normal", "integer")),
+                "topk_ids": Form("T S", ("chosen", "hostile_ids"), dtype="int32", high="E"),
+                "topk_weights": Form("T S", ("uniform", "normal"), mixed=True),
+                "activation": ("silu", "gelu", "gelu_tanh"),
+                "bias": Form("E both", ("normal", "integer"), True),
+            },
+            symbols=_LAYER_SYMBOLS,
+        ),
+        fills=_EXPERT_FILLS,
+        bench=_bench_layer,
+        named=_named_layer,
+        sampled=_sampled_layer,
+        calls=_layer_calls,
+        like=_like_layer,
+    ),
+)

@@ -1,0 +1,43 @@
+"""Which implementations of products by experts exist, and under which conditions."""
+
+from __future__ import annotations
+
+import torch
+
+from ferryman.ops.clauses import dtypes, feature, multiple_of, when_interpreted
+from ferryman.ops.menu import menu
+
+_HERE = "ferryman.ops.moe"
+_GROUPED = "grouped_linear grouped_linear_backward"
+# Triton's interpreter multiplies bfloat16 operands of tl.dot as raw integers.
+_DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
+# torch._grouped_mm: bfloat16 on Hopper, rows 16 bytes apart
+_HOPPER = (
+    feature("wgmma"),
+    dtypes("x", torch.bfloat16),
+    multiple_of("weight.shape[1]", 8),
+    multiple_of("weight.shape[2]", 8),
+)
+_HOPPER_EXPERTS = (
+    feature("wgmma"),
+    dtypes("x", torch.bfloat16),
+    multiple_of("down.shape[1]", 8),
+    multiple_of("down.shape[2]", 8),
+)
+
+IMPLEMENTATIONS = (
+    *menu(_HERE, "torch.grouped_mm", "grouped_linear", when=_HOPPER, function="grouped_mm"),
+    *menu(
+        _HERE,
+        "torch.grouped_mm",
+        "moe_experts",
+        when=_HOPPER_EXPERTS,
+        function="moe_experts_grouped_mm",
+        roundings=("h", "a", "y"),
+    ),
+    *menu(_HERE, "torch", _GROUPED, accumulation="split-k"),
+    *menu(_HERE, "torch", "moe_experts", accumulation="split-k", roundings=("h", "a", "y")),
+    *menu(_HERE, "triton", "grouped_linear", when=_DOT, replayable=True),
+    *menu(_HERE, "triton", "grouped_linear_backward", when=_DOT, replayable=True),
+    *menu(_HERE, "triton", "moe_experts", when=_DOT, roundings=("a", "y")),
+)

@@ -1,0 +1,192 @@
+"""Products by experts against transformers' modules and plain loops, with hostile offsets and ids; Triton's kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+GROUPED = registry.primitive("grouped_linear")
+LAYER = registry.primitive("moe_experts")
+U = 2.0**-53
+
+
+def cases(name: str) -> dict[str, Any]:
+    return {case.name: case for case in cases_of(registry.primitive(name))}
+
+
+def plain(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """Row by row: the first expert whose offset is larger than the row's number."""
+    y = torch.zeros(x.shape[0], weight.shape[1], dtype=x.dtype)
+    for row in range(x.shape[0]):
+        owner = next((e for e, end in enumerate(offsets.tolist()) if end > row), None)
+        if owner is not None:
+            y[row] = (weight[owner] * x[row]).sum(-1)
+    return y
+
+
+def inside(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> bool:
+    room = unit * (terms["accumulate"] + exact.abs()) + 2.0**-1000
+    return bool(((got - exact).abs() <= room).all())
+
+
+@pytest.mark.parametrize("name", ["ragged", "many_experts", "rest_of_the_rows", "hostile", "hostile_many"])
+def test_the_definition_is_a_loop_over_rows(name: str) -> None:
+    values = double(materialise(cases("grouped_linear")[name], GROUPED, torch.float32))
+    exact = plain(*values)
+    (terms,) = GROUPED.bound(values, (exact,))
+    assert inside(GROUPED.body(*values), exact, terms, U)
+    moved = (values[0], values[1].roll(1, 0), values[2])
+    assert not inside(GROUPED.body(*moved), exact, terms, 100 * U)
+
+
+def test_offsets_mean_what_the_docstring_says() -> None:
+    x, weight = torch.ones(6, 1), torch.arange(1.0, 5.0).reshape(4, 1, 1)
+    for offsets, owners in (
+        ([2, 1, 4, 6], [1, 1, 3, 3, 4, 4]),
+        ([-5, 2**31 - 1, 3, 6], [2, 2, 2, 2, 2, 2]),
+        ([0, 3, 3, 5], [2, 2, 2, 4, 4, 0]),
+        ([-1, -1, -(2**31), 0], [0] * 6),
+    ):
+        y = ops.grouped_linear(x, weight, torch.tensor(offsets, dtype=torch.int32))
+        assert y[:, 0].tolist() == owners
+
+
+@pytest.mark.parametrize("which", ["mixtral", "qwen3_moe"])
+def test_the_definition_is_transformers_experts(which: str) -> None:
+    if which == "mixtral":
+        from transformers.models.mixtral.configuration_mixtral import MixtralConfig as Config
+        from transformers.models.mixtral.modeling_mixtral import MixtralExperts as Experts
+
+        config = Config(hidden_size=24, intermediate_size=20, num_local_experts=5, num_experts_per_tok=2)
+    else:
+        from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig as Config
+        from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts as Experts
+
+        config = Config(hidden_size=24, moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2)
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    module = Experts(config).double()
+    for p in module.parameters():
+        torch.nn.init.normal_(p)
+    x, ids = torch.randn(11, 24).double(), torch.rand(11, 5).topk(2).indices
+    weights = torch.rand(11, 2).double()
+    with torch.no_grad():
+        exact = module(x, ids, weights)
+        args = (x, module.gate_up_proj, module.down_proj, ids, weights, "silu", None)
+        (terms,) = LAYER.bound(args, (exact,))
+        assert inside(LAYER.body(*args), exact, terms, U)
+        assert not inside(LAYER.body(*args[:5], "gelu", None), exact, terms, 100 * U)
+        halves = args[1].roll(20, 1)
+        assert not inside(LAYER.body(x, halves, *args[2:]), exact, terms, 100 * U)
+
+
+def test_slots_of_no_expert_add_nothing_and_bias_is_added() -> None:
+    args = double(materialise(cases("moe_experts")["hostile_ids"], LAYER, torch.float32))
+    x, gate_up, down, ids, weights, _, bias = args
+    assert bias is not None and bool(((ids < 0) | (ids >= len(down))).any())
+    inner, exact = down.shape[2], torch.zeros_like(x)
+    for token in range(len(x)):
+        for e, w in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
+            if 0 <= e < len(down):
+                h = gate_up[e] @ x[token] + bias[e, : 2 * inner]
+                a = h[:inner] / (1 + torch.exp(-h[:inner])) * h[inner:]
+                exact[token] += w * (down[e] @ a + bias[e, 2 * inner :])
+    (terms,) = LAYER.bound(args, (exact,))
+    assert inside(LAYER.body(*args), exact, terms, U)
+    poisoned = weights.masked_fill((ids < 0) | (ids >= len(down)), float("nan"))
+    assert inside(LAYER.body(x, gate_up, down, ids, poisoned, "silu", bias), exact, terms, U)
+
+
+@pytest.mark.parametrize("op", ["grouped_linear", "moe_experts"])
+def test_it_runs_through_dispatch_and_through_the_library(op: str) -> None:
+    known = registry.primitive(op)
+    values = materialise(cases(op)["ragged"], known, torch.float16)
+    with ferryman.trace() as trace:
+        y = getattr(ops, op)(*values)
+    assert list(trace.calls) == [(op, "torch")]
+    assert torch.equal(getattr(torch.ops.ferryman, op).default(*values), y)
+
+
+def test_gradients_are_autograds() -> None:
+    x, weight, offsets = materialise(cases("grouped_linear")["hostile"], GROUPED, torch.float32)
+    leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
+    cotangent = torch.randn(x.shape[0], weight.shape[1], generator=torch.Generator().manual_seed(1))
+    exact = torch.autograd.grad(plain(*leaves, offsets), leaves, cotangent.double())
+    own = [x.requires_grad_(), weight.requires_grad_()]
+    with ferryman.trace() as trace:
+        got = torch.autograd.grad(ops.grouped_linear(*own, offsets), own, cotangent)
+    assert ("grouped_linear_backward", "torch") in trace.calls
+    backward = registry.primitive("grouped_linear_backward")
+    args = (cotangent.double(), x.detach().double(), weight.detach().double(), offsets, True, True)
+    for mine, theirs, terms in zip(got, exact, backward.bound(args, exact), strict=True):
+        assert inside(mine.double(), theirs, terms, 2.0**-24)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
+def test_the_line_of_grouped_mm_means_the_same_on_hostile_offsets() -> None:
+    """On the CPU its kernel is PyTorch's own; what is tried is what stands around it."""
+    from ferryman.ops.moe.torch_kernels import grouped_mm
+
+    x, weight = torch.ones(6, 8).bfloat16(), torch.arange(1, 4).repeat_interleave(64).reshape(3, 8, 8).bfloat16()
+    for offsets, owners in (([4, 2, 6], [1, 1, 1, 1, 3, 3]), ([-1, 3, 2], [2, 2, 2, 0, 0, 0])):
+        y = grouped_mm(x, weight, torch.tensor(offsets, dtype=torch.int32), None)  # type: ignore[arg-type]
+        assert y[:, 0].tolist() == [8 * owner for owner in owners]
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "message"),
+    [
+        ("grouped_linear", {"offsets": torch.zeros(5, dtype=torch.int64)}, r"offsets\.dtype is torch\.int64"),
+        ("grouped_linear", {"offsets": torch.zeros(4, dtype=torch.int32)}, r"offsets\.shape is \(4,\)"),
+        ("grouped_linear", {"weight": torch.zeros(5, 37, 71)}, r"weight\.shape\[2\] is 71; required: 72"),
+        ("moe_experts", {"gate_up": torch.zeros(5, 24, 40)}, r"gate_up\.shape is \(5, 24, 40\)"),
+        ("moe_experts", {"bias": torch.zeros(5, 48)}, r"bias\.shape is \(5, 48\); required: \(5, 88\)"),
+        ("moe_experts", {"activation": "relu"}, "activation is 'relu'"),
+        ("moe_experts", {"topk_ids": torch.zeros(13, 2)}, r"topk_ids\.dtype is torch\.float32"),
+        ("moe_experts", {"topk_weights": torch.zeros(13, 3)}, r"topk_weights\.shape"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(op: str, change: dict[str, Any], message: str) -> None:
+    known = registry.primitive(op)
+    values = dict(zip(known.names, materialise(cases(op)["ragged"], known, torch.float32), strict=True))
+    with pytest.raises(ArgumentError, match=message):
+        getattr(ops, op)(**{**values, **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+names = {"grouped_linear": ("ragged", "hostile_many", "exact_hostile"), "moe_experts": ("biased", "hostile_ids")}
+cells = []
+for name, wanted in names.items():
+    op, line = registry.primitive(name), registry.implementation(name, "triton")
+    cells += [check_cell(op, line, case, torch.float16, simulate=profile("h200"))
+              for case in cases_of(op) if case.name in wanted]
+print(json.dumps({f"{cell.op} {cell.case}": (cell.verdict, cell.reason) for cell in cells}))
+"""
+
+
+def test_the_triton_kernels_are_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 5 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
