@@ -7,8 +7,7 @@ meta tensors, notes what it allocates and launches, and generates a function of 
 That is right as long as the launches depend on nothing but those facts, which a menu line declares (``replayable``),
 and on the tensors' 16-byte alignment, which the generated function tests: it leaves unaligned tensors, another current
 device and launch hooks that were set meanwhile to the launcher itself, and refuses freed storages. Whatever else a
-launcher does to a tensor than allocating, viewing and copying makes it unfit for this, and `freeze` says so by returning
-None.
+launcher does to a tensor than allocating, viewing and copying makes it unfit for this, and `freeze` returns None.
 """
 
 from __future__ import annotations
