@@ -227,7 +227,7 @@ def dumps(document: Results) -> str:
 
 
 def save(document: Results, path: str | Path) -> None:
-    Path(path).write_text(dumps(document), encoding="utf-8")
+    write_whole(Path(path), dumps(document).encode())
 
 
 class _Schema(GenerateJsonSchema):
