@@ -21,7 +21,6 @@ def test_malformed_files_are_refused(each: int, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    print(found)
     whole = {name for name, how in found["seeds"].items() if how == "read"}
     assert whole >= {"results", "compare", "bench", "lockfile", "capsule", "artefacts", "profile", "matrix", "project"}
     assert found["faults"] == [], (seed, found["count"], found["faults"][:3])

@@ -26,7 +26,6 @@ def killed(folder: Path, kills: int) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("kills", [16, pytest.param(256, marks=pytest.mark.slow)])
 def test_a_killed_writer_leaves_nothing_torn(kills: int, tmp_path: Path) -> None:
     found = killed(tmp_path, kills)
-    print(found)
     planted, torn = found["torn"].pop("planted"), found["torn"]
     controls = found["kills"].pop("planted")
     assert sum(found["kills"].values()) == kills and all(found["kills"].values())

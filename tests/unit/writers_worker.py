@@ -48,7 +48,7 @@ WRITERS: dict[str, Callable[[Path, bytes], None]] = {
 def write_for_ever(name: str, path: Path, ready: int) -> None:
     number = 0
     while True:
-        WRITERS[name](path, body(random.choice(SIZES), number))  # noqa: S311
+        WRITERS[name](path, body(random.choice(SIZES), number))
         if number == 0:
             os.write(ready, b"x")
         number += 1
@@ -65,7 +65,7 @@ def kill_one(name: str, path: Path) -> None:
     os.close(writing)
     begun = os.read(reading, 1)
     os.close(reading)
-    time.sleep(random.random() * 0.03)  # noqa: S311
+    time.sleep(random.random() * 0.03)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert begun and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (name, status)

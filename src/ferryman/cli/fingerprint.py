@@ -14,7 +14,7 @@ from ferryman.cli.place import place
 from ferryman.device_profiles import detect
 from ferryman.device_profiles import profile as named_profile
 from ferryman.device_profiles.schema import ARITHMETIC, FUNCTIONS, ROUTES
-from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.errors import ArgumentError
 from ferryman.porting import fingerprint as probes
 from ferryman.porting.fingerprint import Fact, Fingerprint
 from ferryman.porting.fingerprint.matrix import LONG

@@ -138,4 +138,3 @@ def first(error: ValidationError) -> str:
     """The first fault of a document, and how many there are."""
     one = error.errors()[0]
     return f"{'.'.join(map(str, one['loc']))[:200]}: {one['msg'][:200]} ({error.error_count()} errors)"
-
