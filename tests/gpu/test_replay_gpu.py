@@ -62,7 +62,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def replayed(op: Primitive) -> list[str]:
-    files = [run.__code__.co_filename for _, run, _ in plan.runner_of(op).hot.values() if hasattr(run, "__code__")]
+    files = [run.__code__.co_filename for _, run, *_ in plan.runner_of(op).hot.values() if hasattr(run, "__code__")]
     return [name for name in files if name.startswith("<ferryman replay of")]
 
 
