@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from ferryman.cli import doctor, output, support
 from ferryman.device_profiles import catalogue, profile
 from ferryman.dispatch import registry
+from ferryman.porting.report.text import table_row
 from tests.cli.run import ferryman
 
 
@@ -100,11 +103,33 @@ def test_quantities() -> None:
     assert output.size(100) == "100 B"
 
 
-def test_progress_is_silent_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_work_is_silent_off_a_terminal_and_long_work_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with output.progress("working") as advance:
         advance(1, 2, "half")
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
+    monkeypatch.setattr(output, "EVERY", 0.05)
+    with output.progress("working") as advance:
+        advance(1, 2, "half")
+        time.sleep(0.4)  # one step that is long
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("ferryman: working: 1 of 2 half after 0 s\n")
+    assert 2 <= captured.err.count("\n") <= 8 and not [t for t in threading.enumerate() if t.name.endswith("(tell)")]
+
+
+@pytest.mark.parametrize("text", ["a|b", "a\\|b", "a\\\\|b", "a\nb", "|", "\\", "a\r\n| b | c |"])
+def test_what_stands_in_a_markdown_cell_begins_no_other(text: str) -> None:
+    """Read back as GitHub's grammar does: a backslash takes the mark after it with it."""
+    row = table_row(["one", text, "three"])
+    assert "\n" not in row
+    cells = re.findall(r"(?:\\[!-/:-@\[-`{-~]|[^|])+", row[1:-1])
+    assert [re.sub(r"\\([\\|])", r"\1", cell.strip()) for cell in cells] == [
+        "one",
+        " ".join(text.splitlines()),
+        "three",
+    ]
 
 
 def test_progress_draws_on_stderr_of_a_terminal(

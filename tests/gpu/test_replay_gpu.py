@@ -12,7 +12,9 @@ from torch import Tensor
 
 import ferryman
 from ferryman import ops
+from ferryman.backends import replay
 from ferryman.dispatch import plan, registry, select
+from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.cases import arguments, as_tuple, cases_of
@@ -60,7 +62,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def replayed(op: Primitive) -> list[str]:
-    files = [run.__code__.co_filename for _, run, _ in plan.runner_of(op).hot.values() if hasattr(run, "__code__")]
+    files = [run.__code__.co_filename for _, run, *_ in plan.runner_of(op).hot.values() if hasattr(run, "__code__")]
     return [name for name in files if name.startswith("<ferryman replay of")]
 
 
@@ -208,6 +210,83 @@ def test_tf32_that_is_switched_between_calls() -> None:
                     assert low <= error <= high, (precision, error)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def served() -> list[str]:
+    return [name for name in ("triton", "cuda", "hip") if name in registry.backends()
+            and select.profile_for(GPU).vendor in registry.backends()[name].vendors
+            and not registry.probe(name, select.profile_for(GPU).vendor)]  # fmt: skip
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("calls", [0, 1, 2, 5])
+@pytest.mark.parametrize("offset", [0, 1024, 3])
+def test_a_freed_storage_is_refused_and_the_device_lives(grads: bool, calls: int, offset: int) -> None:
+    """FSDP frees a flat parameter between uses; a view into it keeps a small address that is not 0."""
+    assert served()
+    for name in served():
+        plan.drop_plans()
+        x = torch.randn(64, 768, device=GPU, dtype=torch.bfloat16, requires_grad=grads)
+        flat = torch.randn(4096, device=GPU, dtype=torch.bfloat16)
+        w, size = flat[offset : offset + 768], flat.untyped_storage().nbytes()
+        with ferryman.use(name):
+            for _ in range(calls):
+                ops.rms_norm(x, flat[offset : offset + 768])
+            values = flat.clone()
+            expected = ops.rms_norm(x.detach(), values[offset : offset + 768])
+            flat.untyped_storage().resize_(0)
+            assert w.data_ptr() == 2 * offset
+            for _ in range(3):
+                with pytest.raises(ArgumentError, match=r"weight.untyped_storage\(\).nbytes\(\) is 0"):
+                    ops.rms_norm(x, w)
+            flat.untyped_storage().resize_(size)
+            flat.copy_(values)
+            torch.cuda.synchronize()
+            for _ in range(3):
+                assert torch.equal(ops.rms_norm(x, w).detach(), expected), name
+                assert ops.rms_norm(x, w).requires_grad == grads
+
+
+def test_a_bit_that_negates_is_seen_before_and_after_a_replay() -> None:
+    """`torch._neg_view` has its base's address, shape and strides; a kernel that went by those would lose the sign."""
+    assert served()
+    for name in served():
+        plan.drop_plans()
+        w = torch.randn(768, device=GPU)
+        with ferryman.use(name):
+            for _ in range(6):
+                x = torch.randn(64, 768, device=GPU)
+                flipped = torch._neg_view(x)
+                assert flipped.is_neg() and flipped.data_ptr() == x.data_ptr()
+                assert torch.equal(ops.rms_norm(flipped, w), -ops.rms_norm(x, w)), name
+                assert torch.equal(ops.rms_norm(x, torch._neg_view(w)), -ops.rms_norm(x, w)), name
+        assert replayed(ops.rms_norm.primitive)
+
+
+def test_a_launcher_that_raises_on_stand_ins_serves_the_call_that_would_have_recorded_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the call that a plan is recorded at, the user gets a result, and at every later one."""
+    monkeypatch.undo()
+    assert plan.REPLAY_AFTER == 64
+    known, line = registry.launcher, registry.implementation("rms_norm", "triton")
+    launch, raised = known(line), []
+
+    def odd(*args: Any) -> Tensor:
+        if replay.recording() is not None:
+            raised.append(1)
+            raise RuntimeError("no kernel for the meta device")
+        made: Tensor = launch(*args)
+        return made
+
+    monkeypatch.setattr(registry, "launcher", lambda asked: odd if asked is line else known(asked))
+    plan.drop_plans()
+    x = torch.randn(64, 768, device=GPU, dtype=torch.bfloat16)
+    with ferryman.use("triton"):
+        expected = launch(x, None, 1e-6, False, select.target_of(select.profile_for(GPU)))
+        for _ in range(70):
+            assert torch.equal(ops.rms_norm(x), expected)
+    assert raised == [1] and not replayed(ops.rms_norm.primitive)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -74,7 +74,7 @@ def test_hostile_text_is_shown_and_does_nothing(world: World, tmp_path: Path) ->
     assert all(line.count("|") == 7 for line in text.splitlines() if line.startswith("| h200 "))
     for line in summary.commands(found).splitlines():
         assert line.startswith(("::error title=", "::warning title=")) and "\r" not in line
-    assert "::set-output" not in summary.commands(found).replace("%0A::set-output", "")
+    assert "\n::set-output" not in summary.commands(found)  # a command begins a line
     root = ElementTree.fromstring(summary.junit(found))
     assert {case.get("name") for case in root.iter("testcase")} == {row.id for row in world.matrix.rows}
     badge = ElementTree.fromstring(summary.badge(found))

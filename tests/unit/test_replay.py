@@ -23,6 +23,7 @@ from ferryman.backends import replay
 from ferryman.backends.replay import STREAM, Step
 from ferryman.backends.simt import as_rows, pointer
 from ferryman.dispatch import plan, registry
+from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
 
 CPU = torch.device("cpu")
@@ -45,7 +46,7 @@ def test_every_replay_launches_what_its_launcher_does(vendor: str, simt: str) ->
     assert judged["wrong"] == []
     lines = {
         f"{op} {line.name}" for op in registry.primitives() for line in registry.implementations(op)
-        if line.replayable and line.backend in ("triton", simt)
+        if line.replayable and line.backend in ("triton", simt) and (vendor, line.name) != ("amd", "triton.hopper")
     }  # fmt: skip
     assert set(judged["frozen"]) == lines and len(lines) >= 27
     # past the Python part of Triton's launcher for NVIDIA, whose C function is known
@@ -56,7 +57,7 @@ def test_only_launchers_that_fill_sum_or_copy_back_are_left_as_they_are() -> Non
     refused = {case for cases in worker()["judged"]["refused"].values() for case in cases}
     with_bias = {"ragged", "one_column", "three_dims", "exact_integers_ragged", "exact_ties", "exact_few"}
     copied_back = {"layout_last", "strided_last"}  # what a mutating op cannot write where it lies
-    assert refused == {"empty_rows", "empty", "depth_zero", "no_keys", "no_queries"} | with_bias | copied_back
+    assert refused == {"empty_rows", "empty", "depth_zero", "no_keys"} | with_bias | copied_back
     of = {case: line for line, cases in worker()["judged"]["refused"].items() for case in cases if case in copied_back}
     assert of == {"layout_last": "cross_entropy_inplace_grad triton", "strided_last": "rope_ triton"}
 
@@ -145,6 +146,17 @@ def test_what_cannot_be_repeated_is_refused(unfit: Any) -> None:
 
 
 OUTSIDE = torch.empty(1)
+
+
+def test_a_launcher_that_raises_on_stand_ins_is_left_as_it_is() -> None:
+    for error in (RuntimeError("no meta"), ZeroDivisionError(), NotImplementedError(), IndexError()):
+
+        def launcher(x: Tensor, target: None, error: Exception = error) -> Tensor:
+            if replay.recording() is not None:
+                raise error
+            return torch.empty_like(x)
+
+        assert freeze(launcher, torch.randn(3)) is None and replay.recording() is None
 
 
 def test_unaligned_tensors_are_left_to_the_launcher() -> None:
@@ -252,6 +264,48 @@ FLIPS = {
     "no weight": lambda: (torch.randn(4, 16), None),
     "plain": lambda: (torch.randn(4, 16), torch.randn(16)),
 }
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("calls", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize("offset", [0, 4, 1])
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_freed_storage_is_refused_at_every_call_and_served_once_it_is_filled(
+    scaling: Scaling, calls: int, offset: int, strided: bool, grads: bool
+) -> None:
+    """As FSDP frees a flat parameter, whose views keep their offsets. The weight is copied where it is strided."""
+
+    def weight() -> tuple[Tensor, Tensor]:
+        flat = torch.randn(64)
+        return flat, flat[offset : offset + 32 : 2] if strided else flat[offset : offset + 16]
+
+    x = torch.randn(4, 16, requires_grad=grads)
+    for _ in range(calls):
+        ops.rms_norm(x, weight()[1])
+    flat, w = weight()
+    launches, (size, values) = scaling.launches, (flat.untyped_storage().nbytes(), flat.clone())
+    for _ in range(2):
+        flat.untyped_storage().resize_(0)
+        assert w.data_ptr() == 4 * offset
+        with pytest.raises(ArgumentError, match=r"weight.untyped_storage\(\).nbytes\(\) is 0"):
+            ops.rms_norm(x, w)
+        assert scaling.launches == launches
+        flat.untyped_storage().resize_(size)
+        flat.copy_(values)
+        expect(x, w)
+        launches = scaling.launches
+
+
+def test_a_freed_storage_is_refused_where_the_launcher_is_not_replayed(
+    scaling: Scaling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "freeze", lambda *args: None)
+    x = torch.randn(4, 16)
+    for _ in range(5):
+        expect(x, None)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ArgumentError, match="gather them first"):
+        ops.rms_norm(x)
 
 
 @pytest.mark.parametrize("flip", FLIPS)

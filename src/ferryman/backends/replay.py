@@ -6,8 +6,8 @@ meta tensors, notes what it allocates and launches, and generates a function of 
 
 That is right as long as the launches depend on nothing but those facts, which a menu line declares (``replayable``),
 and on the tensors' 16-byte alignment, which the generated function tests: it leaves unaligned tensors, another current
-device and launch hooks that were set meanwhile to the launcher itself. Whatever else a launcher does to a tensor than
-allocating, viewing and copying makes it unfit for this, and `freeze` says so by returning None.
+device and launch hooks that were set meanwhile to the launcher itself, and refuses freed storages. Whatever else a
+launcher does to a tensor than allocating, viewing and copying makes it unfit for this, and `freeze` returns None.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ferryman.errors import FerrymanError
+from ferryman.errors import ArgumentError, FerrymanError
 
 ALIGNMENT = 16  # bytes: what Triton specialises pointers on, and the width of a vector load
 _GUARDS = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _ADDRESSES = 1 << 40  # between the made-up addresses of two tensors
+# A storage that was freed has the address 0, and a view into it that of its offset, which may be gigabytes.
+_PERHAPS_FREED = 1 << 40
 _READS = frozenset(
     [torch.device] + [getattr(Tensor, name) for name in (
         "size", "stride", "numel", "nelement", "dim", "element_size", "is_contiguous", "storage_offset",
@@ -188,12 +190,34 @@ def recording() -> _Recording | None:
     return _active.recording
 
 
+def must_hold(op: str, names: Sequence[str], values: Sequence[Any]) -> None:
+    """Raise ArgumentError where a tensor's storage was freed (``resize_(0)``, as FSDP does between uses): a kernel that
+    got its address would end the device's context. A view's address in such a storage is not 0 but its offset."""
+    for name, x in zip(names, values, strict=True):
+        if isinstance(x, Tensor) and x.numel() and x.untyped_storage().nbytes() == 0:
+            raise ArgumentError(
+                op, f"{name}.untyped_storage().nbytes()", 0, "the tensor's elements in memory: gather them first"
+            )
+
+
+def careful(launcher: Callable[..., Any], names: Sequence[str], op: str) -> Callable[..., Any]:
+    """The launcher, after `must_hold`."""
+
+    def launch(*args: Any) -> Any:
+        must_hold(op, names, args[:-1])
+        return launcher(*args)
+
+    return launch
+
+
 def freeze(
-    launcher: Callable[..., Any], names: Sequence[str], args: Sequence[Any], extra: Any, device: torch.device
-) -> Callable[..., Any] | None:
+    launcher: Callable[..., Any], names: Sequence[str], args: Sequence[Any], extra: Any, device: torch.device,
+    op: str = "",
+) -> Callable[..., Any] | None:  # fmt: skip
     """``launcher(*args, extra)`` as a function of the same parameters for calls that differ in addresses alone.
 
-    None where it cannot be repeated: tensors that are not aligned now, or a launcher that is not `replayable`.
+    None where it cannot be repeated: tensors that are not aligned now, or a launcher that is not `replayable`. ``op``
+    is named by the ArgumentError that the function raises for a tensor whose storage was freed.
     """
     if any(isinstance(a, Tensor) and a.data_ptr() % ALIGNMENT for a in args):
         return None
@@ -208,8 +232,11 @@ def freeze(
     _active.recording = made
     try:
         with torch.no_grad(), _Watch(made):
-            result = launcher(*stand_ins, extra)
-        source, namespace = _generate(made, names, result, launcher)
+            try:
+                result = launcher(*stand_ins, extra)
+            except Exception:  # noqa: BLE001 - it serves real tensors, as it just did; stand-ins are not its duty
+                return None
+        source, namespace = _generate(made, names, result, launcher, op)
     except (NotReplayable, FerrymanError):  # the latter: a kernel that is not compiled here for these very facts
         return None
     finally:
@@ -288,7 +315,7 @@ class _Writer:
 
 
 def _generate(
-    recording: _Recording, names: Sequence[str], result: Any, launcher: Callable[..., Any]
+    recording: _Recording, names: Sequence[str], result: Any, launcher: Callable[..., Any], op: str
 ) -> tuple[str, dict[str, Any]]:
     write = _Writer(recording, _direct_shapes(recording, result))
     for event in recording.events:
@@ -308,6 +335,11 @@ def _generate(
     if unless:
         head += [f"if {' or '.join(unless)}:", f"    return launcher({parameters})"]
     head += [f"p_{name} = {name}.data_ptr()" for name in write.addresses]
+    held = [f"p_{m.name}" if m.name in write.addresses else f"{m.name}.data_ptr()" for m in _read(recording)]
+    if held:
+        namespace |= {"must_hold": must_hold, "names": tuple(names)}
+        low = " or ".join(f"{address} < {_PERHAPS_FREED}" for address in held)
+        head += [f"if {low}:", f"    must_hold({op!r}, names, ({', '.join(names)},))"]
     if write.addresses:
         joined = " | ".join(f"p_{name}" for name in write.addresses)
         head += [f"if ({joined}) & {ALIGNMENT - 1}:", f"    return launcher({parameters})"]
@@ -318,6 +350,15 @@ def _generate(
         head.append("stream = 0")
     body = "".join(f"    {line}\n" for line in (*head, *write.lines, f"return {returned}"))
     return f"def frozen({parameters}):\n{body}", namespace
+
+
+def _read(recording: _Recording) -> list[_Memory]:
+    """The arguments that have elements, and are launched with or copied."""
+    steps = [e for e in recording.events if isinstance(e, Step)]
+    given = [a for step in steps for a in step.arguments]
+    memory = [recording.of(a) if isinstance(a, Tensor) else a.memory for a in given if isinstance(a, (Tensor, Pointer))]
+    memory += [e.base for e in recording.events if isinstance(e, _Memory) and e.kind == "copy" and e.base is not None]
+    return list({id(m.root): m.root for m in memory if m.root.kind == "argument" and m.root.tensor.numel()}.values())
 
 
 def _direct_shapes(recording: _Recording, result: Any) -> dict[_Memory, Tensor]:

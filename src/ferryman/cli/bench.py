@@ -33,7 +33,9 @@ def bench(
     peers: Annotated[
         str, typer.Option(help="Other libraries to time beside ours: none, all, or names separated by commas.")
     ] = "none",
-    peers_from: Annotated[Path, typer.Option(help="The folder of their adapters.")] = adapters.DEFAULT,
+    peers_from: Annotated[
+        Path, typer.Option(help="The folder of their adapters, in a checkout or the sdist.")
+    ] = adapters.DEFAULT,
     grid: Annotated[
         str, typer.Option(help="small: two shapes or so an op; full: those of the speed targets.")
     ] = "small",

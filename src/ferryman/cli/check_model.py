@@ -7,6 +7,7 @@ from xml.sax.saxutils import quoteattr
 
 from ferryman.cli import output
 from ferryman.porting.report.html import tables_page
+from ferryman.porting.report.text import table_row
 
 if TYPE_CHECKING:
     from ferryman.porting.model_results import Measure, ModelResult, ModuleErrors
@@ -105,7 +106,7 @@ def markdown(result: ModelResult) -> str:
     for title, headers, rows in tables(result):
         lines += ["", f"## {title}", ""]
         for row in (headers, tuple("---" for _ in headers), *rows):
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+            lines.append(table_row(row))
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in sentences(result)), ""])
 
 

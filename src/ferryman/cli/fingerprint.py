@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ferryman.cli import output
+from ferryman.cli import documents, output
 from ferryman.cli.place import place
 from ferryman.device_profiles import detect
 from ferryman.device_profiles import profile as named_profile
 from ferryman.device_profiles.schema import ARITHMETIC, FUNCTIONS, ROUTES
-from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.errors import ArgumentError
 from ferryman.porting import fingerprint as probes
 from ferryman.porting.fingerprint import Fact, Fingerprint
 from ferryman.porting.fingerprint.matrix import LONG
@@ -50,7 +50,7 @@ def fingerprint(
         document = probes.fingerprint(where, advance)
     document = probes.compared(document, stated or detect(where))
     if out is not None:
-        _write(out, document)
+        documents.write(out, probes.dumps(document))
     if as_json:
         output.say(probes.dumps(document))
     elif as_yaml:
@@ -61,13 +61,6 @@ def fingerprint(
             _differences(earlier, document)
     if probes.contradicted(document.findings):
         raise typer.Exit(1)
-
-
-def _write(path: Path, document: Fingerprint) -> None:
-    try:
-        path.write_text(probes.dumps(document) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise FerrymanError(f"{path} cannot be written: {error.strerror}; choose another --out") from error
 
 
 def _print(document: Fingerprint) -> None:

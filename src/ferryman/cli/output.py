@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+EVERY = 30.0  # seconds between two lines of progress off a terminal
 GREEN, RED, YELLOW, DIM = "green", "red", "yellow", "dim"
 STYLES = {
     "PASS": GREEN, "yes": GREEN, "chosen": GREEN, "FAIL": RED, "MISTRUSTED": RED, "QUARANTINED": RED, "no": RED,
@@ -80,15 +84,35 @@ def size(value: int | None) -> str | None:
     return f"{value} B"
 
 
-def _silent(done: int, total: int, label: str = "") -> None:
-    """Progress that nobody watches."""
+@contextmanager
+def _lines(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    began, ended, state = time.monotonic(), threading.Event(), [""]
+
+    def advance(done: int, total: int, label: str = "") -> None:
+        state[0] = " ".join(f" {done} of {total} {label}".split("\n")).rstrip()
+
+    def tell() -> None:
+        while not ended.wait(EVERY):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is gone: nobody reads
+                sys.stderr.write(f"ferryman: {what}:{state[0]} after {time.monotonic() - began:.0f} s\n")
+                sys.stderr.flush()
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield advance
+    finally:
+        ended.set()
+        teller.join()
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr while the block runs; gives ``advance(done, total, label)``. Silent off a terminal."""
-    if not sys.stderr.isatty():
-        yield _silent
+    """A progress bar on stderr while the block runs; gives ``advance(done, total, label)``. Off a terminal a line every
+    `EVERY` seconds, however long one step takes."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        with _lines(what) as told:
+            yield told
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -101,10 +101,13 @@ def tune(
         if not as_json:
             _print(outcomes[name], name)
     lockfile.forget()
+    wrote = any(one.entry is not None for found in outcomes.values() for one in found)
     if as_json:
-        output.json_document({"lockfile": str(path), "outcomes": _facts(outcomes)})
-    else:
+        output.json_document({"lockfile": str(path) if wrote else None, "outcomes": _facts(outcomes)})
+    elif wrote:
         output.say(f"{path}: set FERRYMAN_LOCKFILE to it, or [tool.ferryman] lockfile")
+    else:
+        output.say("no lockfile was written: no cell gave an entry")
     if any(one.entry is None for found in outcomes.values() for one in found):
         raise typer.Exit(1)
 

@@ -140,6 +140,8 @@ def _read(file: Any) -> Draft:
     from ferryman.device_profiles.parse import parse
     from ferryman.device_profiles.yaml_nodes import SIZE_LIMIT
 
+    if isinstance(file, Path) and file.is_fifo():
+        raise ProfileError(f"{file}:1: cannot be read: it is no regular file")
     try:
         with file.open("rb") as stream:
             data = stream.read(SIZE_LIMIT + 1)  # one byte more than allowed shows that it is too large

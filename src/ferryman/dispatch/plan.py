@@ -186,6 +186,7 @@ class Op:
         if exact is not args:  # NumPy's numbers, and integers for floats: plans know Python's own types only
             return (self.resolve if differentiate else self.undifferentiated)(*exact)
         op.check(*args)
+        replay.must_hold(op.name, list(tensors), list(tensors.values()))
         if op.mutates:
             torch.autograd.graph.increment_version([tensors[name] for name in op.mutates])
         asked = state.effective()
@@ -226,13 +227,15 @@ class Op:
         given, young = args[:-1], args[-1]
         young.calls += 1
         run, extra = young.launch, young.extra
+        op, names = self.op.name, self.op.names
+        replay.must_hold(op, names, given)
         if young.calls < REPLAY_AFTER:
             return run(*given, extra)
         if isinstance(extra, Plan):
-            frozen = replay.freeze(extra.launch, self.op.names, given, extra.target, young.device)
-            extra = extra if frozen is None else dataclasses.replace(extra, launch=frozen)
+            frozen = replay.freeze(extra.launch, names, given, extra.target, young.device, op)
+            extra = dataclasses.replace(extra, launch=frozen or replay.careful(extra.launch, names, op))
         else:
-            run = replay.freeze(run, self.op.names, given, extra, young.device) or run
+            run = replay.freeze(run, names, given, extra, young.device, op) or replay.careful(run, names, op)
         with _lock:
             plan = young.plans.get(young.key)
             if plan is not None and plan[1] is young:  # not dropped meanwhile

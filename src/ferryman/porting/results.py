@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ferryman import files
 from ferryman.backends.precision import float32_precision
+from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError
 from ferryman.porting import metrics
 
@@ -227,7 +228,7 @@ def dumps(document: Results) -> str:
 
 
 def save(document: Results, path: str | Path) -> None:
-    Path(path).write_text(dumps(document), encoding="utf-8")
+    write_whole(Path(path).resolve(), dumps(document).encode())
 
 
 class _Schema(GenerateJsonSchema):

@@ -66,7 +66,11 @@ def adapters(folder: Path, wanted: Sequence[str] | None) -> list[Adapter]:
     files = sorted(p for p in folder.glob("*.py") if not p.name.startswith("_")) if folder.is_dir() else []
     if not files:
         raise ArgumentError(
-            "bench", "--peers-from", str(folder), "a folder of adapters (benchmarks/peers of a checkout)"
+            "bench",
+            "--peers-from",
+            str(folder),
+            "a folder of adapters; the installed package holds none: "
+            "they are benchmarks/peers of its source (a checkout, or the sdist)",
         )
     found: dict[str, Adapter] = {}
     for adapter in map(_adapter, files):

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ferryman import files
 from ferryman.device_profiles import profile
 from ferryman.device_profiles.yaml_nodes import Node, read_nodes
 from ferryman.dispatch import registry
@@ -24,6 +25,7 @@ from ferryman.errors import FerrymanError, ProfileError, UnknownName
 from ferryman.porting import simulated_route, stand_in
 from ferryman.porting.results import Verdict
 
+_MOST_BYTES = 2**20
 FILE, PYPROJECT = "ferryman.yaml", "pyproject.toml"
 SCHEMA = 1
 HOW = ("hardware", "simulated", "stand-in", "compile", "cpu")
@@ -165,9 +167,9 @@ def read(path: Path) -> Matrix:
     origin = path.name
     try:
         if path.name == PYPROJECT:
-            root = _Toml(path.read_text(encoding="utf-8")).node(_tables(path).get("ci", {}), 1)
+            root = _Toml(files.read(path, _MOST_BYTES).decode()).node(_tables(path).get("ci", {}), 1)
         else:
-            root = read_nodes(path.read_bytes(), origin)
+            root = read_nodes(files.read(path, _MOST_BYTES), origin)
     except OSError as error:
         raise MatrixError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -188,7 +190,7 @@ def _toml(text: str) -> dict[str, Any]:
 def _tables(path: Path) -> dict[str, Any]:
     """[tool.ferryman] of a pyproject.toml; empty where Python has no reader of TOML (3.10)."""
     try:
-        found: Any = _toml(path.read_text(encoding="utf-8"))
+        found: Any = _toml(files.read(path, _MOST_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise MatrixError(f"{path} cannot be read: {error}") from error
     for part in ("tool", "ferryman"):

@@ -6,13 +6,13 @@ A result file counts only beside its record, which names it by SHA-256.
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ferryman import files
 from ferryman.errors import ResultError
 from ferryman.porting.results import Finding, Name, printable
 
@@ -98,18 +98,13 @@ def schema() -> dict[str, Any]:
 
 def read_json(path: Path, most: int) -> Any:
     """JSON of a file. Raises ResultError: no regular file, too large, truncated, no JSON."""
+    if path.is_symlink():
+        raise ResultError(f"{path.name} is no regular file")
     try:
-        if path.is_symlink() or not path.is_file():
-            raise ResultError(f"{path.name} is no regular file")
-        size = path.stat().st_size
-        if size > most:
-            raise ResultError(f"{path.name} is {size} bytes; required: at most {most}")
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        return files.parse(files.read(path, most))
     except OSError as error:
         raise ResultError(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ResultError):
-            raise
         raise ResultError(f"{path.name} is not JSON: {str(error)[:200]}") from error
 
 
@@ -143,7 +138,3 @@ def first(error: ValidationError) -> str:
     """The first fault of a document, and how many there are."""
     one = error.errors()[0]
     return f"{'.'.join(map(str, one['loc']))[:200]}: {one['msg'][:200]} ({error.error_count()} errors)"
-
-
-def _no_constant(token: str) -> float:
-    raise ValueError(f"{token} is not JSON")

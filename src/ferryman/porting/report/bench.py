@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ferryman.porting.bench.compare import Change
 from ferryman.porting.bench.document import Benchmark, Cell, Times
 from ferryman.porting.report import plots
-from ferryman.porting.report.text import short
+from ferryman.porting.report.text import short, table_row
 from ferryman.porting.results import Results, Timing
 
 _COLUMNS = ("op", "case", "dtype", "contender", "us cold", "spread", "us warm", "us host", "of copy", "of product",
@@ -111,15 +111,14 @@ def markdown(document: Benchmark, changes: Sequence[Change] = ()) -> str:
     compared = standing(document)
     if compared:
         lines += ["", *[f"- {line}" for line in compared]]
-    lines += ["", f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows(document)]
+    lines += ["", table_row(_COLUMNS), "|" + "---|" * len(_COLUMNS), *map(table_row, rows(document))]
     if changes:
         lines += [
             "",
             "| op | case | contender | verdict | now / before | noise | confirmed |",
             "|---|---|---|---|---|---|---|",
         ]
-        lines += [f"| {' | '.join(row)} |" for row in change_rows(changes)]
+        lines += map(table_row, change_rows(changes))
     return "\n".join(lines) + "\n"
 
 

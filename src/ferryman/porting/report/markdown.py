@@ -18,6 +18,7 @@ from ferryman.porting.report.text import (
     place,
     plain,
     seconds,
+    table_row,
     verdict,
 )
 from ferryman.porting.results import WITH_LAUNCHES, Cell, GateName, Results, Timing, Verdict, number
@@ -191,7 +192,7 @@ def _code(text: str) -> str:
 
 
 def _row(values: list[str]) -> str:
-    return "| " + " | ".join(v.replace("|", "\\|") for v in values) + " |"
+    return table_row(values)
 
 
 def _counts(counts: dict[Verdict, int]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 
 from ferryman.porting.results import Cell, Gate, GateName, Results, Verdict, WorstElement, number, row_verdict
 
@@ -34,6 +36,12 @@ SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 def plain(text: str) -> str:
     """Without control characters, which XML and HTML cannot hold, and direction overrides, which disguise text."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def table_row(values: Sequence[str]) -> str:
+    """A row of a Markdown table: what stands in a cell begins no other cell and no other row."""
+    cells = [re.sub(r"(\\*)\|", lambda found: found[1] * 2 + r"\|", " ".join(v.splitlines())) for v in values]
+    return f"| {' | '.join(cells)} |"
 
 
 def short(dtype: str) -> str:

@@ -1,0 +1,182 @@
+"""Malformed files for every reader: ``malformed_worker.py FOLDER EACH SEED``; prints what went wrong, and how much."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ferryman import settings
+from ferryman.backends import artefacts
+from ferryman.backends.simt import launcher
+from ferryman.device_profiles import loading
+from ferryman.dispatch import lockfile_document
+from ferryman.errors import FerrymanError
+from ferryman.porting import bench, capsule, capsule_model, compare, replay_results, results
+from ferryman.porting.ci import history, matrix, merged, perf, record
+from ferryman.porting.fingerprint import document as fingerprint
+from ferryman.porting.model_config import spec
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "src" / "ferryman" / "device_profiles" / "data"
+RESULTS = (ROOT / "tests" / "data" / "results_schema_1.json").read_bytes()
+CAPSULE = (ROOT / "tests" / "data" / "h200.capsule").read_bytes()
+BENCH = (ROOT / "benchmarks" / "results" / "h200" / "full" / "rope.json").read_bytes()
+SHA = "0" * 64
+
+
+def document(kind: str, **more: Any) -> bytes:
+    return json.dumps({"kind": kind, "schema_version": 1, **more}).encode()
+
+
+def project(path: Path) -> object:
+    settings.forget()
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        return settings.get("backend")
+    finally:
+        os.chdir(before)
+
+
+READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
+    "results": ("r.json", RESULTS, results.load),
+    "compare": ("r.json", RESULTS, lambda p: compare.compare([p, p])),
+    "replay": ("r.json", RESULTS, replay_results.load),
+    "bench": ("b.json", BENCH, bench.load),
+    "lockfile": ("l.json", (DATA / "h200.lock.json").read_bytes(), lockfile_document.load),
+    "capsule": ("c.capsule", CAPSULE, capsule.load),
+    "any capsule": ("c.capsule", CAPSULE, capsule_model.load),
+    "fingerprint": ("f.json", document("ferryman-fingerprint", environment={}, facts=[]), fingerprint.load),
+    "artefacts": ("manifest.json", artefacts.Manifest(
+        time="", toolchain={}, profiles=[], seconds=0, entries=[]).model_dump_json().encode(),
+        lambda p: artefacts.read(p.parent)),
+    "profile": ("p.yaml", (DATA / "h200.yaml").read_bytes(), loading.load),
+    "matrix": ("ferryman.yaml", (ROOT / "ferryman.yaml").read_bytes(), matrix.read),
+    "project": ("pyproject.toml", b'[tool.ferryman]\nbackend = "torch"\nstrict = true\n', project),
+    "history": ("h.json", document("ferryman-ci-history", entries=[{"row": "a", "sha256": SHA}]),
+                lambda p: history.load([p])),
+    "merged": ("m.json", document("ferryman-ci-merged", rows=[], vendors=[]), merged.load),
+    "baseline": ("p.json", document("ferryman-ci-baseline", runs=[]), perf.load),
+    "record": ("record.json", document("ferryman-ci-record", cases=[], files={}),
+               lambda p: record.parse(record.read_json(p, record.SIZE_LIMIT), p.name)),
+    "config": ("config.json", b'{"model_type": "llama", "hidden_size": 64, "rope_theta": 1e4}',
+               lambda p: spec(p.parent, tiny=True, layers=1)),
+    "image": ("image", b"0" * 4096, lambda p: launcher.cached_image(p.name)),
+}  # fmt: skip
+ODD: list[Any] = [
+    None, True, -1, 0, 2**63, 10**400, 1.5, -0.0, 1e308, "", "\x00", "\x1b[31m", "\ud800", "x" * 100_000, [], {}, [[]],
+    {"a": {}}, [None] * 1000, "NaN", "../../etc/passwd", "\u202e", [{}] * 50_000, {str(n): 0 for n in range(20_000)},
+]  # fmt: skip
+
+
+def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        found.append((value, key))
+        places(inner, found)
+    return found
+
+
+def tree(data: bytes, draw: random.Random) -> bytes:
+    """One to three places of a document replaced, removed, or given to another."""
+    raw = json.loads(data)
+    for _ in range(draw.randrange(1, 4)):
+        found = places(raw, [])
+        if not found:
+            return json.dumps(draw.choice(ODD)).encode()
+        held, key = draw.choice(found[:40] if draw.random() < 0.4 else found)
+        how = draw.random()
+        if how < 0.6:
+            held[key] = copy.deepcopy(draw.choice(ODD))
+        elif how < 0.75:
+            del held[key]
+        elif how < 0.9:
+            other, at = draw.choice(found)
+            held[key] = copy.deepcopy(other[at]) if at in other or (isinstance(other, list) and at < len(other)) else 0
+        elif isinstance(held, dict):
+            held[str(draw.choice(ODD))[:20]] = held[key]
+    return json.dumps(raw).encode()
+
+
+def text(data: bytes, draw: random.Random) -> bytes:
+    made, how = bytearray(data), draw.randrange(8)
+    at = draw.randrange(len(made) + 1)
+    if how == 0:
+        return bytes(made[:at])
+    if how == 1:
+        for _ in range(draw.choice((1, 3, 30, 300))):
+            made[draw.randrange(len(made))] = draw.randrange(256)
+    elif how == 2:
+        made[at:at] = draw.choice((b"[" * 50_000, b'{"a":' * 20_000, b"\xff\xfe", b"9" * 6000, b"\0" * 5000))
+    elif how == 3:
+        made[at:at] = made[at : at + draw.choice((1, 100, 100_000))] * draw.choice((2, 40))
+    elif how == 4:
+        return draw.choice((b"", b"\n", b"null", b"{}", b"[]", b"NaN", b"\xef\xbb\xbf{}", b"[" + b"{}," * 3_000_000))
+    elif how == 5:
+        del made[at : at + draw.choice((1, 10, 1000))]
+    elif how == 6:
+        return bytes(made) + draw.choice((b"}", b"x", bytes(made), b"\0"))
+    else:
+        return draw.choice([one for _, one, _ in READERS.values()])
+    return bytes(made)
+
+
+def malformed(name: str, data: bytes, draw: random.Random) -> bytes:
+    if data[:1] == b"{" and draw.random() < 0.6:
+        return tree(data, draw)
+    if name in ("profile", "matrix") and draw.random() < 0.6:
+        return tree(json.dumps(yaml.safe_load(data), default=str).encode(), draw)  # JSON is YAML
+    return text(data, draw)
+
+
+def main() -> None:
+    folder, each, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    os.environ["FERRYMAN_CACHE_DIR"], os.environ["XDG_CONFIG_HOME"] = str(folder / "cache"), str(folder)
+    warnings.simplefilter("ignore")
+    draw, refused, read, faults, slowest = random.Random(seed), 0, 0, [], 0.0
+    # what a reader imports is not what a file costs
+    seeds = {name: one(folder, name, file, data, load) for name, (file, data, load) in READERS.items()}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(each):
+        for name, (file, data, load) in READERS.items():
+            content = malformed(name, data, draw)
+            began, why = time.process_time(), one(folder, name, file, content, load)
+            slowest = max(slowest, time.process_time() - began)
+            refused, read = refused + (why == "refused"), read + (why == "read")
+            if why not in ("refused", "read"):
+                faults.append(f"{name} {number}: {content[:80]!r}..: {why}")
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    told = {"refused": refused, "read": read, "seeds": seeds, "count": len(faults), "seconds": slowest, "MB": peak}
+    sys.stdout.write(json.dumps({**told, "faults": faults[:20]}))
+
+
+def one(folder: Path, name: str, file: str, content: bytes, load: Callable[[Path], object]) -> str:
+    path = folder / name.replace(" ", "_") / file
+    if name == "image":
+        path = launcher.cache_directory() / file
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_bytes(content)
+    try:
+        load(path)
+    except FerrymanError as error:
+        long = len(str(error)) > 3000
+        return f"an error of {len(str(error))} characters" if long else "refused"
+    except Exception:  # noqa: BLE001 - this is what is looked for
+        return traceback.format_exc()[-900:]
+    return "read"
+
+
+if __name__ == "__main__":
+    main()

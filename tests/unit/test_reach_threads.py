@@ -1,0 +1,161 @@
+"""Dispatch under threads, scopes, reloads, quarantines and compile failures at once: every result is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import plan, registry, select
+from ferryman.errors import CompileError
+from ferryman.ops.menu import Implementation
+
+THREADS = 16
+WIDTHS = (8, 16, 24, 40)
+ONE_IN = 40  # launches of the planted kernel that its "compiler" refuses
+
+
+class Planted:
+    """rms_norm's line "triton", put first: 3 x, which no other line computes, or a compile failure now and then."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    def __call__(self, x: Tensor, *others: Any) -> Tensor:
+        if random.randrange(ONE_IN) == 0:
+            self.refused += 1
+            raise CompileError("triton", "planted", "cpu", "no such instruction")
+        return x * 3
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planted]:
+    made = Planted()
+    line = Implementation(op="rms_norm", name="triton", where="planted:nowhere")
+    menu, launcher, backends = registry.implementations, registry.launcher, registry.backends()
+    lines = (line, *(known for known in menu("rms_norm") if known.name != "triton"))
+    monkeypatch.setattr(registry, "implementations", lambda op: lines if op == "rms_norm" else menu(op))
+    monkeypatch.setattr(registry, "launcher", lambda asked: made if asked is line else launcher(asked))
+    monkeypatch.setattr(registry, "backends", lambda: {**backends, "triton": backends["torch"]})
+    monkeypatch.setattr(registry, "probe", lambda name, vendor: ())
+    others = ["torch", "definition"]
+    monkeypatch.setattr(
+        select, "preferred", lambda op, profile: ["triton", *others] if op.name == "rms_norm" else others
+    )
+    ferryman.reload()
+    yield made
+    monkeypatch.undo()
+    ferryman.reload()
+
+
+class Example:
+    """One input, and what each implementation makes of it, gradients included."""
+
+    def __init__(self, width: int, gradient: bool) -> None:
+        self.x, self.gradient = torch.randn(3, width), gradient
+        self.w = torch.randn(width, requires_grad=gradient)
+        self.known: dict[str, tuple[Tensor, ...]] = {"triton": (self.x * 3,)}
+        for name in ("torch", "definition"):
+            with ferryman.use(name):
+                self.known[name] = self.found(train=gradient)
+
+    def found(self, train: bool) -> tuple[Tensor, ...]:
+        y = ops.rms_norm(self.x, self.w)
+        if not train:
+            return (y.detach(),)
+        return y.detach(), *torch.autograd.grad(y.sum(), self.w)
+
+    def serving(self, found: tuple[Tensor, ...]) -> set[str]:
+        return {name for name, right in self.known.items() if all(map(torch.equal, found, right))}
+
+
+def stress(planted: Planted, calls: int, seconds: float) -> tuple[Counter[str], list[str], list[BaseException]]:
+    """(what happened how often, wrong results, what was raised) until both limits are met, or far too late."""
+    examples = [Example(width, gradient) for width in WIDTHS for gradient in (False, True)]
+    alone, count = [torch.randn(5, n) for n in WIDTHS], [0] * THREADS
+    right = [torch.softmax(x, -1) for x in alone]
+    told, wrong, raised = Counter[str](), [], []
+    lock, end = threading.Lock(), time.monotonic()
+
+    def work(thread: int) -> None:
+        own, draw = Counter[str](), random.Random(thread)
+        try:
+            while sum(count) < calls or time.monotonic() < end + seconds:
+                assert time.monotonic() < end + 240, "too slow to tell anything"
+                scope, example = draw.choice(("torch", "definition", None)), draw.choice(examples)
+                with ferryman.use(scope) if scope else contextlib.nullcontext():
+                    for _ in range(draw.randrange(1, 40)):
+                        train = example.gradient and scope is not None and draw.random() < 0.2
+                        by = example.serving(example.found(train))
+                        allowed = {scope} if scope else {"triton", "torch"}
+                        count[thread] += 1
+                        if not by & allowed:
+                            wrong.append(f"{by} served under {scope}")
+                        own["by " + next(iter(sorted(by & allowed)), "none")] += 1
+                    place = draw.randrange(len(alone))
+                    if scope != "definition":
+                        count[thread] += 1
+                        if not torch.equal(ops.softmax(alone[place]), right[place]):
+                            wrong.append("softmax")
+                event = draw.random()
+                if event < 0.02:
+                    ferryman.reload()
+                    own["reloads"] += 1
+                elif event < 0.04:
+                    plan.drop_plans()
+                elif event < 0.06:
+                    select.clear_quarantine()
+                    plan.drop_plans()
+                    own["quarantines lifted"] += 1
+        except BaseException as error:  # noqa: BLE001 - judged below
+            raised.append(error)
+        with lock:
+            told.update(own)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    told.update({"calls": sum(count), "compile failures": planted.refused})
+    return told, wrong, raised
+
+
+def judge(told: Counter[str], wrong: list[str], raised: list[BaseException]) -> None:
+    assert raised == [], raised[:3]
+    assert wrong == [], (len(wrong), wrong[:5])
+    # each kind of fault did come, and each implementation served
+    for what in ("reloads", "quarantines lifted", "compile failures", "by torch", "by definition", "by triton"):
+        assert told[what] >= 3, (what, told)
+
+
+def test_three_seconds_of_threads_scopes_reloads_and_compile_failures(planted: Planted) -> None:
+    judge(*stress(planted, 1_000, 3))
+
+
+@pytest.mark.slow
+def test_300_000_calls_of_threads_scopes_reloads_and_compile_failures(planted: Planted) -> None:
+    told, wrong, raised = stress(planted, 300_000, 0)
+    judge(told, wrong, raised)
+    assert told["calls"] >= 300_000
+
+
+def test_the_judge_sees_a_call_that_another_line_served(planted: Planted) -> None:
+    """A judge that accepted every result would find nothing above."""
+    example = Example(8, False)
+    assert example.serving((example.x * 3,)) == {"triton"} and example.serving((example.x,)) == set()
+    with ferryman.use("torch"):
+        assert example.serving(example.found(False)) >= {"torch"}
