@@ -6,6 +6,13 @@ from ferryman.ops.activation.definition import silu_mul as silu_mul
 from ferryman.ops.activation.definition import silu_mul_backward as silu_mul_backward
 from ferryman.ops.attention.definition import attention as attention
 from ferryman.ops.attention.definition import attention_backward as attention_backward
+from ferryman.ops.bias_act.definition import bias_act as bias_act
+from ferryman.ops.bias_act.definition import bias_act_backward as bias_act_backward
+from ferryman.ops.embedding.definition import embedding as embedding
+from ferryman.ops.embedding.definition import embedding_backward as embedding_backward
+from ferryman.ops.kv_append.definition import kv_append as kv_append
+from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy as linear_cross_entropy
+from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy_backward as linear_cross_entropy_backward
 from ferryman.ops.linear_w4.definition import linear_w4 as linear_w4
 from ferryman.ops.matmul.definition import linear as linear
 from ferryman.ops.matmul.definition import linear_backward as linear_backward
@@ -34,18 +41,25 @@ __all__ = [
     "add_rms_norm_backward",
     "attention",
     "attention_backward",
+    "bias_act",
+    "bias_act_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "cross_entropy_inplace_grad",
     "cross_entropy_inplace_grad_backward",
+    "embedding",
+    "embedding_backward",
     "gelu_mul",
     "gelu_mul_backward",
     "grouped_linear",
     "grouped_linear_backward",
+    "kv_append",
     "layer_norm",
     "layer_norm_backward",
     "linear",
     "linear_backward",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
     "linear_w4",
     "moe_experts",
     "paged_attention",
