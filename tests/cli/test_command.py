@@ -13,8 +13,8 @@ from ferryman.cli import main
 from tests.cli.run import alone, ferryman
 
 VERBS = (
-    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "migrate", "mutate", "new", "port",
-    "selftest", "record", "replay", "compare", "compile", "counters", "tune",
+    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "migrate", "mutate", "new",
+    "port", "selftest", "record", "replay", "compare", "compile", "counters", "tune",
 )  # fmt: skip
 
 

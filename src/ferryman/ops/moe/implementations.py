@@ -26,17 +26,18 @@ _HOPPER_EXPERTS = (
 )
 
 IMPLEMENTATIONS = (
-    *menu(_HERE, "torch.grouped_mm", "grouped_linear", when=_HOPPER, function="grouped_mm"),
+    *menu(_HERE, "torch.grouped_mm", "grouped_linear", when=_HOPPER, function="grouped_mm", partial=True),
     *menu(
         _HERE,
         "torch.grouped_mm",
         "moe_experts",
         when=_HOPPER_EXPERTS,
         function="moe_experts_grouped_mm",
+        partial=True,
         roundings=("h", "a", "y"),
     ),
-    *menu(_HERE, "torch", _GROUPED, accumulation="split-k"),
-    *menu(_HERE, "torch", "moe_experts", accumulation="split-k", roundings=("h", "a", "y")),
+    *menu(_HERE, "torch.loop", _GROUPED, accumulation="split-k"),
+    *menu(_HERE, "torch.loop", "moe_experts", accumulation="split-k", roundings=("h", "a", "y")),
     *menu(_HERE, "triton", "grouped_linear", when=_DOT, replayable=True),
     *menu(_HERE, "triton", "grouped_linear_backward", when=_DOT, replayable=True),
     *menu(_HERE, "triton", "moe_experts", when=_DOT, roundings=("a", "y")),
