@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,20 +30,20 @@ def cells(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A cluster of a head without cores and two nodes; files outside the home, no token."""
+    """A cluster of a head without cores and nodes; its files lie where Ray keeps them, /tmp/ray."""
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with tempfile.TemporaryDirectory(prefix="fm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        made = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 0, "include_dashboard": False, "temp_dir": folder, "object_store_memory": 100 << 20,
-        })  # fmt: skip
-        try:
-            yield made
-        finally:
-            ray.shutdown()
-            made.shutdown()
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20},
+    )
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
 
 
 def add(made: Any, **resources: Any) -> Any:
