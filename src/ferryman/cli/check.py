@@ -113,10 +113,10 @@ def check(
         seed = 0 if kernel is None else secrets.randbelow(2**31)
     simulates = simulated_route.NAME in (backend or ())
     if on is not None:
-        others = {"--model": model, "--kernel": kernel, "--as": stands_in_for, "--backend simulated": simulates}
-        for option, value in others.items():
-            if value:
-                raise ArgumentError("check", option, "given", "no --on beside it")
+        beside = {"--model": model, "--kernel": kernel, "--as": stands_in_for, "--backend simulated": simulates}
+        for name, one in beside.items():
+            if one:
+                raise ArgumentError("check", name, "given", "no --on beside it")
     elif costs:
         raise ArgumentError("check", "--costs", "given", "--on beside it")
     where = "cpu" if simulates or on is not None else place(device, "check")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,6 @@ def divided(cost: Mapping[Group, float], workers: int) -> list[list[Group]]:
     return [sorted(groups) for _, groups in sorted(shards, key=lambda one: -one[0])]
 
 
-def document(times: Mapping[Sequence[str], float]) -> dict[str, Any]:
+def document(times: Mapping[tuple[str, str, str], float]) -> dict[str, Any]:
     """What `measured` reads again."""
     return {"kind": KIND, "seconds": {"|".join(key): round(seconds, 4) for key, seconds in sorted(times.items())}}
