@@ -104,9 +104,9 @@ def test_a_gpu_is_claimed_by_vendor_and_profile_and_an_absent_one_is_named(
     assert node == wanted.node_id and len(gpus) == 1
     with pytest.raises(cluster.FleetError, match=r"mi300x.*ferryman:h200 2"):
         cluster.require(ray, cluster.Claim.of(profile("mi300x")))
-    here = remote.identity()
-    monkeypatch.setattr(remote, "identity", lambda: {**here, "version": "9.9"})
-    with pytest.raises(cluster.FleetError, match=r"version|Ferryman"):
+    pool.agree(ray, claim)
+    monkeypatch.setattr(remote, "digest", lambda: "0" * 64)  # in this process, not on the nodes
+    with pytest.raises(cluster.FleetError, match=rf"node [0-9.]+ .*SHA-256.*required: {'0' * 64}"):
         pool.agree(ray, claim)
 
 
