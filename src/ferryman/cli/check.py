@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting import kernel as kernels
 from ferryman.porting import provenance, runner, simulated, simulated_route, stand_in
+from ferryman.porting.fleet import check as fleet
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import MEANING, duration, percent
 from ferryman.porting.results import Cell, Results, Row, Timing, dumps, failed, number
@@ -85,6 +87,17 @@ def check(
         int | None,
         typer.Option(min=1, help="Processes that share the cells; default: up to 8 on an accelerator, else 1."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the cells over a Ray cluster: ray (--jobs workers on this machine), or ray@HOST:PORT. --device "
+            "may name a profile then, which nodes declare (docs/fleet.md)."
+        ),
+    ] = None,
+    costs: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --on: an earlier document, or a fleet's times, by which cells are shared. Repeatable."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help=f"Where JSON, JUnit, Markdown and HTML go; {DEFAULT_OUT}, or none with --json.")
     ] = None,
@@ -99,7 +112,14 @@ def check(
         # a kernel that is tuned to pass one drawing of the inputs does not pass the next
         seed = 0 if kernel is None else secrets.randbelow(2**31)
     simulates = simulated_route.NAME in (backend or ())
-    where = "cpu" if simulates else place(device, "check")
+    if on is not None:
+        beside = {"--model": model, "--kernel": kernel, "--as": stands_in_for, "--backend simulated": simulates}
+        for name, one in beside.items():
+            if one:
+                raise ArgumentError("check", name, "given", "no --on beside it")
+    elif costs:
+        raise ArgumentError("check", "--costs", "given", "--on beside it")
+    where = "cpu" if simulates or on is not None else place(device, "check")
     folder = out if out is not None or as_json else DEFAULT_OUT
     facts = {"--accumulation": accumulation, "--rounding": rounding, "--not-deterministic": not_deterministic,
              "--timeout": timeout}  # fmt: skip
@@ -128,6 +148,14 @@ def check(
         document = check_kernel.run(
             kernel, op, declared, where, dtype, tier, seed, limit, rejected={"--backend": backend, "--full": full}
         )
+    elif on is not None:
+        with output.progress("checking") as advance:
+            document = fleet.run(
+                on, resolve(device), op, backend, dtype, tier, seed, full, jobs or os.cpu_count() or 1, costs or (),
+                None if folder is None else folder / "fleet-check.jsonl",
+                None if folder is None else folder / "fleet-check-times.json", advance,
+                _tell,
+            )  # fmt: skip
     elif simulates:
         others = [b for b in backend or () if b != simulated_route.NAME] or None
         assumed = simulated_route.assumptions_of(assume or ())
@@ -167,6 +195,10 @@ def check(
     if not any(cell.verdict in _RAN for cell in document.cells):
         sys.stderr.write("ferryman: nothing ran, so nothing is shown to be right\n")
         raise typer.Exit(1)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"ferryman: {text}\n")
 
 
 def _model(

@@ -44,7 +44,7 @@ from ferryman.errors import FerrymanError
 _SECONDS_TO_END = 3
 # what no extra's absence may turn into a traceback: package -> extra
 _EXTRAS = {"numpy": "triton", "triton": "triton", "transformers": "models", "jinja2": "report", "junitparser": "report",
-           "matplotlib": "report", "cupy": "cuda13", "msgpack": "offline"}  # fmt: skip
+           "matplotlib": "report", "ray": "fleet", "cupy": "cuda13", "msgpack": "offline"}  # fmt: skip
 
 
 class _Verb(TyperCommand):

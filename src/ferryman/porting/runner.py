@@ -63,16 +63,20 @@ def check_op(
     primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], tier: str, seed: int,
     device: torch.device, profile: Profile, *, thin: bool = False, times: int = 3,
     skip: Collection[tuple[str, ...]] = (), simulate: Profile | None = None, share: tuple[int, int] = (0, 1),
+    only: Collection[tuple[str, ...]] | None = None,
     starting: Callable[[str, str, str, str], None] | None = None,
 ) -> Iterator[Cell]:  # fmt: skip
     """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
 
-    share: (k, n), of the cases and dtypes every n-th, from k. ``starting`` hears of each cell before it runs.
+    share: (k, n), of the cases and dtypes every n-th, from k. only: (op, dtype, case); None is all. ``starting`` hears
+    of each cell before it runs.
     """
     cases = tier_cases(primitive, tier)
     for d, dtype in enumerate(dtypes):
         for c, case in enumerate(cases):
             key = primitive.name, dtype_name(dtype), case.name
+            if only is not None and key not in only:
+                continue
             wanted = [line for line in lines if (*key, line.name) not in skip]
             if (thin and not turns(c, d, len(dtypes), False)) or (c * len(dtypes) + d) % share[1] != share[0]:
                 continue

@@ -58,6 +58,7 @@ class Job:
     simulated: str | None = None  # the profile of the device that is simulated
     assume: dict[str, str] = field(default_factory=dict)  # the simulator's assumptions, by name
     stands_in_for: str | None = None  # the profile of the older device whose kernels ``device`` executes
+    only: list[tuple[str, str, str]] | None = None  # (op, dtype, case); None is all of them
 
     @classmethod
     def interpreted(cls, ops: Sequence[str], dtypes: Sequence[torch.dtype], tier: str, seed: int, full: bool) -> Job:
@@ -240,6 +241,7 @@ def main() -> int:
     torch.set_num_threads(1)
     job = json.loads(sys.stdin.read())
     skip = {tuple(s) for s in job["skip"]}
+    only = None if job["only"] is None else {tuple(one) for one in job["only"]}
     device = torch.device(job["device"])
     torch.backends.cuda.matmul.allow_tf32 = job["tf32"]
 
@@ -261,7 +263,7 @@ def main() -> int:
             for cell in check_op(
                 registry.primitive(op), [registry.implementation(op, name) for name in job["lines"][op]],
                 dtypes_of(job["dtypes"]), job["tier"], job["seed"], device, known,
-                thin=job["thin"], share=tuple(job["share"]), skip=skip, **more,
+                thin=job["thin"], share=tuple(job["share"]), skip=skip, only=only, **more,
                 starting=lambda *key: say(start=key),
             ):  # fmt: skip
                 say(cell=json.loads(cell.model_dump_json()))

@@ -1,0 +1,118 @@
+"""What runs on a node: functions of plain values, which Ray finds there by their names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ferryman.porting as porting
+from ferryman.device_profiles import Profile, detect
+from ferryman.dispatch import registry
+from ferryman.porting import timing
+from ferryman.porting.fingerprint.compare import verify
+from ferryman.porting.fleet.cluster import FleetError
+from ferryman.porting.parity import SEED
+from ferryman.porting.process import placed, quiet
+from ferryman.porting.results import environment, parse
+from ferryman.porting.runner import Plan, dtypes_of, tier_cases, turns
+from ferryman.porting.worker import Job, Workers
+
+
+@lru_cache(maxsize=1)
+def digest() -> str:
+    """SHA-256 of this installation's sources: a version's number alone does not tell two checkouts apart."""
+    root, found = Path(porting.__file__).parents[1], hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".yaml", ".cuh", ".json")):
+        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def identity() -> dict[str, str]:
+    """Which Ferryman a process runs, and on which machine."""
+    try:
+        version = metadata.version("ferryman")
+    except metadata.PackageNotFoundError:
+        version = "none installed, sources alone"
+    return {"version": version, "torch": str(torch.__version__), "digest": digest(), "host": socket.gethostname()}
+
+
+def _claimed(device: str, profile: str) -> tuple[torch.device, Profile]:
+    """The device that was claimed. Raises FleetError where a node declares what it does not have."""
+    place = placed(device)
+    found = detect(place)
+    if found.name != profile:
+        raise FleetError(
+            f"node {socket.gethostname()} declares {profile} and has {found.name} ({found.title}); "
+            "correct its --resources"
+        )
+    return place, found
+
+
+def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
+    """What a single process on this node's device would check: groups of cells, and what cannot run here.
+
+    ``ask``: ops, backends, dtypes, tier, seed, full, device. A group is [interpreted, op, dtype, case]; ``lines`` has
+    its implementations by [interpreted][op].
+    """
+    place, profile = _claimed(ask["device"], profile_name)
+    chosen = dtypes_of(ask["dtypes"])
+    tier = ask["tier"] or ("small" if place.type == "cpu" else "standard")
+    seed = SEED if ask["seed"] is None else ask["seed"]
+    made = Plan(ask["ops"], ask["backends"], chosen, tier, place, profile, ask["full"])
+    interpreted = Job.interpreted(made.interpreted, chosen, tier, seed, ask["full"])
+    lines = {"compiled": {op.name: [x.name for x in here] for op, here in made.local}, "interpreted": interpreted.lines}
+    groups = []
+    for way, ops in lines.items():
+        for name in ops:
+            for c, case in enumerate(tier_cases(registry.primitive(name), tier)):
+                groups += [
+                    [way, name, dtype, case.name] for d, dtype in enumerate(interpreted.dtypes)
+                    if way == "compiled" or turns(c, d, len(chosen), ask["full"])
+                ]  # fmt: skip
+    return {
+        "tier": tier, "seed": seed, "device": str(place), "dtypes": interpreted.dtypes, "lines": lines,
+        "groups": groups, "skipped": [c.model_dump(mode="json") for c in made.skipped],
+        "environment": environment(place, profile, seed, tier).model_dump(mode="json")
+    }  # fmt: skip
+
+
+def check(job: dict[str, Any], profile_name: str) -> dict[str, Any]:
+    """The cells of a job (`worker.Job`), each with the seconds since the one before: {"cells": [[cell, seconds]]}."""
+    _claimed(job["device"], profile_name)
+    found: list[list[Any]] = []
+    with quiet(), Workers([Job(**job)]) as workers:
+        last = time.monotonic()
+        for cell in workers.remaining():
+            now = time.monotonic()
+            found.append(
+                [cell.model_dump_json(), round(now - last, 4) if found else None]
+            )  # the first one waits for torch
+            last = now
+    return {"cells": found, "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def finish(document: dict[str, Any], lines: dict[str, list[str]], dtypes: list[str]) -> dict[str, Any]:
+    """What is measured alone, afterwards, on one device: times of what was right, and the profile's numerics."""
+    made = parse(document)
+    place = placed("cpu" if made.environment.device == "cpu" else "cuda")
+    profile = detect(place)
+    timings = timing.slowest(made.cells) if place.type == "cpu" else []
+    with quiet():
+        for op, names in lines.items() if place.type != "cpu" else ():
+            menu = [registry.implementation(op, name) for name in names]
+            timings += timing.of_right_ones(
+                registry.primitive(op), menu, dtypes_of(dtypes), place, profile, made.environment.seed, made.cells
+            )
+        numerics = verify(profile, place)
+    return {
+        "timings": [one.model_dump(mode="json") for one in timings],
+        "numerics": [one.model_dump(mode="json") for one in numerics],
+    }
