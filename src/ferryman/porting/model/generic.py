@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,13 +38,20 @@ class Distance:
 
 @dataclass(frozen=True)
 class Parity:
-    """``reasons`` is empty where the ported model is the same within its limits."""
+    """``reasons`` is empty where the ported model is the same within its limits.
+
+    calls: of each op in one forward, and backward where that was compared. runs: how often the ported modules ran that
+    did not run once. miscounted: ops whose forward calls differ from what the report says for these runs, as
+    (said, made).
+    """
 
     report: PortReport
     distances: tuple[Distance, ...]
     calls: Mapping[str, int]
     restored: bool
     reasons: tuple[str, ...]
+    runs: Mapping[str, int] = field(default_factory=dict)
+    miscounted: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -106,6 +113,9 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     try:
         with trace() as traced:
             found, found_slopes = observe(model, run, backward)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            runs = report.runs_of(model, run)
     finally:
         unport(model)
     again, _ = observe(model, run, backward)
@@ -127,7 +137,19 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
         calls[op] = calls.get(op, 0) + n
     if not restored:
         reasons.append("after unport the outputs are not bit for bit what they were")
-    return Parity(report, tuple(distances), dict(sorted(calls.items())), restored, tuple(reasons))
+    calls = dict(sorted(calls.items()))
+    return Parity(
+        report, tuple(distances), calls, restored, tuple(reasons), runs, _miscounted(report, calls, runs)
+    )
+
+
+def _miscounted(report: PortReport, calls: Mapping[str, int], runs: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    said, open_ended = report.calls(runs=runs), report.maybe()
+    made = {op: n for op, n in calls.items() if not op.endswith("_backward")}
+    return {
+        op: (said.get(op, 0), made.get(op, 0)) for op in sorted(said.keys() | made.keys())
+        if made.get(op, 0) != said.get(op, 0) and not (op in open_ended and made.get(op, 0) > said.get(op, 0))
+    }  # fmt: skip
 
 
 def _worst(
