@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.dispatch import trace
+from ferryman.porting.model.first import Divergence, first_divergence, moved
 from ferryman.porting.model.port import PortReport, port, unport
 from ferryman.porting.model_results import AMPLITUDE, SEEDS
 
@@ -42,7 +43,7 @@ class Parity:
 
     calls: of each op in one forward, and backward where that was compared. runs: how often the ported modules ran that
     did not run once. miscounted: ops whose forward calls differ from what the report says for these runs, as
-    (said, made).
+    (said, made). first: the first module that computes something else, looked for where something is beyond its limit.
     """
 
     report: PortReport
@@ -52,6 +53,7 @@ class Parity:
     reasons: tuple[str, ...]
     runs: Mapping[str, int] = field(default_factory=dict)
     miscounted: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    first: Divergence | None = None
 
     @property
     def ok(self) -> bool:
@@ -137,10 +139,23 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
         calls[op] = calls.get(op, 0) + n
     if not restored:
         reasons.append("after unport the outputs are not bit for bit what they were")
+    first = None
+    if reasons:
+        paths = [site.path for site in report.ported]
+        first = first_divergence(model, run, paths, lambda: port(model), lambda: unport(model), farthest)
+        reasons.append("no ported module alone is beyond its limit" if first is None else first.text)
     calls = dict(sorted(calls.items()))
     return Parity(
-        report, tuple(distances), calls, restored, tuple(reasons), runs, _miscounted(report, calls, runs)
+        report, tuple(distances), calls, restored, tuple(reasons), runs, _miscounted(report, calls, runs), first
     )
+
+
+def farthest(found: Any, wanted: Any) -> float:
+    """The largest `relative` difference of two results' tensors; infinite where they are not of the same kind."""
+    ours, theirs = dict(tensors_in(found)), dict(tensors_in(wanted))
+    if ours.keys() != theirs.keys():
+        return float("inf")
+    return max((relative(ours[n], theirs[n]) for n in theirs), default=0.0)
 
 
 def _miscounted(report: PortReport, calls: Mapping[str, int], runs: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -182,15 +197,5 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 def _moved(model: nn.Module, run: Run, backward: bool, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What a model gives with each parameter element moved by one unit in its last place, up or down or not at all."""
-    generator = torch.Generator().manual_seed(seed)
-    held = {p: p.detach().clone() for p in model.parameters() if p.is_floating_point()}
-    with torch.no_grad():
-        for p, before in held.items():
-            step = torch.randint(-1, 2, p.shape, generator=generator).to(p.device, p.dtype)
-            p.copy_(before + step * before.abs() * torch.finfo(p.dtype).eps)
-    try:
+    with moved(model, torch.Generator().manual_seed(seed)):
         return observe(model, run, backward)
-    finally:
-        with torch.no_grad():
-            for p, before in held.items():
-                p.copy_(before)
