@@ -62,13 +62,16 @@ def parity(name: str, dtype: torch.dtype) -> dict[str, Any]:
 
 def shares(name: str) -> dict[str, Any]:
     """Predicted shares at real widths, and what is unserved, the most time first."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     from ferryman.porting.model import bundled
     from ferryman.porting.model.account import account
 
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model = bundled.build(name, False, torch.bfloat16)
+        except DataDependentOutputException:  # its constructor reads a tensor's elements: built with data then
             model = bundled.build(name, False, torch.bfloat16)
         found = account(model, bundled.inputs_of(name, False, model))
     except Exception as error:  # noqa: BLE001 - the library's own code on tensors without data

@@ -85,7 +85,8 @@ def test_no_name_of_a_class_or_family_decides(path: Path) -> None:
     "text",
     [
         "if type(module).__name__ == 'LlamaRMSNorm': pass", "TABLE[type(m).__name__]",
-        "TABLE.get(type(m).__qualname__)", "type(m).__name__.endswith('RMSNorm')", "kinds = {'llama': 1}", "'gpt-oss' in model",
+        "TABLE.get(type(m).__qualname__)", "type(m).__name__.endswith('RMSNorm')", "kinds = {'llama': 1}",
+        "'gpt-oss' in model",
     ],
 )  # fmt: skip
 def test_the_scan_sees_what_it_is_for(text: str) -> None:
