@@ -14,6 +14,7 @@ from torch import nn
 
 # Attributes that transformers' own base classes, and its interfaces, read of a module
 _KEPT = {
+    "padding_idx", "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
     "config", "training", "weight", "bias", "base_model_prefix", "forward", "scaling", "is_causal", "layer_idx",
     "num_key_value_groups", "gradient_checkpointing", "generation_config", "head_dim", "attention_dropout",
     "sliding_window", "device", "dtype", "inv_freq", "original_inv_freq", "attention_scaling", "rope_type",
