@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from ferryman.cli import check_kernel, check_model, documents, output, report
+from ferryman.cli import port as port_command
 from ferryman.cli.place import place
 from ferryman.device_profiles import profile as catalogued
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import registry, use
-from ferryman.errors import ArgumentError, BackendUnavailable
+from ferryman.errors import ArgumentError, BackendUnavailable, UnknownName
 from ferryman.porting import kernel as kernels
 from ferryman.porting import provenance, runner, simulated, simulated_route, stand_in
 from ferryman.porting.fleet import check as fleet
@@ -213,6 +214,10 @@ def _model(
     for backend in backends or ():
         registry.check_requested(backend)
     (dtype,) = runner.dtypes_of(dtypes or ["bfloat16"])
+    if _bundled(name):
+        with use(*backends) if backends else nullcontext():
+            port_command.run(name, place, None, dtype, tiny, layers, folder, as_json, stem=f"model-{name}")
+        return
     with (
         _transformers() as (run, porter),
         use(*backends) if backends else nullcontext(),
@@ -234,6 +239,16 @@ def _model(
                lambda: check_model.html(result))  # fmt: skip
     if result.verdict == "FAIL":
         raise typer.Exit(1)
+
+
+def _bundled(name: str) -> bool:
+    """Whether it is a family that `ferryman port` knows by name, and no preset. Raises UnknownName."""
+    from ferryman.porting.model.bundled import FAMILIES
+    from ferryman.porting.model_config import PRESETS
+
+    if name not in {**PRESETS, **FAMILIES} and not (os.sep in name or name.endswith(".json") or Path(name).exists()):
+        raise UnknownName("model", name, sorted({**PRESETS, **FAMILIES}))
+    return name in FAMILIES and name not in PRESETS
 
 
 @contextmanager

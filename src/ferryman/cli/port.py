@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,19 @@ def port(
     Exits with 1 where parity fails.
     """
     where, profile = _where(device)
+    folder = out if out is not None or as_json else DEFAULT_OUT
+    run(
+        model, where, profile, dtype_of(dtype), tiny, layers, folder, as_json, inputs=inputs or [],
+        backward=not forward_only, compiled=compiled,
+    )  # fmt: skip
+
+
+def run(
+    model: str, where: str, profile: str | None, dtype: torch.dtype, tiny: bool, layers: int | None,
+    folder: Path | None, as_json: bool, *, inputs: Sequence[str] = (), backward: bool = True, compiled: bool = False,
+    stem: str | None = None,
+) -> None:  # fmt: skip
+    """Try a model and write its documents; raises typer.Exit(1) where parity fails."""
     try:
         import transformers  # noqa: F401
 
@@ -55,11 +69,11 @@ def port(
             raise BackendUnavailable(f"{model} needs transformers ({error}); pip install 'ferryman[models]'") from error
     from ferryman.porting.model import trial
 
-    built = trial.build(model, tiny, layers, dtype_of(dtype), inputs or [])
+    built = trial.build(model, tiny, layers, dtype, list(inputs))
     with output.progress("porting") as advance:
         stages = ["compare", "time", "compile", "account"]
         found = trial.trial(
-            built, where, profile, not forward_only, compiled,
+            built, where, profile, backward, compiled,
             lambda stage: advance(stages.index(stage), len(stages), stage),
         )  # fmt: skip
     text = found.model_dump_json(indent=1)
@@ -67,9 +81,8 @@ def port(
         output.say(text)
     else:
         _show(found)
-    folder = out if out is not None or as_json else DEFAULT_OUT
     if folder is not None:
-        stem = "port-" + "".join(c if c.isalnum() else "-" for c in Path(model).name)
+        stem = stem or "port-" + "".join(c if c.isalnum() else "-" for c in Path(model).name)
         documents.write(folder / f"{stem}.json", text)
         written = [f"{stem}.json"]
         try:

@@ -34,6 +34,7 @@ class AttentionInterface:
     """transformers' registry of attention functions; a module looks its own up by its config's name for it."""
 
     registry = ALL_ATTENTION_FUNCTIONS
+    doubtful = frozenset({"s_aux", "position_bias", "cache"})  # sinks, a bias that learns, pages: see attention_forward
 
     def switch(
         self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]

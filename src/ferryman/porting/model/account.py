@@ -2,7 +2,8 @@
 
 A forward is run on fake tensors, which have shapes and no data, so that real widths cost no memory; each op that
 reaches the dispatcher is counted. A served op counts as its definition's cost says, anything else as PyTorch's FLOP
-formulas and the bytes of its arguments and results say. Time is the larger of FLOPs over the peak and bytes
+formulas and the bytes of its arguments and results say. A model that asks its data a question (is all of this mask
+true, is all finite) is answered yes. Time is the larger of FLOPs over the peak and bytes
 over the bandwidth.
 """
 
@@ -35,6 +36,7 @@ _FREE = {
     "aten::_local_scalar_dense",
 }  # fmt: skip
 _GATHERS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"}
+_NO_WORK = {"prim", "profiler", "c10d", "_c10d_functional"}  # spaces of ops that compute nothing here
 
 
 @dataclass
@@ -87,15 +89,17 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         name = func._schema.name
+        if name == "aten::_local_scalar_dense" and args[0].dtype is torch.bool:
+            return True  # a question to data that are not there: no padding, all finite
+        out = func(*args, **kwargs)
         space, _, op = name.partition("::")
         if space == "ferryman":
             cost = getattr(ops, op).primitive.cost(*args)
             self._note(self.count.served, op, float(cost.flops), float(cost.bytes), args)
             self.count.shapes[op, _described(args)] += 1
             return out
-        if space != "aten" or name in _FREE or _views(func):
+        if space in _NO_WORK or name in _FREE or _views(func):
             return out
         leaves = [t for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor)]
         if name in _GATHERS:  # what is read of the table is what is written
@@ -122,10 +126,20 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     if formula is not None:
         return float(formula(*args, **kwargs, out_val=out))
     name = func._schema.name
+    if "grouped_mm" in name and "backward" not in name:
+        return _grouped(args[0], args[1])
     if "scaled_dot_product" in name and "backward" not in name:
         q, k, v = args[:3]
         return 2.0 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
     return float(max((t.numel() for t in tree_leaves(out) if isinstance(t, Tensor)), default=0))
+
+
+def _grouped(x: Tensor, weight: Tensor) -> float:
+    """FLOPs of a product in groups: rows (M, K) by (E, K, N), each row in one group; (M, K) by (K, N) cut along K;
+    (E, M, K) by (K, N) cut along N; (E, M, K) by (E, K, N). Each element of an operand without a group dimension
+    meets one group, so the groups' lengths do not matter."""
+    groups = x.shape[0] if x.dim() == 3 and weight.dim() == 3 else 1
+    return 2.0 * groups * x.shape[-2] * x.shape[-1] * weight.shape[-1]
 
 
 def _views(func: Any) -> bool:

@@ -62,7 +62,7 @@ def _all() -> dict[str, Family]:
         Family("deepseek_v3", "AutoModelForCausalLM", "tokens", tiny={
             "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
             "n_group": 2, "topk_group": 1, "num_key_value_heads": 4, "n_routed_experts": 4,
-            "first_k_dense_replace": 1}),
+            "first_k_dense_replace": 1}, real={"first_k_dense_replace": 1}),
         Family("mamba2", "AutoModelForCausalLM", "tokens", tiny={
             "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 8}),
         Family("falcon_h1", "AutoModelForCausalLM", "tokens", tiny={

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ferryman.dispatch import trace
+from ferryman.porting.model.first import Divergence, first_divergence, moved
 from ferryman.porting.model.port import PortReport, port, unport
 from ferryman.porting.model_results import AMPLITUDE, SEEDS
 
@@ -38,13 +39,21 @@ class Distance:
 
 @dataclass(frozen=True)
 class Parity:
-    """``reasons`` is empty where the ported model is the same within its limits."""
+    """``reasons`` is empty where the ported model is the same within its limits.
+
+    calls: of each op in one forward, and backward where that was compared. runs: how often the ported modules ran that
+    did not run once. miscounted: ops whose forward calls differ from what the report says for these runs, as
+    (said, made). first: the first module that computes something else, looked for where something is beyond its limit.
+    """
 
     report: PortReport
     distances: tuple[Distance, ...]
     calls: Mapping[str, int]
     restored: bool
     reasons: tuple[str, ...]
+    runs: Mapping[str, int] = field(default_factory=dict)
+    miscounted: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    first: Divergence | None = None
 
     @property
     def ok(self) -> bool:
@@ -106,6 +115,9 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     try:
         with trace() as traced:
             found, found_slopes = observe(model, run, backward)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            runs = report.runs_of(model, run)
     finally:
         unport(model)
     again, _ = observe(model, run, backward)
@@ -127,7 +139,32 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
         calls[op] = calls.get(op, 0) + n
     if not restored:
         reasons.append("after unport the outputs are not bit for bit what they were")
-    return Parity(report, tuple(distances), dict(sorted(calls.items())), restored, tuple(reasons))
+    first = None
+    if reasons:
+        paths = [site.path for site in report.ported]
+        first = first_divergence(model, run, paths, lambda: port(model), lambda: unport(model), farthest)
+        reasons.append("no ported module alone is beyond its limit" if first is None else first.text)
+    calls = dict(sorted(calls.items()))
+    return Parity(
+        report, tuple(distances), calls, restored, tuple(reasons), runs, _miscounted(report, calls, runs), first
+    )
+
+
+def farthest(found: Any, wanted: Any) -> float:
+    """The largest `relative` difference of two results' tensors; infinite where they are not of the same kind."""
+    ours, theirs = dict(tensors_in(found)), dict(tensors_in(wanted))
+    if ours.keys() != theirs.keys():
+        return float("inf")
+    return max((relative(ours[n], theirs[n]) for n in theirs), default=0.0)
+
+
+def _miscounted(report: PortReport, calls: Mapping[str, int], runs: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    said, open_ended = report.calls(runs=runs), report.maybe()
+    made = {op: n for op, n in calls.items() if not op.endswith("_backward")}
+    return {
+        op: (said.get(op, 0), made.get(op, 0)) for op in sorted(said.keys() | made.keys())
+        if made.get(op, 0) != said.get(op, 0) and not (op in open_ended and made.get(op, 0) > said.get(op, 0))
+    }  # fmt: skip
 
 
 def _worst(
@@ -160,15 +197,5 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 def _moved(model: nn.Module, run: Run, backward: bool, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What a model gives with each parameter element moved by one unit in its last place, up or down or not at all."""
-    generator = torch.Generator().manual_seed(seed)
-    held = {p: p.detach().clone() for p in model.parameters() if p.is_floating_point()}
-    with torch.no_grad():
-        for p, before in held.items():
-            step = torch.randint(-1, 2, p.shape, generator=generator).to(p.device, p.dtype)
-            p.copy_(before + step * before.abs() * torch.finfo(p.dtype).eps)
-    try:
+    with moved(model, torch.Generator().manual_seed(seed)):
         return observe(model, run, backward)
-    finally:
-        with torch.no_grad():
-            for p, before in held.items():
-                p.copy_(before)

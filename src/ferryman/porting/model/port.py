@@ -8,14 +8,17 @@ models read a registry of attention functions add an `Interface`.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
@@ -57,13 +60,35 @@ class PortReport:
     ported: tuple[Site, ...]
     unsupported: tuple[Left, ...]
 
-    def calls(self, steps: int = 1) -> dict[str, int]:
-        """Calls of each op that ``steps`` forward passes make where each ported module runs once a pass.
+    def calls(self, steps: int = 1, runs: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Calls of each op that ``steps`` forward passes make.
 
-        `ferryman.porting.model.account` counts what an input really calls.
+        runs: how often a pass runs the ported module at a path, where that is not once (`runs_of` counts). What a pass
+        may call as well is in `Site.maybe`, and not here; `ferryman.porting.model.account` counts what an input calls.
         """
-        counted = Counter(op for site in self.ported for op in site.ops)
-        return {op: n * steps for op, n in sorted(counted.items())}
+        counted: Counter[str] = Counter()
+        for site in self.ported:
+            for op in site.ops:
+                counted[op] += 1 if runs is None else runs.get(site.path, 1)
+        return {op: n * steps for op, n in sorted(counted.items()) if n}
+
+    def runs_of(self, model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[str, int]:
+        """{path: times that ``run(model)`` called it} of the ported modules that it did not call once."""
+        paths = {id(model.get_submodule(site.path)): site.path for site in self.ported}
+        seen = dict.fromkeys(paths.values(), 0)
+
+        def entered(module: nn.Module, args: Any) -> None:
+            if id(module) in paths:
+                seen[paths[id(module)]] += 1
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(entered).remove)
+            run(model)
+        return {path: n for path, n in seen.items() if n != 1}
+
+    def maybe(self) -> frozenset[str]:
+        """Ops of which a pass may make more calls than `calls` says, by its input."""
+        return frozenset(op for site in self.ported for op in site.maybe)
 
     def text(self) -> str:
         """One line a kind of module: what serves it, or why it stays."""
@@ -80,6 +105,7 @@ class Interface(Protocol):
     """A registry of attention functions that another library's forwards read, and that we are registered with."""
 
     registry: Any
+    doubtful: frozenset[str]  # keywords of a call with which it may be another's
 
     def switch(self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]) -> tuple[list[Any], list[Left]]:
         """Make the readers take our function: (what `restore` takes back, readers that keep theirs)."""
@@ -267,6 +293,8 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
     if recipe.role is not None:
         proof = recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
+        if len(inspect.signature(type(module).forward).parameters) > 2:  # the role holds while the others are left out
+            return Site(path, kind, (), (recipe.role.op,), shown)
         return Site(path, kind, (recipe.role.op,), (), shown)
     surely: list[str] = []
     maybe: set[str] = set()
@@ -281,6 +309,11 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
         elif op and certain is None:
             maybe.add(op)
     if attending:
-        surely.append("attention")
         maybe -= {"attention", "softmax"}
+        found = rewrite.rewritten(type(module), recipe.gates)
+        doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
+        if found.passed & doubtful:
+            maybe.add("attention")
+        else:
+            surely.append("attention")
     return Site(path, kind, tuple(surely), tuple(sorted(maybe)))

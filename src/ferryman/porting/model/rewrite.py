@@ -54,13 +54,15 @@ class Use:
 class Rewritten:
     """``functions``: what the ported class defines. ``uses``: the served calls in them; ``interfaces``: registries of
     other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
-    is multiplied, and that are no known activations."""
+    is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
+    registry."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
     interfaces: frozenset[int]
     opaque: tuple[str, ...]
     products: frozenset[str] = frozenset()
+    passed: frozenset[str] = frozenset()
 
 
 @functools.cache
@@ -91,6 +93,7 @@ class _Class:
     opaque: list[str] = field(default_factory=list)
     helpers: dict[Any, tuple[Any, str]] = field(default_factory=dict)
     products: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -106,7 +109,10 @@ class _Class:
                 self.opaque.append(name)
                 continue
             serve = _Serve(self, inner, tree, True, 0, conditions)
+            before = len(self.interfaces)
             changed = serve.visit(copy.deepcopy(tree))
+            if len(self.interfaces) > before:
+                self.passed |= {k.arg for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg}
             for called in sorted(serve.methods.keys() & own.keys() - seen):
                 seen.add(called)
                 wanted.append((called, serve.methods[called]))
@@ -117,8 +123,9 @@ class _Class:
                 else:
                     made[name] = wrapped
         return Rewritten(
-            made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products)
-        )
+            made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products),
+            frozenset(self.passed),
+        )  # fmt: skip
 
     def helper(
         self, function: types.FunctionType, home: types.FunctionType, depth: int, conditions: Conditions

@@ -53,9 +53,11 @@ class Trial(BaseModel):
     verdict: str
     reasons: list[str]
     parity: list[Measured]
+    first_divergence: str
     restored: bool
     calls: dict[str, int]
     ported: dict[str, int]
+    runs: dict[str, int]
     left: list[dict[str, str]]
     kinds: list[str]
     accounted_for: str
@@ -135,6 +137,7 @@ def _dtype_of(model: nn.Module) -> torch.dtype:
 def _from_config(path: Path, tiny: bool, layers: int | None, dtype: torch.dtype) -> tuple[nn.Module, str]:
     """(model, kind of its inputs) of a config.json of transformers; with the weights beside it, if there are."""
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     folder = path if path.is_dir() else path.parent
     file = path / "config.json" if path.is_dir() else path
@@ -161,15 +164,17 @@ def _from_config(path: Path, tiny: bool, layers: int | None, dtype: torch.dtype)
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
         return model, known.inputs if known else "tokens"
-    config = transformers.CONFIG_MAPPING[kind](**data)
-    if tiny or layers is not None:
-        config = bundled._shrunk(config, known.tiny if known and tiny else {}, layers or 2, tiny)
     try:
+        config = transformers.CONFIG_MAPPING[kind](**data)
+        if tiny or layers is not None:
+            config = bundled._shrunk(config, known.tiny if known and tiny else {}, layers or 2, tiny)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return getattr(transformers, auto).from_config(config, dtype=dtype), known.inputs if known else "tokens"
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError("port", str(file), str(error)[:300], "a config that transformers can build") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
+        raise ArgumentError(
+            "port", str(file), " ".join(str(error).split())[:300], "a config that transformers can build"
+        ) from error
 
 
 def trial(
@@ -213,7 +218,8 @@ def trial(
         model=built.name, device=device, dtype=str(_dtype_of(model)).removeprefix("torch."),
         parameters=sum(p.numel() for p in model.parameters()), verdict="PASS" if found.ok else "FAIL",
         reasons=list(found.reasons), parity=[Measured(**vars(d), ok=d.ok) for d in found.distances],
-        restored=found.restored, calls=dict(found.calls), ported=report.calls(),
+        first_divergence=found.first.path if found.first else "", restored=found.restored, calls=dict(found.calls),
+        ported=report.calls(runs=found.runs), runs=dict(found.runs),
         left=[{"path": x.path, "module": x.module, "reason": x.reason} for x in report.unsupported],
         kinds=report.text().split("\n"), accounted_for=said.device if said else reason,
         shares=said.shares() if said else {}, account=lines,

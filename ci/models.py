@@ -1,0 +1,186 @@
+"""Measures every bundled model family and writes docs/models.json and docs/models.md.
+
+python ci/models.py measure [FAMILY ...]   measures those named (default: all that the file lacks), adds them to it
+python ci/models.py render                 writes the page from the file
+
+A family is ported tiny in float32 and bfloat16, forward and backward, in this process, on the CPU, and compared with
+itself unported (`ferryman.porting.model.generic`). Shares are predicted for an H100 at the widths of the library's
+default config, two layers (four where layers differ), bfloat16, on fake tensors. Run by hand: all families take about
+a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+FILE = DOCS / "models.json"
+PAGE = DOCS / "models.md"
+LEAST = 0.2  # of the predicted time: what serves less is listed, and does not count as ported
+
+
+def parity(name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """One tiny family, ported and compared: {verdict, reasons, ops by way, runs, miscounted, seconds}."""
+    from ferryman.errors import PortError
+    from ferryman.porting.model import bundled, generic
+
+    begin = time.perf_counter()
+    try:
+        model = bundled.build(name, True, dtype)
+        run = bundled.inputs_of(name, True, model)
+        plain, _ = generic.observe(model, run, False)
+    except Exception as error:  # noqa: BLE001 - the library's own code, whatever it raises is the row's text
+        return {"verdict": "not built", "reasons": [_line(error)]}
+    if not plain:
+        return {"verdict": "not built", "reasons": ["it gives no floating tensor"]}
+    try:
+        found = generic.compare(model, run, True)
+    except PortError as error:
+        return {"verdict": "not ported", "reasons": [_line(error)]}
+    except Exception as error:  # noqa: BLE001 - it belongs in the table, as wrong
+        return {"verdict": "FAIL", "reasons": [f"raised {_line(error)}"]}
+    roles = {op for site in found.report.ported if site.shown for op in site.ops}
+    made = {op for op in found.calls if not op.endswith("_backward")}
+    inside = {op for site in found.report.ported if not site.shown for op in (*site.ops, *site.maybe)} & made
+    return {
+        "verdict": "PASS" if found.ok else "FAIL", "reasons": list(found.reasons), "modules": sorted(roles & made),
+        "calls": sorted(inside), "made": dict(found.calls), "repeated": len(found.runs),
+        "miscounted": {op: list(pair) for op, pair in found.miscounted.items()},
+        "left": _kinds(found.report.unsupported), "seconds": round(time.perf_counter() - begin, 2),
+    }  # fmt: skip
+
+
+def shares(name: str) -> dict[str, Any]:
+    """Predicted shares at real widths, and what is unserved, the most time first."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    from ferryman.porting.model import bundled
+    from ferryman.porting.model.account import account
+
+    try:
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model = bundled.build(name, False, torch.bfloat16)
+        except DataDependentOutputException:  # its constructor reads a tensor's elements: built with data then
+            model = bundled.build(name, False, torch.bfloat16)
+        found = account(model, bundled.inputs_of(name, False, model))
+    except Exception as error:  # noqa: BLE001 - the library's own code on tensors without data
+        return {"error": _line(error)}
+    whole = found.ported.total().seconds or 1.0
+    left = [(op, work.seconds / whole) for what, op, _, work in found.rows() if what == "left"]
+    return {"shares": {k: round(v, 4) for k, v in found.shares().items()},
+            "unserved": [[op, round(share, 4)] for op, share in left[:4]]}  # fmt: skip
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
+
+
+def _kinds(left: Sequence[Any]) -> list[str]:
+    return sorted({f"{item.module}: {item.reason}"[:160] for item in left})[:6]
+
+
+def measure(names: Sequence[str], file: Path, limit: float) -> None:
+    import ferryman.integrations.transformers  # noqa: F401 - it registers itself
+    from ferryman.porting.model.bundled import FAMILIES
+
+    held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"families": {}}
+    held["versions"] = {name: metadata.version(name).split("+")[0] for name in ("torch", "transformers")}
+    begin = time.perf_counter()
+    for name in names or [n for n in FAMILIES if n not in held["families"]]:
+        row = {"float32": parity(name, torch.float32), "bfloat16": parity(name, torch.bfloat16), "real": shares(name)}
+        held["families"][name] = row
+        said = row["real"].get("shares", row["real"].get("error"))
+        print(name, row["float32"]["verdict"], row["bfloat16"]["verdict"], said, flush=True)
+        file.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        if time.perf_counter() - begin > limit:
+            print(f"stopped after {limit:.0f} s", flush=True)
+            return
+
+
+def counts(row: dict[str, Any]) -> bool:
+    """Whether a family counts as ported: parity in both dtypes, and at least `LEAST` of its predicted time served."""
+    same = row["float32"]["verdict"] == row["bfloat16"]["verdict"] == "PASS"
+    return same and row["real"].get("shares", {}).get("time", 0.0) >= LEAST
+
+
+def page(held: dict[str, Any]) -> str:
+    rows = held["families"]
+    ported = [n for n, row in rows.items() if row["float32"]["verdict"] == "PASS"]
+    both = [n for n in ported if rows[n]["bfloat16"]["verdict"] == "PASS"]
+    counted = [n for n in rows if counts(rows[n])]
+    known = [rows[n]["real"]["shares"] for n in counted]
+    mean = {k: sum(s[k] for s in known) / len(known) for k in ("flops", "bytes", "time")} if known else {}
+    said = ", ".join(f"{100 * v:.0f}% of {k}" for k, v in mean.items())
+    versions = ", ".join(f"{k} {v}" for k, v in sorted(held["versions"].items()))
+    header = "| family | float32 | bfloat16 | modules | calls | FLOPs | bytes | time | unserved | runs |"
+    lines = [
+        "<!-- Generated by ci/models.py from docs/models.json: do not edit. -->", "", "# Model families", "",
+        f"{len(rows)} families of transformers are known by name (`ferryman port NAME`). {len(ported)} are ported",
+        f"within the parity limits in float32, {len(both)} of them in bfloat16 too: forward and backward, tiny, on the",
+        f"CPU. {len(counted)} of those serve at least {100 * LEAST:.0f}% of their predicted time and count as ported;",
+        f"the mean over these is {said}. Measured with {versions}.", "",
+        "Shares are predicted for an H100, at the widths of the library's default config, two layers or four,",
+        "bfloat16, on tensors without data: nothing here was timed. *Modules*: ops that stand for whole modules;",
+        "*calls*: ops served inside a module's own forward. The third way, `torch.compile(backend=\"ferryman\")`, is",
+        "measured in [compile.md](compile.md), not here. *Unserved*: what PyTorch still does, as a share of the ported",
+        "model's time. *Runs*: ported modules that a pass does not run exactly once; `PortReport.calls(runs=..)` takes",
+        "how often. What is not *yes* is explained below the table.", "",
+        header, "|" + " --- |" * 10,
+    ]  # fmt: skip
+    for name, row in sorted(rows.items()):
+        found, real = row["float32"], row["real"]
+        share = real.get("shares", {})
+        cells = [f"{100 * share[k]:.0f}%" if k in share else "-" for k in ("flops", "bytes", "time")]
+        left = ", ".join(f"{op} {100 * s:.0f}%" for op, s in real.get("unserved", [])[:3])
+        lines.append(
+            f"| {name} | {_cell(found)} | {_cell(row['bfloat16'])} | {', '.join(found.get('modules', [])) or '-'} | "
+            f"{', '.join(found.get('calls', [])) or '-'} | {' | '.join(cells)} | {left or '-'} | "
+            f"{found.get('repeated', 0) or '-'} |"
+        )
+    lines += ["", "## What is not *yes*", ""]
+    for name, row in sorted(rows.items()):
+        for dtype in ("float32", "bfloat16"):
+            if row[dtype]["verdict"] != "PASS" and not (
+                dtype == "bfloat16" and row["float32"]["verdict"] == "not built"
+            ):
+                reasons = "; ".join(row[dtype]["reasons"])[:300].replace("|", "\\|")
+                lines.append(f"- {name}, {dtype}: {row[dtype]['verdict']}: {reasons}")
+        if "error" in row["real"] and row["float32"]["verdict"] != "not built":
+            lines.append(f"- {name}, shares: not computed: {row['real']['error']}")
+        for op, (expected, made) in row["float32"].get("miscounted", {}).items():
+            lines.append(f"- {name}: `calls()` says {expected} of {op}, a pass with gradients makes {made}")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(found: dict[str, Any]) -> str:
+    return {"PASS": "yes", "FAIL": "**no**"}.get(found["verdict"], found["verdict"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("do", choices=("measure", "render"))
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further family starts")
+    given = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")
+    if given.do == "measure":
+        measure(given.families, given.file, given.limit)
+    else:
+        PAGE.write_text(page(json.loads(given.file.read_text(encoding="utf-8"))), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

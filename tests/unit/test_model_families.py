@@ -1,0 +1,61 @@
+"""docs/models.md is what its file says, lists every bundled family, and a sample of them still ports as it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+import ferryman.integrations.transformers  # noqa: F401 - it registers itself
+from ferryman.porting.model.bundled import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ("llama", "gemma2", "t5", "bert", "vit", "mamba2", "phimoe")
+
+
+@pytest.fixture(scope="module")
+def models() -> Any:
+    spec = importlib.util.spec_from_file_location("ferryman_ci_models", ROOT / "ci" / "models.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def held(models: Any) -> Any:
+    return json.loads(models.FILE.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_what_the_file_says(models: Any, held: Any) -> None:
+    assert models.PAGE.read_text(encoding="utf-8") == models.page(held), "run: python ci/models.py render"
+
+
+def test_every_bundled_family_was_measured_and_is_listed(models: Any, held: Any) -> None:
+    assert set(held["families"]) == set(FAMILIES), "run: python ci/models.py measure"
+    page = models.PAGE.read_text(encoding="utf-8")
+    assert [name for name in FAMILIES if f"\n| {name} |" not in page] == []
+    for name, row in held["families"].items():
+        if row["float32"]["verdict"] != "PASS":
+            assert f"\n- {name}, float32: {row['float32']['verdict']}" in page
+
+
+def test_what_serves_little_does_not_count(models: Any) -> None:
+    same = {"float32": {"verdict": "PASS"}, "bfloat16": {"verdict": "PASS"}}
+    assert models.counts({**same, "real": {"shares": {"time": 0.2}}})
+    assert not models.counts({**same, "real": {"shares": {"time": 0.19}}})
+    assert not models.counts({**same, "real": {"error": "no account"}})
+    wrong = {"float32": {"verdict": "PASS"}, "bfloat16": {"verdict": "FAIL"}}
+    assert not models.counts({**wrong, "real": {"shares": {"time": 0.9}}})
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_ports_as_the_page_says(models: Any, held: Any, name: str) -> None:
+    found = models.parity(name, torch.float32)
+    assert found["verdict"] == "PASS" == held["families"][name]["float32"]["verdict"], found["reasons"]
+    assert found["made"] == held["families"][name]["float32"]["made"] and not found["miscounted"]
