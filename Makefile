@@ -43,7 +43,7 @@ simulate: setup ## AMD code executed on this CPU: ARGS="--device mi355x --backen
 test: setup ## every quick test
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
-test-slow: setup ## the tests that take minutes
+test-slow: setup ## the tests that take minutes; ARGS="--share 0/4": a quarter of them
 	$(LIMITS) $(RUN)/python -m pytest -q -n $(JOBS) -m "slow and not gpu" --timeout 1800 $(ARGS)
 
 test-gpu: setup ## the tests that need a device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 
 import pytest
 
@@ -19,7 +20,20 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the processes share the cores; more t
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def keep_share(items: list[pytest.Item], share: str) -> None:
+    """Leave the tests of one share; every test is in one of the N."""
+    turn, turns = (int(part) for part in share.split("/"))
+    if not 0 <= turn < turns:
+        raise pytest.UsageError(f"--share is {share}; required: K/N with 0 <= K < N")
+    items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % turns == turn]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", default="0/1", metavar="K/N", help="of the tests every N-th, drawn by name, from K on")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    keep_share(items, config.getoption("--share"))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="torch sees no NVIDIA or AMD device")
