@@ -20,6 +20,7 @@ from ferryman.porting import parity, stand_in
 from ferryman.porting.cases import cases_of
 from ferryman.porting.results import Cell, Results
 from tests.cli.run import ferryman
+from tests.lines import serving
 from tests.stand_in_cases import TILES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -47,7 +48,7 @@ def here() -> Iterator[StandIn]:
 
 
 def cell(op: str, case: Case | None = None, dtype: torch.dtype = torch.bfloat16) -> Cell:
-    primitive, line = registry.primitive(op), registry.implementation(op, "triton")
+    primitive, line = registry.primitive(op), serving(op, "triton")
     case = case or next(c for c in cases_of(primitive, "small") if not c.exact)
     return parity.check_cell(primitive, line, case, dtype, "cuda:0", profile("a100"))
 

@@ -11,6 +11,7 @@ from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.porting import cases_of, check_cell, prepare
 from ferryman.porting.results import Cell
+from tests.lines import serving
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -19,7 +20,7 @@ BACKWARD = tuple(p.backward for p in registry.primitives().values() if p.backwar
 
 
 def torch_kernel(op: str) -> Callable[..., Any]:
-    return registry.launcher(registry.implementation(op, "torch"))
+    return registry.launcher(serving(op, "torch"))
 
 
 def strict(op: str, **declared: Any) -> Implementation:

@@ -16,6 +16,7 @@ from ferryman.porting import check_cell, metrics, prepare
 from ferryman.porting.cases import independent
 from ferryman.porting.fills import Buffer, Draw, fill, strided
 from ferryman.porting.hygiene import bitwise_equal
+from tests.lines import serving
 
 T = TensorSpec
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -99,8 +100,9 @@ def test_it_stays_mended(name: str) -> None:
     primitive, case = registry.primitive(op), Case("found", args)
     for seed in range(3):
         prepared = prepare(primitive, case, dtype, CPU, seed)
-        cell = check_cell(primitive, registry.implementation(op, implementation), case, dtype, prepared=prepared)
-        assert (cell.implementation, cell.verdict) == (implementation, "PASS"), cell.reason
+        line = serving(op, implementation, prepared.args.values)
+        cell = check_cell(primitive, line, case, dtype, prepared=prepared)
+        assert (cell.implementation, cell.verdict) == (line.name, "PASS"), cell.reason
 
 
 _INTERPRETED = """
@@ -116,7 +118,7 @@ capped = {"q": T((1, 1, 5, 8), fill="nonfinite"), "k": T((1, 1, 3, 8), fill="non
 nothing = {"x": T((0, 2, 16)), "weight": T((0, 16)), "bias": T((0,)), "need_x": False, "need_weight": False}
 for name, args in (("attention_backward", capped), ("linear_backward", nothing)):
     op = registry.primitive(name)
-    cell = check_cell(op, registry.implementation(name, "triton"), Case("found", args), torch.float32,
+    cell = check_cell(op, registry.asked(name, ("triton",))[-1], Case("found", args), torch.float32,
                       times=2, simulate=profile("h200"))
     assert cell.verdict == "SIMULATED", f"{name}: {cell.reason}"
 """
@@ -135,7 +137,7 @@ def test_every_one_of_these_cases_can_fail() -> None:
     """A NaN, a wrong stride or a zero in its place is seen in each."""
     for op, implementation, args, dtype in FOUND.values():
         primitive, case = registry.primitive(op), Case("found", args)
-        kernel = registry.launcher(registry.implementation(op, implementation))
+        kernel = registry.launcher(serving(op, implementation))
 
         def wrong(*given: Any, kernel: Any = kernel) -> Any:
             made = kernel(*given)

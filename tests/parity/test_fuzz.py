@@ -22,6 +22,7 @@ from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
 from ferryman.porting import check_cell, fuzz, prepare
 from ferryman.porting.cases import arguments, forward_of
 from ferryman.porting.fills import Buffer
+from tests.lines import serving
 
 QUICK, LONG = 150, 1050  # examples of each op
 OPS = fuzz.known()
@@ -42,8 +43,9 @@ def fuzzed(op: Primitive, examples: int, fixed: bool) -> int:
         seed = data.draw(st.integers(0, 2**16))
         prepared = prepare(op, case, dtype, CPU, seed)
         for name in ("torch", "definition"):
-            cell = check_cell(op, registry.implementation(op.name, name), case, dtype, prepared=prepared)
-            assert (cell.implementation, cell.verdict) == (name, "PASS"), (
+            line = serving(op.name, name, prepared.args.values)
+            cell = check_cell(op, line, case, dtype, prepared=prepared)
+            assert (cell.implementation, cell.verdict) == (line.name, "PASS"), (
                 f"{op.name} {cell.reason}, seed {seed}: {fuzz.described(case, dtype)}"
             )
         done += 1

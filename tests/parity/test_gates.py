@@ -17,6 +17,7 @@ from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting import cases_of, check_cell, prepare
 from ferryman.porting.cases import as_tuple, forward_of
 from ferryman.porting.results import Cell, GateName
+from tests.lines import serving
 
 BF16 = torch.bfloat16
 Kernel = Callable[..., Any]
@@ -281,7 +282,7 @@ def test_where_there_is_no_batch_the_reason_is_said() -> None:
     ):  # fmt: skip
         primitive = registry.primitive(op)
         case = next(c for c in cases_of(primitive) if c.name == name)
-        gate = check_cell(primitive, registry.implementation(op, "torch"), case, torch.float32).gates["G6"]
+        gate = check_cell(primitive, serving(op, "torch"), case, torch.float32).gates["G6"]
         assert gate.outcome == "n/a" and text in (gate.reason or "")
     assert isinstance(registry.primitive("softmax").batch, dict)
     silent = dataclasses.replace(registry.primitive("softmax"), batch="the op declares no batch axis")
@@ -318,7 +319,7 @@ def test_cells_hold_every_gate_their_errors_and_how_many_terms_were_summed() -> 
                             ("rms_norm_backward", "prime", 257), ("cross_entropy", "prime", 257)):  # fmt: skip
         primitive = registry.primitive(op)
         case = next(c for c in cases_of(primitive) if c.name == name)
-        cell = check_cell(primitive, registry.implementation(op, "torch"), case, BF16)
+        cell = check_cell(primitive, serving(op, "torch"), case, BF16)
         assert cell.reduction == terms and list(cell.gates) == list(get_args(GateName))
         prepared = prepare(primitive, case, BF16, CPU)
         assert sum(cell.distribution) == sum(o.numel() for o in prepared.oracle)

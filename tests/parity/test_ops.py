@@ -12,6 +12,7 @@ from ferryman.dispatch import registry
 from ferryman.porting import cases_of, check_cell, prepare
 from ferryman.porting.cases import forward_of
 from ferryman.porting.results import GateName
+from tests.lines import serving
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -21,8 +22,9 @@ def test_torch_and_the_definition_pass_every_gate(op: str, dtype: torch.dtype) -
     for case in cases_of(primitive):
         prepared = prepare(primitive, case, dtype, CPU)
         for name in ("torch", "definition"):
-            cell = check_cell(primitive, registry.implementation(op, name), case, dtype, prepared=prepared)
-            assert (cell.implementation, cell.verdict) == (name, "PASS"), f"{case.name}: {cell.reason}"
+            line = serving(op, name, prepared.args.values)
+            cell = check_cell(primitive, line, case, dtype, prepared=prepared)
+            assert (cell.implementation, cell.verdict) == (line.name, "PASS"), f"{case.name}: {cell.reason}"
             assert list(cell.gates) == list(get_args(GateName))
             assert cell.gates["G0"].outcome == cell.gates["G5"].outcome == "pass"
             assert all(g.reason for g in cell.gates.values() if g.outcome == "n/a")
@@ -33,8 +35,8 @@ def test_torch_and_the_definition_pass_every_gate(op: str, dtype: torch.dtype) -
 def test_every_gate_applies_to_some_case_of_every_op(op: str) -> None:
     """A gate that is n/a everywhere would check nothing."""
     applied = set()
-    for cell in check(op, registry.launcher(registry.implementation(op, "torch")),
-                      registry.implementation(op, "torch"), (torch.float32,)):  # fmt: skip
+    for cell in check(op, registry.launcher(serving(op, "torch")),
+                      serving(op, "torch"), (torch.float32,)):  # fmt: skip
         applied |= {name for name, gate in cell.gates.items() if gate.outcome != "n/a"}
     expected = set(get_args(GateName))
     if op == "cross_entropy":  # it returns a scalar and one number per row: too few for statistics on small cases

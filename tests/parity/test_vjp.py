@@ -16,6 +16,7 @@ from ferryman.ops.menu import Implementation
 from ferryman.porting import cases_of, check_cell
 from ferryman.porting.cases import as_tuple
 from ferryman.porting.results import Cell
+from tests.lines import serving
 
 Kernel = Callable[..., Any]
 
@@ -42,7 +43,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Kernel],
 def cells_of(op: str, *names: str) -> list[Cell]:
     primitive = registry.primitive(op)
     return [
-        check_cell(primitive, registry.implementation(op, "torch"), case, torch.float32)
+        check_cell(primitive, serving(op, "torch"), case, torch.float32)
         for case in cases_of(primitive)
         if not names or case.name in names
     ]
@@ -104,7 +105,7 @@ def test_what_raises_under_autograd_fails_and_what_does_not_apply_says_why() -> 
     ):  # fmt: skip
         primitive = registry.primitive(op)
         case = next(c for c in cases_of(primitive) if c.name == name)
-        gate = check_cell(primitive, registry.implementation(op, "torch"), case, torch.float32).gates["G7"]
+        gate = check_cell(primitive, serving(op, "torch"), case, torch.float32).gates["G7"]
         assert gate.outcome == "n/a" and text in (gate.reason or "")
 
 

@@ -20,6 +20,7 @@ from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting import cases_of
 from ferryman.porting.results import Cell
 from ferryman.testing import assert_parity, unmet
+from tests.lines import serving
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).resolve().parents[2]
@@ -235,7 +236,7 @@ def test_equal_terms_are_no_noise() -> None:
 
 
 def test_what_a_kernel_declares() -> None:
-    kernel = registry.launcher(registry.implementation("attention", "torch"))
+    kernel = registry.launcher(serving("attention", "torch"))
     cells = assert_parity(
         "attention", kernel, "causal", dtype="f16", device="cpu", roundings=("p",), deterministic=False
     )

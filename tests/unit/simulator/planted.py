@@ -28,6 +28,7 @@ from ferryman.errors import SimulationError
 from ferryman.porting import gates, hygiene, simulated_route
 from ferryman.porting.cases import cases_of
 from ferryman.porting.prepared import Prepared, prepare
+from tests.lines import serving
 
 CPU = torch.device("cpu")
 #: an edited loop may not end: ten times what the longest of these kernels takes
@@ -133,7 +134,7 @@ def run(subject: Subject, change: Callable[[str, str], str] = lambda text, name:
     """One run of the implementation's own launcher with its kernels' assembly changed, judged as the parity check
     does it."""
     prepared = prepared_for(subject)
-    implementation = registry.implementation(subject.op, subject.backend)
+    implementation = serving(subject.op, subject.backend)
     known: Profile = profile(subject.device)
     with simulated_route.on(known) as simulator, edited(change):
         simulator.budget = BUDGET
