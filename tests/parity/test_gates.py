@@ -40,15 +40,21 @@ def judged(op: str, kernel: Kernel, gate: GateName, case: Case | None = None, dt
 # --- G1, exact probes
 
 
+WITHOUT_PROBES = ("linear_cross_entropy", "linear_cross_entropy_backward", "moe_experts")
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_one_unit_in_one_element_of_an_exact_case_is_caught(op: str) -> None:
     primitive, right, caught = registry.primitive(op), torch_kernel(op), 0
+    if op in WITHOUT_PROBES:
+        assert not exact_cases(op), "take it out of the list"
+        pytest.skip("the op has no exact case yet")
     assert len(exact_cases(op)) >= 2
 
     for case in exact_cases(op):
         at = next((i for i, n in enumerate(primitive.outputs) if n not in case.inexact), None)
-        if at is None:
-            continue
+        if at is None or any(spec.shape and 0 in spec.shape for spec in case.args.values() if hasattr(spec, "shape")):
+            continue  # nothing is written that could be wrong
 
         def kernel(*args: Any, at: int = at) -> Any:
             outputs = as_tuple(right(*args))

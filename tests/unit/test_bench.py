@@ -257,7 +257,18 @@ def test_bad_names_and_folders(tmp_path: Path) -> None:
 def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "peers"
     found = {a.name: a for a in peers.adapters(folder, None)}
-    assert set(found) == {"torch-eager", "torch-compile", "cudnn", "fa2", "fa4", "liger", "flag-gems", "conch", "quack"}
+    assert set(found) == {
+        "torch-eager",
+        "torch-compile",
+        "sdpa",
+        "cudnn",
+        "fa2",
+        "fa4",
+        "liger",
+        "flag-gems",
+        "conch",
+        "quack",
+    }
     for one in found.values():
         assert one.peer().reason is not None or one.peer().version
         assert set(one.ops) <= set(registry.primitives())
@@ -592,7 +603,7 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
         (["--out", str(tmp_path / "run.json"), "--compare", str(tmp_path / "run.md")], "required: another file than"),
         (["--out", str(tmp_path / "run.x"), "--compare", str(tmp_path / "run-key.svg")], "required: another file than"),
         (["--out", str(tmp_path / "run.json")], "run.md is there without it, so not its table"),
-        (["--compare", str(tmp_path / "pipe")], "is no regular file; required: a benchmark document"),
+        (["--compare", str(tmp_path / "pipe")], "is no regular file"),
         (["--out", str(tmp_path / "pipe")], "it is no regular file"), (["--out", "/"], "required: a file's name"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),
     ):  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from ferryman.errors import CapsuleError, ResultError
 from ferryman.porting import capsule, compare
 from ferryman.porting.replay import replay
-from ferryman.porting.results import Cell, Environment, Gate, Results, Timing, Verdict, dumps, results
+from ferryman.porting.results import SCHEMA_VERSION, Cell, Environment, Gate, Results, Timing, Verdict, dumps, results
 from tests.unit.capsules import small
 
 
@@ -132,7 +132,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="cannot be read"):
         compare.compare([path, tmp_path / "absent.json"])
     newer = tmp_path / "newer.json"
-    newer.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'), encoding="utf-8")
+    newer.write_text(
+        path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'), encoding="utf-8"
+    )
     with pytest.raises(ResultError, match="schema version 99"):
         compare.compare([path, newer])
     damaged = tmp_path / "damaged.capsule"

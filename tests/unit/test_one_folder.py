@@ -39,7 +39,7 @@ LEFT = {
 @cache
 def identifiers() -> dict[str, int]:
     """In how many files outside a word is a variable's, a parameter's or an attribute's name. ``mask`` and ``eps`` are
-    everybody's words; ``ignore_index`` is an op's."""
+    everybody's words; ``cast_before_weight`` is an op's."""
     counts: dict[str, int] = {}
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] not in OURS:
@@ -117,7 +117,7 @@ def test_no_file_outside_decides_by_what_one_op_has(file: str) -> None:
         'FAMILIES = ("norm",)',
         'x = {"paged_attention": 1}',
         "ops.cross_entropy(x)",
-        'args["ignore_index"] = 1',
+        'args["cast_before_weight"] = 1',
         "f(softcap=1.0)",
         "from ferryman.ops.norm.definition import rms_norm",
     ],
