@@ -240,7 +240,7 @@ def test_what_a_kernel_declares() -> None:
     cells = assert_parity(
         "attention", kernel, "causal", dtype="f16", device="cpu", roundings=("p",), deterministic=False
     )
-    assert cells[0].roundings == ["p"] and cells[0].implementation == "user:attention"
+    assert cells[0].roundings == ["p"] and cells[0].implementation == "user:attention_composed"
 
 
 @pytest.mark.parametrize(
