@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from ferryman.device_profiles import Profile, detect
@@ -10,13 +10,11 @@ from ferryman.dispatch import registry, select
 from ferryman.ops.menu import Implementation
 
 
-def serving(
-    op: str, backend: str, args: Mapping[str, Any] | None = None, known: Profile | None = None
-) -> Implementation:
-    """Without ``args`` the line that serves every call, which is the last."""
+def serving(op: str, backend: str, args: Sequence[Any] | None = None, known: Profile | None = None) -> Implementation:
+    """args: in schema order. Without them the line that serves every call, which is the last."""
     lines = registry.asked(op, (backend,))
     if args is None or len(lines) == 1:
         return lines[-1]
     primitive, profile = registry.primitive(op), known or detect("cpu")
-    view = select.View.of(primitive, [args[name] for name in primitive.names], profile)
+    view = select.View.of(primitive, tuple(args), profile)
     return next((x for x in lines if not select.refusals(x, view, profile, absent=True)), lines[-1])
