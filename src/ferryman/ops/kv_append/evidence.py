@@ -96,7 +96,8 @@ def _calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
 
 
 def _named(name: str) -> Case:
-    return Case(name, _model(*(int(n) for n in re.findall(r"\d+", name))))
+    tokens, heads, dim = (int(n) for n in re.findall(r"\d+", name))
+    return Case(name, _model(tokens, heads, dim))
 
 
 def _bench(grid: Grid) -> Iterator[Case]:
