@@ -229,8 +229,8 @@ def test_a_contradicted_profile_exits_with_one(measured: None) -> None:
     ("arguments", "message"),
     [
         (("--profile", "h2000"), "unknown device profile"),
-        (("--against", "/nowhere/fp.json"), "cannot be read"),
-        (("--out", "/nowhere/fp.json"), "cannot be written"),
+        (("--against", "/dev/null/fp.json"), "cannot be read"),
+        (("--out", "/dev/null/fp.json"), "cannot be written"),
         (("--json", "--yaml"), "one of the two"),
     ],
 )
