@@ -45,11 +45,6 @@ def cases(op: Primitive, tier: str = "small") -> list[Case]:
     ]
 
 
-def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: torch.device) -> bool:
-    profile = select.profile_for(device)
-    return bool(select.refusals(line, select.View.of(op, args, profile), profile))
-
-
 def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The arguments with those that have a gradient made leaves, in their own layout."""
     wanted = [n for shared in op.grads for n in shared]
@@ -128,6 +123,7 @@ def worst_ratio(
         (bound,) = metrics.bounds([part], [right], [mine.dtype], declared, dtype, saved_exact=False,
                                   shown=False)  # fmt: skip
         ratio = ((mine.double() - right).abs() / (bound.total + beside)).flatten()
+        ratio = ratio.masked_fill((mine.isnan() & right.isnan()).flatten(), 0.0)
         top = float(ratio.max()) if ratio.numel() else 0.0
         if not top <= largest:
             largest, where = top, f"{name} of {case.name}"

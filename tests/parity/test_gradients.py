@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from parity_support import BACKWARD, CPU
 from torch import Tensor
 
 from ferryman.dispatch import registry
+from ferryman.ops.domain import Sizes
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting import cases_of
+from ferryman.porting import cases_of, fuzz
 from ferryman.porting.cases import as_tuple, double, forward_of, materialise
 
+FLOATS = ("storage", "float32", "bfloat16", "float16")
 FILLS_WITHOUT_DERIVATIVE = ("nonfinite",)
 # autograd through logsumexp and where gives NaN for rows that see nothing; those are checked numerically instead
 EMPTY_ROWS = ("longer_queries", "bool_mask", "row_mask", "float_mask", "softcap_mask", "no_keys")
@@ -90,9 +93,14 @@ def test_the_definition_equals_autograd(op: str) -> None:
         live = [o for n, o in zip(forward.outputs, outputs, strict=True) if n not in forward.nondifferentiable]
         generator = torch.Generator().manual_seed(1)
         cotangents = tuple(torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in outputs)
-        expected = torch.autograd.grad(
-            live, [args[forward.names.index(n)] for n in names], cotangents[: len(live)], allow_unused=True
-        )
+        # a table without rows, or experts without tokens: nothing of the output comes from the inputs
+        reached = [(o, c) for o, c in zip(live, cotangents, strict=False) if o.requires_grad]
+        expected: Sequence[Tensor | None] = [None] * len(names)
+        if reached:
+            expected = torch.autograd.grad(
+                [o for o, _ in reached], [args[forward.names.index(n)] for n in names], [c for _, c in reached],
+                allow_unused=True,
+            )  # fmt: skip
         with torch.no_grad():
             found = gradients(forward, backward, args, outputs, cotangents)
         for name, want in zip(names, expected, strict=True):
@@ -104,51 +112,35 @@ def test_the_definition_equals_autograd(op: str) -> None:
     assert compared >= 10
 
 
-TINY: dict[str, list[dict[str, Any]]] = {
-    "rms_norm": [
-        {"x": TensorSpec((3, 5)), "weight": TensorSpec((5,)), "eps": 1e-6}, {"x": TensorSpec((3, 5)), "eps": 0.3},
-    ],
-    "add_rms_norm": [{"x": TensorSpec((3, 5)), "residual": TensorSpec((3, 5)), "weight": TensorSpec((5,))}],
-    "layer_norm": [
-        {"x": TensorSpec((3, 5)), "weight": TensorSpec((5,)), "bias": TensorSpec((5,))},
-        {"x": TensorSpec((2, 4)), "eps": 0.1},
-    ],
-    "silu_mul": [{"gate": TensorSpec((4, 3), fill="moderate"), "up": TensorSpec((4, 3))}],
-    "gelu_mul": [
-        {"gate": TensorSpec((4, 3)), "up": TensorSpec((4, 3)), "approximate": a} for a in ("tanh", "none")
-    ],
-    "softmax": [{"x": TensorSpec((3, 5))}],
-    "cross_entropy": [
-        {"logits": TensorSpec((6, 4)), "target": TensorSpec((6,), dtype="int64", low=-1, high=4), "ignore_index": -1,
-         "label_smoothing": s} for s in (0.0, 0.2)
-    ],
-    "cross_entropy_inplace_grad": [
-        {"logits": TensorSpec((6, 4)), "target": TensorSpec((6,), dtype="int64", low=-1, high=4), "ignore_index": -1,
-         "label_smoothing": s} for s in (0.0, 0.2)
-    ],
-    "rope": [
-        {"q": TensorSpec((1, 2, 3, 6)), "k": TensorSpec((1, 1, 3, 6)), "cos": TensorSpec((1, 3, 4), fill="unit"),
-         "sin": TensorSpec((1, 3, 4), fill="unit"), "interleaved": i} for i in (False, True)
-    ],
-    "linear": [{"x": TensorSpec((2, 3, 4)), "weight": TensorSpec((5, 4)), "bias": TensorSpec((5,))}],
-    "attention": [
-        {"q": TensorSpec((1, 2, 4, 3)), "k": TensorSpec((1, 1, sk, 3)), "v": TensorSpec((1, 1, sk, 3)), "mask": None,
-         "causal": False, "scale": None, "window": None, "softcap": 0.0, **options}
-        for sk, options in (
-            (5, {}), (4, {"causal": True}), (2, {"causal": True}), (5, {"causal": True, "window": 2}),
-            (4, {"window": 2, "softcap": 1.5}),
-            (5, {"scale": 0.7, "mask": TensorSpec((4, 5), dtype="bool", fill="mask")}),
-            (5, {"softcap": 2.0, "mask": TensorSpec((1, 2, 4, 5), fill="bias")}),
-        )
-    ],
-}  # fmt: skip
+TINY = Sizes(
+    rows=(1, 2, 3), width=(1, 2, 3, 5), depth=(1, 2, 3, 4), batch=(1, 2), groups=(1, 2), per_group=(1, 2),
+    queries=(1, 2, 4), keys=(1, 2, 5), head_dim=(2, 4), windows=(None, 1, 2),
+)  # fmt: skip
+SMOOTH = {"normal", "uniform", "unit", "weight", "mask", "bias"}
+MOST, DRAWN = 48, 12  # elements of a case that are moved one by one; cases of an op
+
+
+def tiny(forward: Primitive) -> list[tuple[tuple[Any, ...], list[str]]]:
+    """Inputs drawn from the op's whole domain, few enough to move each, and without kinks, NaN or saturation."""
+    found = []
+    for case, _ in fuzz.cases(forward, 4000, sizes=TINY):
+        floats = {n: a for n, a in case.args.items() if isinstance(a, TensorSpec) and a.dtype in FLOATS}
+        if not all(a.fill in SMOOTH for a in floats.values()):
+            continue
+        args, names = _inputs(forward, case)
+        elements = [args[forward.names.index(n)].numel() for n in names]
+        if all(elements) and 3 <= sum(elements) <= MOST:
+            found.append((args, names))
+        if len(found) == DRAWN:
+            return found
+    raise AssertionError(f"{forward.name}: {len(found)} of {DRAWN} tiny cases")
 
 
 @pytest.mark.parametrize("op", BACKWARD)
 def test_gradcheck(op: str) -> None:
     forward, backward = _pair(op)
-    for number, given in enumerate(TINY[forward.name]):
-        args, _ = _inputs(forward, Case(f"tiny{number}", given))
+    checked = 0
+    for args, _ in tiny(forward):
 
         def outputs(*args: Any) -> Any:
             got = as_tuple(Analytic.apply(forward, backward, *args))  # type: ignore[no-untyped-call]
@@ -156,8 +148,10 @@ def test_gradcheck(op: str) -> None:
             return tuple(o for n, o in zip(forward.outputs, got, strict=True)
                          if n not in forward.nondifferentiable and bool(o.isfinite().all()))  # fmt: skip
 
-        assert len(outputs(*args)) >= 1
-        assert torch.autograd.gradcheck(outputs, args, eps=1e-6, atol=1e-7, rtol=1e-5)
+        if outputs(*args):
+            assert torch.autograd.gradcheck(outputs, args, eps=1e-6, atol=1e-7, rtol=1e-5)
+            checked += 1
+    assert checked >= DRAWN // 2
 
 
 def test_the_cases_that_autograd_cannot_judge_exist() -> None:

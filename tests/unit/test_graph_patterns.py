@@ -102,7 +102,7 @@ def test_what_is_no_rotary_embedding_stays(name: str, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("name", written.LOOKALIKE_SOFTMAX)
 def test_what_is_no_softmax_stays(name: str) -> None:
     report, _, _ = rewritten(written.LOOKALIKE_SOFTMAX[name], (normal(4, 6, 33).abs(),))
-    assert placed(report) == {}
+    assert "softmax" not in placed(report)
 
 
 @pytest.mark.parametrize("name", written.LOOKALIKE_LOSS)

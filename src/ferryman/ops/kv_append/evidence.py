@@ -15,7 +15,7 @@ from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
 
-_VALUES = ("normal", "nonfinite", "tiny", "integer", "huge")
+_VALUES = ("normal", "nonfinite", "tiny", "integer", "huge", "zeros")
 
 
 def _slots(d: Draw) -> Tensor:

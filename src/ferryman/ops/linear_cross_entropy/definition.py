@@ -172,7 +172,8 @@ def _scale(grad: Tensor, counted: Tensor) -> Tensor:
 
 def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     """The slope's own error goes through the products; they err by 6 sqrt of their depth, round each block's part, and
-    are scaled afterwards. A slope that is rounded may be subnormal: float16 holds it times a power of two."""
+    are scaled afterwards. A slope that is rounded may be subnormal: float16 holds it times a power of two. The saved
+    log-sum-exp is as far off as logits that the forward may round."""
     grad, x, weight, target, bias, lse, ignore_index, smoothing, z_loss, need_x, need_weight = args
     target, lse, z = target.reshape(-1), lse.reshape(-1), _logits(x, weight, bias)
     d, counted = _slope(z, target, lse, ignore_index, smoothing, z_loss)
@@ -182,6 +183,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     hot = (torch.arange(z.shape[-1], device=z.device) == target.unsqueeze(-1)).to(z.dtype)
     own = torch.where(counted, torch.where(p > 0, p * error, 0.0) + 3 * hot + smoothing / z.shape[-1], 0.0)
     moved = torch.where(counted & (p > 0), 2 * p * z.abs(), 0.0)
+    saved = p * moved.sum(-1, keepdim=True)
     d, flush = d.abs(), counted.to(z.dtype).expand_as(d) * (2.0 * math.sqrt(max(rows, 1)))
 
     def through(left: bool, other: Tensor, depth: int) -> dict[str, Tensor]:
@@ -192,6 +194,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
         return {
             "accumulate": times(own) + (6 * math.sqrt(max(depth, 1)) + 6) * size,
             "logits": times(moved),
+            "storage": times(saved),
             "slope": size,
             "slope_flush": times(flush),
             "split-k": 2 * size,

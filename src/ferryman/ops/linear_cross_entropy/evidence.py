@@ -60,6 +60,7 @@ def _cases() -> Sequence[Case]:
         "empty": _call((0,), 16, 20),
         "tile_edge": _call((65,), 33, 130),
         **{f"layout_{n}": _call((10,), 24, 40, layout=n) for n in ("rows", "last", "offset")},
+        "many_rows": _call((33, 40), 16, 40, z_loss=1e-3),
         "fill_unit": _call((12,), 48, 96, fill="unit"),
     }
     # logits of 0: every softmax is 2^-n, and no label is nearer than another
@@ -69,11 +70,38 @@ def _cases() -> Sequence[Case]:
         "gpt2": _call((512,), 768, 50_257, True, smoothing=0.1),
         "vocabulary": _call((64,), 512, 128_256, z_loss=1e-4),
     }
+    # each row is a class's code: its logit is 2048 and the others are the bias alone, so every softmax is 0 or 1
+    exact = {
+        "exact_codes": _codes(16, 64, 61),
+        "exact_biased": _codes(8, 128, 67, biased=True),
+        "exact_rows": _codes(32, 256, 19, layout="rows"),
+    }
     return [
         *(Case(n, args) for n, args in small.items()),
         Case("flat", flat),
+        *(Case(n, args, exact=True, cotangent="signs") for n, args in exact.items()),
         *(Case(n, args, "standard") for n, args in standard.items()),
+        Case("exact_codes_1000", _codes(64, 1024, 1000, biased=True), "standard", exact=True, cotangent="signs"),
     ]
+
+
+def _codes(rows: int, inputs: int, classes: int, biased: bool = False, layout: str = "contiguous") -> dict[str, Any]:
+    """``inputs`` is a power of two from 32 to 2048, not below ``classes``; ``rows`` is a power of two."""
+    args = _call((rows,), inputs, classes, biased, fill="codes", layout=layout)
+    return args | ({"bias": TensorSpec((classes,), fill="sixteens")} if biased else {})
+
+
+def _code(d: Draw) -> Tensor:
+    """Rows of Sylvester's Hadamard matrix, orthogonal to each other: a class's own, and a drawn class's for a row of x,
+    which is scaled so that the two make 2048."""
+    count, width = d.shape
+    at = torch.arange(count, device=d.device)
+    if d.parameter == "x":
+        at = d.words(3)[:, 0] % d.shape_of("weight")[0]
+    shared, odd = at[:, None] & torch.arange(width, device=d.device), torch.zeros(count, width, device=d.device)
+    for bit in range(max(width - 1, 1).bit_length()):
+        odd = odd + ((shared >> bit) & 1)
+    return (1 - 2 * (odd % 2)).double() * (2048 / width if d.parameter == "x" else 1)
 
 
 def _ones(d: Draw) -> Tensor:
@@ -125,8 +153,8 @@ EVIDENCE = (
         cases=_cases,
         fuzz=Domain(
             {
-                "x": Form("... K", ("normal", "unit", "zeros"), group="x"),
-                "weight": Form("V K", ("normal", "unit", "zeros"), group="x"),
+                "x": Form("... K", ("normal", "unit", "zeros", "nonfinite"), group="x"),
+                "weight": Form("V K", ("normal", "unit", "zeros", "nonfinite"), group="x"),
                 "target": Form("...", ("drawn",), dtype="int64", high="V"),
                 "bias": Form("V", ("normal", "integer", "zeros"), True),
                 "ignore_index": (-100, -1),
@@ -138,6 +166,8 @@ EVIDENCE = (
         ),
         fills=(
             Fill("ones", "-1 everywhere", _ones, False),
+            Fill("codes", "rows of a Hadamard matrix: a class's own, times 2048 / K for x", _code, False),
+            Fill("sixteens", "16 times an integer from -4 to 4", lambda d: 16 * d.integers(-4, 5), False),
             Fill("beyond", "targets, one past the classes and one far below 0", _beyond),
         ),
         bench=_bench,

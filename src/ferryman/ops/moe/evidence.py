@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,16 @@ def _chosen(d: Draw) -> Tensor:
     return (first + step) % max(d.high, 1)
 
 
+def _opened(d: Draw) -> Tensor:
+    """Weights and biases that make every gate 64, where each activation is its argument bit for bit, and every other
+    number a small integer: gate_up's first half is 0; the bias is 64 there, -1 to 1 for up, and -64, 0 or 64 after."""
+    inner = d.shape_of("down")[2]
+    signs, at = d.integers(-1, 2), torch.arange(d.shape[1], device=d.device)
+    if d.parameter == "bias":
+        return torch.where(at < inner, 64.0, torch.where(at < 2 * inner, signs, 64.0 * signs))
+    return torch.where((at < inner)[:, None], 0.0, signs)
+
+
 _FILLS = (
     Fill("ends", "ascending ends, the last one at the last row", _ends),
     Fill("short", "ascending ends, a third of the rows is no expert's", _short),
@@ -55,6 +66,8 @@ _FILLS = (
     offset({torch.float16: 16.0}),
 )
 _EXPERT_FILLS = (
+    Fill("opened", "every gate is 64: activations are their argument", _opened, False),
+    Fill("halves", "0.5 or 1", lambda d: d.integers(1, 3) / 2, False),
     Fill("chosen", "experts of a token, unlike each other", _chosen),
     Fill("hostile_ids", "experts, and numbers that are none's", _hostile_ids),
 )
@@ -124,7 +137,7 @@ def _layer_cases() -> Sequence[Case]:
         "one_token": _layer(1, 8, 2, 64, 32),
         "one_expert": _layer(7, 1, 1, 32, 16),
         "all_experts": _layer(5, 3, 3, 32, 16),
-        "many_tokens": _layer(70, 2, 1, 24, 16),
+        "many_tokens": _layer(70, 2, 1, 40, 16),
         "gelu": _layer(9, 4, 2, 32, 16, activation="gelu"),
         "gelu_tanh": _layer(9, 4, 2, 32, 16, activation="gelu_tanh"),
         "hostile_ids": _layer(17, 5, 3, 32, 16, ids="hostile_ids", biased=True),
@@ -134,14 +147,32 @@ def _layer_cases() -> Sequence[Case]:
         "no_slots": _layer(3, 4, 0, 32, 16),
         **{f"layout_{name}": _layer(9, 3, 2, 40, 24, layout=name) for name in ("rows", "last", "offset")},
     }
+    exact = {
+        "exact_open": _open(21, 5, 2, 8, 6),
+        "exact_gelu": _open(9, 3, 2, 8, 5, activation="gelu"),
+        "exact_gelu_tanh": _open(9, 3, 1, 7, 6, activation="gelu_tanh", layout="rows"),
+        "exact_hostile": _open(33, 4, 2, 8, 6, ids="hostile_ids"),
+    }
     standard = {
         "qwen3_moe": _layer(64, 128, 8, 2048, 768),
         "mixtral": _layer(16, 8, 2, 1024, 3584, weights="float32"),
     }
     return [
         *(Case(name, args) for name, args in small.items()),
+        *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
+        Case("exact_open_1021", _open(1021, 16, 2, 8, 6), "standard", exact=True),
     ]
+
+
+def _open(tokens: int, experts: int, slots: int, width: int, inner: int, **more: Any) -> dict[str, Any]:
+    """Up to 8 x 6 products of signs, times 64 and a weight of at most 1: 8 bits hold every partial result."""
+    args = _layer(tokens, experts, slots, width, inner, biased=True, weights="float32", fill="signs", **more)
+    args["gate_up"] = replace(args["gate_up"], fill="opened")
+    args["down"] = replace(args["down"], fill="signs")
+    args["topk_weights"] = replace(args["topk_weights"], fill="halves")
+    args["bias"] = replace(args["bias"], fill="opened")
+    return args
 
 
 _MODELS = {"mixtral": (8, 2, 4096, 14_336), "qwen3_moe": (128, 8, 2048, 768), "deepseek_v3": (256, 8, 7168, 2048)}
@@ -218,7 +249,7 @@ _LAYER_SYMBOLS: dict[str, Rule] = {
     "H": positive("depth"),
     "I": positive("depth"),
     "E": lambda s: int(s.choose((1, 2, 5, 17))),
-    "S": lambda s: int(s.choose((1, 2, 3))),
+    "S": lambda s: s.size((0, 1, 2, 3)),
     "twice": lambda s: 2 * s["I"],
     "both": lambda s: 2 * s["I"] + s["H"],
 }
@@ -247,7 +278,7 @@ EVIDENCE = (
         cases=_layer_cases,
         fuzz=Domain(
             {
-                "x": Form("T H", ("normal", "integer", "uniform", "zeros")),
+                "x": Form("T H", ("normal", "integer", "uniform", "zeros", "nonfinite")),
                 "gate_up": Form("E twice H", ("uniform", "normal")),
                 "down": Form("E H I", ("normal", "integer")),
                 "topk_ids": Form("T S", ("chosen", "hostile_ids"), dtype="int32", high="E"),
