@@ -3,8 +3,10 @@ head dimensions. With them every tile that `ferryman compile --target a100` buil
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
+from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -48,16 +50,32 @@ def _sum(rows: int, width: int) -> Case:
     return _case("x", rows, width, x=x, residual=x, weight=TensorSpec((width,), fill="weight"))
 
 
+def _named(op: str, *names: str) -> tuple[Case, ...]:
+    """As the op's own evidence makes cases of sizes."""
+    named = registry.evidence(registry.primitive(op)).named
+    assert named is not None
+    return tuple(dataclasses.replace(named(name), tier="standard") for name in names)
+
+
+_GAPS = TensorSpec((61, 257), layout="rows")
+_LAYERS = (  # few, some and many rows for each expert
+    *("300 E8 k2 H128 I64", "100 E8 k2 H256 I64", "1100 E128 k8 H128 I64", "400 E128 k8 H128 I64"),
+    *("2200 E256 k8 H128 I64", "32 E256 k8 H128 I64", "800 E256 k8 H128 I64"),
+)
 _SHORT = 2**17  # rows of 128: a block of four warps takes several
 TILES: Mapping[str, tuple[Case, ...]] = {
     "rms_norm": tuple(_norm(*s) for s in ((8192, 257), (2048, 1024), (300, 16384))),
     "add_rms_norm": (_sum(1031, 1024),),
     "softmax": tuple(_rows(*s) for s in ((_SHORT, 128), (1031, 1000), (300, 32000))),
     "cross_entropy": tuple(_loss(*s) for s in ((_SHORT, 128), (1031, 1000), (1031, 1031), (3, 1))),
-    "linear": tuple(_linear(*s) for s in ((64, 512, 8192), (16, 512, 8192))),
+    "linear": (_linear(16, 512, 8192),),
     "rope": (_rope(32, 32, 8, 1, 128),),
     "attention": (
         *(_attention(dim, 1, 4096) for dim in (64, 80, 256)),
         _attention(128, 300, 1024, causal=True, window=64, softcap=20.0),
     ),
+    "bias_act": (_case("x", 61, 257, x=_GAPS, bias=None, activation="silu", alpha=None),),
+    "linear_cross_entropy": _named("linear_cross_entropy", "3x1x5"),
+    "grouped_linear": _named("grouped_linear", "64 E256 128x64"),
+    "moe_experts": _named("moe_experts", *_LAYERS),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def counted(data: bytes, values: int = MOST_VALUES) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"{key[:80]!r} stands twice in one object, as after a merge")
     return found
 
 

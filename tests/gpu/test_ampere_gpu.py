@@ -15,7 +15,7 @@ from ferryman.backends import code_objects, redirect, triton_stand_in
 from ferryman.backends.triton_stand_in import StandIn
 from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
-from ferryman.ops.primitive import Case
+from ferryman.ops.primitive import Case, TensorSpec
 from ferryman.porting import parity, stand_in
 from ferryman.porting.cases import cases_of
 from ferryman.porting.results import Cell, Results
@@ -85,7 +85,8 @@ def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str) -> None
     for case in TILES[op]:
         found = cell(op, case)
         assert found.verdict == "SIMULATED", (case.name, found.reason)
-        assert found.gates["G7"].outcome == "pass", (case.name, found.gates["G7"])
+        differentiable = registry.primitive(op).backward is not None
+        assert found.gates["G7"].outcome == ("pass" if differentiable else "n/a"), (case.name, found.gates["G7"])
         assert str(found.reason).startswith(ROUTE) and " x" in str(found.reason)
 
 
@@ -166,7 +167,7 @@ def _planted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     monkeypatch.setattr(triton_stand_in, "specialise", planted)
 
 
-WIDE = next(case for case in TILES["linear"] if case.name == "x 64 512 weight 8192")
+WIDE = Case("x 64 512 weight 8192", {"x": TensorSpec((64, 512)), "weight": TensorSpec((8192, 512))}, tier="standard")
 
 
 def test_a_wrong_configuration_fails(monkeypatch: pytest.MonkeyPatch, here: StandIn) -> None:

@@ -36,7 +36,9 @@ from ferryman.errors import FerrymanError
 from ferryman.ops.matmul import triton_kernels as matmul
 from ferryman.ops.norm import triton_kernels as norm
 from ferryman.ops.primitive import Case, Primitive
+from ferryman.porting.cases import forward_of
 from ferryman.porting.runner import tier_cases
+from tests.lines import serving
 from tests.stand_in_cases import TILES
 
 # Matrix products of Hopper (HGMMA, QGMMA), its tensor copies (UTMA..), its barriers in memory (SYNCS): none on Ampere.
@@ -90,13 +92,13 @@ def reach(dtype: str) -> dict[str, list[str]]:
 
     def tiles(op: Primitive, case: Case) -> set[str]:
         found = set()
-        for name in (op.name, str(op.backward)):
+        for name in filter(None, (op.name, op.backward)):
             args = calls.of_case(registry.primitive(name), case, kind)
-            launcher = registry.implementation(name, "triton").load()
+            launcher = registry.launcher(serving(name, "triton", args, profile("a100")))
             found |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}
         return found
 
-    ops = [op for op in map(registry.primitive, registry.primitives()) if op.backward is not None]
+    ops = [op for op in map(registry.primitive, registry.primitives()) if forward_of(op) is None]
     for op in ops:
         for case in tier_cases(op, "standard"):
             left -= tiles(op, case)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import filelock
 import torch
@@ -147,14 +147,6 @@ def load(path: Path) -> Lockfile:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))[:200]
         raise LockfileError(f"{path} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise ValueError(f"{twice!r} stands twice in one object, as after a merge")
-    return found
 
 
 def writable(path: Path, profile: Profile) -> None:

@@ -190,8 +190,16 @@ def _named_layer(name: str) -> Case:
     return Case(name, _layer(tokens, experts, slots, width, inner))
 
 
-def _sampled_layer(s: Sampler) -> str:
+def _sampled_model(s: Sampler) -> tuple[int, int, int, int]:
+    """A model's layer, with as many of its experts as one device of several holds."""
     experts, slots, width, inner = s.draw.choice(tuple(_MODELS.values()))
+    while experts * 2 * inner * width * 2 > 4 * s.most_bytes:
+        experts //= 2
+    return experts, min(slots, experts), width, inner
+
+
+def _sampled_layer(s: Sampler) -> str:
+    experts, slots, width, inner = _sampled_model(s)
     tokens = s.around(1, max(2, 8192 // s.less))
     return f"{tokens} E{experts} k{slots} H{width // s.less} I{inner // s.less}"
 
@@ -214,7 +222,7 @@ def _named_grouped(name: str) -> Case:
 
 
 def _sampled_grouped(s: Sampler) -> str:
-    experts, slots, width, inner = s.draw.choice(tuple(_MODELS.values()))
+    experts, slots, width, inner = _sampled_model(s)
     rows = s.around(1, max(2, 8192 // s.less)) * slots
     return f"{rows} E{experts} {2 * inner // s.less}x{width // s.less}"
 

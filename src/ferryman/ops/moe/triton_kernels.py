@@ -247,7 +247,7 @@ def grouped_linear_backward(
 ) -> tuple[Tensor, Tensor]:
     _refuse(x)
     nothing = torch.empty(0, dtype=x.dtype, device=x.device)
-    grad_x = _grouped(grad, weight.mT, offsets, target) if need_x else nothing
+    grad_x = _grouped(grad, weight.transpose(1, 2), offsets, target) if need_x else nothing
     if not need_weight:
         return grad_x, nothing
     if not x.numel() or not weight.numel():
