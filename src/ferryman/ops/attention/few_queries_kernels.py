@@ -21,19 +21,14 @@ import triton.language as tl
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _load_rows, _wide
+from ferryman.ops.attention.tiling_kernels import Config, _block_d, _family
 from ferryman.ops.attention.triton_kernels import (
-    LOG2E,
-    Config,
-    _block_d,
-    _family,
-    _hide_queries,
-    _load_rows,
     _num_splits,
     _options,
     _precision,
     _too_wide,
     _unit_last,
-    _wide,
     backward_arguments,
     forms,
     gradients,
