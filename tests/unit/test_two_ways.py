@@ -18,7 +18,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError
-from ferryman.ops.primitive import Primitive
+from ferryman.ops.primitive import Primitive, TensorSpec
 from ferryman.porting.bench.rotation import spared
 from ferryman.porting.cases import arguments, as_tuple, cases_of
 from tests import pairs
@@ -275,6 +275,9 @@ def test_grad_mode_off_and_inference_mode_leave_no_graph() -> None:
     assert ops.rms_norm(torch.randn(2, 8), w).requires_grad
 
 
+ON_A_KINK = ("integer", "tiny", "zeros")  # of relu and its kin
+
+
 @pytest.mark.parametrize("op", [op for op in ALL if op.backward], ids=lambda op: op.name)
 def test_gradcheck_of_the_definition(op: Primitive) -> None:
     """The oracle of every gradient is float64 autograd of the definition: that autograd against finite differences."""
@@ -284,6 +287,10 @@ def test_gradcheck_of_the_definition(op: Primitive) -> None:
         exact = tuple(v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in values)
         args, leaves = with_gradients(op, exact)
         if "fill" in case.name or not 0 < sum(leaf.numel() for leaf in leaves) <= 6000:
+            continue
+        if any(isinstance(a, TensorSpec) and a.fill in ON_A_KINK for a in case.args.values()):
+            continue
+        if not all(bool(o.isfinite().all()) for o in differentiable_outputs(op, *args)):
             continue
         assert torch.autograd.gradcheck(functools.partial(differentiable_outputs, op), args, fast_mode=True)
         checked += 1
