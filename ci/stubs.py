@@ -1,4 +1,5 @@
-"""Write `ferryman/ops/__init__.pyi`: what editors and type checkers see of the ops, which are found by their folders.
+"""Write what follows from the folders of `ferryman/ops`, where ops are found: ``__init__.pyi``, what editors and type
+checkers see of them, and ``table.py``, the schemas that importing Ferryman defines.
 
 python ci/stubs.py [--check]
 """
@@ -7,34 +8,53 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-
-from ferryman import ops
-from ferryman.dispatch import registry
+from types import ModuleType
 
 HEAD = '"""Written by `make docs` from the folders beside this file."""\n\n'
+# The table that is there may be old. Without one, every folder is found and loaded.
+_EMPTY = ModuleType("ferryman.ops.table")
+_EMPTY.SCHEMAS = {}  # type: ignore[attr-defined]
 
 
-def stub() -> str:
-    """The text of the file. Ops of other packages are not in it: they are imported from there."""
-    names = dict[str, list[str]]()
-    for name in ops.__all__:
-        family = registry.family_of(registry.primitive(name))
-        names.setdefault(f"{family.package}.definition", []).append(name)
-    lines = [
-        f"from {module} import {name} as {name}\n" for module, own in sorted(names.items()) for name in sorted(own)
-    ]
-    everything = "".join(f"    {name!r},\n" for name in sorted(ops.__all__)).replace("'", '"')
+def files() -> dict[Path, str]:
+    """Each file's text. Ops of other packages are not in it: they are imported from there."""
+    kept = sys.modules.setdefault(_EMPTY.__name__, _EMPTY)
+    if kept is not _EMPTY:
+        raise SystemExit("ferryman was imported before: its table may be old")
+    from ferryman import ops
+    from ferryman.dispatch import registry
+
+    faces: dict[str, str] = {}
+    schemas: dict[str, list[str]] = {}
+    for op in registry.primitives().values():
+        family = registry.family_of(op)
+        if family.ours:
+            faces[op.name] = f"{family.package}.definition"
+            schemas.setdefault(family.name, []).append(op.schema)
+            if getattr(getattr(ops, op.name, None), "primitive", None) is not op:
+                raise SystemExit(f"{faces[op.name]} has no function {op.name}: model code could not call it")
+    folder = Path(str(ops.__file__)).parent
+    return {folder / "__init__.pyi": _stub(faces), folder / "table.py": _table(schemas)}
+
+
+def _stub(faces: dict[str, str]) -> str:
+    order = sorted(faces.items(), key=lambda item: (item[1], item[0]))
+    lines = [f"from {module} import {name} as {name}\n" for name, module in order]
+    everything = "".join(f'    "{name}",\n' for name in sorted(faces))
     return f"{HEAD}{''.join(lines)}\n__all__ = [\n{everything}]\n"
 
 
-def path() -> Path:
-    """Where it stands."""
-    return Path(str(ops.__file__)).with_suffix(".pyi")
+def _table(schemas: dict[str, list[str]]) -> str:
+    lines = [
+        f'    "{family}": (\n' + "".join(f'        "{one}",\n' for one in own) + "    ),\n"
+        for family, own in sorted(schemas.items())
+    ]
+    return f"{HEAD}# ruff: noqa: E501\nSCHEMAS: dict[str, tuple[str, ...]] = {{\n{''.join(lines)}}}\n"
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv[1:]:
-        if not path().is_file() or path().read_text(encoding="utf-8") != stub():
-            sys.exit(f"{path()} is not what the folders of ops say; run: make docs")
-    else:
-        path().write_text(stub(), encoding="utf-8")
+    for path, text in files().items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path} is not what the folders of ops say; run: make docs")

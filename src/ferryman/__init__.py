@@ -8,19 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ferryman import ops
-from ferryman.device_profiles import Profile
-from ferryman.dispatch import Explanation, Trace, explain, reload, strict, trace, use
+import ferryman.dispatch  # noqa: F401 - defines torch.ops.ferryman
+from ferryman import lazy, ops
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ferryman.device_profiles import Profile
+    from ferryman.dispatch import Explanation, Trace, explain, reload, strict, trace, use
     from ferryman.porting.model.port import PortReport
 
 __all__ = [
     "Explanation", "Trace", "devices", "explain", "ops", "port", "reload", "strict", "trace", "unport", "use",
 ]  # fmt: skip
 __version__ = "0.1.0"
+_FROM_DISPATCH = ("Explanation", "Trace", "explain", "reload", "strict", "trace", "use")
+
+__getattr__ = lazy.attributes(
+    __name__, {"Profile": "ferryman.device_profiles", **dict.fromkeys(_FROM_DISPATCH, "ferryman.dispatch")}
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def devices() -> list[Profile]:

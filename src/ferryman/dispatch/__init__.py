@@ -1,32 +1,43 @@
-"""Chooses the implementation of every op call, and installs itself as the primitives' resolver when imported."""
+"""Chooses the implementation of every op call.
+
+Importing it defines every op of `torch.ops.ferryman` (`declared`). The rest is loaded when an op is first asked for.
+"""
 
 from __future__ import annotations
 
-from ferryman.dispatch import cost, lockfile, plan, registry, select, state, torch_library
-from ferryman.dispatch.explain import Explanation, explain
-from ferryman.dispatch.request import strict, use
-from ferryman.dispatch.state import Trace, trace
+from typing import TYPE_CHECKING
+
+from ferryman import lazy
+from ferryman.dispatch import declared
+
+if TYPE_CHECKING:
+    from ferryman.dispatch.explanation import Explanation, explain
+    from ferryman.dispatch.request import strict, use
+    from ferryman.dispatch.state import Trace, trace
 
 __all__ = ["Explanation", "Trace", "explain", "reload", "strict", "trace", "use"]
 
+__getattr__ = lazy.attributes(
+    __name__,
+    {
+        "Explanation": "ferryman.dispatch.explanation",
+        "explain": "ferryman.dispatch.explanation",
+        "strict": "ferryman.dispatch.request",
+        "use": "ferryman.dispatch.request",
+        "Trace": "ferryman.dispatch.state",
+        "trace": "ferryman.dispatch.state",
+    },
+)
 
-def _install() -> None:
-    for op in list(registry.primitives().values()):
-        if op.name not in registry.primitives():
-            continue  # its family was left out
-        try:
-            overload = torch_library.define(op)
-            runner = plan.Op(op, overload)
-            plan._ops[op.name] = runner
-            torch_library.register(op, runner.undifferentiated, overload, runner.recipe)
-        except Exception as error:  # noqa: BLE001 - another package's op may fail anyhow; ours rises again
-            registry.leave_out(op, error)
-    state.count_settings()
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def reload() -> None:
     """Read settings, lockfile and backends afresh, and forget every choice and quarantine."""
     from ferryman import settings
+    from ferryman.dispatch import cost, lockfile, plan, registry, select, state
 
     settings.forget()
     lockfile.forget()
@@ -37,4 +48,4 @@ def reload() -> None:
     state.count_settings()
 
 
-_install()
+declared.every()

@@ -5,53 +5,35 @@ Importing it here would cost every user 40 ms, because it imports triton.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ferryman.ops.primitive import Primitive
+from ferryman.dispatch import arrivals
 
 _COUNTER = "torch.utils.flop_counter"
-_waiting: list[tuple[Primitive, Any]] = []
 
 
-def register(op: Primitive, overload: Any) -> None:
-    """Count ``overload`` by the primitive's cost, now or when the counter is imported."""
-    _waiting.append((op, overload))
-    if _COUNTER in sys.modules:
-        _flush(sys.modules[_COUNTER])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def watch(name_all: Callable[[ModuleType], None]) -> None:
+    """Have every op named when the counter arrives, or now: a counting mode copies the formulas when it is made."""
+    arrivals.after_import(_COUNTER.__eq__, name_all)
+    if arrived():
+        name_all(sys.modules[_COUNTER])
 
 
-def _flush(counter: ModuleType) -> None:
-    while _waiting:
-        op, overload = _waiting.pop()
-
-        def formula(*args: Any, _op: Primitive = op, out_val: Any = None, **kwargs: Any) -> int:
-            return int(_op.cost(*_op.bind(args, kwargs)).flops)
-
-        counter.register_flop_formula(overload.overloadpacket, get_raw=True)(formula)
+def arrived() -> bool:
+    """Whether there is a counter that takes formulas."""
+    return hasattr(sys.modules.get(_COUNTER), "register_flop_formula")
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the counter as Python would, and flushes the waiting formulas once it has run."""
+def register(name: str, packet: Any) -> None:
+    """Count an op of the library by its primitive's cost."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        if name != _COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+    def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        from ferryman.dispatch import registry
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _flush(module)
+        op = registry.primitive(name)
+        return int(op.cost(*op.bind(args, kwargs)).flops)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    sys.modules[_COUNTER].register_flop_formula(packet, get_raw=True)(formula)

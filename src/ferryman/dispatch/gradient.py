@@ -50,7 +50,7 @@ class Recipe:
     def of(cls, op: Primitive) -> Recipe:
         if op.backward is None:
             return cls(op, None, (), (), tuple(None for _ in op.names))
-        backward = registry.primitives()[op.backward]
+        backward = registry.primitive(op.backward)
         gradients = op.gradient_names()
         sources = []
         for name in backward.names:

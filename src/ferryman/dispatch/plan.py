@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 
 from ferryman.backends import replay
 from ferryman.backends.precision import float32_precision
-from ferryman.dispatch import registry, scalars, select, state, torch_library, traced
+from ferryman.dispatch import declared, registry, scalars, select, state, torch_library, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.menu import Implementation
@@ -139,7 +139,7 @@ class Op:
             "forward_ad": forward_ad, "current": state.current,
             "plans": self.plans, "below": self.below, "library": library, "keys_of": torch._C._dispatch_keys,
             "hot": self.hot, "warm": self.warm,
-            **{f"no_{name}": torch.empty(0) for name in op.tensors},
+            **{f"no_{name}": absent for name, absent in zip(op.tensors, declared.ABSENT, strict=False)},
             "compiled": traced.compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),
@@ -431,4 +431,4 @@ _ops: dict[str, Op] = {}
 
 def runner_of(op: Primitive) -> Op:
     """What runs an op, with the plans that it keeps."""
-    return _ops[op.name]
+    return _ops[registry.primitive(op.name).name]

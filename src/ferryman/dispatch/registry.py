@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from threading import get_ident
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
 from ferryman import settings
 from ferryman.backends import redirect
 from ferryman.backends.base import Backend
-from ferryman.errors import CompileError, UnknownName
+from ferryman.dispatch import declared
+from ferryman.errors import CompileError, FerrymanError, UnknownName
 from ferryman.ops.menu import NAME, Implementation
 from ferryman.ops.primitive import Primitive
+from ferryman.ops.table import SCHEMAS
 
 if TYPE_CHECKING:
     from ferryman.ops.evidence import Evidence
@@ -52,6 +56,7 @@ _broken: dict[str, str] = {}
 
 def broken() -> Mapping[str, str]:
     """Other packages' entry points that were left out, with the reason; what they would add is not there."""
+    primitives()
     return MappingProxyType(_broken)
 
 
@@ -66,7 +71,7 @@ def families() -> tuple[Family, ...]:
     package = importlib.import_module("ferryman.ops")
     ours = [m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg]
     found = [Family(name, f"ferryman.ops.{name}") for name in ours]
-    return (*found, *(Family(e.name, e.value, ours=False) for e in entry_points(group="ferryman.ops")))
+    return (*found, *(Family(name, where, ours=False) for name, where in declared.packages()))
 
 
 def _ops_of(module: Any) -> Iterator[Primitive]:
@@ -78,29 +83,78 @@ def _ops_of(module: Any) -> Iterator[Primitive]:
 
 @dataclass
 class _Catalogue:
+    """What is loaded. ``done``: packages that are in it, or were left out. ``entering``: package -> thread."""
+
     primitives: dict[str, Primitive]
     menu: dict[str, tuple[Implementation, ...]]
     family: dict[str, Family]
+    done: set[str]
+    entering: dict[str, int]
 
 
-@lru_cache(maxsize=1)
-def _catalogue() -> _Catalogue:
-    """All families. One of another package that cannot be read is left out, and never one of ours with it."""
-    found = _Catalogue({}, {}, {})
-    for family in families():
-        try:
-            _add(found, family)
-        except Exception as error:
-            if family.ours:
-                raise
-            _leave_out("ops", family.name, error)
-    return found
+_catalogue = _Catalogue({}, {}, {}, set(), {})
+_LISTED = {schema.partition("(")[0]: name for name, schemas in SCHEMAS.items() for schema in schemas}
+_LONGEST_WAIT = 60.0  # seconds, for another thread that enters a family whose definition was there before us
 
 
-def _add(found: _Catalogue, family: Family) -> None:
+def load(family: Family) -> None:
+    """Have a family in the catalogue and able to run. One of another package that breaks is left out, and no other
+    with it."""
+    package = family.package
+    if package in _catalogue.done or _catalogue.entering.get(package) == get_ident():
+        return
+    try:
+        module = importlib.import_module(f"{package}.definition")  # its arrival installs it; other threads wait for that
+    except Exception as error:
+        if family.ours:
+            raise
+        _leave_out("ops", family.name, error)
+        _catalogue.done.add(package)
+        return
+    running = getattr(module.__spec__, "_initializing", False)  # it is what asks for an op
+    if package not in _catalogue.done and not running:
+        importlib.import_module("ferryman.dispatch.install").family(package)  # it was imported before us
+
+
+def enter(package: str, install: Callable[[tuple[Primitive, ...]], None]) -> None:
+    """Put a family, whose definition has run, into the catalogue, and ``install`` its ops.
+
+    Where one of our ops cannot be, its error rises and the next import tries again; another package's is left out.
+    """
+    family = next(known for known in families() if known.package == package)
+    if package in _catalogue.done:
+        return
+    if _catalogue.entering.setdefault(package, get_ident()) != get_ident():
+        _wait_for(package)
+        return
+    try:
+        install(_add(family))
+    except Exception as error:
+        _remove(family)
+        if family.ours:
+            raise
+        _leave_out("ops", family.name, error)
+        _catalogue.done.add(package)
+    else:
+        _catalogue.done.add(package)
+    finally:
+        del _catalogue.entering[package]
+
+
+def _wait_for(package: str) -> None:
+    begun = time.monotonic()
+    while package in _catalogue.entering:
+        if time.monotonic() - begun > _LONGEST_WAIT:
+            raise FerrymanError(f"another thread has been loading {package} for {_LONGEST_WAIT:.0f} s")
+        time.sleep(0.001)
+
+
+def _add(family: Family) -> tuple[Primitive, ...]:
     own: dict[str, Primitive] = {}
     for known in _ops_of(importlib.import_module(f"{family.package}.definition")):
-        if own.setdefault(known.name, known) is not known or known.name in found.primitives:
+        listed = _LISTED.get(known.name)
+        taken = known.name in _catalogue.primitives or (listed is not None and not _is_listed(family, listed))
+        if own.setdefault(known.name, known) is not known or taken:
             raise ValueError(f"two primitives are called {known.name!r}; the second is in {family.package}")
     menu: dict[str, list[Implementation]] = {name: [] for name in own}
     for line in importlib.import_module(f"{family.package}.implementations").IMPLEMENTATIONS:
@@ -114,31 +168,60 @@ def _add(found: _Catalogue, family: Family) -> None:
                 raise ValueError(f"implementation {line.name!r} of {name}; required: a name like triton.hopper")
             if sum(line.name == other.name for other in menu[name]) > 1:
                 raise ValueError(f"two implementations of {name} are called {line.name!r}; required: one of each name")
-    found.primitives |= own
-    found.menu |= {name: tuple(lines) for name, lines in menu.items()}
-    found.family |= dict.fromkeys(own, family)
+    _catalogue.menu.update({name: tuple(lines) for name, lines in menu.items()})
+    _catalogue.family.update(dict.fromkeys(own, family))
+    _catalogue.primitives.update(own)
+    return tuple(own.values())
 
 
-def leave_out(op: Primitive, error: BaseException) -> None:
-    """Take the family of another package's op out of the catalogue. Raises ``error`` for one of ours."""
-    known = _catalogue()
-    family = known.family[op.name]
-    if family.ours:
-        raise error
-    _leave_out("ops", family.name, error)
-    for name in [n for n, of in known.family.items() if of == family]:
-        del known.primitives[name], known.menu[name], known.family[name]
+def _is_listed(family: Family, listed: str) -> bool:
+    return family.ours and family.name == listed
+
+
+def _remove(family: Family) -> None:
+    for name in [n for n, of in _catalogue.family.items() if of == family]:
+        _catalogue.primitives.pop(name, None)
+        del _catalogue.menu[name], _catalogue.family[name]
+
+
+def others() -> None:
+    """Load what other packages add."""
+    for family in families():
+        if not family.ours:
+            load(family)
 
 
 @lru_cache(maxsize=1)
 def primitives() -> Mapping[str, Primitive]:
     """Every op by name, forward and backward. An entry point of ``ferryman.ops`` names a family package like ours."""
-    return MappingProxyType(_catalogue().primitives)
+    for family in families():
+        load(family)
+    order = {family: i for i, family in enumerate(families())}
+    found = sorted(_catalogue.primitives.items(), key=lambda item: order[_catalogue.family[item[0]]])
+    return MappingProxyType(dict(found))  # in the order of families, whichever came first
+
+
+def _find(name: str) -> Primitive | None:
+    """An op by name. Its family alone is loaded where the table has it."""
+    listed = _LISTED.get(name)
+    if listed is not None:
+        load(Family(listed, f"ferryman.ops.{listed}"))
+    elif name not in _catalogue.primitives:
+        primitives()
+    else:
+        load(_catalogue.family[name])
+    return _catalogue.primitives.get(name)
+
+
+def explain_absence(name: str) -> NoReturn:
+    """Raise what is known of an op that the library has and that cannot run."""
+    known = "; ".join(f"{entry}: {reason}" for entry, reason in _broken.items()) or "nothing was left out"
+    raise FerrymanError(f"{name} is defined in torch.ops.ferryman and cannot run. Left out: {known}")
 
 
 def family_of(op: Primitive) -> Family:
     """The folder or package that an op belongs to."""
-    return _catalogue().family[op.name]
+    return _catalogue.family[op.name]
 
 
 @lru_cache(maxsize=1)
@@ -177,14 +260,15 @@ def primitive(op: str | Callable[..., Any]) -> Primitive:
     known = getattr(op, "primitive", None)
     if isinstance(known, Primitive):
         return known
-    if op not in primitives():
+    found = _find(op) if isinstance(op, str) else None
+    if found is None:
         raise UnknownName("op", str(op), primitives())
-    return primitives()[str(op)]
+    return found
 
 
 def implementations(op: str) -> tuple[Implementation, ...]:
     """An op's menu, the definition last."""
-    return _catalogue().menu[op]
+    return _catalogue.menu[primitive(op).name]
 
 
 def asked(op: str, names: Iterable[str] | None) -> tuple[Implementation, ...]:
@@ -247,7 +331,7 @@ def launcher(line: Implementation) -> Callable[..., Any]:
     route = redirect.current()
     if route is None or line.backend == "definition":
         return found
-    return route.wrap(found, frozenset(place for place, _ in primitives()[line.op].overwritten))
+    return route.wrap(found, frozenset(place for place, _ in primitive(line.op).overwritten))
 
 
 @lru_cache(maxsize=None)
@@ -258,7 +342,7 @@ def _loaded(line: Implementation) -> Callable[..., Any]:
         except Exception as error:  # a toolchain's parts may be missing, or raise anything
             log = f"its kernels cannot be imported: {type(error).__name__}: {error}"
             raise CompileError(line.backend, f"{line.op} ({line.name})", "this process", log) from error
-    op = primitives()[line.op]
+    op = primitive(line.op)
     body, meta = op.body, op.meta
     if op.mutates:
         return lambda *args: _written(op, args[:-1], body(*args[:-1]), meta(*args[:-1]))

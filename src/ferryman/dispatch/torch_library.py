@@ -14,39 +14,41 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from ferryman.dispatch import flops, state
+from ferryman.dispatch import declared, state
 from ferryman.dispatch.gradient import Recipe
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 
-_library = torch.library.Library("ferryman", "DEF")
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_AUTOCAST = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 
 
-def define(op: Primitive) -> Callable[..., Any]:
-    """Define the schema; returns the overload that the eager path hands subclasses and modes to."""
-    _library.define(op.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    overload: Callable[..., Any] = getattr(torch.ops.ferryman, op.name).default
-    return overload
+def overload(op: Primitive) -> Callable[..., Any]:
+    """The library's op, which the eager path hands subclasses and modes to; defined now if it is not yet.
+
+    Raises FerrymanError where the table that defined it says another schema.
+    """
+    known = declared.ops.get(op.name) or declared.define(op.schema)
+    if known.schema != op.schema:
+        raise FerrymanError(
+            f"{op.name}: its definition says {op.schema!r}, and the table of ops {known.schema!r}; run: make docs"
+        )
+    found: Callable[..., Any] = getattr(torch.ops.ferryman, op.name).default
+    return found
 
 
 def register(op: Primitive, kernel: Callable[..., Any], overload: Callable[..., Any], recipe: Recipe) -> None:
-    """Give the schema its kernel and everything that PyTorch's transforms ask of it."""
-    name = f"ferryman::{op.name}"
+    """Put an op's own functions behind what its schema was defined with."""
     if op.mutates:
         kernel = _without_arguments(op, kernel)
-    _library.impl(op.name, kernel, "CompositeExplicitAutograd")
 
     def fake(*args: Any) -> Any:
         op.check(*args)
         return op.fresh(op.meta(*args))
 
-    torch.library.register_fake(name, fake, lib=_library)
-    _library.impl(op.name, _autograd(overload, recipe, kernel), "Autograd", with_keyset=True)
-    for device, key in _AUTOCAST.items():
-        _library.impl(op.name, _autocast(op, overload, device, key), key)
-    flops.register(op, overload)
+    known = declared.ops[op.name]
+    known.autocast = _autocast(op, overload)
+    known.autograd = _autograd(overload, recipe, kernel)
+    known.fake, known.kernel = fake, kernel
 
 
 def _without_arguments(op: Primitive, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,24 +168,31 @@ def _overwritten(recipe: Recipe, below: Callable[..., Any], args: tuple[Any, ...
     return op.fresh(outputs)
 
 
-def _autocast(op: Primitive, overload: Callable[..., Any], device: str, key: str) -> Callable[..., Any]:
+def _autocast(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]:
     """PyTorch's lists, which differ by device and version (CUDA's has rms_norm since a release after 2.11).
 
     "fp32" ops compute and return float32, "low" ops take the autocast dtype, others stay.
     """
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     kind, like = op.autocast or (None, "")
-    listed = kind is not None and torch._C._dispatch_has_kernel_for_dispatch_key(like, key)
+    keys = {
+        device: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        for device, key in declared.AUTOCAST.items()
+    }
+    listed = {
+        device
+        for device, key in declared.AUTOCAST.items()
+        if kind is not None and torch._C._dispatch_has_kernel_for_dispatch_key(like, key)
+    }
 
-    def cast(value: Any) -> Any:
+    def cast(value: Any, device: str) -> Any:
         if isinstance(value, list | tuple):
-            return list(map(cast, value))
+            return [cast(one, device) for one in value]
         if not isinstance(value, Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return value
         return value.to(torch.float32 if kind == "fp32" else torch.get_autocast_dtype(device))
 
-    def run(*args: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return overload(*(map(cast, args) if listed else args))
+    def run(device: str, *args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys[device]):
+            return overload(*([cast(value, device) for value in args] if device in listed else args))
 
     return run

@@ -90,7 +90,7 @@ def families() -> Iterator[ModuleType]:
                 yield importlib.import_module(name)
 
 
-_FACES = dict(vars(ops))
+_FACES = {name: getattr(ops, name) for name in ops.__all__}
 
 
 class Definitions:
