@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 HEAD = '"""Written by `make docs` from the folders beside this file."""\n\n'
+WIDTH = 120  # of a line
 # The table that is there may be old. Without one, every folder is found and loaded.
 _EMPTY = ModuleType("ferryman.ops.table")
 _EMPTY.SCHEMAS = {}  # type: ignore[attr-defined]
@@ -45,11 +46,14 @@ def _stub(faces: dict[str, str]) -> str:
 
 
 def _table(schemas: dict[str, list[str]]) -> str:
-    lines = [
-        f'    "{family}": (\n' + "".join(f'        "{one}",\n' for one in own) + "    ),\n"
-        for family, own in sorted(schemas.items())
-    ]
-    return f"{HEAD}# ruff: noqa: E501\nSCHEMAS: dict[str, tuple[str, ...]] = {{\n{''.join(lines)}}}\n"
+    """As the formatter lays it out, which leaves long texts alone."""
+    lines = []
+    for family, own in sorted(schemas.items()):
+        short = f'    "{family}": ("{own[0]}",),'
+        whole = [f'    "{family}": (', *(f'        "{one}",' for one in own), "    ),"]
+        lines += [short] if len(own) == 1 and len(short) <= WIDTH else whole
+    body = "\n".join(lines)
+    return f"{HEAD}# ruff: noqa: E501\nSCHEMAS: dict[str, tuple[str, ...]] = {{\n{body}\n}}\n"
 
 
 if __name__ == "__main__":

@@ -22,11 +22,16 @@ __all__ = [
     "Explanation", "Trace", "devices", "explain", "ops", "port", "reload", "strict", "trace", "unport", "use",
 ]  # fmt: skip
 __version__ = "0.1.0"
-_FROM_DISPATCH = ("Explanation", "Trace", "explain", "reload", "strict", "trace", "use")
 
-__getattr__ = lazy.attributes(
-    __name__, {"Profile": "ferryman.device_profiles", **dict.fromkeys(_FROM_DISPATCH, "ferryman.dispatch")}
-)
+if not TYPE_CHECKING:  # where it would allow every name
+    _places = dict.fromkeys(
+        ("Explanation", "Trace", "explain", "reload", "strict", "trace", "use"), "ferryman.dispatch"
+    )
+    __getattr__ = lazy.attributes(
+        __name__,
+        {**_places, "Profile": "ferryman.device_profiles"},
+        ("backends", "device_profiles", "errors", "files", "settings"),
+    )
 
 
 def __dir__() -> list[str]:

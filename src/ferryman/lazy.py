@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+def attributes(package: str, names: Mapping[str, str], modules: Collection[str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package.
 
-    names: an attribute -> the module that it stands in. Any other attribute is a submodule of the package, which is
-    imported. Raises AttributeError for the rest.
+    names: an attribute -> the module that it stands in. modules: submodules that are attributes without being imported
+    by the caller. Raises AttributeError for any other name.
     """
 
     def get(name: str) -> Any:
@@ -20,19 +20,8 @@ def attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
             value = getattr(import_module(names[name]), name)
             setattr(sys.modules[package], name, value)
             return value
-        return submodule(package, name)
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
-
-
-def submodule(package: str, name: str) -> Any:
-    """A module of a package, imported now. Raises AttributeError where there is none of that name."""
-    missing = f"module {package!r} has no attribute {name!r}"
-    if name.startswith("_"):
-        raise AttributeError(missing)
-    try:
-        return import_module(f"{package}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"{package}.{name}":
-            raise
-        raise AttributeError(missing) from None

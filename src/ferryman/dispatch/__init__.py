@@ -17,17 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "Trace", "explain", "reload", "strict", "trace", "use"]
 
-__getattr__ = lazy.attributes(
-    __name__,
-    {
-        "Explanation": "ferryman.dispatch.explanation",
-        "explain": "ferryman.dispatch.explanation",
-        "strict": "ferryman.dispatch.request",
-        "use": "ferryman.dispatch.request",
-        "Trace": "ferryman.dispatch.state",
-        "trace": "ferryman.dispatch.state",
-    },
-)
+if not TYPE_CHECKING:  # where it would allow every name
+    _places = {"Explanation": "explanation", "explain": "explanation", "strict": "request", "use": "request"}
+    __getattr__ = lazy.attributes(
+        __name__,
+        {name: f"{__name__}.{module}" for name, module in {**_places, "Trace": "state", "trace": "state"}.items()},
+        ("cost", "lockfile", "plan", "registry", "select", "state", "torch_library"),
+    )
 
 
 def __dir__() -> list[str]:

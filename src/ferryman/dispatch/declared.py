@@ -29,7 +29,7 @@ ENTRY_POINTS = "ferryman.ops"
 AUTOCAST = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 _OURS = "ferryman.ops"
 _DEFINITION = ".definition"
-_MOST_TENSORS = 32
+_MANY_TENSORS = 32
 _library = torch.library.Library("ferryman", "DEF")
 _OpNamespace = getattr(torch._ops, "_OpNamespace", None)  # private to PyTorch: without it every op is named at once
 _lock = threading.RLock()
@@ -37,7 +37,7 @@ _thread = threading.local()
 ops: dict[str, Declared] = {}
 # Tensors that stand for absent ones in a guard, which takes each once. Made here, and not when an op is first called:
 # a mode or a transform may be in force there, and would own them.
-ABSENT = tuple(torch.empty(0, device="cpu") for _ in range(_MOST_TENSORS))
+_absent = [torch.empty(0, device="cpu") for _ in range(_MANY_TENSORS)]
 
 
 class Declared:
@@ -61,6 +61,13 @@ class Declared:
             return getattr(self, function)(*args)
 
         return load
+
+
+def absent(count: int) -> list[torch.Tensor]:
+    """That many stand-ins for tensors that a call does not have."""
+    while len(_absent) < count:
+        _absent.append(torch.empty(0, device="cpu"))
+    return _absent[:count]
 
 
 def define(schema: str) -> Declared:

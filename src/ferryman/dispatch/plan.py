@@ -139,7 +139,7 @@ class Op:
             "forward_ad": forward_ad, "current": state.current,
             "plans": self.plans, "below": self.below, "library": library, "keys_of": torch._C._dispatch_keys,
             "hot": self.hot, "warm": self.warm,
-            **{f"no_{name}": absent for name, absent in zip(op.tensors, declared.ABSENT, strict=False)},
+            **dict(zip((f"no_{name}" for name in op.tensors), declared.absent(len(op.tensors)), strict=True)),
             "compiled": traced.compiled(op, library), "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),

@@ -104,7 +104,8 @@ def load(family: Family) -> None:
     if package in _catalogue.done or _catalogue.entering.get(package) == get_ident():
         return
     try:
-        module = importlib.import_module(f"{package}.definition")  # its arrival installs it; other threads wait for that
+        # its arrival installs it, and other threads wait for that
+        module = importlib.import_module(f"{package}.definition")
     except Exception as error:
         if family.ours:
             raise
@@ -121,8 +122,8 @@ def enter(package: str, install: Callable[[tuple[Primitive, ...]], None]) -> Non
 
     Where one of our ops cannot be, its error rises and the next import tries again; another package's is left out.
     """
-    family = next(known for known in families() if known.package == package)
-    if package in _catalogue.done:
+    family = next((known for known in families() if known.package == package), None)
+    if family is None or package in _catalogue.done:
         return
     if _catalogue.entering.setdefault(package, get_ident()) != get_ident():
         _wait_for(package)

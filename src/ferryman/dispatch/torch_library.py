@@ -175,8 +175,7 @@ def _autocast(op: Primitive, overload: Callable[..., Any]) -> Callable[..., Any]
     """
     kind, like = op.autocast or (None, "")
     keys = {
-        device: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-        for device, key in declared.AUTOCAST.items()
+        device: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for device, key in declared.AUTOCAST.items()
     }
     listed = {
         device

@@ -27,9 +27,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, Tensor? bias, int ignore_index, float label_smoothing, float z_loss) -> (Tensor, Tensor)",
         "linear_cross_entropy_backward(Tensor grad, Tensor x, Tensor weight, Tensor target, Tensor? bias, Tensor lse, int ignore_index, float label_smoothing, float z_loss, bool need_x, bool need_weight) -> (Tensor, Tensor, Tensor)",
     ),
-    "linear_w4": (
-        "linear_w4(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int group) -> Tensor",
-    ),
+    "linear_w4": ("linear_w4(Tensor x, Tensor weight, Tensor scales, Tensor? bias, int group) -> Tensor",),
     "matmul": (
         "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
         "linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, bool need_x, bool need_weight) -> (Tensor, Tensor, Tensor)",
