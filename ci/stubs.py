@@ -42,7 +42,7 @@ def _stub(faces: dict[str, str]) -> str:
     order = sorted(faces.items(), key=lambda item: (item[1], item[0]))
     lines = [f"from {module} import {name} as {name}\n" for name, module in order]
     everything = "".join(f'    "{name}",\n' for name in sorted(faces))
-    return f"{HEAD}{''.join(lines)}\n__all__ = [\n{everything}]\n"
+    return f"{HEAD}{''.join(lines)}\n__all__ = [\n{everything}]\n\ndef _open() -> None: ...\n"
 
 
 def _table(schemas: dict[str, list[str]]) -> str:

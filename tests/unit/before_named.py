@@ -1,6 +1,6 @@
 """What must work in a process that has imported `ferryman` and named no op yet: one forked process for each case.
 
-    python -m tests.unit.before_named FOLDER     # for files; prints {case: "ok" or what went wrong} as JSON
+python -m tests.unit.before_named FOLDER     # for files; prints {case: "ok" or what went wrong} as JSON
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def meta_device_first() -> None:
 def flops_counted() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    x, w = inputs(requires_grad=False)
+    x, _ = inputs(requires_grad=False)
     with FlopCounterMode(display=False) as counter:
         torch.ops.ferryman.linear(x, torch.randn(4, 8), None)
     assert counter.get_total_flops() == 2 * 3 * 8 * 4
@@ -260,7 +260,7 @@ def attempt(function: Callable[[], None]) -> str:
             with contextlib.redirect_stdout(sys.stderr):
                 assert not [name for name in NAMED if name in sys.modules], "loaded by `import ferryman`"
                 function()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - the parent is told
             told = traceback.format_exc()
         os.write(writing, told.encode()[-4000:])
         os._exit(0)
@@ -272,4 +272,4 @@ def attempt(function: Callable[[], None]) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: attempt(function) for name, function in CASES.items()}))
+    sys.stdout.write(json.dumps({name: attempt(function) for name, function in CASES.items()}) + "\n")
