@@ -17,6 +17,7 @@ def family(package: str) -> None:
     """Enter a family in the catalogue. Raises what is wrong with one of ours; another package's is left out."""
     ops._open()
     registry.enter(package, _install)
+    ops._open()
 
 
 def _install(found: tuple[Primitive, ...]) -> None:
