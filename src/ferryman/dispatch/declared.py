@@ -101,7 +101,8 @@ def _name(one: Declared) -> None:
 
 
 def _count(one: Declared) -> None:
-    """Register what PyTorch's counter of FLOPs asks for."""
+    """Register what PyTorch's counter of FLOPs asks for. That names the op, before there is a `Namespace`, too."""
+    _name(one)
     with _lock:
         if not one.counted:
             one.counted = True

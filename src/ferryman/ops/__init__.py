@@ -36,7 +36,7 @@ def _open() -> None:
     First the families' packages whose names are ops' are imported, so that later imports set nothing. Once every op is
     loaded, nothing is left to find: a module with a ``__getattr__`` costs 30 ns at each read of an attribute.
     """
-    module = _sys.modules[__name__]
+    module: _Any = _sys.modules[__name__]
     if type(module) is _Unopened:
         for family in _SCHEMAS:
             if family in _families:
