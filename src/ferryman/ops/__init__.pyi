@@ -8,6 +8,8 @@ from ferryman.ops.attention.definition import attention as attention
 from ferryman.ops.attention.definition import attention_backward as attention_backward
 from ferryman.ops.bias_act.definition import bias_act as bias_act
 from ferryman.ops.bias_act.definition import bias_act_backward as bias_act_backward
+from ferryman.ops.causal_conv1d.definition import causal_conv1d as causal_conv1d
+from ferryman.ops.causal_conv1d.definition import causal_conv1d_backward as causal_conv1d_backward
 from ferryman.ops.embedding.definition import embedding as embedding
 from ferryman.ops.embedding.definition import embedding_backward as embedding_backward
 from ferryman.ops.kv_append.definition import kv_append as kv_append
@@ -35,6 +37,7 @@ from ferryman.ops.softmax.definition import cross_entropy_inplace_grad as cross_
 from ferryman.ops.softmax.definition import cross_entropy_inplace_grad_backward as cross_entropy_inplace_grad_backward
 from ferryman.ops.softmax.definition import softmax as softmax
 from ferryman.ops.softmax.definition import softmax_backward as softmax_backward
+from ferryman.ops.ssd_scan.definition import ssd_scan as ssd_scan
 
 __all__ = [
     "add_rms_norm",
@@ -43,6 +46,8 @@ __all__ = [
     "attention_backward",
     "bias_act",
     "bias_act_backward",
+    "causal_conv1d",
+    "causal_conv1d_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "cross_entropy_inplace_grad",
@@ -72,6 +77,7 @@ __all__ = [
     "silu_mul_backward",
     "softmax",
     "softmax_backward",
+    "ssd_scan",
 ]
 
 def _open() -> None: ...

@@ -16,6 +16,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "bias_act(Tensor x, Tensor? bias, str activation, float? alpha) -> Tensor",
         "bias_act_backward(Tensor grad, Tensor x, Tensor? bias, str activation, float? alpha) -> (Tensor, Tensor)",
     ),
+    "causal_conv1d": (
+        "causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, str? activation) -> (Tensor, Tensor)",
+        "causal_conv1d_backward(Tensor grad_y, Tensor? grad_final_state, Tensor x, Tensor weight, Tensor? bias, Tensor? initial_state, str? activation) -> (Tensor, Tensor, Tensor, Tensor)",
+    ),
     "embedding": (
         "embedding(Tensor ids, Tensor weight, float? scale) -> Tensor",
         "embedding_backward(Tensor grad, Tensor ids, Tensor weight, float? scale) -> Tensor",
@@ -60,5 +64,8 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor lse, int ignore_index, float label_smoothing) -> Tensor",
         "cross_entropy_inplace_grad(Tensor(a!) logits, Tensor target, int ignore_index, float label_smoothing) -> (Tensor, Tensor)",
         "cross_entropy_inplace_grad_backward(Tensor grad, Tensor(a!) out_logits) -> ()",
+    ),
+    "ssd_scan": (
+        "ssd_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus) -> (Tensor, Tensor)",
     ),
 }

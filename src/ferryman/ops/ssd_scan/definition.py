@@ -1,0 +1,115 @@
+"""Mamba2's state-space scan with its state in and out: meaning and costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.errors import ArgumentError
+from ferryman.ops import checks
+from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.ssd_scan import bounds
+
+
+def _check(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, dt_bias: Tensor | None,
+    initial_state: Tensor | None, dt_softplus: bool,
+) -> None:  # fmt: skip
+    op = "ssd_scan"
+    given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "initial_state": initial_state}
+    checks.one_device(op, **given)
+    checks.floating(op, **given)
+    checks.same_dtype(op, x=x, b=b, c=c)
+    if x.dim() != 4:
+        raise ArgumentError(op, "x.shape", tuple(x.shape), "(B, L, H, P): batch, length, heads, head_dim")
+    batch, length, heads, dim = x.shape
+    if b.dim() != 4 or b.shape[:2] != x.shape[:2]:
+        raise ArgumentError(op, "b.shape", tuple(b.shape), f"({batch}, {length}, G, N)")
+    groups, width = b.shape[2:]
+    if groups == 0 or heads % groups:
+        raise ArgumentError(op, "b.shape[2]", groups, f"a divisor of x's {heads} heads")
+    checks.shaped(op, "c", c, *b.shape)
+    checks.shaped(op, "dt", dt, batch, length, heads)
+    for name, one in (("a", a), ("d", d), ("dt_bias", dt_bias)):
+        checks.shaped(op, name, one, heads)
+    checks.shaped(op, "initial_state", initial_state, batch, heads, dim, width)
+
+
+def _meta(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    batch, _, heads, dim = x.shape
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty(x.shape), x.new_empty((batch, heads, dim, b.shape[3]), dtype=kind)
+
+
+def _cost(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, dt_bias: Tensor | None,
+    initial_state: Tensor | None, dt_softplus: bool,
+) -> Cost:  # fmt: skip
+    """Each token's part of the state, its decay, and what is read of it: 6 operations of an element of the state."""
+    batch, _, heads, dim = x.shape
+    given = (x, x, dt, b, c, *(t for t in (a, d, dt_bias, initial_state) if t is not None))
+    moved = sum(t.numel() * t.element_size() for t in given) + 4 * batch * heads * dim * b.shape[3]
+    return Cost(6.0 * x.numel() * b.shape[3], float(moved))
+
+
+def _future(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor] | None:
+    """Replace the later half of x, which no earlier token sees."""
+    length = x.shape[1]
+    if length < 2 or x.numel() == 0:
+        return None
+    x[:, length // 2 :] = 1 - 2 * x[:, length // 2 :]
+    kept = (torch.arange(length, device=x.device) < length // 2)[:, None, None].expand(x.shape)
+    return kept, torch.zeros((x.shape[0], *x.shape[2:], b.shape[3]), dtype=torch.bool, device=x.device)
+
+
+@primitive(
+    outputs=("y", "final_state"),
+    check=_check,
+    meta=_meta,
+    cost=_cost,
+    bound=bounds.forward,
+    batch={"x": 3, "dt": 2, "b": 3, "c": 3, "initial_state": 3, "y": 3, "final_state": 3},
+    reduction=lambda x, dt, a, b, *rest: max(1, x.shape[1] + b.shape[3]),
+    unseen=_future,
+)
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    dt_softplus: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Mamba2's scan: ``h = exp(s a) h + s x (outer) b``, ``y = h c + d x``, token after token, for each head.
+
+    s is ``dt + dt_bias``, or softplus of it with dt_softplus. x: (B, L, H, P), L may be 0. dt: (B, L, H). a: (H,),
+    below 0 in models. b, c: (B, L, G, N), of x's dtype; G divides H, and neighbouring heads share a group. d and
+    dt_bias: (H,) or None. initial_state: (B, H, P, N), None for zeros. float32, float16 or bfloat16; dt, a, d, dt_bias
+    and initial_state each of any of these; any strides.
+    Returns y, of x's shape and dtype, contiguous, and final_state (B, H, P, N) in float32, which the next call takes as
+    its initial_state. One token after another gives what all tokens at once give. Arithmetic is float32; an
+    implementation may sum exponents over spans of up to 256 tokens, and a value that is not finite may reach the other
+    tokens of its span. Not differentiable. Raises ArgumentError. Source: Dao and Gu, arXiv:2405.21060; the order of
+    mamba_ssm's mamba_chunk_scan_combined, without its chunk_size, which is the implementation's.
+    """
+    batch, length, heads, dim = x.shape
+    shared = heads // b.shape[2]
+    step = bounds.steps(wide(dt), None if dt_bias is None else wide(dt_bias), dt_softplus)
+    if initial_state is None:
+        h = wide(x).new_zeros((batch, heads, dim, b.shape[3]))
+    else:
+        h = wide(initial_state)
+    y = torch.zeros_like(wide(x), memory_format=torch.contiguous_format)
+    for t in range(length):
+        into, out = (wide(m[:, t]).repeat_interleave(shared, 1)[:, :, None] for m in (b, c))
+        decay = torch.exp(step[:, t] * wide(a))[..., None, None]
+        h = decay * h + (step[:, t, :, None] * wide(x[:, t]))[..., None] * into
+        y[:, t] = (h * out).sum(-1)
+    if d is not None:
+        y = y + wide(d)[:, None] * wide(x)
+    return y.to(x.dtype), h.clone(memory_format=torch.contiguous_format)

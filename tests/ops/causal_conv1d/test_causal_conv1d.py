@@ -1,0 +1,228 @@
+"""causal_conv1d against PyTorch's conv1d, one token after another, and with planted errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.ops.causal_conv1d import bounds
+from ferryman.ops.causal_conv1d.definition import causal_conv1d
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP, BACKWARD = registry.primitive("causal_conv1d"), registry.primitive("causal_conv1d_backward")
+CASES = {case.name: case for case in cases_of(OP)}
+GRADIENTS = {case.name: case for case in cases_of(BACKWARD)}
+NAMES = ("width_1", "width_3", "width_8", "plain", "swish", "token", "shorter_than_width", "layout_channels", "long")
+UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def theirs(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None) -> Tensor:
+    """PyTorch's own convolution."""
+    channels, width = weight.shape
+    whole = functional.pad(x, (width - 1, 0)) if state is None else torch.cat((state, x), -1)
+    z = functional.conv1d(whole, weight[:, None], bias, groups=channels)
+    return z if activation is None else z * torch.sigmoid(z)
+
+
+def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
+    """The largest error in bounds, of an accumulation in float32."""
+    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms.get("absolute", torch.zeros(())) + 2.0**-133
+    return float(((got.double() - exact).abs() / room).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_is_pytorchs_convolution(name: str) -> None:
+    values = double(materialise(CASES[name], OP, torch.float32))
+    y, final = OP.body(*values)
+    exact = theirs(*values)
+    terms, _ = OP.bound(values, (exact, final))
+    assert float(((y - exact).abs() / (2.0**-53 * (terms["accumulate"] + exact.abs()) + 1e-300)).max()) <= 1
+    width = values[1].shape[1]
+    whole = functional.pad(values[0], (width - 1, 0)) if values[3] is None else torch.cat((values[3], values[0]), -1)
+    assert torch.equal(final, whole[..., whole.shape[-1] - width + 1 :])
+
+
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("split", [(1,) * 9, (2, 5, 1, 1), (4, 5)])
+def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, weight, bias, state = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 21, 9), (21, 4), (21,), (2, 21, 3))
+    )
+    exact, last = OP.body(*double((x, weight, bias, state)), "silu")
+    terms, _ = OP.bound((*double((x, weight, bias, state)), "silu"), (exact, last))
+    parts, kept = [], state
+    for piece in x.split(split, -1):
+        with ferryman.trace() as trace:
+            y, kept = causal_conv1d(piece, weight, bias, kept, "silu")
+        assert list(trace.calls) == [("causal_conv1d", "torch")]
+        parts.append(y)
+    assert ratio(torch.cat(parts, -1), exact, terms, UNITS[dtype]) <= 1
+    whole, final = causal_conv1d(x, weight, bias, state, "silu")
+    assert ratio(whole, exact, terms, UNITS[dtype]) <= 1
+    assert torch.equal(kept, final) and torch.equal(final.double(), last)
+
+
+def test_the_slopes_that_the_bounds_take_are_the_largest() -> None:
+    z = torch.linspace(-30, 30, 600_001, dtype=torch.float64, requires_grad=True)
+    found = z * torch.sigmoid(z)
+    for limit in (bounds.SLOPE, bounds.BEND, bounds.THIRD):
+        (found,) = torch.autograd.grad(found.sum(), z, create_graph=True)
+        assert 0.98 * limit < float(found.detach().abs().max()) <= limit
+    slope = torch.autograd.grad((z * torch.sigmoid(z)).sum(), z)[0]
+    assert 0.99 * bounds.SPAN < float(slope.max() - slope.min()) <= bounds.SPAN
+
+
+def test_the_bound_holds_for_the_worst_roundings_and_is_not_much_larger() -> None:
+    """Terms of one sign, and every partial sum just above a power of two: each rounding costs a half unit."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1 + torch.rand((1, 4096, 40), generator=generator) * 2.0**-3
+    weight = 1 + torch.rand((4096, 4), generator=generator) * 2.0**-3
+    exact, last = OP.body(*double((x, weight)), None, None, None)
+    terms, _ = OP.bound((*double((x, weight)), None, None, None), (exact, last))
+    got, _ = causal_conv1d(x, weight)
+    assert 0.15 < ratio(got, exact, terms, 0.0) <= 1
+
+
+def taken(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = materialise(CASES[name], OP, dtype)
+    return values, double(values)
+
+
+PLANTED: dict[str, Callable[..., Tensor]] = {
+    "a tap late": lambda x, w, b, s, a: theirs(x, w.roll(1, 1), b, s, a),
+    "the oldest tap dropped": lambda x, w, b, s, a: theirs(x, w * (torch.arange(w.shape[1]) > 0), b, s, a),
+    "taps reversed": lambda x, w, b, s, a: theirs(x, w.flip(1), b, s, a),
+    "the next channel's": lambda x, w, b, s, a: theirs(x, w.roll(1, 0), b, s, a),
+    "no state": lambda x, w, b, s, a: theirs(x, w, b, None, a),
+    "the state a place late": lambda x, w, b, s, a: theirs(x, w, b, s.roll(1, -1), a),
+    "no bias": lambda x, w, b, s, a: theirs(x, w, None, s, a),
+    "no activation": lambda x, w, b, s, a: theirs(x, w, b, s, None),
+    "a bias after the activation": lambda x, w, b, s, a: theirs(x, w, None, s, a) + b[:, None],
+    "a future token": lambda x, w, b, s, a: theirs(x.roll(-1, -1), w, b, s, a),
+    "a factor": lambda x, w, b, s, a: theirs(x, w, b, s, a) * (1 + 2.0**-14),
+    "a bfloat16 sum": lambda x, w, b, s, a: functional.silu(theirs(x, w, b, s, None).bfloat16().double()),
+}
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_planted_errors_are_beyond_the_bound(error: str) -> None:
+    values, wide = taken("width_4", torch.float32)
+    exact, final = OP.body(*wide)
+    terms, _ = OP.bound(wide, (exact, final))
+    assert ratio(causal_conv1d(*values)[0], exact, terms, 2.0**-24) <= 1
+    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 20
+
+
+@pytest.mark.parametrize("name", ["width_3", "state", "swish", "shorter_than_width", "empty_length"])
+def test_the_backward_is_autograd_of_pytorchs_convolution(name: str) -> None:
+    values = double(materialise(GRADIENTS[name], BACKWARD, torch.float32))
+    grad_y, grad_final, *own = values
+    leaves: list[Any] = [v.clone().requires_grad_() if isinstance(v, Tensor) else v for v in own]
+    x, weight, bias, state, activation = leaves
+    # PyTorch refuses to convolve nothing
+    y = theirs(x, weight, bias, state, activation) if x.shape[-1] else x.new_zeros(x.shape)
+    width = weight.shape[1]
+    whole = functional.pad(x, (width - 1, 0)) if state is None else torch.cat((state, x), -1)
+    outputs, cotangents = [y], [grad_y]
+    if grad_final is not None:
+        outputs.append(whole[..., x.shape[-1] :])
+        cotangents.append(grad_final)
+    given = [t for t in leaves if isinstance(t, Tensor)]
+    live = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    wanted = iter(
+        torch.autograd.grad(
+            [o for o, _ in live], given, [c for _, c in live], allow_unused=True, materialize_grads=True
+        )
+        if live
+        else [torch.zeros_like(t) for t in given]
+    )
+    got = BACKWARD.body(*values)
+    terms = BACKWARD.bound(values, got)
+    for mine, leaf, allowed in zip(got, leaves, terms, strict=False):
+        if isinstance(leaf, Tensor):
+            exact = next(wanted)
+            room = 2.0**-53 * (allowed["accumulate"] + exact.abs()) + 1e-300
+            assert mine.shape == exact.shape and bool(((mine - exact).abs() <= room).all())
+
+
+def test_it_runs_through_dispatch_and_trains() -> None:
+    values, wide = taken("state", torch.float32)
+    leaves: list[Any] = [v.clone().requires_grad_() if isinstance(v, Tensor) else v for v in values]
+    with ferryman.trace() as trace:
+        y, final = causal_conv1d(*leaves)
+        (y.sum() + final.sum()).backward()
+    assert list(trace.calls) == [("causal_conv1d", "torch"), ("causal_conv1d_backward", "torch")]
+    ones = double((torch.ones_like(y), torch.ones_like(final)))
+    exact = BACKWARD.body(*ones, *wide)
+    terms = BACKWARD.bound((*ones, *wide), exact)
+    for leaf, wanted, allowed in zip(leaves, exact, terms, strict=False):
+        assert ratio(leaf.grad, wanted, allowed, 2.0**-24) <= 1
+    again = torch.ops.ferryman.causal_conv1d.default(*values)
+    assert torch.equal(again[0], y) and torch.equal(again[1], final)
+
+
+def test_channels_stay_innermost() -> None:
+    x = torch.randn(2, 5, 24).transpose(1, 2)
+    y, final = causal_conv1d(x, torch.randn(24, 4))
+    assert y.stride() == x.stride() and final.is_contiguous()
+    assert causal_conv1d(x.contiguous(), torch.randn(24, 4))[0].is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(5, 9)}, r"x\.shape is \(5, 9\); required: \(B, D, L\)"),
+        ({"weight": torch.ones(6, 4)}, r"weight\.shape is \(6, 4\); required: \(5, W\)"),
+        ({"weight": torch.ones(5, 0)}, r"weight\.shape is \(5, 0\)"),
+        ({"bias": torch.ones(4)}, r"bias\.shape is \(4,\); required: \(5,\)"),
+        ({"initial_state": torch.ones(2, 5, 4)}, r"initial_state\.shape is \(2, 5, 4\); required: \(2, 5, 3\)"),
+        ({"initial_state": torch.ones(2, 5, 3).half()}, r"initial_state\.dtype is torch\.float16"),
+        ({"activation": "relu"}, r"activation is 'relu'; required: None, 'silu', 'swish'"),
+        ({"weight": torch.ones(5, 4).double()}, r"weight\.dtype is torch\.float64"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    given = {"x": torch.ones(2, 5, 9), "weight": torch.ones(5, 4), "bias": torch.ones(5), "initial_state": None}
+    with pytest.raises(ArgumentError, match=message):
+        causal_conv1d(**{**given, **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+names = {"causal_conv1d": ("layout_channels",), "causal_conv1d_backward": ("width_2",)}
+found = {}
+for op in map(registry.primitive, names):
+    line = registry.implementation(op.name, "triton")
+    for case in cases_of(op):
+        if case.name in names[op.name]:
+            cell = check_cell(op, line, case, torch.bfloat16, simulate=profile("h200"))
+            found[f"{op.name} {case.name}"] = (cell.verdict, cell.reason)
+print(json.dumps(found))
+"""
+
+
+def test_the_triton_kernels_are_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 2 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found

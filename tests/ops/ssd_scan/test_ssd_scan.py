@@ -1,0 +1,208 @@
+"""ssd_scan against a sum over pairs of tokens, one token after another, and with planted errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.ops.ssd_scan.definition import ssd_scan
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("ssd_scan")
+CASES = {case.name: case for case in cases_of(OP)}
+NAMES = ("small", "plain", "state", "token", "past_a_chunk", "prime", "layout_rows", "own_float16", "deep_steps")
+UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def pairs(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None,
+    state: Tensor | None, softplus: bool,
+) -> Tensor:  # fmt: skip
+    """y as one matrix over pairs of tokens; no state is carried."""
+    shared = x.shape[2] // b.shape[2]
+    step = dt if bias is None else dt + bias
+    step = functional.softplus(step, threshold=700) if softplus else step
+    total = (step * a).cumsum(1)  # (B, L, H)
+    apart = (total[:, :, None] - total[:, None]).exp()  # (B, t, s, H)
+    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    b, c = (m.repeat_interleave(shared, 2) for m in (b, c))
+    weight = torch.where(seen[None, :, :, None], apart, 0.0) * torch.einsum("bthn,bshn->btsh", c, b)
+    y = torch.einsum("btsh,bshp->bthp", weight, step[..., None] * x)
+    if state is not None:
+        y = y + total.exp()[..., None] * torch.einsum("bthn,bhpn->bthp", c, state)
+    return y if d is None else y + d[:, None] * x
+
+
+def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
+    """The largest error in bounds, of an accumulation in float32."""
+    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms["absolute"]
+    return float(((got.double() - exact).abs() / room).max())
+
+
+def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = materialise(CASES[name], OP, dtype)
+    return values, double(values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
+    _, wide = taken(name)
+    y, final = OP.body(*wide)
+    (terms, _), exact = OP.bound(wide, (y, final)), pairs(*wide)
+    assert bool(((y - exact).abs() <= 2.0**-53 * (terms["accumulate"] + exact.abs()) + 1e-300).all())
+
+
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("split", [(1,) * 70, (64, 1, 5), (3, 67)], ids=["tokens", "chunk", "rest"])
+def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
+    values, wide = taken("state", dtype)
+    x, dt, a, b, c, d, bias, kept, softplus = values
+    exact, last = OP.body(*wide)
+    terms, state_terms = OP.bound(wide, (exact, last))
+    found = []
+    for parts in zip(*(m.split(split, 1) for m in (x, dt, b, c)), strict=True):
+        with ferryman.trace() as trace:
+            y, kept = ssd_scan(parts[0], parts[1], a, parts[2], parts[3], d, bias, kept, softplus)
+        assert list(trace.calls) == [("ssd_scan", "torch")]
+        found.append(y)
+    assert ratio(torch.cat(found, 1), exact, terms, UNITS[dtype]) <= 1
+    assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
+    whole, final = ssd_scan(*values)
+    assert ratio(whole, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, state_terms, 2.0**-24) <= 1
+
+
+def shifted(at: int, by: int) -> Callable[..., Tensor]:
+    def changed(*args: Any) -> Tensor:
+        given = list(args)
+        given[at] = given[at].roll(by, 1 if given[at].dim() > 1 else 0)
+        return pairs(*given)
+
+    return changed
+
+
+def without(at: int) -> Callable[..., Tensor]:
+    def changed(*args: Any) -> Tensor:
+        given = list(args)
+        given[at] = None if at != 8 else False
+        return pairs(*given)
+
+    return changed
+
+
+def without_the_oldest(x: Tensor, *rest: Any) -> Tensor:
+    return pairs(x * (torch.arange(x.shape[1]) > 0)[:, None, None], *rest)
+
+
+def with_other_state(*given: Any) -> Tensor:
+    changed = list(given)
+    changed[7] = given[7].roll(1, 1)
+    return pairs(*changed)
+
+
+def with_bfloat16_rates(*given: Any) -> Tensor:
+    changed = list(given)
+    changed[2] = given[2].bfloat16().double()
+    return pairs(*changed)
+
+
+PLANTED: dict[str, Callable[..., Tensor]] = {
+    "x a token late": shifted(0, 1),
+    "steps a token late": shifted(1, 1),
+    "another head's rate": shifted(2, 1),
+    "b a token late": shifted(3, 1),
+    "c a token early": shifted(4, -1),
+    "no skip": without(5),
+    "no bias of the step": without(6),
+    "no state": without(7),
+    "no softplus": without(8),
+    "the first token dropped": without_the_oldest,
+    "another head's state": with_other_state,
+    "a factor": lambda *v: pairs(*v) * (1 + 2.0**-8),
+    "x in bfloat16": lambda x, *v: pairs((x * 1.0).bfloat16().double(), *v),
+    "decays in bfloat16": with_bfloat16_rates,
+}
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_planted_errors_are_beyond_the_bound(error: str) -> None:
+    values, wide = taken("state")
+    exact, final = OP.body(*wide)
+    terms, _ = OP.bound(wide, (exact, final))
+    assert ratio(ssd_scan(*values)[0], exact, terms, 2.0**-24) <= 1
+    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 5
+
+
+def test_the_bound_is_no_more_than_a_few_hundred_roundings() -> None:
+    """Steps and rates as models have them: the bound is 5e-4 of the magnitudes at most, less than bfloat16's own."""
+    generator = torch.Generator().manual_seed(1)
+    x, b, c = (torch.rand(s, generator=generator).double() for s in ((1, 300, 2, 4), (1, 300, 1, 16), (1, 300, 1, 16)))
+    dt = 0.001 + 0.05 * torch.rand(1, 300, 2, generator=generator).double()
+    args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False)
+    y, final = OP.body(*args)
+    terms, _ = OP.bound(args, (y, final))
+    assert float((2.0**-24 * terms["accumulate"] / y).max()) < 5e-4
+
+
+def test_a_gradient_is_refused() -> None:
+    values, _ = taken("small")
+    y, _ = ssd_scan(values[0].clone().requires_grad_(), *values[1:])
+    with pytest.raises(FerrymanError):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(2, 5, 4)}, r"x\.shape is \(2, 5, 4\); required: \(B, L, H, P\)"),
+        ({"b": torch.ones(2, 5, 3, 8)}, r"b\.shape\[2\] is 3; required: a divisor of x's 4 heads"),
+        ({"b": torch.ones(2, 6, 2, 8)}, r"b\.shape is \(2, 6, 2, 8\)"),
+        ({"c": torch.ones(2, 5, 2, 7)}, r"c\.shape is \(2, 5, 2, 7\); required: \(2, 5, 2, 8\)"),
+        ({"dt": torch.ones(2, 5, 3)}, r"dt\.shape is \(2, 5, 3\); required: \(2, 5, 4\)"),
+        ({"a": torch.ones(3)}, r"a\.shape is \(3,\); required: \(4,\)"),
+        ({"c": torch.ones(2, 5, 2, 8).half()}, r"c\.dtype is torch\.float16"),
+        ({"initial_state": torch.ones(2, 4, 8, 6)}, r"initial_state\.shape is \(2, 4, 8, 6\)"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: str) -> None:
+    shared = torch.ones(2, 5, 2, 8)
+    given = {"x": torch.ones(2, 5, 4, 6), "dt": torch.ones(2, 5, 4), "a": -torch.ones(4), "b": shared, "c": shared}
+    with pytest.raises(ArgumentError, match=message):
+        ssd_scan(**{**given, **change})
+
+
+INTERPRETED = """
+import json, torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+op, line = registry.primitive("ssd_scan"), registry.implementation("ssd_scan", "triton")
+found = {}
+for case in cases_of(op):
+    if case.name in ("past_a_chunk", "exact_layout", "narrow"):
+        cell = check_cell(op, line, case, torch.bfloat16, simulate=profile("h200"))
+        found[case.name] = (cell.verdict, cell.reason)
+print(json.dumps(found))
+"""
+
+
+def test_the_triton_kernel_is_right_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 3 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
