@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 Choose = Callable[[Sequence[Any]], Any]
 
 VALUES = ("normal", "nonfinite", "tiny", "integer", "uniform", "zeros", "constant", "offset", "large")
@@ -99,14 +101,15 @@ class Domain:
 
     arguments: a tensor's `Form`, the values of a scalar as a tuple, or the name of a pool of `Sizes`. symbols: a pool's
     name, or how a size is drawn. last: the pool of the last of the leading dimensions. drawn: changes the arguments of
-    a case that was drawn. defined: replaces, in place, what the op gives no meaning to; it draws nothing.
+    a case that was drawn. defined: replaces, in place, what the op gives no meaning to in a storage dtype; it draws
+    nothing.
     """
 
     arguments: Mapping[str, Form | tuple[Any, ...] | str]
     symbols: Mapping[str, Rule] = field(default_factory=lambda: _POOLS)
     last: str = "rows"
     drawn: Callable[[dict[str, Any], Symbols], None] | None = None
-    defined: Callable[[dict[str, Any]], None] | None = None
+    defined: Callable[[dict[str, Any], torch.dtype], None] | None = None
 
 
 def broadcast(symbol: str) -> Rule:

@@ -42,7 +42,10 @@ def case(op: Primitive, choose: Choose, sizes: Sizes | None = None, name: str = 
         args |= {n: choose((True, False)) for n in op.names if n.startswith("need_")}
         absent = [n for n in output_gradients(op, forward) if op.types[n] == "Tensor?"]
         args |= {n: choose((True, False)) for n in absent}
-    return Case(name, args), choose(evidence.dtypes)
+    dtype = choose(evidence.dtypes)
+    if evidence.fuzz is not None and evidence.fuzz.defined is not None:
+        evidence.fuzz.defined(args, dtype)
+    return Case(name, args), dtype
 
 
 def _drawn(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> dict[str, Any]:
@@ -66,8 +69,6 @@ def _drawn(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> d
             if form.mixed:
                 dtypes.setdefault(key, choose(_FLOATS))
             args[parameter] = _spec(form, symbols, fills[key], dtypes.get(key, form.dtype))
-    if domain.defined is not None:
-        domain.defined(args)
     if domain.drawn is not None:
         domain.drawn(args, symbols)
     return args
@@ -114,11 +115,11 @@ def variants(
             draw = random.Random(f"{seed}/{op.name}/{t}/{i}")
             args = dict(template.args)
             if domain is not None:
-                args = _refilled(domain, args, draw.choice)
+                args = _refilled(domain, args, dtype, draw.choice)
             yield Case(f"fuzz_{t}_{i}", args), dtype  # its name alone makes other contents
 
 
-def _refilled(domain: Domain, args: dict[str, Any], choose: Choose) -> dict[str, Any]:
+def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: Choose) -> dict[str, Any]:
     fills: dict[str, str] = {}
     for name, value in args.items():
         form = domain.arguments.get(name)
@@ -127,7 +128,7 @@ def _refilled(domain: Domain, args: dict[str, Any], choose: Choose) -> dict[str,
             fill = fills.setdefault(form.group or name, choose(options))
             args[name] = replace(value, fill=fill)
     if domain.defined is not None:
-        domain.defined(args)
+        domain.defined(args, dtype)
     return args
 
 

@@ -226,7 +226,7 @@ def _like(name: str, first: Shape) -> Shape | None:
     return None if name == "mask" else first
 
 
-def _defined(args: dict[str, Any]) -> None:
+def _defined(args: dict[str, Any], dtype: torch.dtype) -> None:
     """Leaves out NaN and Inf in a value that a query may not see. Its weight is 0, and 0 * NaN is NaN; a kernel that
     skips the block gives the sum of the others. Both are common, and both are right."""
     hidden = args["causal"] or args["window"] is not None or args["mask"] is not None

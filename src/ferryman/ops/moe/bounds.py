@@ -86,8 +86,9 @@ def activated(gate: Tensor, activation: str) -> Tensor:
 def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     """Each stage's own error, carried on to the result by the absolute weights of what follows.
 
-    A gated activation f(g) u moves by 1.13 |u| for each unit of g and by |f(g)| for each of u; its own arithmetic is
-    off by 8 units, and by exp's argument 2 |g| more; the sum over k slots by 2 + 6 sqrt(k) units of its magnitude.
+    A gated activation f(g) u moves by 1.13 |u| for each unit of g, by |f(g)| for each of u, and by 1.13 times the
+    product of both errors, which is all that there is where terms cancel and g and u are 0; its own arithmetic is off by
+    8 units, and by exp's argument 2 |g| more; the sum over k slots by 2 + 6 sqrt(k) units of its magnitude.
     """
     x, gate_up, down, topk_ids, topk_weights, activation, bias = args
     inner, width = down.shape[2], gate_up.shape[2]
@@ -121,21 +122,27 @@ def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
         """An error of the first product, carried on."""
         return after_gate(SLOPE * up.abs() * error[:, :inner] + opened.abs() * error[:, inner:])
 
+    def together(error: Tensor, unit: float) -> Tensor:
+        """What an error of the gate, times one of up, comes to; in units, as these are."""
+        return after_gate(SLOPE * unit * error[:, :inner] * error[:, inner:])
+
     first = product(width, lambda p, q: each(p, q, ends), rows, gate_up)
     second = product(inner, lambda p, q: each(p, q, ends), a, down)
     added = 2 * biased.abs()
+    found = first["accumulate"] + h.abs() + added[:, : 2 * inner]
     own = a.abs() * (2 * gate.abs() + 8) + 4 * up.abs() * gate.abs() * torch.exp(-0.5 * gate.abs())
     ones = torch.ones_like
     return (
         {
-            "accumulate": after_product(first["accumulate"] + h.abs() + added[:, : 2 * inner])
+            "accumulate": after_product(found)
+            + together(found + first["split-k"], 2.0**-24)
             + after_gate(own)
             + summed(second["accumulate"] + (2 + 6 * math.sqrt(slots)) * y.abs() + added[:, 2 * inner :]),
             # what underflows on the way, times what multiplies it
             "absolute": (after_product(ones(h)) * width + after_gate(ones(a) + up.abs()) + summed(ones(y)) + 1)
             * 2.0**-125,
             "split-k": after_product(first["split-k"]) + summed(second["split-k"]),
-            "tf32": after_product(first["tf32"]) + summed(second["tf32"]),
+            "tf32": after_product(first["tf32"]) + together(first["tf32"], 2.0**-11) + summed(second["tf32"]),
             "h": after_product(h.abs()),
             "h_flush": after_product(ones(h)),
             "a": after_gate(a.abs()),

@@ -207,7 +207,8 @@ def moe_experts(
     strides. topk_ids: (T, k) int32 or int64. topk_weights: (T, k), of any of these float dtypes. activation: "silu",
     "gelu" (erf) or "gelu_tanh". E from 1 to 1023.
     Returns (T, H) in x's dtype, contiguous. float32 accumulation; an implementation may round the first product, the
-    gated activation, and each expert's result to the storage dtype. A slot whose id is no expert's adds nothing,
+    gated activation, and each expert's result to the storage dtype, where float16 overflows beyond 65504. A slot whose
+    id is no expert's adds nothing,
     whatever its weight; an expert chosen twice counts twice. Not differentiable: compose `grouped_linear`, which is.
     Raises ArgumentError for shapes and dtypes that do not fit. Source: Shazeer et al., arXiv:1701.06538; the layout of
     transformers' Mixtral and Qwen3-MoE experts.

@@ -68,6 +68,7 @@ _FILLS = (
 _EXPERT_FILLS = (
     Fill("opened", "every gate is 64: activations are their argument", _opened, False),
     Fill("halves", "0.5 or 1", lambda d: d.integers(1, 3) / 2, False),
+    Fill("shallow", "normal, divided by the depth of the product", lambda d: d.normal() / max(d.shape[-1], 1)),
     Fill("chosen", "experts of a token, unlike each other", _chosen),
     Fill("hostile_ids", "experts, and numbers that are none's", _hostile_ids),
 )
@@ -245,6 +246,20 @@ def _like_layer(name: str, first: Shape) -> Shape | None:
     return (rows, 2) if name.startswith("topk") else shapes.get(name, first)
 
 
+_LARGEST = {"zeros": 0.0, "uniform": 1.0, "integer": 4.0, "normal": 4.9, "nonfinite": 4.9, "shallow": 4.9}
+
+
+def _finite(args: dict[str, Any], dtype: torch.dtype) -> None:
+    """Weights so small that no partial result reaches Inf in float16, which an implementation may round it to: one
+    that rounds and one that does not would both be right."""
+    x, gate_up, down, bias = (args[name] for name in ("x", "gate_up", "down", "bias"))
+    added = 0.0 if bias is None else _LARGEST[bias.fill]
+    first = x.shape[1] * _LARGEST[x.fill] * _LARGEST[gate_up.fill] + added
+    second = down.shape[2] * first * first * _LARGEST[down.fill] + added
+    if dtype == torch.float16 and max(first * first, second) > torch.finfo(dtype).max:
+        args["gate_up"], args["down"] = replace(gate_up, fill="shallow"), replace(down, fill="shallow")
+
+
 _GROUPED_SYMBOLS: dict[str, Rule] = {
     "T": lambda s: s.size((0, 1, 3, 16, 17, 65, 130)),
     "K": "depth",
@@ -295,6 +310,7 @@ EVIDENCE = (
                 "bias": Form("E both", ("normal", "integer"), True),
             },
             symbols=_LAYER_SYMBOLS,
+            defined=_finite,
         ),
         fills=_EXPERT_FILLS,
         bench=_bench_layer,
