@@ -392,11 +392,10 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _numpy(name: str) -> Replace:
-    import numpy as np
-
-    made: Callable[..., Any] = getattr(np, name)
-
     def replaced(func: Any, x: Tensor) -> Tensor:
+        import numpy as np  # where it is used: the command line starts without it
+
+        made: Callable[..., Any] = getattr(np, name)
         with np.errstate(all="ignore"):
             return torch.from_numpy(np.asarray(made(x.contiguous().numpy()), dtype="float32").reshape(tuple(x.shape)))
 
