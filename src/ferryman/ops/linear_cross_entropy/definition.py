@@ -152,6 +152,11 @@ def linear_cross_entropy(
     return loss
 
 
+def _steep(p: Tensor, lse: Tensor, z_loss: float) -> Tensor:
+    """p, whose slope z_loss adds to: without it an infinite log-sum-exp does not count."""
+    return p * (1 + 2 * z_loss * lse) if z_loss else p
+
+
 def _slope(
     z: Tensor, target: Tensor, lse: Tensor, ignore_index: int, smoothing: float, z_loss: float
 ) -> tuple[Tensor, Tensor]:
@@ -159,7 +164,7 @@ def _slope(
     classes, counted = z.shape[-1], (target != ignore_index).unsqueeze(-1)
     lse = lse.to(z.dtype).unsqueeze(-1)
     hot = torch.arange(classes, device=z.device) == target.unsqueeze(-1)
-    d = torch.exp(z - lse) * (1 + 2 * z_loss * lse) - (1 - smoothing) * hot.to(z.dtype) - smoothing / classes
+    d = _steep(torch.exp(z - lse), lse, z_loss) - (1 - smoothing) * hot.to(z.dtype) - smoothing / classes
     d = torch.where(((target < 0) | (target >= classes)).unsqueeze(-1), math.nan, d)
     return torch.where(counted, d, 0.0), counted
 
@@ -178,7 +183,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     target, lse, z = target.reshape(-1), lse.reshape(-1), _logits(x, weight, bias)
     d, counted = _slope(z, target, lse, ignore_index, smoothing, z_loss)
     scale, inputs, rows = _scale(grad, counted).abs(), _flat(x).abs(), len(z)
-    p = torch.exp(z - lse.unsqueeze(-1)) * (1 + 2 * z_loss * lse.abs()).unsqueeze(-1)
+    p = _steep(torch.exp(z - lse.unsqueeze(-1)), lse.abs().unsqueeze(-1), z_loss)
     error = 3 * (z - lse.unsqueeze(-1)).abs() + 8 + 2 * lse.abs().unsqueeze(-1) + 2 * _logit_error(x, weight, bias, z)
     hot = (torch.arange(z.shape[-1], device=z.device) == target.unsqueeze(-1)).to(z.dtype)
     own = torch.where(counted, torch.where(p > 0, p * error, 0.0) + 3 * hot + smoothing / z.shape[-1], 0.0)
