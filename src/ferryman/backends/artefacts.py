@@ -20,7 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from ferryman import files, settings
 from ferryman.backends import code_objects
-from ferryman.errors import ArtefactError, CompileError
+from ferryman.errors import ArtefactError, CompileError, shown
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -121,7 +121,7 @@ def read(folder: Path) -> Manifest:
         raise ArtefactError(f"{error}; {remedy}, or unset FERRYMAN_ARTEFACTS") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
-        raise ArtefactError(f"{path}: schema_version is {version!r}; required: {SCHEMA_VERSION}; {remedy}")
+        raise ArtefactError(f"{path}: schema_version is {shown(repr(version))}; required: {SCHEMA_VERSION}; {remedy}")
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:

@@ -30,7 +30,7 @@ from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.lockfile_entry import Entry, Name, Strict, joined
 from ferryman.dispatch.whole_file import write_whole
-from ferryman.errors import LockfileError
+from ferryman.errors import LockfileError, shown
 from ferryman.ops.menu import named
 
 # 5: implementations by names of their own, kernels by their code alone. 4: seals. 3: the work of what was measured, for
@@ -140,7 +140,8 @@ def load(path: Path) -> Lockfile:
         raise LockfileError(f"{path} holds a {type(raw).__name__}; {required}")
     if (raw.get("kind"), raw.get("version")) != ("ferryman-lockfile", VERSION):
         remedy = f". `ferryman migrate {path}` makes it one" if raw.get("version") in MIGRATED else ""
-        raise LockfileError(f"{path} has kind {raw.get('kind')!r}, version {raw.get('version')!r}; {required}{remedy}")
+        kind, version = (shown(repr(raw.get(name))) for name in ("kind", "version"))
+        raise LockfileError(f"{path} has kind {kind}, version {version}; {required}{remedy}")
     try:
         return Lockfile.model_validate(raw)
     except ValidationError as error:

@@ -25,7 +25,7 @@ from safetensors.torch import save as _save
 from torch import Tensor
 
 from ferryman import files
-from ferryman.errors import CapsuleError
+from ferryman.errors import CapsuleError, shown
 
 FORMAT, VERSION = "ferryman-capsule", 1
 SIZE_LIMIT = 64 * 2**20  # all ops on an H200 take about 10 MiB
@@ -132,10 +132,11 @@ def unpack(raw: bytes, where: str = "the capsule") -> tuple[Any, dict[str, Tenso
     """
     facts, sizes = _header(raw, where)
     if facts.get("format") != FORMAT:
-        raise CapsuleError(f"{where} is not a capsule: its format is {facts.get('format')!r}; required: {FORMAT!r}")
+        given = shown(repr(facts.get("format")))
+        raise CapsuleError(f"{where} is not a capsule: its format is {given}; required: {FORMAT!r}")
     version = facts.get("version", "")
     if not re.fullmatch(r"[1-9][0-9]{0,5}", version):
-        raise CapsuleError(f"{where}: version is {version!r}; required: an integer from 1 to {VERSION}")
+        raise CapsuleError(f"{where}: version is {shown(repr(version))}; required: an integer from 1 to {VERSION}")
     if int(version) > VERSION:
         raise CapsuleError(f"{where} has version {version}; this Ferryman reads up to {VERSION}. Upgrade ferryman")
     if set(facts) != _FACTS:

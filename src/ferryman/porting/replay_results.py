@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
-from ferryman.errors import ResultError
+from ferryman.errors import ResultError, shown
 from ferryman.porting.capsule import Machine
 from ferryman.porting.results import Cell, Name, Results, Verdict, WorstElement, parse, printable
 
@@ -98,7 +98,9 @@ def load(path: str | Path) -> Replay | Results:
 def _replay(found: dict[str, Any], where: str) -> Replay:
     version = found.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ResultError(f"{where}: schema_version is {version!r}; required: an integer from 1 to {SCHEMA_VERSION}")
+        raise ResultError(
+            f"{where}: schema_version is {shown(repr(version))}; required: an integer from 1 to {SCHEMA_VERSION}"
+        )
     if version > SCHEMA_VERSION:
         raise ResultError(
             f"{where} has schema version {version}; this Ferryman reads up to {SCHEMA_VERSION}. Upgrade ferryman"

@@ -22,7 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from ferryman import files
 from ferryman.backends.precision import float32_precision
 from ferryman.dispatch.whole_file import write_whole
-from ferryman.errors import ResultError
+from ferryman.errors import ResultError, shown
 from ferryman.porting import metrics
 
 # 2: reading, distribution (with edges) and reduction of cells. 3: provenance. Documents of older versions still load.
@@ -284,7 +284,9 @@ def parse(raw: Any, where: str = "the document", *, clean: bool = False) -> Resu
         raise ResultError(f"{where} is not a Ferryman result document: its kind is not 'ferryman-results'")
     version = raw.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ResultError(f"{where}: schema_version is {version!r}; required: an integer from 1 to {SCHEMA_VERSION}")
+        raise ResultError(
+            f"{where}: schema_version is {shown(repr(version))}; required: an integer from 1 to {SCHEMA_VERSION}"
+        )
     if version > SCHEMA_VERSION:
         raise ResultError(
             f"{where} has schema version {version}; this Ferryman reads up to {SCHEMA_VERSION}. Upgrade ferryman"

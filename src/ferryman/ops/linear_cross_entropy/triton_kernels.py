@@ -65,7 +65,9 @@ def _slope(
     z = widen(tl.load(place, mask=(col < width) & counted, other=0.0))
     lse = tl.where(counted, lse, 0.0)
     fate = tl.where(counted, tl.where(valid, factor, float("nan")), 0.0)
-    p = exp(z - lse) * (1.0 + 2.0 * z_loss * lse) - tl.div_rn(smoothing, classes + 0.0)
+    # an infinite log-sum-exp times 0 is NaN
+    steep = 1.0 + 2.0 * z_loss * tl.where(z_loss == 0.0, 0.0, lse)
+    p = exp(z - lse) * steep - tl.div_rn(smoothing, classes + 0.0)
     d = tl.where(col == goal - start, p - (1.0 - smoothing), p) * fate
     tl.store(place, narrow(d, z_ptr.dtype.element_ty), mask=col < width)
 

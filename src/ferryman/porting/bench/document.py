@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
-from ferryman.errors import ResultError
+from ferryman.errors import ResultError, shown
 from ferryman.porting.results import Environment, Name, printable
 
 SCHEMA_VERSION = 1
@@ -133,7 +133,8 @@ def parse(raw: Any, where: str) -> Benchmark:
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise ResultError(
-            f"{where} has schema version {version!r}; this Ferryman reads {SCHEMA_VERSION}. Run ferryman bench again"
+            f"{where} has schema version {shown(repr(version))}; this Ferryman reads {SCHEMA_VERSION}. "
+            "Run ferryman bench again"
         )
     try:
         document = Benchmark.model_validate(printable(raw))

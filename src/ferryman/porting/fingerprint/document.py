@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
-from ferryman.errors import ResultError
+from ferryman.errors import ResultError, shown
 from ferryman.porting.results import Environment, Finding, printable
 
 SCHEMA_VERSION = 1
@@ -62,7 +62,8 @@ def load(path: str | Path) -> Fingerprint:
     version = raw.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= SCHEMA_VERSION:
         raise ResultError(
-            f"{path} has schema version {version!r}; this Ferryman reads 1 to {SCHEMA_VERSION}. Upgrade ferryman"
+            f"{path} has schema version {shown(repr(version))}; this Ferryman reads 1 to {SCHEMA_VERSION}. "
+            "Upgrade ferryman"
         )
     try:
         return Fingerprint.model_validate(raw)
