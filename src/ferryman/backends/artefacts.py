@@ -126,7 +126,7 @@ def read(folder: Path) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = shown(".".join(map(str, first["loc"])))
         raise ArtefactError(f"{path} is invalid at {where}: {first['msg']}; {remedy}") from error
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from torch import Tensor
 
 from ferryman.dispatch.whole_file import write_whole
-from ferryman.errors import CapsuleError, ResultError
+from ferryman.errors import CapsuleError, ResultError, shown
 from ferryman.porting import capsule_format
 from ferryman.porting.fills import DTYPES, dtype_name
 from ferryman.porting.results import UNPRINTABLE, Name, Results, parse
@@ -190,7 +190,7 @@ def valid(kind: type[_AnyModel], content: dict[str, Any], where: str) -> _AnyMod
         return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = shown(".".join(map(str, first["loc"])))
         raise CapsuleError(f"{where}: the manifest's {place}: {first['msg']} ({error.error_count()} errors)") from error
 
 

@@ -111,7 +111,7 @@ def _replay(found: dict[str, Any], where: str) -> Replay:
         document = Replay.model_validate(printable(found))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = shown(".".join(map(str, first["loc"])))
         raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
 
     fault = _contradiction(document)

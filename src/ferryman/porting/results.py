@@ -295,7 +295,7 @@ def parse(raw: Any, where: str = "the document", *, clean: bool = False) -> Resu
         document = Results.model_validate(raw if clean else printable(raw))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = shown(".".join(map(str, first["loc"])))
         raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
     if document.summary != summarise(document.cells):
         raise ResultError(f"{where} is damaged: its summary does not follow from its cells")

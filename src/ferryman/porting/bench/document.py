@@ -140,7 +140,7 @@ def parse(raw: Any, where: str) -> Benchmark:
         document = Benchmark.model_validate(printable(raw))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = shown(".".join(map(str, first["loc"])))
         raise ResultError(f"{where} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
     for cell in document.cells:
         for times in cell.times:

@@ -69,5 +69,5 @@ def load(path: str | Path) -> Fingerprint:
         return Fingerprint.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = shown(".".join(map(str, first["loc"])))
         raise ResultError(f"{path} is damaged: {place}: {first['msg']} ({error.error_count()} errors)") from error
