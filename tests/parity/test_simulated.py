@@ -174,7 +174,8 @@ def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
     calls = [call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]),
              call("softmax", "triton", "float32", [[7, 333]], []),
              call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
-             call("attention", "triton.tiled", "float16", [[1, 2, 70, 64]] * 3, [True, None, None, 0.0, None])]  # fmt: skip
+             call("attention", "triton.tiled", "float16", [[1, 2, 70, 64]] * 3,
+                  [True, None, None, 0.0, None])]  # fmt: skip
     ours, theirs = run(calls), run(calls, path=[str(tmp_path)])
     for given, left, right in zip(calls, ours, theirs, strict=True):
         assert left["findings"] == right["findings"] == []

@@ -177,8 +177,9 @@ def _scale(grad: Tensor, counted: Tensor) -> Tensor:
 
 def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     """The slope's own error goes through the products; they err by 6 sqrt of their depth, round each block's part, and
-    are scaled afterwards. A slope that is rounded may be subnormal, and so may a block's part: float16 holds them times a
-    power of two, at least 1 / sqrt(2 rows). The saved log-sum-exp is as far off as logits that the forward may round."""
+    are scaled afterwards. A slope that is rounded may be subnormal, and so may a block's part: float16 holds them times
+    a power of two, at least 1 / sqrt(2 rows). The saved log-sum-exp is as far off as logits that the forward may round.
+    """
     grad, x, weight, target, bias, lse, ignore_index, smoothing, z_loss, need_x, need_weight = args
     target, lse, z = target.reshape(-1), lse.reshape(-1), _logits(x, weight, bias)
     d, counted = _slope(z, target, lse, ignore_index, smoothing, z_loss)
@@ -191,7 +192,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     saved = p * moved.sum(-1, keepdim=True)
     d, flush = d.abs(), counted.to(z.dtype).expand_as(d) * (2.0 * math.sqrt(max(rows, 1)))
 
-    # what half a step of a subnormal block's part becomes; of x the parts of all blocks, of 128 classes or more, are added
+    # what half a step of a subnormal block's part becomes; of x all blocks' parts are added, each of 128 classes or more
     part = scale * math.sqrt(max(rows, 1) / 2)
 
     def through(left: bool, other: Tensor, depth: int) -> dict[str, Tensor]:

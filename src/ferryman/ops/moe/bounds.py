@@ -87,8 +87,8 @@ def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     """Each stage's own error, carried on to the result by the absolute weights of what follows.
 
     A gated activation f(g) u moves by 1.13 |u| for each unit of g, by |f(g)| for each of u, and by 1.13 times the
-    product of both errors, which is all that there is where terms cancel and g and u are 0; its own arithmetic is off by
-    8 units, and by exp's argument 2 |g| more; the sum over k slots by 2 + 6 sqrt(k) units of its magnitude.
+    product of both errors, which is all that there is where terms cancel and g and u are 0; its own arithmetic is off
+    by 8 units, and by exp's argument 2 |g| more; the sum over k slots by 2 + 6 sqrt(k) units of its magnitude.
     """
     x, gate_up, down, topk_ids, topk_weights, activation, bias = args
     inner, width = down.shape[2], gate_up.shape[2]
