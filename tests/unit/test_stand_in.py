@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -33,10 +34,11 @@ from tests.cli.run import ferryman
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = tuple(family.name for family in registry.families())
-# Those whose kernels ask for matrix products.
+# Those whose kernels ask for matrix products, or that launch the kernels of `linear`.
+MULTIPLIES = re.compile(r"tl\.dot\(|from ferryman\.ops\.matmul import triton_kernels")
 PRODUCTS = tuple(
     family for family in FAMILIES
-    if any("tl.dot(" in path.read_text() for path in (ROOT / "src/ferryman/ops" / family).glob("*_kernels.py"))
+    if any(MULTIPLIES.search(path.read_text()) for path in (ROOT / "src/ferryman/ops" / family).glob("*_kernels.py"))
 )  # fmt: skip
 
 

@@ -192,7 +192,7 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     saved = p * moved.sum(-1, keepdim=True)
     d, flush = d.abs(), counted.to(z.dtype).expand_as(d) * (2.0 * math.sqrt(max(rows, 1)))
 
-    # what half a step of a subnormal block's part becomes; of x all blocks' parts are added, each of 128 classes or more
+    # what half a step of a subnormal block's part becomes; of x all parts are added, each of 128 classes or more
     part = scale * math.sqrt(max(rows, 1) / 2)
 
     def through(left: bool, other: Tensor, depth: int) -> dict[str, Tensor]:
