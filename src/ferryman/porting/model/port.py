@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,9 +22,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import recognise, rewrite
+from ferryman.porting.model import blocks, recognise, rewrite
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
-from ferryman.porting.model.recognise import Refusal
+from ferryman.porting.model.recognise import Refusal, Role
 
 STATE = "_ferryman_port"
 
@@ -204,6 +204,9 @@ def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
             gate = recognise.gate_of(module)
             if gate is not None:
                 known[id(module)] = gate
+    # an activation that a product takes is part of a gated op; any other has a role of its own
+    taken = {i for _, module in modules for i in _multiplied(module, known)}
+    known = {i: gate for i, gate in known.items() if i in taken}
     for path, module in modules:
         recipe, reason = _recipe(module, known)
         if recipe is not None:
@@ -223,24 +226,31 @@ def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, s
     if type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule):
         return None, None  # a container, or code that is no Python
     reason = None
-    if id(module) not in known:
-        role = recognise.role_of(module)
-        if role is not None and not isinstance(role, Refusal):
-            return Recipe(role), None
-        if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
-            reason = role.reason
+    if id(module) in known:
+        return Recipe(gate=known[id(module)]), None
+    role = recognise.role_of(module) or blocks.role_of(module)
+    if isinstance(role, Role):
+        return Recipe(role, frozenset() if role.gradient else _gates(module, known)), None
+    if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
+        reason = role.reason
     made = rewrite.rewritten(type(module), _gates(module, known))
     ungated = _ungated(module, made.products)
     if made.functions or made.interfaces:
-        gate = known.get(id(module))
-        return Recipe(gates=_gates(module, known), gate=gate, interface=bool(made.interfaces)), ungated
-    if id(module) in known:
-        return Recipe(gate=known[id(module)]), None
+        return Recipe(gates=_gates(module, known), interface=bool(made.interfaces)), ungated
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
     if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
         reason = "no op of the day computes it"
     return None, reason or ungated
+
+
+def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
+    """The ids of known activations whose result a module's forward multiplies."""
+    if "forward" in module.__dict__ or _plain(module) is not None or type(module).forward is nn.Module.forward:
+        return
+    for use in rewrite.rewritten(type(module), _gates(module, known)).uses:
+        if use.gate:
+            yield id(module.get_submodule(use.gate))
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -293,9 +303,27 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
     if recipe.role is not None:
         proof = recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
+        if not recipe.role.gradient:
+            inner = _uses(module, recipe)
+            return Site(path, kind, (), tuple(sorted({recipe.role.op, *inner[0], *inner[1]})),
+                        f"where no gradient is needed: {shown}")  # fmt: skip
         if len(inspect.signature(type(module).forward).parameters) > 2:  # the role holds while the others are left out
             return Site(path, kind, (), (recipe.role.op,), shown)
         return Site(path, kind, (recipe.role.op,), (), shown)
+    surely, maybe = _uses(module, recipe)
+    if attending:
+        maybe -= {"attention", "softmax"}
+        found = rewrite.rewritten(type(module), recipe.gates)
+        doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
+        if found.passed & doubtful:
+            maybe.add("attention")
+        else:
+            surely.append("attention")
+    return Site(path, kind, tuple(surely), tuple(sorted(maybe)))
+
+
+def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str]]:
+    """(ops that the served copy of a module's methods calls once, those that it may call)."""
     surely: list[str] = []
     maybe: set[str] = set()
     for use in rewrite.rewritten(type(module), recipe.gates).uses:
@@ -308,12 +336,4 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
             surely.append(op)
         elif op and certain is None:
             maybe.add(op)
-    if attending:
-        maybe -= {"attention", "softmax"}
-        found = rewrite.rewritten(type(module), recipe.gates)
-        doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
-        if found.passed & doubtful:
-            maybe.add("attention")
-        else:
-            surely.append("attention")
-    return Site(path, kind, tuple(surely), tuple(sorted(maybe)))
+    return surely, maybe

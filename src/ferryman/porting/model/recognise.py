@@ -24,20 +24,27 @@ from ferryman.porting.model.branches import Trace, Unproven, follow_function, fo
 from ferryman.porting.model.proof import Proof, drawn, prove
 
 _NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
+_LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
 
 
 @dataclass(frozen=True)
 class Role:
-    """A proven role of a module: ``expression`` over ``self``, ``x``, ``ops``; it holds while every guard does."""
+    """A proven role of a module: ``expression`` over ``self``, ``inputs``, ``ops``.
+
+    It holds while every test is true and every guard has its outcome. parameters: what the forward calls its inputs.
+    gradient: False where it serves only what needs no gradient.
+    """
 
     op: str
     expression: str
-    uses: tuple[str, ...]
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    tests: tuple[str, ...]
     guards: tuple[tuple[str, bool], ...]
-    parameter: str
     proof: Proof
     digest: str = ""
+    gradient: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     if next(module.children(), None) is not None:
         return None
     held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if any(p.dim() not in (1, 2) or not p.is_floating_point() for p in held.values()):
+    if any(p.dim() > 2 or not p.is_floating_point() for p in held.values()):
         return None
     numbers = {
         n: float(v) for n, v in vars(module).items()
@@ -68,6 +75,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
         numbers, tuple(dict.fromkeys(constants)),
         tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
+        tuple(n for n, p in held.items() if p.dim() == 0),
     )  # fmt: skip
 
 
@@ -130,7 +138,7 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     except Unproven as error:
         return Refusal(str(error))
     twin = _narrowed(module, leaf)
-    names = (*leaf.vectors, *leaf.matrices)
+    names = (*leaf.vectors, *leaf.matrices, *leaf.scalars)
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
     for candidate in candidates:
@@ -148,10 +156,32 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
         guards = tuple(trace.guards())
     except Unproven as error:
         return Refusal(str(error))
-    return Role(candidate.op, candidate.expression, candidate.uses, guards, parameter, proof, _digest(type(module)))
+    return Role(
+        candidate.op, candidate.expression, ("x",), (parameter,), _tests(candidate, names), guards, proof,
+        digest_of(type(module)), candidate.gradient,
+    )  # fmt: skip
 
 
-def _digest(kind: type) -> str:
+def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
+    """What a call must be for the candidate's expression to hold."""
+    if candidate.rows:
+        table = f"self.{candidate.rows}"
+        found = ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
+        found += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
+    else:
+        found = [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
+        found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    if not candidate.gradient:
+        found.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
+    return tuple(found)
+
+
+def no_gradient(tensors: Sequence[str]) -> str:
+    """A test that no gradient of these is needed."""
+    return f"not (torch.is_grad_enabled() and ({' or '.join(f'{t}.requires_grad' for t in tensors)}))"
+
+
+def digest_of(kind: type) -> str:
     """Of the code that was proven."""
     held = hashlib.sha256()
     for name, function in sorted(source.methods(kind).items()):
@@ -159,23 +189,34 @@ def _digest(kind: type) -> str:
     return held.hexdigest()[:16]
 
 
-def _input_of(kind: Any) -> str | None:
-    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
+def inputs_of(kind: Any) -> tuple[str, ...]:
+    """The names of what a forward requires; empty where one stands behind another argument or goes by keyword only."""
     try:
         parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     except (TypeError, ValueError):
-        return None
+        return ()
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(required) != 1 or required[0] is not parameters[0] or required[0].kind is required[0].KEYWORD_ONLY:
-        return None
-    return required[0].name
+    if required != parameters[: len(required)] or any(p.kind is p.KEYWORD_ONLY for p in required):
+        return ()
+    return tuple(p.name for p in required)
+
+
+def _input_of(kind: Any) -> str | None:
+    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
+    names = inputs_of(kind)
+    return names[0] if len(names) == 1 else None
 
 
 def _narrowed(module: nn.Module, leaf: Leaf) -> dict[str, Any]:
     """A module's state with sides of matrices cut to a few tens, and the numbers that name them too."""
-    sides = {s for shape in leaf.matrices.values() for s in shape if s > _NARROW}
-    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(sides))}
+    sides = {s for shape in leaf.matrices.values() for s in shape}
     state = dict(module.__dict__)
+    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(s for s in sides if s > _NARROW))}
+    # a number that is no side may be that of a row: the row stays, unless the twin gets large
+    rows = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool) and v not in sides]
+    kept = {size: max(short, 2 + max((v for v in rows if v < size), default=0)) for size, short in cut.items()}
+    if all(kept.get(a, a) * kept.get(b, b) <= _LARGEST for a, b in leaf.matrices.values()):
+        cut = kept
     for name, value in state.items():
         if isinstance(value, int) and not isinstance(value, bool) and value in cut:
             state[name] = cut[value]
@@ -191,8 +232,16 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
     tensors = [
         torch.randn([cut.get(s, s) for s in held[n].shape], generator=generator, dtype=torch.float64) for n in names
     ]
-    width = cut.get(candidate.width, candidate.width)
-    inputs = [(x, *tensors) for x in _inputs(width)]
+    inputs: list[tuple[Any, ...]]
+    if candidate.rows:
+        # rows of any length: what bounds a row's norm shows, whatever the bound
+        known = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool)]
+        drawn_ids = list(_ids(tensors[names.index(candidate.rows)].shape[0], known))
+        inputs = [(ids, *tensors) for ids in drawn_ids]
+        inputs += [(drawn_ids[0], *(t * 2.0**power for t in tensors)) for power in (-200, 200)]
+    else:
+        width = cut.get(candidate.width, candidate.width)
+        inputs = [(x, *tensors) for x in _inputs(width)]
     expression = compiled(candidate.expression, ("self", "x"), ops=_DEFINITIONS)
     proof = Proof(False)
     for training in (False, True):
@@ -200,10 +249,24 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
             functools.partial(_original, kind, state, names, training),
             lambda x, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x),
             inputs,
+            gradients=candidate.gradient,
         )
         if not proof.ok:
             break
     return proof
+
+
+def _ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
+    """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, none."""
+    generator = torch.Generator().manual_seed(5)
+    edges = [0, rows - 1, *(v for v in known if 0 <= v < rows)]
+    every = torch.cat([torch.tensor(edges * 2), torch.randperm(rows, generator=generator)[:64]])
+    yield every.unsqueeze(0)
+    yield torch.randint(rows, (2, 7), generator=generator, dtype=torch.int32)
+    yield torch.randint(rows, (2, 3, 2), generator=generator)
+    yield every[:1]
+    yield torch.tensor(rows - 1)
+    yield torch.empty(2, 0, dtype=torch.int64)
 
 
 def _inputs(width: int) -> Iterator[Tensor]:
@@ -216,6 +279,9 @@ def _inputs(width: int) -> Iterator[Tensor]:
     # one magnitude a row, from 2^-30 to 2^30: a clamp, or an eps in another place, shows somewhere
     sweep = torch.exp2(torch.arange(-30.0, 31.0, 4.0, dtype=torch.float64)).unsqueeze(-1)
     yield torch.randn(len(sweep), width, generator=generator, dtype=torch.float64) * sweep
+    # where activations bend; each row has all of the range
+    yield torch.linspace(-30, 30, 6 * width, dtype=torch.float64).reshape(width, 6).t().contiguous()
+    yield torch.linspace(-4, 4, 2 * width, dtype=torch.float64).reshape(width, 2, 1).permute(2, 1, 0).contiguous()
 
 
 def _original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, x: Tensor, *given: Tensor) -> Any:
@@ -414,17 +480,15 @@ def _unread(code: types.CodeType, name: str) -> bool:
 
 
 def role_forward(role: Role, original: Any) -> types.FunctionType:
-    """The forward of a module with a proven role."""
-    tests = ["not rest and not more"]
-    tests += [f"x.dtype is self.{name}.dtype" for name in role.uses]
-    tests.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    """The forward of a module with a proven role; ``original`` serves the other calls."""
+    tests = ["not rest and not more", *role.tests]
     for text, outcome in role.guards:
         tests.append(f"bool({text}) is {outcome}")
-    name = role.parameter
-    given = "" if name == "x" else f"    x = {name}\n"
+    names, ours = ", ".join(role.parameters), ", ".join(role.inputs)
+    given = "" if names == ours else f"    {ours} = {names}\n"
     text = (
-        f"def forward(self, {name}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
-        f"        return {role.expression}\n    return _original(self, {name}, *rest, **more)\n"
+        f"def forward(self, {names}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
+        f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
     )
     known: dict[str, Any] = dict(source.innermost(original).__globals__) if role.guards else {}
     known |= {"ops": ops, "torch": torch, "_original": original}

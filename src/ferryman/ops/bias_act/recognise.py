@@ -1,0 +1,75 @@
+"""Activations in models: modules without tensors, and `torch.nn.functional`'s own. None of them has a bias.
+
+A linear layer's bias stays with its product: it is added there before the one rounding, and here after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.ops.bias_act.definition import ACTIVATIONS, ALPHAS
+from ferryman.ops.bias_act.definition import bias_act as op_bias_act
+from ferryman.ops.recognition import Candidate, Leaf, Served
+
+_WIDTH = 96
+
+
+def modules(leaf: Leaf) -> Iterator[Candidate]:
+    if leaf.vectors or leaf.matrices or leaf.scalars:
+        return
+    for name in ACTIVATIONS:
+        if name in ALPHAS:
+            for alpha in leaf.numbers:
+                yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r}, self.{alpha})", _WIDTH)
+        yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH)
+
+
+def _plain(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype.is_floating_point and x.dtype.itemsize < 8
+
+
+def _served(function: Callable[..., Any], activation: str) -> Served:
+    """Of one tensor, or of one and ``inplace=False``."""
+
+    def call(input: Any, *rest: Any, **more: Any) -> Any:
+        if not rest and (not more or more == {"inplace": False}) and _plain(input):
+            return op_bias_act(input, None, activation)
+        return function(input, *rest, **more)
+
+    return Served("bias_act", call)
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    if _plain(input) and approximate in ("none", "tanh"):
+        return op_bias_act(input, None, "gelu" if approximate == "none" else "gelu_tanh")
+    return functional.gelu(input, approximate=approximate)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    if not inplace and _plain(input):
+        return op_bias_act(input, None, "leaky_relu", negative_slope)
+    return functional.leaky_relu(input, negative_slope, inplace)
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    if not inplace and _plain(input):
+        return op_bias_act(input, None, "elu", alpha)
+    return functional.elu(input, alpha, inplace)
+
+
+def functions() -> Mapping[Any, Served]:
+    plain = {
+        functional.silu: "silu", functional.relu: "relu", functional.hardswish: "hardswish",
+        functional.tanh: "tanh", functional.sigmoid: "sigmoid",
+        torch.relu: "relu", torch.tanh: "tanh", torch.sigmoid: "sigmoid",
+    }  # fmt: skip
+    made = {function: _served(function, name) for function, name in plain.items()}
+    made[functional.gelu] = Served("bias_act", gelu)
+    made[functional.leaky_relu] = Served("bias_act", leaky_relu)
+    made[functional.elu] = Served("bias_act", elu)
+    return made
