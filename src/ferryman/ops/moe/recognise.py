@@ -25,9 +25,7 @@ def blocks(block: Block) -> Iterator[Layer]:
     for first, second in (tuple(block.tensors), tuple(block.tensors)[::-1]):
         up, down = block.tensors[first], block.tensors[second]
         for turned in (False, True):
-            (experts, rows, width), (others, back, inner) = (
-                (x[0], x[2], x[1]) if turned else x for x in (up, down)
-            )
+            (experts, rows, width), (others, back, inner) = ((x[0], x[2], x[1]) if turned else x for x in (up, down))
             if experts == others <= MAX_EXPERTS and rows == 2 * inner and back == width:
                 yield from _layers(first, second, ".mT" if turned else "", experts, width, inner)
 

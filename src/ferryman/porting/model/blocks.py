@@ -153,5 +153,7 @@ def _close(original: Any, candidate: Any, inputs: list[tuple[Any, ...]], proof: 
         size = wanted.abs().amax(-1, keepdim=True).clamp_min(1e-30)
         error = float(((found - wanted).abs() / size).max())
         if not error <= _CLOSE:
-            return Proof(False, f"in float32 it differs by {error:.3g} from the code that its class has", distance=error)
+            return Proof(
+                False, f"in float32 it differs by {error:.3g} from the code that its class has", distance=error
+            )
     return proof

@@ -300,6 +300,8 @@ def _interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
 def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site:
     """Which ops one forward of a module that is still unported will call."""
     kind = type(module).__name__
+    if recipe.gate is not None:  # counted where it is multiplied
+        return Site(path, kind, ())
     if recipe.role is not None:
         proof = recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
