@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model import blocks, recognise, rewrite
+from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
 from ferryman.porting.model.recognise import Refusal, Role
 
@@ -234,6 +235,8 @@ def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, s
     if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
         reason = role.reason
     made = rewrite.rewritten(type(module), _gates(module, known))
+    if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
+        return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
     ungated = _ungated(module, made.products)
     if made.functions or made.interfaces:
         return Recipe(gates=_gates(module, known), interface=bool(made.interfaces)), ungated

@@ -49,9 +49,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Nothing was proven; ``reason`` says what came nearest."""
+    """Nothing was proven; ``reason`` says what came nearest, ``proposed`` which ops were tried."""
 
     reason: str
+    proposed: frozenset[str] = frozenset()
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
@@ -150,7 +151,8 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
         elif proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
     if not shown:
-        return Refusal(nearest[1] if nearest else "no op of the day computes it")
+        tried = frozenset(c.op for c in candidates)
+        return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
     try:
         guards = tuple(trace.guards())
