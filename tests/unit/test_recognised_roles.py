@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "nn.GELU": nn.GELU, "nn.GELU tanh": lambda: nn.GELU("tanh"), "nn.SiLU": nn.SiLU, "nn.ReLU": nn.ReLU,
     "nn.LeakyReLU": lambda: nn.LeakyReLU(0.2), "nn.ELU": lambda: nn.ELU(0.5), "nn.Tanh": nn.Tanh,
     "nn.Sigmoid": nn.Sigmoid, "nn.Hardswish": nn.Hardswish,
-    **{name: lambda name=name: ACT2FN[name] for name in (
+    **{name: functools.partial(ACT2FN.__getitem__, name) for name in (
         "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "quick_gelu", "silu", "swish", "relu", "relu2",
         "leaky_relu", "tanh", "sigmoid", "hardswish",
     )},
@@ -306,7 +307,7 @@ def test_a_table_that_is_called_as_a_function() -> None:
 # Experts ----------------------------------------------------------------------------------------------------
 
 
-def experts_of(home: str, kind: str, config: str, **more: Any) -> nn.Module:
+def experts_of(home: str, kind: str, config: str, **more: Any) -> Any:
     import importlib
 
     module = importlib.import_module(f"transformers.models.{home}.modeling_{home}")
@@ -314,7 +315,7 @@ def experts_of(home: str, kind: str, config: str, **more: Any) -> nn.Module:
              "num_experts": 6, "n_routed_experts": 6, "num_experts_per_tok": 2, "hidden_act": "silu"}  # fmt: skip
     made = getattr(transformers, config)(**(sizes | more))
     made._experts_implementation = "grouped_mm"
-    layer: nn.Module = getattr(module, kind)(made)
+    layer = getattr(module, kind)(made)
     for p in layer.parameters():
         nn.init.normal_(p, std=0.2)
     return layer
@@ -381,7 +382,7 @@ def test_experts_in_16_bits_are_nearer_to_the_exact_result_than_before() -> None
     assert (found.double() - exact).norm() <= (wanted.double() - exact).norm()
 
 
-def _odd(name: str) -> nn.Module:
+def _odd(name: str) -> Any:
     """Experts of Mixtral with one fault, written as its forward is."""
     base: Any = type(experts_of(*EXPERTS["mixtral"]))
     plain = experts_of(*EXPERTS["mixtral"])
@@ -438,7 +439,8 @@ def _odd(name: str) -> nn.Module:
     if name == "relu":
         plain.act_fn = nn.ReLU()
         return plain
-    plain.__class__ = {"clipped": Clipped, "swapped": Swapped, "before": Before, "gate": Gate}[name]
+    kinds: dict[str, Any] = {"clipped": Clipped, "swapped": Swapped, "before": Before, "gate": Gate}
+    plain.__class__ = kinds[name]
     return plain
 
 
@@ -468,8 +470,6 @@ def test_clipped_interleaved_experts_with_biases_stay() -> None:
 
 
 def test_a_decorator_that_reads_no_known_registry_is_named() -> None:
-    import functools
-
     layer = experts_of(*EXPERTS["mixtral"])
     kind: Any = type(layer)
 

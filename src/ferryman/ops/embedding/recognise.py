@@ -22,6 +22,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         return
     ((table, (_, columns)),) = leaf.matrices.items()
     plain = f"ops.embedding(x, self.{table})"
+    spelled: list[tuple[str, tuple[str, ...]]]
     spelled = [(f"ops.embedding(x, self.{table}, self.{n})", (table,)) for n in leaf.numbers]
     spelled += [(f"{plain} * self.{s}.to(self.{table}.dtype)", (table, s)) for s in leaf.scalars]
     for gradient in (True, False):

@@ -101,7 +101,7 @@ def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...],
     for name, value in state.items():
         if isinstance(value, int) and not isinstance(value, bool) and value in layer.sizes:
             state[name] = layer.sizes[value]
-    held = {**module._parameters, **module._buffers}
+    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
     generator = torch.Generator().manual_seed(7)
     tensors = []
     for n in names:
@@ -151,9 +151,8 @@ def _close(original: Any, candidate: Any, inputs: list[tuple[Any, ...]], proof: 
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
             return Proof(False, f"in float32 it gives {tuple(wanted.shape)} of {wanted.dtype}")
         size = wanted.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-        error = float(((found - wanted).abs() / size).max())
-        if not error <= _CLOSE:
-            return Proof(
-                False, f"in float32 it differs by {error:.3g} from the code that its class has", distance=error
-            )
+        apart = float(((found - wanted).abs() / size).max())
+        if not apart <= _CLOSE:
+            reason = f"in float32 it differs by {apart:.3g} from the code that its class has"
+            return Proof(False, reason, distance=apart)
     return proof
