@@ -29,17 +29,25 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH)
 
 
-def _plain(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype.is_floating_point and x.dtype.itemsize < 8
+def _plain(x: Tensor) -> bool:
+    dtype = x.dtype
+    return dtype.is_floating_point and dtype.itemsize < 8
 
 
-def _served(function: Callable[..., Any], activation: str) -> Served:
-    """Of one tensor, or of one and ``inplace=False``."""
-
-    def call(input: Any, *rest: Any, **more: Any) -> Any:
-        if not rest and (not more or more == {"inplace": False}) and _plain(input):
+def _of_functional(function: Callable[..., Tensor], activation: str) -> Served:
+    def call(input: Tensor, inplace: bool = False) -> Tensor:
+        if not inplace and _plain(input):
             return op_bias_act(input, None, activation)
-        return function(input, *rest, **more)
+        return function(input, inplace)
+
+    return Served("bias_act", call)
+
+
+def _of_torch(function: Callable[..., Tensor], activation: str) -> Served:
+    def call(input: Tensor, **more: Any) -> Tensor:
+        if not more and _plain(input):
+            return op_bias_act(input, None, activation)
+        return function(input, **more)
 
     return Served("bias_act", call)
 
@@ -63,12 +71,12 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 
 def functions() -> Mapping[Any, Served]:
-    plain = {
-        functional.silu: "silu", functional.relu: "relu", functional.hardswish: "hardswish",
-        functional.tanh: "tanh", functional.sigmoid: "sigmoid",
-        torch.relu: "relu", torch.tanh: "tanh", torch.sigmoid: "sigmoid",
-    }  # fmt: skip
-    made = {function: _served(function, name) for function, name in plain.items()}
+    silu, relu, hardswish = functional.silu, functional.relu, functional.hardswish
+    made = {f: _of_functional(f, name) for f, name in ((silu, "silu"), (relu, "relu"), (hardswish, "hardswish"))}
+    for name in ("relu", "tanh", "sigmoid"):
+        made[getattr(torch, name)] = _of_torch(getattr(torch, name), name)
+    for name in ("tanh", "sigmoid"):
+        made[getattr(functional, name)] = _of_torch(getattr(functional, name), name)
     made[functional.gelu] = Served("bias_act", gelu)
     made[functional.leaky_relu] = Served("bias_act", leaky_relu)
     made[functional.elu] = Served("bias_act", elu)

@@ -34,7 +34,8 @@ STATE = "_ferryman_port"
 class Site:
     """A ported module: where it is, what it was, and the ops that one forward of it calls, once each.
 
-    ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words.
+    ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words. ``role``: the op that
+    stands for the whole module, if one does; ``gradient``: False where it serves only what needs no gradient.
     """
 
     path: str
@@ -42,6 +43,8 @@ class Site:
     ops: tuple[str, ...]
     maybe: tuple[str, ...] = ()
     shown: str = ""
+    role: str = ""
+    gradient: bool = True
 
 
 @dataclass(frozen=True)
@@ -306,15 +309,15 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
     if recipe.gate is not None:  # counted where it is multiplied
         return Site(path, kind, ())
     if recipe.role is not None:
-        proof = recipe.role.proof
+        op, proof = recipe.role.op, recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
         if not recipe.role.gradient:
-            inner = _uses(module, recipe)
-            return Site(path, kind, (), tuple(sorted({recipe.role.op, *inner[0], *inner[1]})),
-                        f"where no gradient is needed: {shown}")  # fmt: skip
+            inner = {o for found in _uses(module, recipe) for o in found}
+            shown = f"where no gradient is needed: {shown}"
+            return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
         if len(inspect.signature(type(module).forward).parameters) > 2:  # the role holds while the others are left out
-            return Site(path, kind, (), (recipe.role.op,), shown)
-        return Site(path, kind, (recipe.role.op,), (), shown)
+            return Site(path, kind, (), (op,), shown, op)
+        return Site(path, kind, (op,), (), shown, op)
     surely, maybe = _uses(module, recipe)
     if attending:
         maybe -= {"attention", "softmax"}
