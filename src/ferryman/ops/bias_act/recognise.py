@@ -17,6 +17,7 @@ from ferryman.ops.bias_act.definition import bias_act as op_bias_act
 from ferryman.ops.recognition import Candidate, Leaf, Served
 
 _WIDTH = 96
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
@@ -29,14 +30,9 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         yield Candidate("bias_act", f"ops.bias_act(x, None, {name!r})", _WIDTH)
 
 
-def _plain(x: Tensor) -> bool:
-    dtype = x.dtype
-    return dtype.is_floating_point and dtype.itemsize < 8
-
-
 def _of_functional(function: Callable[..., Tensor], activation: str) -> Served:
     def call(input: Tensor, inplace: bool = False) -> Tensor:
-        if not inplace and _plain(input):
+        if not inplace and input.dtype in _DTYPES:
             return op_bias_act(input, None, activation)
         return function(input, inplace)
 
@@ -44,28 +40,28 @@ def _of_functional(function: Callable[..., Tensor], activation: str) -> Served:
 
 
 def _of_torch(function: Callable[..., Tensor], activation: str) -> Served:
-    def call(input: Tensor, **more: Any) -> Tensor:
-        if not more and _plain(input):
-            return op_bias_act(input, None, activation)
-        return function(input, **more)
+    def call(input: Tensor, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return op_bias_act(input, None, activation) if input.dtype in _DTYPES else function(input)
+        return function(input, out=out)
 
     return Served("bias_act", call)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    if _plain(input) and approximate in ("none", "tanh"):
+    if input.dtype in _DTYPES and approximate in ("none", "tanh"):
         return op_bias_act(input, None, "gelu" if approximate == "none" else "gelu_tanh")
     return functional.gelu(input, approximate=approximate)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    if not inplace and _plain(input):
+    if not inplace and input.dtype in _DTYPES:
         return op_bias_act(input, None, "leaky_relu", negative_slope)
     return functional.leaky_relu(input, negative_slope, inplace)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    if not inplace and _plain(input):
+    if not inplace and input.dtype in _DTYPES:
         return op_bias_act(input, None, "elu", alpha)
     return functional.elu(input, alpha, inplace)
 

@@ -81,7 +81,7 @@ def _role(
         return Refusal(f"its forward calls an argument {sorted(set(inputs) & set(parameters))[0]}")
     tests = [layer.guard]
     if not layer.gradient:
-        tests.append(recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
+        tests.insert(0, recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
     digest = recognise.digest_of(type(module))
     return Role(layer.op, layer.expression, inputs, parameters, tuple(tests), guards, proof, digest, layer.gradient)
 

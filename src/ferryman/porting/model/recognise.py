@@ -166,15 +166,16 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
 
 def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
     """What a call must be for the candidate's expression to hold."""
-    if candidate.rows:
-        table = f"self.{candidate.rows}"
-        found = ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
-        found += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
-    else:
-        found = [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
-        found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    found: list[str] = []
     if not candidate.gradient:
         found.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
+    if candidate.rows:
+        table = f"self.{candidate.rows}"
+        found += ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
+        found += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
+    else:
+        found += [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
+        found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
     return tuple(found)
 
 
