@@ -68,6 +68,7 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 def functions() -> Mapping[Any, Served]:
     silu, relu, hardswish = functional.silu, functional.relu, functional.hardswish
+    made: dict[Any, Served]
     made = {f: _of_functional(f, name) for f, name in ((silu, "silu"), (relu, "relu"), (hardswish, "hardswish"))}
     for name in ("relu", "tanh", "sigmoid"):
         made[getattr(torch, name)] = _of_torch(getattr(torch, name), name)
