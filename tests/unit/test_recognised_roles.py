@@ -346,6 +346,7 @@ def test_experts_are_served_where_no_gradient_is_needed(name: str, act: str) -> 
     before = torch.autograd.grad(wanted.square().sum(), list(layer.parameters()))
     report = ferryman.port(layer)
     assert "moe_experts" in report.maybe() and "moe_experts" not in report.calls() and not report.unsupported
+    assert report.calls(gradients=False) == {"moe_experts": 1}
     with torch.no_grad():
         found, made = made_by(lambda: layer(x, ids, shares))
         by_name, _ = made_by(lambda: layer(top_k_weights=shares, hidden_states=x, top_k_index=ids))

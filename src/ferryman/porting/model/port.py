@@ -64,15 +64,18 @@ class PortReport:
     ported: tuple[Site, ...]
     unsupported: tuple[Left, ...]
 
-    def calls(self, steps: int = 1, runs: Mapping[str, int] | None = None) -> dict[str, int]:
+    def calls(
+        self, steps: int = 1, runs: Mapping[str, int] | None = None, gradients: bool = True
+    ) -> dict[str, int]:  # fmt: skip
         """Calls of each op that ``steps`` forward passes make.
 
+        gradients: False for passes under `torch.no_grad`; what serves there only is counted then.
         runs: how often a pass runs the ported module at a path, where that is not once (`runs_of` counts). What a pass
         may call as well is in `Site.maybe`, and not here; `ferryman.porting.model.account` counts what an input calls.
         """
         counted: Counter[str] = Counter()
         for site in self.ported:
-            for op in site.ops:
+            for op in (*site.ops, *((site.role,) if not (gradients or site.gradient) else ())):
                 counted[op] += 1 if runs is None else runs.get(site.path, 1)
         return {op: n * steps for op, n in sorted(counted.items()) if n}
 
