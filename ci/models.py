@@ -43,20 +43,28 @@ def parity(name: str, dtype: torch.dtype) -> dict[str, Any]:
         return {"verdict": "not built", "reasons": [_line(error)]}
     if not plain:
         return {"verdict": "not built", "reasons": ["it gives no floating tensor"]}
+    quiet = None
     try:
         found = generic.compare(model, run, True)
+        if not all(site.gradient for site in found.report.ported):
+            quiet = generic.compare(model, run, False)
     except PortError as error:
         return {"verdict": "not ported", "reasons": [_line(error)]}
     except Exception as error:  # noqa: BLE001 - it belongs in the table, as wrong
         return {"verdict": "FAIL", "reasons": [f"raised {_line(error)}"]}
-    roles = {op for site in found.report.ported if site.shown for op in site.ops}
+    roles = {site.role for site in found.report.ported if site.role}
+    reasons = list(found.reasons)
     made = {op for op in found.calls if not op.endswith("_backward")}
-    inside = {op for site in found.report.ported if not site.shown for op in (*site.ops, *site.maybe)} & made
+    more: dict[str, Any] = {}
+    if quiet is not None:
+        reasons += [f"without gradients: {reason}" for reason in quiet.reasons]
+        more = {"without_gradients": dict(quiet.calls), "only_without": sorted((roles & quiet.calls.keys()) - made)}
+    inside = {op for site in found.report.ported if not site.role for op in (*site.ops, *site.maybe)} & made
     return {
-        "verdict": "PASS" if found.ok else "FAIL", "reasons": list(found.reasons), "modules": sorted(roles & made),
+        "verdict": "FAIL" if reasons else "PASS", "reasons": reasons, "modules": sorted(roles & made),
         "calls": sorted(inside), "made": dict(found.calls), "repeated": len(found.runs),
         "miscounted": {op: list(pair) for op, pair in found.miscounted.items()},
-        "left": _kinds(found.report.unsupported), "seconds": round(time.perf_counter() - begin, 2),
+        "left": _kinds(found.report.unsupported), "seconds": round(time.perf_counter() - begin, 2), **more,
     }  # fmt: skip
 
 
@@ -131,8 +139,9 @@ def page(held: dict[str, Any]) -> str:
         f"CPU. {len(counted)} of those serve at least {100 * LEAST:.0f}% of their predicted time and count as ported;",
         f"the mean over these is {said}. Measured with {versions}.", "",
         "Shares are predicted for an H100, at the widths of the library's default config, two layers or four,",
-        "bfloat16, on tensors without data: nothing here was timed. *Modules*: ops that stand for whole modules;",
-        "*calls*: ops served inside a module's own forward. The third way, `torch.compile(backend=\"ferryman\")`, is",
+        "bfloat16, on tensors without data: nothing was timed. *Modules*: ops that stand for whole modules, with a",
+        "\\* where no gradient is needed only (parity is compared in that mode, too). *Calls*: ops served inside a",
+        "module's own forward. The third way, `torch.compile(backend=\"ferryman\")`, is",
         "measured in [compile.md](compile.md), not here. *Unserved*: what PyTorch still does, as a share of the ported",
         "model's time. *Runs*: ported modules that a pass does not run exactly once; `PortReport.calls(runs=..)` takes",
         "how often. What is not *yes* is explained below the table.", "",
@@ -143,8 +152,9 @@ def page(held: dict[str, Any]) -> str:
         share = real.get("shares", {})
         cells = [f"{100 * share[k]:.0f}%" if k in share else "-" for k in ("flops", "bytes", "time")]
         left = ", ".join(f"{op} {100 * s:.0f}%" for op, s in real.get("unserved", [])[:3])
+        modules = sorted([*found.get("modules", []), *(f"{op}\\*" for op in found.get("only_without", []))])
         lines.append(
-            f"| {name} | {_cell(found)} | {_cell(row['bfloat16'])} | {', '.join(found.get('modules', [])) or '-'} | "
+            f"| {name} | {_cell(found)} | {_cell(row['bfloat16'])} | {', '.join(modules) or '-'} | "
             f"{', '.join(found.get('calls', [])) or '-'} | {' | '.join(cells)} | {left or '-'} | "
             f"{found.get('repeated', 0) or '-'} |"
         )

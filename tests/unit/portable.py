@@ -98,7 +98,7 @@ def named() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def nothing() -> nn.Module:
-    return nn.Sequential(nn.ReLU())
+    return nn.Sequential(nn.ReLU6())
 
 
 def raises() -> nn.Module:

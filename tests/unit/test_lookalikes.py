@@ -91,7 +91,7 @@ def test_500_in_disguise(tmp_path: Path) -> None:
 
 
 def test_a_module_that_is_left_keeps_its_class() -> None:
-    module = nn.Sequential(nn.ReLU(), nn.Embedding(3, 4))
+    module = nn.Sequential(nn.ReLU6(), nn.Embedding(3, 4, max_norm=1.0))
     with pytest.raises(PortError, match="nothing in Sequential"):
         ferryman.port(module)
     assert not any(is_ported(m) for m in module.modules())

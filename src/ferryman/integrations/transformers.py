@@ -1,4 +1,5 @@
-"""Hugging Face transformers: its attention and mask interfaces, switched to "ferryman" in a model that is ported.
+"""Hugging Face transformers: its attention and mask interfaces, switched to "ferryman" in a model that is ported; and
+its registry of experts' implementations, which their forwards' decorators read.
 
 Recognising what its modules compute is `ferryman.porting.model`'s; no class of transformers is known here by name.
 Tested with transformers 5.17 and 5.23.
@@ -13,12 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ferryman.errors import PortError
 from ferryman.integrations.transformers_modules import NAME
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
+from ferryman.porting.model import blocks
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
@@ -92,6 +95,8 @@ def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
 
 
 register(AttentionInterface())
+# What a decorated forward of experts finds there is another implementation of the forward that it wraps.
+blocks.registries[id(ALL_EXPERTS_FUNCTIONS)] = ALL_EXPERTS_FUNCTIONS
 
 
 def check_model(model: str | os.PathLike[str], **options: Any) -> ModelResult:

@@ -1,7 +1,8 @@
 """How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
 
-Such a file may define ``modules(leaf)``, ``helpers()``, ``functions()`` and ``gates()``. What they yield are proposals:
-porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names given with each.
+Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``functions()`` and ``gates()``. What they
+yield are proposals: porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names
+given with each.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ import ferryman.ops as ops
 @dataclass(frozen=True)
 class Leaf:
     """A module without children, seen from outside. ``vectors`` and ``matrices`` are its parameters' and floating
-    buffers' shapes by name; ``numbers`` its float attributes, ``constants`` the floats in its forward's code;
-    ``widths`` are its one-element shapes, for modules that hold no tensor."""
+    buffers' shapes by name, ``scalars`` the names of those without dimensions; ``numbers`` its float attributes,
+    ``constants`` the floats in its forward's code; ``widths`` are its one-element shapes, for modules that hold no
+    tensor."""
 
     vectors: Mapping[str, int]
     matrices: Mapping[str, tuple[int, int]]
     numbers: Mapping[str, float]
     constants: tuple[float, ...]
     widths: tuple[int, ...] = ()
+    scalars: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,46 @@ class Candidate:
     """What a leaf module may compute of its input ``x``, an expression over ``self``, ``x``, ``ops`` and ``torch``.
 
     width: the size of x's last dimension. uses: the attributes that must have x's dtype for the expression to hold.
+    rows: a matrix, where x is integers that number its rows; ``uses`` must have one dtype then. gradient: False where
+    the expression holds for results only; it is proven without gradients, and serves where none is needed.
     """
 
     op: str
     expression: str
     width: int
     uses: tuple[str, ...] = ()
+    rows: str = ""
+    gradient: bool = True
+
+
+@dataclass(frozen=True)
+class Block:
+    """A module with tensors of three dimensions whose children, if any, are proven activations, seen from outside.
+
+    tensors: its parameters' and floating buffers' shapes by name. inputs: how many tensors its forward takes.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]]
+    inputs: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a block may compute of its inputs ``a0``, ``a1`` and on: an expression over these, ``self`` and ``ops``.
+
+    sizes: sides of its tensors -> the short ones that it is proven with. draw: float64 inputs of a seed, for short
+    sides: those of seeds 0 to 2 are in every implementation's domain, later ones may be in the definition's only.
+    guard: an expression over self and the inputs that must hold; else the original is called. gradient: as a
+    candidate's.
+    """
+
+    op: str
+    expression: str
+    sizes: Mapping[int, int]
+    draw: Callable[[int], tuple[Tensor, ...]]
+    seeds: int
+    guard: str
+    gradient: bool = True
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ferryman.backends.base import Target
 
@@ -13,6 +15,10 @@ from ferryman.backends.base import Target
 def embedding(ids: Tensor, weight: Tensor, scale: float | None, target: Target) -> Tensor:
     if weight.shape[0] == 0:
         return torch.full((*ids.shape, weight.shape[1]), math.nan, dtype=weight.dtype, device=weight.device)
+    if weight.is_cpu:  # PyTorch looks at every id there, and says so before it reads
+        with contextlib.suppress(IndexError):
+            rows = functional.embedding(ids, weight)
+            return rows if scale is None else (rows.float() * scale).to(weight.dtype)
     inside = (ids >= 0) & (ids < weight.shape[0])
     rows = weight.index_select(0, ids.where(inside, 0).reshape(-1)).reshape(*ids.shape, weight.shape[1])
     if scale is not None:

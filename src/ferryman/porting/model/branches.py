@@ -1,8 +1,9 @@
 """Which branches of a module's or a function's code a proof took.
 
 The code is run as an instrumented copy: each test of an ``if``, each operand of ``and``/``or``, reports its outcome. A
-test that came out one way only is not covered: it becomes a guard, or the proof is none. What cannot be followed (a
-loop, a state change, code without a source) is refused before it runs.
+test that came out one way only is not covered: it becomes a guard, or the proof is none. A ``for`` is such a test: it
+must have had items, and none. What cannot be followed (a ``while``, a state change, code without a source) is refused
+before it runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import copy
 import functools
 import types
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +53,14 @@ class Trace:
         self.tests[index].seen.add(bool(value))
         return value
 
+    def each(self, index: int, items: Any) -> Iterator[Any]:
+        taken = False
+        for item in items:
+            taken = self.seen(index, True)
+            yield item
+        if not taken:
+            self.seen(index, False)
+
     def guards(self) -> list[tuple[str, bool]]:
         """(condition, the outcome that was proven) of what came out one way only. Raises Unproven without a guard."""
         found = []
@@ -68,16 +78,22 @@ def trusted(value: Any) -> bool:
     return home.split(".")[0] in _TRUSTED
 
 
-def follow_module(module: nn.Module, trace: Trace) -> type[nn.Module]:
-    """A subclass whose forward, and the methods and functions that it calls, report their tests."""
+def follow_module(
+    module: nn.Module, trace: Trace, known: Collection[str] = (), undecorated: bool = False
+) -> type[nn.Module]:
+    """A subclass whose forward, and the methods and functions that it calls, report their tests.
+
+    known: children whose code was proven elsewhere. undecorated: follow what the forward's decorators wrap; whoever
+    asks answers for these.
+    """
     kind = type(module)
     own = source.methods(kind)
     forward = own.get("forward")
     if forward is None:
         raise Unproven("its class has no forward of its own")
     made: dict[str, Any] = {}
-    follower = _Follower(trace, kind, own, module, made)
-    made["forward"] = follower.function(forward, "forward", 0)
+    follower = _Follower(trace, kind, own, module, made, known=known)
+    made["forward"] = follower.function(source.innermost(forward) if undecorated else forward, "forward", 0)
     return type(kind.__name__, (kind,), dict(made))
 
 
@@ -93,6 +109,7 @@ class _Follower:
     module: nn.Module | None
     made: dict[str, Any]
     functions: dict[int, Any] = field(default_factory=dict)
+    known: Collection[str] = ()
 
     def function(self, function: Any, role: str, depth: int) -> Any:
         """``role``: "forward" (its tests may become guards over its parameters), "method" or "helper"."""
@@ -141,7 +158,7 @@ class _Instrument(ast.NodeTransformer):
     ) -> None:
         self.follower, self.own, self.role, self.depth = follower, function, role, depth
         self.entered = False
-        self.new: dict[str, Any] = {"ferryman_seen": follower.trace.seen}
+        self.new: dict[str, Any] = {"ferryman_seen": follower.trace.seen, "ferryman_each": follower.trace.each}
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
         self.parameters = set(arguments)
@@ -208,7 +225,18 @@ class _Instrument(ast.NodeTransformer):
             f"{self.own.__qualname__}: a proof does not follow a {what} (line {getattr(node, 'lineno', '?')})"
         )
 
-    visit_For = visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
+    def visit_For(self, node: ast.For) -> ast.AST:
+        index = len(self.follower.trace.tests)
+        self.follower.trace.tests.append(Test(f"for .. in {ast.unparse(node.iter)[:70]}", node.lineno, None))
+        node.target = self.visit(node.target)
+        items = self.visit(node.iter)
+        node.iter = ast.copy_location(
+            ast.Call(ast.Name("ferryman_each", ast.Load()), [ast.Constant(index), items], []), node
+        )
+        node.body, node.orelse = [self.visit(s) for s in node.body], [self.visit(s) for s in node.orelse]
+        return node
+
+    visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
     visit_Lambda = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse  # noqa: N815
     visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
@@ -295,6 +323,8 @@ class _Instrument(ast.NodeTransformer):
             follower.method(name, self.depth + 1)
             return
         held = getattr(follower.module, name, MISSING)
+        if name in follower.known and isinstance(held, nn.Module):
+            return
         if isinstance(held, Tensor) or held is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
         known = trusted(held) and not isinstance(held, nn.Module)

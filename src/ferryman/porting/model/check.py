@@ -127,13 +127,13 @@ def _check(
         fallbacks: Counter[tuple[str, str, str]] = Counter()
         with trace() as traced:
             found = measure.observe(built, prompt)
-        calls += _calls("forward", traced.calls, report.calls(1))
+        calls += _calls("forward", traced.calls, report.calls(1, gradients=False))
         fallbacks += traced.fallbacks
         found_alone = measure.observe(built, prompt, feed=free.inputs)
         told("greedy")
         with trace() as traced:
             spoken = measure.generate(built, prompt, steps)
-        calls += _calls("greedy", traced.calls, report.calls(spoken.passes))
+        calls += _calls("greedy", traced.calls, report.calls(spoken.passes, gradients=False))
         fallbacks += traced.fallbacks
         told("gradients")
         slopes: list[Measure] = []

@@ -15,8 +15,8 @@ from ferryman.porting.model.recognise import Role
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a ported class is made of: a proven role; or a served copy of its methods, with the attributes that are
-    known activations; and, for an activation, its gate."""
+    """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
+    methods, with the attributes that are known activations; or, for an activation that a gated op takes, its gate."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
@@ -43,10 +43,10 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         "ferryman_original": original,
         "ferryman_recipe": recipe,
     }
-    if recipe.role is not None:
-        own["forward"] = recognise.role_forward(recipe.role, original.forward)
-    else:
+    if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
         own |= rewrite.rewritten(original, recipe.gates).functions
+    if recipe.role is not None:
+        own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
     if recipe.gate is not None:
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
     return type(f"Ferryman{original.__name__}", (original,), own)

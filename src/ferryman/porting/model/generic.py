@@ -146,7 +146,14 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
         reasons.append("no ported module alone is beyond its limit" if first is None else first.text)
     calls = dict(sorted(calls.items()))
     return Parity(
-        report, tuple(distances), calls, restored, tuple(reasons), runs, _miscounted(report, calls, runs), first
+        report,
+        tuple(distances),
+        calls,
+        restored,
+        tuple(reasons),
+        runs,
+        _miscounted(report, calls, runs, backward),
+        first,
     )
 
 
@@ -158,8 +165,10 @@ def farthest(found: Any, wanted: Any) -> float:
     return max((relative(ours[n], theirs[n]) for n in theirs), default=0.0)
 
 
-def _miscounted(report: PortReport, calls: Mapping[str, int], runs: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    said, open_ended = report.calls(runs=runs), report.maybe()
+def _miscounted(
+    report: PortReport, calls: Mapping[str, int], runs: Mapping[str, int], gradients: bool
+) -> dict[str, tuple[int, int]]:
+    said, open_ended = report.calls(runs=runs, gradients=gradients), report.maybe()
     made = {op: n for op, n in calls.items() if not op.endswith("_backward")}
     return {
         op: (said.get(op, 0), made.get(op, 0)) for op in sorted(said.keys() | made.keys())

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,9 +22,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import recognise, rewrite
+from ferryman.porting.model import blocks, recognise, rewrite
+from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
-from ferryman.porting.model.recognise import Refusal
+from ferryman.porting.model.recognise import Refusal, Role
 
 STATE = "_ferryman_port"
 
@@ -33,7 +34,8 @@ STATE = "_ferryman_port"
 class Site:
     """A ported module: where it is, what it was, and the ops that one forward of it calls, once each.
 
-    ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words.
+    ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words. ``role``: the op that
+    stands for the whole module, if one does; ``gradient``: False where it serves only what needs no gradient.
     """
 
     path: str
@@ -41,6 +43,8 @@ class Site:
     ops: tuple[str, ...]
     maybe: tuple[str, ...] = ()
     shown: str = ""
+    role: str = ""
+    gradient: bool = True
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,18 @@ class PortReport:
     ported: tuple[Site, ...]
     unsupported: tuple[Left, ...]
 
-    def calls(self, steps: int = 1, runs: Mapping[str, int] | None = None) -> dict[str, int]:
+    def calls(
+        self, steps: int = 1, runs: Mapping[str, int] | None = None, gradients: bool = True
+    ) -> dict[str, int]:  # fmt: skip
         """Calls of each op that ``steps`` forward passes make.
 
+        gradients: False for passes under `torch.no_grad`; what serves there only is counted then.
         runs: how often a pass runs the ported module at a path, where that is not once (`runs_of` counts). What a pass
         may call as well is in `Site.maybe`, and not here; `ferryman.porting.model.account` counts what an input calls.
         """
         counted: Counter[str] = Counter()
         for site in self.ported:
-            for op in site.ops:
+            for op in (*site.ops, *((site.role,) if not (gradients or site.gradient) else ())):
                 counted[op] += 1 if runs is None else runs.get(site.path, 1)
         return {op: n * steps for op, n in sorted(counted.items()) if n}
 
@@ -204,6 +211,9 @@ def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
             gate = recognise.gate_of(module)
             if gate is not None:
                 known[id(module)] = gate
+    # an activation that a product takes is part of a gated op; any other has a role of its own
+    taken = {i for _, module in modules for i in _multiplied(module, known)}
+    known = {i: gate for i, gate in known.items() if i in taken}
     for path, module in modules:
         recipe, reason = _recipe(module, known)
         if recipe is not None:
@@ -223,24 +233,33 @@ def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, s
     if type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule):
         return None, None  # a container, or code that is no Python
     reason = None
-    if id(module) not in known:
-        role = recognise.role_of(module)
-        if role is not None and not isinstance(role, Refusal):
-            return Recipe(role), None
-        if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
-            reason = role.reason
-    made = rewrite.rewritten(type(module), _gates(module, known))
-    ungated = _ungated(module, made.products)
-    if made.functions or made.interfaces:
-        gate = known.get(id(module))
-        return Recipe(gates=_gates(module, known), gate=gate, interface=bool(made.interfaces)), ungated
     if id(module) in known:
         return Recipe(gate=known[id(module)]), None
+    role = recognise.role_of(module) or blocks.role_of(module)
+    if isinstance(role, Role):
+        return Recipe(role, frozenset() if role.gradient else _gates(module, known)), None
+    if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
+        reason = role.reason
+    made = rewrite.rewritten(type(module), _gates(module, known))
+    if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
+        return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
+    ungated = _ungated(module, made.products)
+    if made.functions or made.interfaces:
+        return Recipe(gates=_gates(module, known), interface=bool(made.interfaces)), ungated
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
     if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
         reason = "no op of the day computes it"
     return None, reason or ungated
+
+
+def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
+    """The ids of known activations whose result a module's forward multiplies."""
+    if "forward" in module.__dict__ or _plain(module) is not None or type(module).forward is nn.Module.forward:
+        return
+    for use in rewrite.rewritten(type(module), _gates(module, known)).uses:
+        if use.gate:
+            yield id(module.get_submodule(use.gate))
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -290,12 +309,32 @@ def _interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
 def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site:
     """Which ops one forward of a module that is still unported will call."""
     kind = type(module).__name__
+    if recipe.gate is not None:  # counted where it is multiplied
+        return Site(path, kind, ())
     if recipe.role is not None:
-        proof = recipe.role.proof
+        op, proof = recipe.role.op, recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
+        if not recipe.role.gradient:
+            inner = {o for found in _uses(module, recipe) for o in found}
+            shown = f"where no gradient is needed: {shown}"
+            return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
         if len(inspect.signature(type(module).forward).parameters) > 2:  # the role holds while the others are left out
-            return Site(path, kind, (), (recipe.role.op,), shown)
-        return Site(path, kind, (recipe.role.op,), (), shown)
+            return Site(path, kind, (), (op,), shown, op)
+        return Site(path, kind, (op,), (), shown, op)
+    surely, maybe = _uses(module, recipe)
+    if attending:
+        maybe -= {"attention", "softmax"}
+        found = rewrite.rewritten(type(module), recipe.gates)
+        doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
+        if found.passed & doubtful:
+            maybe.add("attention")
+        else:
+            surely.append("attention")
+    return Site(path, kind, tuple(surely), tuple(sorted(maybe)))
+
+
+def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str]]:
+    """(ops that the served copy of a module's methods calls once, those that it may call)."""
     surely: list[str] = []
     maybe: set[str] = set()
     for use in rewrite.rewritten(type(module), recipe.gates).uses:
@@ -308,12 +347,4 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
             surely.append(op)
         elif op and certain is None:
             maybe.add(op)
-    if attending:
-        maybe -= {"attention", "softmax"}
-        found = rewrite.rewritten(type(module), recipe.gates)
-        doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
-        if found.passed & doubtful:
-            maybe.add("attention")
-        else:
-            surely.append("attention")
-    return Site(path, kind, tuple(surely), tuple(sorted(maybe)))
+    return surely, maybe

@@ -1,4 +1,4 @@
-"""What a leaf module, a helper function or an activation computes, shown by proof.
+"""What a leaf module or an activation computes, shown by proof.
 
 Proposals come from the ops' own folders (``ops/<family>/recognise.py``). What was shown is kept by the code and the
 state that it depends on, so that a model of a hundred equal layers is proven once.
@@ -18,33 +18,41 @@ import torch
 from torch import Tensor, nn
 
 from ferryman import ops
-from ferryman.ops.recognition import Candidate, Definitions, Gate, Helper, Leaf, compiled, families
+from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
 from ferryman.porting.model import source
 from ferryman.porting.model.branches import Trace, Unproven, follow_function, follow_module
 from ferryman.porting.model.proof import Proof, drawn, prove
 
 _NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
+_LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
 
 
 @dataclass(frozen=True)
 class Role:
-    """A proven role of a module: ``expression`` over ``self``, ``x``, ``ops``; it holds while every guard does."""
+    """A proven role of a module: ``expression`` over ``self``, ``inputs``, ``ops``.
+
+    It holds while every test is true and every guard has its outcome. parameters: what the forward calls its inputs.
+    gradient: False where it serves only what needs no gradient.
+    """
 
     op: str
     expression: str
-    uses: tuple[str, ...]
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    tests: tuple[str, ...]
     guards: tuple[tuple[str, bool], ...]
-    parameter: str
     proof: Proof
     digest: str = ""
+    gradient: bool = True
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Nothing was proven; ``reason`` says what came nearest."""
+    """Nothing was proven; ``reason`` says what came nearest, ``proposed`` which ops were tried."""
 
     reason: str
+    proposed: frozenset[str] = frozenset()
 
 
 def leaf_of(module: nn.Module) -> Leaf | None:
@@ -52,7 +60,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     if next(module.children(), None) is not None:
         return None
     held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if any(p.dim() not in (1, 2) or not p.is_floating_point() for p in held.values()):
+    if any(p.dim() > 2 or not p.is_floating_point() for p in held.values()):
         return None
     numbers = {
         n: float(v) for n, v in vars(module).items()
@@ -68,6 +76,7 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
         numbers, tuple(dict.fromkeys(constants)),
         tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
+        tuple(n for n, p in held.items() if p.dim() == 0),
     )  # fmt: skip
 
 
@@ -130,7 +139,7 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     except Unproven as error:
         return Refusal(str(error))
     twin = _narrowed(module, leaf)
-    names = (*leaf.vectors, *leaf.matrices)
+    names = (*leaf.vectors, *leaf.matrices, *leaf.scalars)
     nearest: tuple[float, str] | None = None
     shown: list[tuple[Candidate, Proof]] = []
     for candidate in candidates:
@@ -142,16 +151,40 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
         elif proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {candidate.op}, which is nearest: {proof.reason}")
     if not shown:
-        return Refusal(nearest[1] if nearest else "no op of the day computes it")
+        tried = frozenset(c.op for c in candidates)
+        return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
     try:
         guards = tuple(trace.guards())
     except Unproven as error:
         return Refusal(str(error))
-    return Role(candidate.op, candidate.expression, candidate.uses, guards, parameter, proof, _digest(type(module)))
+    return Role(
+        candidate.op, candidate.expression, ("x",), (parameter,), _tests(candidate, names), guards, proof,
+        digest_of(type(module)), candidate.gradient,
+    )  # fmt: skip
 
 
-def _digest(kind: type) -> str:
+def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
+    """What a call must be for the candidate's expression to hold."""
+    found: list[str] = []
+    if not candidate.gradient:
+        found.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
+    if candidate.rows:
+        table = f"self.{candidate.rows}"
+        found += ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
+        found += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
+    else:
+        found += [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
+        found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    return tuple(found)
+
+
+def no_gradient(tensors: Sequence[str]) -> str:
+    """A test that no gradient of these is needed."""
+    return f"not (torch.is_grad_enabled() and ({' or '.join(f'{t}.requires_grad' for t in tensors)}))"
+
+
+def digest_of(kind: type) -> str:
     """Of the code that was proven."""
     held = hashlib.sha256()
     for name, function in sorted(source.methods(kind).items()):
@@ -159,23 +192,34 @@ def _digest(kind: type) -> str:
     return held.hexdigest()[:16]
 
 
-def _input_of(kind: Any) -> str | None:
-    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
+def inputs_of(kind: Any) -> tuple[str, ...]:
+    """The names of what a forward requires; empty where one stands behind another argument or goes by keyword only."""
     try:
         parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     except (TypeError, ValueError):
-        return None
+        return ()
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(required) != 1 or required[0] is not parameters[0] or required[0].kind is required[0].KEYWORD_ONLY:
-        return None
-    return required[0].name
+    if required != parameters[: len(required)] or any(p.kind is p.KEYWORD_ONLY for p in required):
+        return ()
+    return tuple(p.name for p in required)
+
+
+def _input_of(kind: Any) -> str | None:
+    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
+    names = inputs_of(kind)
+    return names[0] if len(names) == 1 else None
 
 
 def _narrowed(module: nn.Module, leaf: Leaf) -> dict[str, Any]:
     """A module's state with sides of matrices cut to a few tens, and the numbers that name them too."""
-    sides = {s for shape in leaf.matrices.values() for s in shape if s > _NARROW}
-    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(sides))}
+    sides = {s for shape in leaf.matrices.values() for s in shape}
     state = dict(module.__dict__)
+    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(s for s in sides if s > _NARROW))}
+    # a number that is no side may be that of a row: the row stays, unless the twin gets large
+    rows = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool) and v not in sides]
+    kept = {size: max(short, 2 + max((v for v in rows if v < size), default=0)) for size, short in cut.items()}
+    if all(kept.get(a, a) * kept.get(b, b) <= _LARGEST for a, b in leaf.matrices.values()):
+        cut = kept
     for name, value in state.items():
         if isinstance(value, int) and not isinstance(value, bool) and value in cut:
             state[name] = cut[value]
@@ -191,8 +235,16 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
     tensors = [
         torch.randn([cut.get(s, s) for s in held[n].shape], generator=generator, dtype=torch.float64) for n in names
     ]
-    width = cut.get(candidate.width, candidate.width)
-    inputs = [(x, *tensors) for x in _inputs(width)]
+    inputs: list[tuple[Any, ...]]
+    if candidate.rows:
+        # rows of any length: what bounds a row's norm shows, whatever the bound
+        known = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool)]
+        drawn_ids = list(_ids(tensors[names.index(candidate.rows)].shape[0], known))
+        inputs = [(ids, *tensors) for ids in drawn_ids]
+        inputs += [(drawn_ids[0], *(t * 2.0**power for t in tensors)) for power in (-200, 200)]
+    else:
+        width = cut.get(candidate.width, candidate.width)
+        inputs = [(x, *tensors) for x in _inputs(width)]
     expression = compiled(candidate.expression, ("self", "x"), ops=_DEFINITIONS)
     proof = Proof(False)
     for training in (False, True):
@@ -200,10 +252,24 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
             functools.partial(_original, kind, state, names, training),
             lambda x, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x),
             inputs,
+            gradients=candidate.gradient,
         )
         if not proof.ok:
             break
     return proof
+
+
+def _ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:
+    """Numbers of rows: every one of a short table, those that a module's state names, repeated ones, none."""
+    generator = torch.Generator().manual_seed(5)
+    edges = [0, rows - 1, *(v for v in known if 0 <= v < rows)]
+    every = torch.cat([torch.tensor(edges * 2), torch.randperm(rows, generator=generator)[:64]])
+    yield every.unsqueeze(0)
+    yield torch.randint(rows, (2, 7), generator=generator, dtype=torch.int32)
+    yield torch.randint(rows, (2, 3, 2), generator=generator)
+    yield every[:1]
+    yield torch.tensor(rows - 1)
+    yield torch.empty(2, 0, dtype=torch.int64)
 
 
 def _inputs(width: int) -> Iterator[Tensor]:
@@ -216,6 +282,9 @@ def _inputs(width: int) -> Iterator[Tensor]:
     # one magnitude a row, from 2^-30 to 2^30: a clamp, or an eps in another place, shows somewhere
     sweep = torch.exp2(torch.arange(-30.0, 31.0, 4.0, dtype=torch.float64)).unsqueeze(-1)
     yield torch.randn(len(sweep), width, generator=generator, dtype=torch.float64) * sweep
+    # where activations bend; each row has all of the range
+    yield torch.linspace(-30, 30, 6 * width, dtype=torch.float64).reshape(width, 6).t().contiguous()
+    yield torch.linspace(-4, 4, 2 * width, dtype=torch.float64).reshape(width, 2, 1).permute(2, 1, 0).contiguous()
 
 
 def _original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, x: Tensor, *given: Tensor) -> Any:
@@ -282,149 +351,16 @@ def _is_torch(function: Any) -> bool:
     )
 
 
-# Helper functions ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Form:
-    """One proven meaning of a helper: ``fixed`` are values of its further parameters for which it holds."""
-
-    helper: Helper
-    guard: str
-    fixed: tuple[tuple[str, Any], ...]
-    proof: Proof
-
-
-# By function, not by code: equal code in two files may call different helpers of the same name.
-_helpers: dict[types.FunctionType, tuple[Form, ...]] = {}
-
-
-def forms_of(function: Any) -> tuple[Form, ...]:
-    """What a plain function is proven to compute, for the calls that its forms describe; empty for most."""
-    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
-        return ()
-    if function not in _helpers:
-        _helpers[function] = tuple(_forms_of(function))
-    return _helpers[function]
-
-
-def _forms_of(function: types.FunctionType) -> Iterator[Form]:
-    code = function.__code__
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
-        return
-    names = code.co_varnames[: code.co_argcount]
-    defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
-    required = [n for n in names if n not in defaults]
-    trace = Trace()
-    wanted = [h for f in families() if hasattr(f, "helpers") for h in f.helpers() if h.parameters == len(required)]
-    if not wanted or tuple(required) != names[: len(required)]:
-        return
-    try:
-        followed = follow_function(function, trace)
-    except Unproven:
-        return
-    variants: list[dict[str, Any]] = [defaults]
-    for name, value in defaults.items():
-        if isinstance(value, int) and not isinstance(value, bool):
-            variants += [defaults | {name: other} for other in (0, 1, 2) if other != value]
-    for variant in variants:
-        shown: list[Helper] = []
-        for helper in wanted:
-            if any(h.guard == helper.guard or h.expression != helper.expression for h in shown):
-                continue
-            call = functools.partial(followed, **variant)
-            proof = _prove_helper(call, helper)
-            if not proof.ok:
-                continue
-            try:
-                if trace.guards():
-                    return
-            except Unproven:
-                return
-            shown.append(helper)
-            guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
-            yield Form(helper, guard, tuple(variant.items()), proof)
-
-
-def _prove_helper(call: Any, helper: Helper) -> Proof:
-    names = tuple(f"a{i}" for i in range(helper.parameters))
-    inputs = [helper.draw(seed) for seed in range(3)]
-    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
-    queries = [(*inputs[0][: helper.parameters - 2], *(a.detach() for a in inputs[0][-2:]))]
-    quick = prove(call, expression, queries, storage=(), gradients=False)
-    # angles need no gradient: the op gives none
-    return prove(_fixed_tail(call), _fixed_tail(expression), inputs) if quick.ok else quick
-
-
-def _fixed_tail(call: Any) -> Any:
-    def run(*given: Any) -> Any:
-        return call(*given[:-2], *(a.detach() for a in given[-2:]))
-
-    return run
-
-
-def _mixed(call: Any, helper: Helper) -> bool:
-    """Whether it also holds for first arguments in a storage dtype and the others in float32."""
-    names = tuple(f"a{i}" for i in range(helper.parameters))
-    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
-    given = helper.draw(0)
-    head, tail = given[: helper.parameters - 2], [a.float() for a in given[-2:]]
-
-    def at(function: Any) -> Any:
-        return lambda *xs: function(*xs, *tail)
-
-    try:
-        return prove(at(call), at(expression), [head], limit=2.0**-20, gradients=False).ok
-    except RuntimeError:
-        return False
-
-
-def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.FunctionType:
-    """The function with its proven calls served; the others go to the function itself."""
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    lines = [f"def {function.__name__}({', '.join(names)}):"]
-    known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function}
-    lines.append("    " + ", ".join(f"a{i}" for i in range(len(names))) + " = " + ", ".join(names))
-    for i, form in enumerate(forms):
-        tests = []
-        for j, name in enumerate(names[form.helper.parameters :]):
-            value = dict(form.fixed)[name]
-            known[f"_fixed_{i}_{j}"] = value
-            if not _unread(code, name):
-                tests.append(f"{name} {'is' if value is None or isinstance(value, bool) else '=='} _fixed_{i}_{j}")
-        lines.append(f"    if {' and '.join([*tests, form.guard])}:")
-        lines.append(f"        return {form.helper.expression}")
-    lines.append(f"    return _original({', '.join(names)})")
-    text = "\n".join(lines) + "\n"
-    exec(compile(text, f"<ferryman {function.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
-    made: types.FunctionType = known[function.__name__]
-    made.__defaults__ = function.__defaults__
-    made.__doc__ = function.__doc__
-    return made
-
-
-def _unread(code: types.CodeType, name: str) -> bool:
-    """A parameter that no instruction loads."""
-    import dis
-
-    return not any(step.argval == name and "LOAD" in step.opname for step in dis.get_instructions(code)) and (
-        name not in code.co_cellvars
-    )
-
-
 def role_forward(role: Role, original: Any) -> types.FunctionType:
-    """The forward of a module with a proven role."""
-    tests = ["not rest and not more"]
-    tests += [f"x.dtype is self.{name}.dtype" for name in role.uses]
-    tests.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    """The forward of a module with a proven role; ``original`` serves the other calls."""
+    tests = ["not rest and not more", *role.tests]
     for text, outcome in role.guards:
         tests.append(f"bool({text}) is {outcome}")
-    name = role.parameter
-    given = "" if name == "x" else f"    x = {name}\n"
+    names, ours = ", ".join(role.parameters), ", ".join(role.inputs)
+    given = "" if names == ours else f"    {ours} = {names}\n"
     text = (
-        f"def forward(self, {name}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
-        f"        return {role.expression}\n    return _original(self, {name}, *rest, **more)\n"
+        f"def forward(self, {names}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
+        f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
     )
     known: dict[str, Any] = dict(source.innermost(original).__globals__) if role.guards else {}
     known |= {"ops": ops, "torch": torch, "_original": original}
@@ -433,4 +369,4 @@ def role_forward(role: Role, original: Any) -> types.FunctionType:
     return made
 
 
-__all__ = ["Form", "Refusal", "Role", "forms_of", "gate_of", "leaf_of", "replace", "role_forward", "role_of"]
+__all__ = ["Refusal", "Role", "gate_of", "leaf_of", "replace", "role_forward", "role_of"]

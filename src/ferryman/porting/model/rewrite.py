@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferryman.ops.recognition import Served, families
-from ferryman.porting.model import gating, recognise, source
+from ferryman.porting.model import gating, helpers, recognise, source
 from ferryman.porting.model.source import MISSING
 
 _DEPTH = 2
@@ -134,7 +134,7 @@ class _Class:
         if function in self.helpers:
             return self.helpers[function]
         self.helpers[function] = None, ""
-        forms = recognise.forms_of(function)
+        forms = helpers.forms_of(function)
         if forms:
             self.helpers[function] = _one_served(function, forms), forms[0].helper.op
         elif function.__globals__ is home.__globals__ and depth < _DEPTH:
@@ -152,7 +152,7 @@ _served_helpers: dict[Any, Any] = {}
 
 def _one_served(function: types.FunctionType, forms: Any) -> Any:
     if function not in _served_helpers:
-        _served_helpers[function] = recognise.served_helper(function, forms)
+        _served_helpers[function] = helpers.served_helper(function, forms)
     return _served_helpers[function]
 
 

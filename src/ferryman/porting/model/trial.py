@@ -219,7 +219,7 @@ def trial(
         parameters=sum(p.numel() for p in model.parameters()), verdict="PASS" if found.ok else "FAIL",
         reasons=list(found.reasons), parity=[Measured(**vars(d), ok=d.ok) for d in found.distances],
         first_divergence=found.first.path if found.first else "", restored=found.restored, calls=dict(found.calls),
-        ported=report.calls(runs=found.runs), runs=dict(found.runs),
+        ported=report.calls(runs=found.runs, gradients=backward), runs=dict(found.runs),
         left=[{"path": x.path, "module": x.module, "reason": x.reason} for x in report.unsupported],
         kinds=report.text().split("\n"), accounted_for=said.device if said else reason,
         shares=said.shares() if said else {}, account=lines,

@@ -1,0 +1,51 @@
+"""Tables whose rows are taken by number, perhaps scaled: modules, and `torch.nn.functional.embedding`.
+
+An id outside the table is an error in PyTorch and a row of NaN here. A row of padding, which learns nothing, and
+gradients by frequency are PyTorch's own: such a table is served where no gradient is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ferryman.ops.embedding.definition import embedding as op_embedding
+from ferryman.ops.recognition import Candidate, Leaf, Served
+
+
+def modules(leaf: Leaf) -> Iterator[Candidate]:
+    if len(leaf.matrices) != 1 or leaf.vectors or len(leaf.scalars) > 1:
+        return
+    ((table, (_, columns)),) = leaf.matrices.items()
+    plain = f"ops.embedding(x, self.{table})"
+    spelled: list[tuple[str, tuple[str, ...]]]
+    spelled = [(f"ops.embedding(x, self.{table}, self.{n})", (table,)) for n in leaf.numbers]
+    spelled += [(f"{plain} * self.{s}.to(self.{table}.dtype)", (table, s)) for s in leaf.scalars]
+    for gradient in (True, False):
+        for expression, uses in [*spelled, (plain, (table,))]:
+            yield Candidate("embedding", expression, columns, uses, table, gradient)
+
+
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    ordinary = padding_idx is None and not scale_grad_by_freq and not sparse
+    if (
+        max_norm is None
+        and (ordinary or not (weight.requires_grad and torch.is_grad_enabled()))
+        and (input.dtype is torch.int64 or input.dtype is torch.int32)
+        and weight.dim() == 2
+        and weight.dtype.is_floating_point
+        and weight.dtype.itemsize < 8
+    ):
+        return op_embedding(input, weight)
+    return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+
+
+def functions() -> Mapping[Any, Served]:
+    return {functional.embedding: Served("embedding", embedding)}

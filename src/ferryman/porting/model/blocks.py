@@ -1,0 +1,158 @@
+"""What a module with tensors of three dimensions computes, such as a layer of experts, shown by proof.
+
+Two proofs in one. In float64 the code that its class writes down is followed, branch by branch. In storage dtypes the
+module is run as a caller gets it: a decorator around that code may hand calls to another implementation of it, if it
+reads a registry of such implementations that is known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.ops.recognition import Block, Definitions, Layer, compiled, families
+from ferryman.porting.model import recognise, source
+from ferryman.porting.model.branches import Trace, Unproven, follow_module
+from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.recognise import Refusal, Role
+
+registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
+# Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.
+_CLOSE = 2.0**-10
+_NARROW_SEEDS = 3
+_roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
+_keep: list[Any] = []  # what keys name by id must not be freed
+
+
+def role_of(module: nn.Module) -> Role | Refusal | None:
+    """The proven role of a block; a Refusal if one was proposed and not shown; None if none was proposed."""
+    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    if not any(p.dim() == 3 for p in held.values()) or not all(p.is_floating_point() for p in held.values()):
+        return None
+    children = {n: recognise.gate_of(m) for n, m in module._modules.items() if m is not None}
+    if not all(children.values()):
+        return None
+    block = Block({n: tuple(p.shape) for n, p in held.items()}, len(recognise.inputs_of(type(module))))
+    layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
+    if not layers:
+        return None
+    key = (recognise.state_of(module), tuple(block.tensors.items()),
+           tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None))  # fmt: skip
+    if key not in _roles:
+        _roles[key] = _role_of(module, block, layers, tuple(children))
+        _keep.append(module.__dict__.copy())
+    return _roles[key]
+
+
+def _role_of(module: nn.Module, block: Block, layers: list[Layer], children: tuple[str, ...]) -> Role | Refusal:
+    forward = type(module).forward
+    if forward is not source.innermost(forward) and not _reads_known(forward):
+        return Refusal("a decorator stands around its forward")
+    nearest: tuple[float, str] | None = None
+    for layer in layers:
+        trace = Trace()
+        try:
+            followed = follow_module(module, trace, children, undecorated=True)
+        except Unproven as error:
+            return Refusal(str(error))
+        proof = _prove(module, followed, tuple(block.tensors), layer)
+        if proof.ok:
+            try:
+                guards = tuple(trace.guards())
+            except Unproven as error:
+                return Refusal(str(error))
+            return _role(module, block, layer, proof, guards)
+        if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
+            nearest = (proof.distance, f"not {layer.op}, which is nearest: {proof.reason}")
+    return Refusal(nearest[1] if nearest else "no op of the day computes it")
+
+
+def _role(
+    module: nn.Module, block: Block, layer: Layer, proof: Proof, guards: tuple[tuple[str, bool], ...]
+) -> Role | Refusal:
+    inputs = tuple(f"a{i}" for i in range(block.inputs))
+    parameters = recognise.inputs_of(type(module))
+    if set(inputs) & set(parameters):
+        return Refusal(f"its forward calls an argument {sorted(set(inputs) & set(parameters))[0]}")
+    tests = [layer.guard]
+    if not layer.gradient:
+        tests.insert(0, recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
+    digest = recognise.digest_of(type(module))
+    return Role(layer.op, layer.expression, inputs, parameters, tuple(tests), guards, proof, digest, layer.gradient)
+
+
+def _reads_known(function: Any) -> bool:
+    """Whether each decorator keeps a known registry in a cell."""
+    while hasattr(function, "__wrapped__"):
+        cells = [source._content(cell) for cell in getattr(function, "__closure__", None) or ()]
+        if not any(id(value) in registries for value in cells):
+            return False
+        function = function.__wrapped__
+    return True
+
+
+def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...], layer: Layer) -> Proof:
+    state = dict(module.__dict__)
+    for name, value in state.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value in layer.sizes:
+            state[name] = layer.sizes[value]
+    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    generator = torch.Generator().manual_seed(7)
+    tensors = []
+    for n in names:
+        shape = [layer.sizes[s] for s in held[n].shape]
+        tensors.append(torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5)
+    count = len(recognise.inputs_of(type(module)))
+    inputs = [(*layer.draw(seed), *tensors) for seed in range(layer.seeds)]
+    expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=Definitions())
+
+    def candidate(*given: Any) -> Any:
+        known = dict(zip(names, given[count:], strict=True))
+        return expression(types.SimpleNamespace(**(state | known)), *given[:count])
+
+    proof = Proof(False)
+    for training in (False, True):
+        original = functools.partial(_original, followed, type(module), state, names, training, count)
+        proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient)
+        if not proof.ok:
+            return proof
+    return _close(functools.partial(_original, followed, type(module), state, names, False, count), candidate, inputs,
+                  proof)  # fmt: skip
+
+
+def _original(
+    followed: Any, kind: Any, state: Mapping[str, Any], names: tuple[str, ...], training: bool, count: int, *given: Any
+) -> Any:
+    """The followed code on float64, the module as callers get it on what is narrower."""
+    own = followed if given[-1].dtype == torch.float64 else kind
+    twin = own.__new__(own)
+    twin.__dict__.update(state)
+    tensors = dict(zip(names, given[count:], strict=True))
+    twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
+    twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
+    twin.__dict__["training"] = training
+    return twin.forward(*given[:count])
+
+
+@torch.no_grad()
+def _close(original: Any, candidate: Any, inputs: list[tuple[Any, ...]], proof: Proof) -> Proof:
+    """The proof, unless what callers get in float32 is another computation than the one that was followed."""
+    for given in inputs[:_NARROW_SEEDS]:
+        low = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
+        try:
+            found, wanted = candidate(*low), original(*low)
+        except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
+            return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300])
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            return Proof(False, f"in float32 it gives {tuple(wanted.shape)} of {wanted.dtype}")
+        size = wanted.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        apart = float(((found - wanted).abs() / size).max())
+        if not apart <= _CLOSE:
+            reason = f"in float32 it differs by {apart:.3g} from the code that its class has"
+            return Proof(False, reason, distance=apart)
+    return proof

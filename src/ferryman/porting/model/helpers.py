@@ -1,0 +1,147 @@
+"""What a function that modules call computes, such as one that rotates queries and keys, shown by proof."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ferryman import ops
+from ferryman.ops.recognition import Definitions, Helper, compiled, families
+from ferryman.porting.model.branches import Trace, Unproven, follow_function
+from ferryman.porting.model.proof import Proof, prove
+
+_DEFINITIONS = Definitions()
+
+
+@dataclass(frozen=True)
+class Form:
+    """One proven meaning of a helper: ``fixed`` are values of its further parameters for which it holds."""
+
+    helper: Helper
+    guard: str
+    fixed: tuple[tuple[str, Any], ...]
+    proof: Proof
+
+
+# By function, not by code: equal code in two files may call different helpers of the same name.
+_helpers: dict[types.FunctionType, tuple[Form, ...]] = {}
+
+
+def forms_of(function: Any) -> tuple[Form, ...]:
+    """What a plain function is proven to compute, for the calls that its forms describe; empty for most."""
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return ()
+    if function not in _helpers:
+        _helpers[function] = tuple(_forms_of(function))
+    return _helpers[function]
+
+
+def _forms_of(function: types.FunctionType) -> Iterator[Form]:
+    code = function.__code__
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
+        return
+    names = code.co_varnames[: code.co_argcount]
+    defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
+    required = [n for n in names if n not in defaults]
+    trace = Trace()
+    wanted = [h for f in families() if hasattr(f, "helpers") for h in f.helpers() if h.parameters == len(required)]
+    if not wanted or tuple(required) != names[: len(required)]:
+        return
+    try:
+        followed = follow_function(function, trace)
+    except Unproven:
+        return
+    variants: list[dict[str, Any]] = [defaults]
+    for name, value in defaults.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            variants += [defaults | {name: other} for other in (0, 1, 2) if other != value]
+    for variant in variants:
+        shown: list[Helper] = []
+        for helper in wanted:
+            if any(h.guard == helper.guard or h.expression != helper.expression for h in shown):
+                continue
+            call = functools.partial(followed, **variant)
+            proof = _prove_helper(call, helper)
+            if not proof.ok:
+                continue
+            try:
+                if trace.guards():
+                    return
+            except Unproven:
+                return
+            shown.append(helper)
+            guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
+            yield Form(helper, guard, tuple(variant.items()), proof)
+
+
+def _prove_helper(call: Any, helper: Helper) -> Proof:
+    names = tuple(f"a{i}" for i in range(helper.parameters))
+    inputs = [helper.draw(seed) for seed in range(3)]
+    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
+    queries = [(*inputs[0][: helper.parameters - 2], *(a.detach() for a in inputs[0][-2:]))]
+    quick = prove(call, expression, queries, storage=(), gradients=False)
+    # angles need no gradient: the op gives none
+    return prove(_fixed_tail(call), _fixed_tail(expression), inputs) if quick.ok else quick
+
+
+def _fixed_tail(call: Any) -> Any:
+    def run(*given: Any) -> Any:
+        return call(*given[:-2], *(a.detach() for a in given[-2:]))
+
+    return run
+
+
+def _mixed(call: Any, helper: Helper) -> bool:
+    """Whether it also holds for first arguments in a storage dtype and the others in float32."""
+    names = tuple(f"a{i}" for i in range(helper.parameters))
+    expression = compiled(helper.expression, names, ops=_DEFINITIONS)
+    given = helper.draw(0)
+    head, tail = given[: helper.parameters - 2], [a.float() for a in given[-2:]]
+
+    def at(function: Any) -> Any:
+        return lambda *xs: function(*xs, *tail)
+
+    try:
+        return prove(at(call), at(expression), [head], limit=2.0**-20, gradients=False).ok
+    except RuntimeError:
+        return False
+
+
+def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.FunctionType:
+    """The function with its proven calls served; the others go to the function itself."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    lines = [f"def {function.__name__}({', '.join(names)}):"]
+    known: dict[str, Any] = {"ops": ops, "torch": torch, "_original": function}
+    lines.append("    " + ", ".join(f"a{i}" for i in range(len(names))) + " = " + ", ".join(names))
+    for i, form in enumerate(forms):
+        tests = []
+        for j, name in enumerate(names[form.helper.parameters :]):
+            value = dict(form.fixed)[name]
+            known[f"_fixed_{i}_{j}"] = value
+            if not _unread(code, name):
+                tests.append(f"{name} {'is' if value is None or isinstance(value, bool) else '=='} _fixed_{i}_{j}")
+        lines.append(f"    if {' and '.join([*tests, form.guard])}:")
+        lines.append(f"        return {form.helper.expression}")
+    lines.append(f"    return _original({', '.join(names)})")
+    text = "\n".join(lines) + "\n"
+    exec(compile(text, f"<ferryman {function.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
+    made: types.FunctionType = known[function.__name__]
+    made.__defaults__ = function.__defaults__
+    made.__doc__ = function.__doc__
+    return made
+
+
+def _unread(code: types.CodeType, name: str) -> bool:
+    """A parameter that no instruction loads."""
+    import dis
+
+    return not any(step.argval == name and "LOAD" in step.opname for step in dis.get_instructions(code)) and (
+        name not in code.co_cellvars
+    )

@@ -1,0 +1,498 @@
+"""Activations, tables of rows and layers of experts in models: which are served, by what, and what stays."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import ferryman
+from ferryman.errors import PortError
+from ferryman.porting.model import blocks
+from ferryman.porting.model.generic import compare
+from ferryman.porting.model.recognise import Refusal, Role, role_of
+
+transformers = pytest.importorskip("transformers")
+from transformers.activations import ACT2FN  # noqa: E402
+from transformers.models.bart.modeling_bart import BartScaledWordEmbedding  # noqa: E402
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding  # noqa: E402
+
+import ferryman.integrations.transformers  # noqa: E402 - it registers itself
+
+STORAGE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def made_by(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    """(result, {"op implementation": calls})."""
+    with ferryman.trace() as traced:
+        found = call()
+    made: dict[str, int] = {}
+    for (op, line), n in traced.calls.items():
+        made[f"{op} {line.split('.')[0]}"] = made.get(f"{op} {line.split('.')[0]}", 0) + n
+    return found, made
+
+
+def same(x: Tensor, found: Tensor, wanted: Tensor, exact: Tensor) -> bool:
+    """Both are the exact result, rounded: no farther apart than one unit and what the unported one is off by. Factors
+    like 1 + tanh, in float32, are off by a few units of 1 where they are nearly 0."""
+    unit = torch.finfo(wanted.dtype).eps * exact.abs() + torch.finfo(wanted.dtype).tiny
+    unit = unit + 4 * torch.finfo(torch.float32).eps * x.double().abs()
+    return bool(((found.double() - exact).abs() <= unit + (wanted.double() - exact).abs()).all())
+
+
+# Activations ------------------------------------------------------------------------------------------------
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "nn.GELU": nn.GELU, "nn.GELU tanh": lambda: nn.GELU("tanh"), "nn.SiLU": nn.SiLU, "nn.ReLU": nn.ReLU,
+    "nn.LeakyReLU": lambda: nn.LeakyReLU(0.2), "nn.ELU": lambda: nn.ELU(0.5), "nn.Tanh": nn.Tanh,
+    "nn.Sigmoid": nn.Sigmoid, "nn.Hardswish": nn.Hardswish,
+    **{name: functools.partial(ACT2FN.__getitem__, name) for name in (
+        "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "quick_gelu", "silu", "swish", "relu", "relu2",
+        "leaky_relu", "tanh", "sigmoid", "hardswish",
+    )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_served_in_every_dtype_and_learns_as_before(name: str) -> None:
+    module = nn.Sequential(ACTIVATIONS[name]())
+    given = torch.cat([torch.linspace(-9, 9, 33), torch.tensor([0.0, -1e-6, 60.0, -60.0])]).reshape(1, -1)
+    for dtype in STORAGE:
+        x = given.to(dtype).requires_grad_()
+        exact = x.detach().double().requires_grad_()
+        truth = module(exact)
+        wanted = module(x)
+        slopes = [torch.autograd.grad(y.sum(), leaf)[0] for y, leaf in ((truth, exact), (wanted, x))]
+        report = ferryman.port(module)
+        assert report.calls() == {"bias_act": 1} and not report.unsupported
+        found, made = made_by(lambda: module(x))  # noqa: B023 - called here
+        assert made == {"bias_act torch": 1}
+        assert same(x.detach(), found.detach(), wanted.detach(), truth.detach())
+        slope = torch.autograd.grad(found.sum(), x)[0]
+        # the tanh gelu's gradient has x (1 - tanh^2) (1 + 0.13 x^2) 0.4, 14 units where 1 - tanh^2 is a unit off
+        off = (slope.double() - slopes[0]).abs() - (slopes[1].double() - slopes[0]).abs()
+        assert float(off.max()) <= 16 * torch.finfo(dtype).eps
+        ferryman.unport(module)
+        assert torch.equal(module(x), wanted)
+
+
+class Scaled(nn.Module):
+    """A sigmoid unit with a constant of its own."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.scale * x)
+
+
+class Biased(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.hardsigmoid(x + self.bias)
+
+
+class Trained(nn.Module):
+    """Another activation in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if self.training else torch.tanh(x).clamp(-0.999, 0.999)
+
+
+class Cut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(x).clamp(max=1e6)
+
+
+class Written(nn.Module):
+    """The tanh gelu with another constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(0.79788 * (x + 0.044715 * x**3)))
+
+
+LOOKALIKES: dict[str, Callable[[], nn.Module]] = {
+    "gelu_10": lambda: ACT2FN["gelu_10"], "gelu_fast": lambda: ACT2FN["gelu_fast"], "mish": lambda: ACT2FN["mish"],
+    "laplace": lambda: ACT2FN["laplace"], "linear": lambda: ACT2FN["linear"], "prelu": lambda: ACT2FN["prelu"],
+    "relu6": nn.ReLU6, "hardsigmoid": nn.Hardsigmoid, "softplus": nn.Softplus, "selu": nn.SELU,
+    "in place": lambda: nn.ReLU(inplace=True), "1.7": lambda: Scaled(1.7), "1.7021": lambda: Scaled(1.7021),
+    "biased": lambda: Biased(96), "trained": Trained, "cut": Cut, "constant": Written,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_another_activation_is_none(name: str) -> None:
+    module = LOOKALIKES[name]()
+    assert isinstance(role_of(module), Refusal), role_of(module)
+    x = torch.randn(3, 96)
+    wanted = module(x.clone())
+    try:
+        ferryman.port(module)  # a functional inside may be served
+    except PortError:
+        return
+    limit = 8 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
+    assert float((module(x.clone()) - wanted).abs().max()) <= limit
+
+
+def test_the_right_constant_is_found_whatever_it_is_called() -> None:
+    found = role_of(Scaled(1.702))
+    assert isinstance(found, Role) and found.expression == "ops.bias_act(x, None, 'quick_gelu')"
+    half = role_of(nn.LeakyReLU(0.5))
+    assert isinstance(half, Role) and half.expression.endswith("self.negative_slope)")
+
+
+class Called(nn.Module):
+    """Functionals in a forward that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.gelu(self.lin(x), approximate="tanh") + functional.leaky_relu(x, 0.3)
+        x = torch.tanh(x) + functional.relu(x.clone(), inplace=True) + functional.elu(x, 0.7)
+        return functional.silu(x) + functional.gelu(x) + torch.sigmoid(x.double()).float()
+
+
+def test_functionals_inside_a_forward_are_served_where_the_op_means_the_same() -> None:
+    found = compare(Called(), lambda m: m(torch.randn(3, 16)))
+    assert found.ok, found.reasons
+    assert found.calls["bias_act"] == 6  # not the one in place, nor the one in float64
+    assert found.calls["bias_act_backward"] == 5  # leaky_relu's input needs none
+
+
+def test_an_activation_of_a_gated_product_is_counted_there_alone() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act, self.lin, self.other = nn.SiLU(), nn.Linear(8, 8), nn.SiLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.act(self.lin(x)) * x)
+
+    module = Gated()
+    report = ferryman.port(module)
+    _, made = made_by(lambda: module(torch.randn(2, 8)))
+    assert made == {"linear torch": 1, "silu_mul torch": 1, "bias_act torch": 1}
+    assert report.calls() == {"linear": 1, "silu_mul": 1, "bias_act": 1}
+
+
+# Tables -----------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_table_is_served_and_learns() -> None:
+    table = nn.Embedding(40, 12)
+    ids = torch.tensor([[3, 0, 39], [3, 3, 7]])
+    wanted = table(ids)
+    slope = torch.autograd.grad(wanted.square().sum(), table.weight)[0]
+    report = ferryman.port(table)
+    assert report.calls() == {"embedding": 1} and not report.maybe()
+    assert torch.equal(table(ids), wanted) and torch.equal(table(ids.int()), wanted)
+    again, made = made_by(lambda: torch.autograd.grad(table(ids).square().sum(), table.weight)[0])
+    assert made == {"embedding torch": 1, "embedding_backward torch": 1}
+    # at most 3 terms a row, in another order
+    assert float((again - slope).abs().max()) <= 3 * torch.finfo(torch.float32).eps * float(slope.abs().max())
+    ferryman.unport(table)
+    assert torch.equal(table(ids), wanted)
+
+
+KEPT: dict[str, Callable[[], nn.Embedding]] = {
+    "padding": lambda: nn.Embedding(40, 12, padding_idx=3),
+    "the last row of a long table": lambda: nn.Embedding(3000, 12, padding_idx=2999),
+    "by frequency": lambda: nn.Embedding(40, 12, scale_grad_by_freq=True),
+    "sparse": lambda: nn.Embedding(40, 12, sparse=True),
+    "Gemma3's": lambda: Gemma3TextScaledWordEmbedding(40, 12, 0, embed_scale=3.46),
+    "Bart's": lambda: BartScaledWordEmbedding(40, 12, 1, embed_scale=3.46),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_table_with_a_gradient_rule_is_served_where_no_gradient_is_needed(name: str) -> None:
+    table = KEPT[name]()
+    ids = torch.tensor([[3, 0, 1], [3, 39, 7]])
+    for dtype in STORAGE:
+        table.to(dtype)
+        wanted = table(ids)
+        before = torch.autograd.grad(wanted.float().square().sum(), table.weight)[0].to_dense()
+        report = ferryman.port(table)
+        assert report.calls() == {} and report.maybe() == {"embedding"} and not report.unsupported
+        with torch.no_grad():
+            found, made = made_by(lambda: table(ids))
+        assert made == {"embedding torch": 1} and torch.equal(found, wanted)
+        trained, made = made_by(lambda: table(ids))
+        assert made == {}
+        after = torch.autograd.grad(trained.float().square().sum(), table.weight)[0].to_dense()
+        assert torch.equal(after, before)
+        table.weight.requires_grad_(False)
+        assert made_by(lambda: table(ids))[1] == {"embedding torch": 1}
+        table.weight.requires_grad_()
+        ferryman.unport(table)
+
+
+def test_a_scaled_table_without_padding_learns() -> None:
+    module = BartScaledWordEmbedding(40, 12, None, embed_scale=3.46)
+    found = compare(nn.Sequential(module, nn.Linear(12, 12), nn.Tanh()), lambda m: m(torch.tensor([[3, 0, 39, 3]])))
+    assert found.ok, found.reasons
+    assert found.calls["embedding"] == found.calls["embedding_backward"] == 1
+    assert role_of(module).expression == "ops.embedding(x, self.weight, self.embed_scale)"  # type: ignore[union-attr]
+
+
+class Shifted(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 0.5
+
+
+class Next(nn.Embedding):
+    """The row after."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward((input + 1).clamp(max=self.num_embeddings - 1))
+
+
+class Blank(nn.Embedding):
+    """A row of zeros that is not the one which learns nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).masked_fill((input == 2).unsqueeze(-1), 0.0)
+
+
+class Rooted(nn.Embedding):
+    """Scaled by a number that it writes down."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.embedding_dim**0.5
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nn.Embedding(40, 12, max_norm=1.0), lambda: nn.Embedding(40, 12, max_norm=1e30),
+    lambda: nn.Embedding(40, 12, max_norm=3, norm_type=1.0), lambda: Shifted(40, 12), lambda: Next(40, 12),
+    lambda: Blank(40, 12), lambda: Rooted(40, 12), lambda: nn.EmbeddingBag(40, 12),
+])  # fmt: skip
+def test_another_table_stays(make: Callable[[], nn.Module]) -> None:
+    table = make()
+    found = role_of(table)
+    assert isinstance(found, Refusal) and found.reason
+    with pytest.raises(PortError, match="nothing in"):
+        ferryman.port(table)
+
+
+def test_a_table_that_is_called_as_a_function() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(9, 6))
+            self.out = nn.Linear(6, 6)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            padded = functional.embedding(ids, self.rows, padding_idx=2)
+            return self.out(functional.embedding(ids, self.rows) + padded)
+
+    found = compare(Own(), lambda m: m(torch.tensor([[2, 3, 2, 8]])))
+    assert found.ok, found.reasons
+    assert found.calls["embedding"] == 1  # the padded one learns by another rule
+    assert compare(Own(), lambda m: m(torch.tensor([[2, 8]])), backward=False).calls["embedding"] == 2
+
+
+# Experts ----------------------------------------------------------------------------------------------------
+
+
+def experts_of(home: str, kind: str, config: str, **more: Any) -> Any:
+    import importlib
+
+    module = importlib.import_module(f"transformers.models.{home}.modeling_{home}")
+    sizes = {"hidden_size": 24, "intermediate_size": 16, "moe_intermediate_size": 16, "num_local_experts": 6,
+             "num_experts": 6, "n_routed_experts": 6, "num_experts_per_tok": 2, "hidden_act": "silu"}  # fmt: skip
+    made = getattr(transformers, config)(**(sizes | more))
+    made._experts_implementation = "grouped_mm"
+    layer = getattr(module, kind)(made)
+    for p in layer.parameters():
+        nn.init.normal_(p, std=0.2)
+    return layer
+
+
+def routed(tokens: int = 11, width: int = 24, experts: int = 6) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.stack([torch.randperm(experts, generator=generator)[:2] for _ in range(tokens)])
+    shares = torch.rand(tokens, 2, generator=generator)
+    return torch.randn(tokens, width, generator=generator), ids, shares / shares.sum(-1, keepdim=True)
+
+
+EXPERTS: dict[str, tuple[str, str, str]] = {
+    "mixtral": ("mixtral", "MixtralExperts", "MixtralConfig"),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeExperts", "Qwen3MoeConfig"),
+    "olmoe": ("olmoe", "OlmoeExperts", "OlmoeConfig"),
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3Experts", "DeepseekV3Config"),
+    "glm4_moe": ("glm4_moe", "Glm4MoeExperts", "Glm4MoeConfig"),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh"])
+def test_experts_are_served_where_no_gradient_is_needed(name: str, act: str) -> None:
+    layer = experts_of(*EXPERTS[name], hidden_act=act)
+    x, ids, shares = routed()
+    wanted = layer(x, ids, shares)
+    before = torch.autograd.grad(wanted.square().sum(), list(layer.parameters()))
+    report = ferryman.port(layer)
+    assert "moe_experts" in report.maybe() and "moe_experts" not in report.calls() and not report.unsupported
+    assert report.calls(gradients=False) == {"moe_experts": 1}
+    with torch.no_grad():
+        found, made = made_by(lambda: layer(x, ids, shares))
+        by_name, _ = made_by(lambda: layer(top_k_weights=shares, hidden_states=x, top_k_index=ids))
+        assert torch.equal(by_name, found)
+        for implementation in ("eager", "batched_mm"):  # whatever the config says since
+            layer.config._experts_implementation = implementation
+            assert made_by(lambda: layer(x, ids, shares))[1] == {"moe_experts torch": 1}
+        layer.config._experts_implementation = "grouped_mm"
+    assert made == {"moe_experts torch": 1}
+    # sums of 24 and 16 products and of 2 experts
+    assert float((found - wanted).abs().max()) <= 48 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
+    trained, made = made_by(lambda: layer(x, ids, shares))
+    assert "moe_experts torch" not in made
+    after = torch.autograd.grad(trained.square().sum(), list(layer.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    with torch.no_grad():
+        assert torch.equal(twin(x, ids, shares), found)
+    ferryman.unport(layer)
+    assert torch.equal(layer(x, ids, shares), wanted)
+
+
+def test_experts_in_16_bits_are_nearer_to_the_exact_result_than_before() -> None:
+    layer = experts_of(*EXPERTS["mixtral"]).bfloat16()
+    x, ids, shares = routed(500)
+    wide = copy.deepcopy(layer).double()
+    wide.config._experts_implementation = "eager"
+    with torch.no_grad():
+        exact = wide(x.bfloat16().double(), ids, shares.double())
+        wanted = layer(x.bfloat16(), ids, shares)
+        ferryman.port(layer)
+        found, made = made_by(lambda: layer(x.bfloat16(), ids, shares))
+    assert made == {"moe_experts torch": 1} and found.dtype == wanted.dtype == torch.bfloat16
+    assert (found.double() - exact).norm() <= (wanted.double() - exact).norm()
+
+
+def _odd(name: str) -> Any:
+    """Experts of Mixtral with one fault, written as its forward is."""
+    base: Any = type(experts_of(*EXPERTS["mixtral"]))
+    plain = experts_of(*EXPERTS["mixtral"])
+
+    class Clipped(base):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            final = torch.zeros_like(hidden_states)
+            for e in range(self.num_experts):
+                token, slot = torch.where(top_k_index == e)
+                gate, up = functional.linear(hidden_states[token], self.gate_up_proj[e]).chunk(2, dim=-1)
+                h = self.act_fn(gate.clamp(max=7.0)) * up.clamp(-7.0, 7.0)
+                h = functional.linear(h, self.down_proj[e]) * top_k_weights[token, slot, None]
+                final.index_add_(0, token, h)
+            return final
+
+    class Swapped(base):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            final = torch.zeros_like(hidden_states)
+            hit = torch.unique(top_k_index)
+            for e in hit:
+                token, slot = torch.where(top_k_index == e)
+                if e == self.num_experts:
+                    continue
+                up, gate = functional.linear(hidden_states[token], self.gate_up_proj[e]).chunk(2, dim=-1)
+                h = functional.linear(self.act_fn(gate) * up, self.down_proj[e])
+                final.index_add_(0, token, h * top_k_weights[token, slot, None])
+            return final
+
+    class Before(base):  # type: ignore[misc]
+        """The share scales the input, not the result."""
+
+        def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            final = torch.zeros_like(hidden_states)
+            hit = torch.unique(top_k_index)
+            for e in hit:
+                token, slot = torch.where(top_k_index == e)
+                if e == self.num_experts:
+                    continue
+                x = hidden_states[token] * top_k_weights[token, slot, None]
+                gate, up = functional.linear(x, self.gate_up_proj[e]).chunk(2, dim=-1)
+                final.index_add_(0, token, functional.linear(self.act_fn(gate) * up, self.down_proj[e]))
+            return final
+
+    class Gate(base):  # type: ignore[misc]
+        """What the registry's implementations call is another gate than the one in its forward."""
+
+        def _apply_gate(self, gate_up: Tensor) -> Tensor:
+            gate, up = gate_up.chunk(2, dim=-1)
+            return self.act_fn(gate) * (up + 1.0)
+
+    if name == "bias":
+        plain.gate_up_proj_bias = nn.Parameter(torch.randn(6, 32))
+        return plain
+    if name == "relu":
+        plain.act_fn = nn.ReLU()
+        return plain
+    kinds: dict[str, Any] = {"clipped": Clipped, "swapped": Swapped, "before": Before, "gate": Gate}
+    plain.__class__ = kinds[name]
+    return plain
+
+
+@pytest.mark.parametrize("name", ["clipped", "swapped", "before", "gate", "bias", "relu"])
+def test_other_experts_stay(name: str) -> None:
+    layer = _odd(name)
+    found = blocks.role_of(layer)
+    assert not isinstance(found, Role)
+    assert found is None or found.reason
+    x, ids, shares = routed()
+    with torch.no_grad():
+        wanted = layer(x * 9, ids, shares)
+        try:
+            ferryman.port(layer)
+        except PortError:
+            return
+        after, made = made_by(lambda: layer(x * 9, ids, shares))
+    assert "moe_experts torch" not in made
+    assert float((after - wanted).abs().max()) <= 48 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
+
+
+def test_clipped_interleaved_experts_with_biases_stay() -> None:
+    config = transformers.GptOssConfig(hidden_size=24, intermediate_size=16, num_local_experts=6)
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    assert blocks.role_of(GptOssExperts(config)) is None
+
+
+def test_a_decorator_that_reads_no_known_registry_is_named() -> None:
+    layer = experts_of(*EXPERTS["mixtral"])
+    kind: Any = type(layer)
+
+    @functools.wraps(kind.forward)
+    def doubled(self: Any, *args: Any) -> Any:
+        return 2 * kind.forward(self, *args)
+
+    layer.__class__ = type("Doubled", (kind,), {"forward": doubled})
+    found = blocks.role_of(layer)
+    assert isinstance(found, Refusal) and "decorator" in found.reason
+
+
+def test_a_loop_must_have_had_items_and_none() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.times = 1
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.times):
+                x = torch.tanh(x)
+            return x
+
+    found = role_of(Loop())
+    assert isinstance(found, Refusal) and "no input took both sides of `for .. in" in found.reason
