@@ -111,10 +111,12 @@ def compare(unported: Callable[[], Any], ported: Callable[[], Any], device: torc
     medians = [statistics.median(t) for t in times]
     quarters = [statistics.quantiles(t, n=4) for t in times]
     return {
-        "unported_us": medians[0] * 1e6, "ported_us": medians[1] * 1e6, "speed": medians[0] / medians[1],
+        "unported_us": medians[0] * 1e6,
+        "ported_us": medians[1] * 1e6,
+        "speed": medians[0] / medians[1],
         "unported_spread": (quarters[0][2] - quarters[0][0]) / medians[0],
         "ported_spread": (quarters[1][2] - quarters[1][0]) / medians[1],
-    }  # fmt: skip
+    }
 
 
 def graphs(call: Callable[[], Any]) -> int:
@@ -152,11 +154,16 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, A
             again["forward"][name] += graphs(forward(side, given))
             again["training"][name] += graphs(training(side, given))
     return {
-        "device": detect(device).name, "dtype": str(dtype).removeprefix("torch."), "tiny": tiny,
-        "torch": torch.__version__, "cases": cases,
-        "graphs_first": compiled, "recompilations_on_unseen_lengths": again,
-        "calls_in_the_graph": {f"{op}:{by}": n for (op, by), n in traced.calls.items()}, "ported": report.calls(1),
-    }  # fmt: skip
+        "device": detect(device).name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "tiny": tiny,
+        "torch": torch.__version__,
+        "cases": cases,
+        "graphs_first": compiled,
+        "recompilations_on_unseen_lengths": again,
+        "calls_in_the_graph": {f"{op}:{by}": n for (op, by), n in traced.calls.items()},
+        "ported": report.calls(1),
+    }
 
 
 def markdown(found: dict[str, Any]) -> str:

@@ -116,12 +116,15 @@ class Contender:
 
 
 CONTENDERS = (
-    Contender("ferryman, in place", ours_in_place, True), Contender("liger, in place", liger, True),
+    Contender("ferryman, in place", ours_in_place, True),
+    Contender("liger, in place", liger, True),
     Contender("liger, in place, through autograd", liger_called, True),
-    Contender("quack, in place", _quack(True), True), Contender("ferryman", ours, False),
-    Contender("quack", _quack(False), False), Contender("torch.compile", compiled, False),
+    Contender("quack, in place", _quack(True), True),
+    Contender("ferryman", ours, False),
+    Contender("quack", _quack(False), False),
+    Contender("torch.compile", compiled, False),
     Contender("torch eager", eager, False),
-)  # fmt: skip
+)
 
 
 def measure(rows: int, classes: int) -> dict[str, Any]:
@@ -152,10 +155,13 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
             trials[name].append(timers[name].cold() * 1e6)
     found = {
         name: {
-            "us": statistics.median(own), "spread": max(own) / min(own), "method": timers[name].method,
+            "us": statistics.median(own),
+            "spread": max(own) / min(own),
+            "method": timers[name].method,
             "note": timers[name].note,
-        } for name, own in trials.items()
-    }  # fmt: skip
+        }
+        for name, own in trials.items()
+    }
     for made in timers.values():
         made.close()
     return {"rows": rows, "classes": classes, "contenders": found, "refused": refused}
@@ -165,9 +171,10 @@ def table(cells: list[dict[str, Any]]) -> str:
     names = ["copy", *(one.name for one in CONTENDERS)]
     lines = [
         "| us (spread of trials), x the time of ferryman's | "
-        + " | ".join(f"{c['rows']} x {c['classes']}" for c in cells) + " |",
+        + " | ".join(f"{c['rows']} x {c['classes']}" for c in cells)
+        + " |",
         "|---" * (len(cells) + 1) + "|",
-    ]  # fmt: skip
+    ]
     beside = {one.name: "ferryman, in place" if one.writes_over else "ferryman" for one in CONTENDERS}
     for name in names:
         shown = []

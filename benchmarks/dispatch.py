@@ -105,12 +105,24 @@ def cases() -> list[tuple[str, str, Callable[..., Any], Callable[[], Any], tuple
         ("rms_norm Parameter, grad off", "rms_norm", identity, lambda: ops.rms_norm(x, p), (x, p, 1e-6, False), False),
         ("rms_norm Parameter, grad on", "rms_norm", _copy, lambda: ops.rms_norm(x, p), (x, p, 1e-6, False), True),
         ("add_rms_norm(x, residual, weight)", "add_rms_norm", both, lambda: ops.add_rms_norm(x, x, w), add, False),
-        ("add_rms_norm keywords", "add_rms_norm", both,
-         lambda: ops.add_rms_norm(x, residual=x, weight=w, eps=1e-6), add, False),
-        ("add_rms_norm Parameter, grad on", "add_rms_norm", _copies,
-         lambda: ops.add_rms_norm(x, x, p), (x, x, p, 1e-6, False), True),
+        (
+            "add_rms_norm keywords",
+            "add_rms_norm",
+            both,
+            lambda: ops.add_rms_norm(x, residual=x, weight=w, eps=1e-6),
+            add,
+            False,
+        ),
+        (
+            "add_rms_norm Parameter, grad on",
+            "add_rms_norm",
+            _copies,
+            lambda: ops.add_rms_norm(x, x, p),
+            (x, x, p, 1e-6, False),
+            True,
+        ),
         ("attention causal", "attention", both, lambda: ops.attention(q, q, q, causal=True), full, False),
-    ]  # fmt: skip
+    ]
 
 
 def _copy(*args: Any) -> Any:
@@ -148,8 +160,11 @@ def measure() -> dict[str, Any]:
     return {
         "resolve_overhead_us": max(r["overhead_us"] for r in rows if r["op"] != "attention"),
         "attention_overhead_us": max(r["overhead_us"] for r in rows if r["op"] == "attention"),
-        "cases": rows, "peers": peers(), "python": platform.python_version(), "torch": torch.__version__,
-    }  # fmt: skip
+        "cases": rows,
+        "peers": peers(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def main() -> None:

@@ -154,9 +154,10 @@ def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) ->
         for timed in benchmark.cells:
             case = _case(timed.op, timed.case)
             known = {
-                times.name: times.seconds for times in timed.times
+                times.name: times.seconds
+                for times in timed.times
                 if times.role == "implementation" and times.seconds is not None and times.note is None
-            }  # fmt: skip
+            }
             if case is None or timed.untrusted:
                 gone[UNKNOWN if case is None else UNTRUSTED] += len(known)
                 continue
@@ -365,9 +366,12 @@ def regret(measured: Sequence[Measured], profile: Profile, whole: bool = False) 
 
 
 def _judge(
-    here: Cell, others: Sequence[Cell], fitted: Mapping[str, Mapping[str, cost.Coefficients]], profile: Profile,
+    here: Cell,
+    others: Sequence[Cell],
+    fitted: Mapping[str, Mapping[str, cost.Coefficients]],
+    profile: Profile,
     into: dict[str, list[float]],
-) -> None:  # fmt: skip
+) -> None:
     one = next(iter(here.values()))
     names = select.preferred(registry.primitive(one.op), profile)
     menu = {line.name: line for line in registry.implementations(one.op)}
@@ -376,9 +380,11 @@ def _judge(
     entries.pop(one.region, None)
     beside = near.predict(one.region, one.work, profile, entries)
     orders = (
-        names, select.foreseen(names, menu, None, modelled)[0],
-        names if beside is None else beside.ranked([*names, *menu]), select.foreseen(names, menu, beside, modelled)[0],
-    )  # fmt: skip
+        names,
+        select.foreseen(names, menu, None, modelled)[0],
+        names if beside is None else beside.ranked([*names, *menu]),
+        select.foreseen(names, menu, beside, modelled)[0],
+    )
     least = min(m.seconds for m in here.values())
     for chooser, order in zip(CHOOSERS, orders, strict=True):
         taken = next((n for n in order if n in here), None)  # what is not here refused the call
@@ -389,10 +395,13 @@ def _judge(
 def _entry(cell: Mapping[str, Measured]) -> lockfile_entry.Entry:
     best = min(cell.values(), key=lambda m: m.seconds)
     return lockfile_entry.Entry(
-        implementation=best.implementation, seconds=best.seconds, kernels=lockfile_document.digest(best.op),
-        bytes=best.work.bytes, flops=best.work.flops,
+        implementation=best.implementation,
+        seconds=best.seconds,
+        kernels=lockfile_document.digest(best.op),
+        bytes=best.work.bytes,
+        flops=best.work.flops,
         candidates=[lockfile_entry.Candidate(implementation=n, seconds=m.seconds) for n, m in cell.items()],
-    )  # fmt: skip
+    )
 
 
 def written(fitted: Table, profile: Profile, stamp: Any) -> str:
@@ -407,15 +416,19 @@ def _group(lines: Mapping[str, cost.Coefficients]) -> dict[str, Any]:
         "places": [[round(n, 2) for n in place] for place in next(iter(lines.values())).places],
         "implementations": {
             name: {
-                "fixed": float(f"{c.fixed:.4g}"), "memory": float(f"{c.memory:.4g}"),
-                "compute": float(f"{c.compute:.4g}"), "error": float(f"{c.error:.3g}"), "cells": c.cells,
+                "fixed": float(f"{c.fixed:.4g}"),
+                "memory": float(f"{c.memory:.4g}"),
+                "compute": float(f"{c.compute:.4g}"),
+                "error": float(f"{c.error:.3g}"),
+                "cells": c.cells,
                 "weights": [round(w, 3) for w in c.weights],
-                "sizes": {n: [[round(b[0], 3), round(b[2], 3)], [round(b[1], 3), round(b[3], 3)]]
-                          for n, b in c.sizes.items()},
+                "sizes": {
+                    n: [[round(b[0], 3), round(b[2], 3)], [round(b[1], 3), round(b[3], 3)]] for n, b in c.sizes.items()
+                },
             }
             for name, c in lines.items()
         },
-    }  # fmt: skip
+    }
 
 
 def _tight(text: str) -> str:
@@ -449,8 +462,10 @@ def _run(given: argparse.Namespace) -> None:
         for kind, lines in kinds.items():
             told = f"{group}{' one' if kind.startswith(cost.ONE) else ''}"
             for name, c in lines.items():
-                print(f"{told:30} {name:8} fixed {c.fixed * 1e6:6.2f} us  memory {c.memory:.3f}  "
-                      f"compute {c.compute:.3f}  error {c.error:.3f}  {c.cells} cells")  # fmt: skip
+                print(
+                    f"{told:30} {name:8} fixed {c.fixed * 1e6:6.2f} us  memory {c.memory:.3f}  "
+                    f"compute {c.compute:.3f}  error {c.error:.3f}  {c.cells} cells"
+                )
     for title, whole in (("cells left out one by one", False), ("whole families of cells left out", True)):
         every: dict[str, list[float]] = {c: [] for c in CHOOSERS}
         print(f"\nregret, {title}: median, mean, p95\n{'':26} cells  " + "".join(f"{c:24}" for c in CHOOSERS))

@@ -20,19 +20,59 @@ import torch
 from ferryman.porting import graph
 
 _ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", "LlamaConfig", {"hidden_size": 4096, "intermediate_size": 14336,
-              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"hidden_size": 4096, "intermediate_size": 12288,
-              "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}),
+    "llama": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
+    ),
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+    ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {}),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {"hidden_size": 2560, "intermediate_size": 10240,
-               "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+        },
+    ),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {"pad_token_id": 0}),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 1600, "n_head": 25, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-             "embd_pdrop": 0.0}),
-    "bert": ("BertModel", "BertConfig", {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
-             "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
-}  # fmt: skip
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_embd": 1600, "n_head": 25, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    ),
+    "bert": (
+        "BertModel",
+        "BertConfig",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
+}
 
 
 def _model(name: str, layers: int) -> Any:
@@ -97,10 +137,18 @@ def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
             times[label].append(_timed(run, args.repeats))
     spread = {k: [round(q, 4) for q in statistics.quantiles(v, n=4)] for k, v in times.items()}
     ratio = statistics.median(a / b for a, b in zip(times["plain"], times["ours"], strict=True))
-    return {"model": name, "train": args.train, "place": args.place, "shape": list(ids.shape), "ms quartiles": spread,
-            "speed": round(ratio, 4), "peak": peaks, "calls": report.calls(),
-            "rewriting seconds": round(sum(g.seconds for g in report.graphs), 2),
-            "account": list(report.lines())}  # fmt: skip
+    return {
+        "model": name,
+        "train": args.train,
+        "place": args.place,
+        "shape": list(ids.shape),
+        "ms quartiles": spread,
+        "speed": round(ratio, 4),
+        "peak": peaks,
+        "calls": report.calls(),
+        "rewriting seconds": round(sum(g.seconds for g in report.graphs), 2),
+        "account": list(report.lines()),
+    }
 
 
 def main() -> None:

@@ -183,10 +183,17 @@ def run(rows: int, width: int, device: torch.device) -> dict[str, Any]:
     x = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
     w = torch.randn(width, device=device, dtype=torch.bfloat16)
     document: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device), "torch": torch.__version__, "python": platform.python_version(),
-        "shape": [rows, width], "dtype": "bfloat16", "trials": TRIALS, "batches": BATCHES, "calls": CALLS,
-        "parts": rendered(measure(common(x))), "backends": {},
-    }  # fmt: skip
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "shape": [rows, width],
+        "dtype": "bfloat16",
+        "trials": TRIALS,
+        "batches": BATCHES,
+        "calls": CALLS,
+        "parts": rendered(measure(common(x))),
+        "backends": {},
+    }
     for name, baseline in BASELINES.items():
         reasons = registry.probe(name, select.profile_for(device).vendor)
         if reasons:
@@ -195,14 +202,14 @@ def run(rows: int, width: int, device: torch.device) -> dict[str, Any]:
         with torch.no_grad(), ferryman.use(name):
             trials = measure(baseline(x, w) | op_calls(name, x, w))
         against = [n for n in trials if n.startswith("baseline")]
-        ratios = [
-            ours / min(trials[n][i] for n in against) for i, ours in enumerate(trials["ops.rms_norm"])
-        ]  # fmt: skip
+        ratios = [ours / min(trials[n][i] for n in against) for i, ours in enumerate(trials["ops.rms_norm"])]
         document["backends"][name] = {
-            "calls": rendered(trials), "ratio": statistics.median(ratios), "ratios": ratios,
-            "dispatch_us": 1e6 * (statistics.median(trials["ops.rms_norm"])
-                                  - statistics.median(trials["its replay alone"])),
-        }  # fmt: skip
+            "calls": rendered(trials),
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
+            "dispatch_us": 1e6
+            * (statistics.median(trials["ops.rms_norm"]) - statistics.median(trials["its replay alone"])),
+        }
     return document
 
 
@@ -210,7 +217,7 @@ def rendered(trials: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return {
         name: {"us": statistics.median(found) * 1e6, "spread": max(found) / min(found)}
         for name, found in trials.items()
-    }  # fmt: skip
+    }
 
 
 def table(document: dict[str, Any]) -> str:

@@ -30,10 +30,27 @@ from ferryman.porting.bench.clock import timer
 
 DEVICE, TRIALS, BYTES = torch.device("cuda", 0), 3, 250e6
 WEIGHTS = (
-    (4096, 4096), (14_336, 4096), (4096, 14_336), (6144, 4096), (28_672, 4096), (1024, 4096), (128_256, 4096),
-    (8192, 8192), (10_240, 8192), (28_672, 8192), (8192, 28_672), (57_344, 8192), (5120, 5120), (17_408, 5120),
-    (5120, 17_408), (2048, 2048), (8192, 2048), (2048, 8192), (3072, 3072), (16_384, 3072),
-)  # fmt: skip
+    (4096, 4096),
+    (14_336, 4096),
+    (4096, 14_336),
+    (6144, 4096),
+    (28_672, 4096),
+    (1024, 4096),
+    (128_256, 4096),
+    (8192, 8192),
+    (10_240, 8192),
+    (28_672, 8192),
+    (8192, 28_672),
+    (57_344, 8192),
+    (5120, 5120),
+    (17_408, 5120),
+    (5120, 17_408),
+    (2048, 2048),
+    (8192, 2048),
+    (2048, 8192),
+    (3072, 3072),
+    (16_384, 3072),
+)
 
 
 def shapes() -> Iterator[tuple[int, int, int]]:
@@ -63,17 +80,24 @@ def measure(m: int, n: int, k: int, units: int) -> dict[str, Any]:
         made.close()
     ours, cublas = (statistics.median(trials[name]) for name in ("ours", "cublas"))
     return {
-        "m": m, "n": n, "k": k, "form": str(choose(m, n, k, units)), "us": ours, "cublas_us": cublas,
-        "ratio": cublas / ours, "spread": max(max(t) / min(t) for t in trials.values()),
-    }  # fmt: skip
+        "m": m,
+        "n": n,
+        "k": k,
+        "form": str(choose(m, n, k, units)),
+        "us": ours,
+        "cublas_us": cublas,
+        "ratio": cublas / ours,
+        "spread": max(max(t) / min(t) for t in trials.values()),
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| rows | outputs x inputs | us | cuBLAS us | cuBLAS / ours | spread | form |", "|" + "---|" * 7]
     lines += [
         f"| {r['m']} | {r['n']} x {r['k']} | {r['us']:.1f} | {r['cublas_us']:.1f} | {r['ratio']:.2f} "
-        f"| {r['spread']:.2f} | {r['form']} |" for r in rows
-    ]  # fmt: skip
+        f"| {r['spread']:.2f} | {r['form']} |"
+        for r in rows
+    ]
     lines += ["", "| rows | products | cuBLAS / ours: geometric mean | smallest |", "|---|---|---|---|"]
     for m in sorted({r["m"] for r in rows}):
         ratios = [r["ratio"] for r in rows if r["m"] == m]

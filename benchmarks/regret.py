@@ -78,9 +78,13 @@ class Cell:
 
 
 def cells(
-    ops: Sequence[Primitive], count: int, size: grid.Grid, device: torch.device, seed: int,
+    ops: Sequence[Primitive],
+    count: int,
+    size: grid.Grid,
+    device: torch.device,
+    seed: int,
     unlike: Collection[tuple[str, str]] = (),
-) -> list[Cell]:  # fmt: skip
+) -> list[Cell]:
     """Shapes of the tuner's grid, and UNTUNED of all drawn, ``unlike`` (op, case) pairs; op by op in turns. Equal for
     equal arguments."""
     draw = random.Random(seed)
@@ -145,10 +149,13 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     chosen = decision.implementation.name
     entries = lockfile.entries(op.name, profile)
     told: dict[str, Any] = {
-        "op": op.name, "case": cell.case.name, "region": lockfile.region(op, sets[0]), "choice": chosen,
+        "op": op.name,
+        "case": cell.case.name,
+        "region": lockfile.region(op, sets[0]),
+        "choice": chosen,
         "half": "tuned" if any(entry.case == name for entry in entries.values()) else "untuned",
         "source": decision.source,
-    }  # fmt: skip
+    }
     seen, again = watch(plan.device), rotation.restoring(op, sets)
     found = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
@@ -181,12 +188,16 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     order = select.preferred(op, profile)
     preferred = next((n for n in order if n in every), chosen)
     return told | {
-        "seconds": seconds, "hopeless": {n: s for n, s in every.items() if n not in seconds}, "noise": noise,
-        "regret": every[chosen] / min(every.values()) - 1, "preferred": preferred,
+        "seconds": seconds,
+        "hopeless": {n: s for n, s in every.items() if n not in seconds},
+        "noise": noise,
+        "regret": every[chosen] / min(every.values()) - 1,
+        "preferred": preferred,
         "regret_of_preference": every[preferred] / min(every.values()) - 1,
-        "predicted_seconds": decision.seconds.get(chosen), "peers": outside,
+        "predicted_seconds": decision.seconds.get(chosen),
+        "peers": outside,
         "untrusted": untrusted,
-    }  # fmt: skip
+    }
 
 
 def _composed(op: Primitive, contender: Contender) -> bool:
@@ -252,10 +263,11 @@ def _ahead(given: argparse.Namespace, start: int, environment: dict[str, str], s
     """Every kernel of the cells once, in several processes: what Triton compiles it keeps on disk."""
     command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(start), "--warm"]
     running = [
-        subprocess.Popen([*command, f"{k}/{given.ahead}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                         env=environment)
+        subprocess.Popen(
+            [*command, f"{k}/{given.ahead}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
         for k in range(given.ahead)
-    ]  # fmt: skip
+    ]
     end = time.monotonic() + seconds
     for process in running:
         try:
@@ -376,16 +388,27 @@ def markdown(found: Sequence[dict[str, Any]], left: int, title: str) -> str:
     for head, of in (("shapes", _half), ("order from", _source), ("op", lambda cell: str(cell["op"]))):
         lines += [
             f"| {head} | cells | count | noisy | no choice | failed or untrusted | regret: median | p95 | most "
-            "| preference alone: median | p95 | noise: median | p95 |", "|---" * 13 + "|",
-        ]  # fmt: skip
+            "| preference alone: median | p95 | noise: median | p95 |",
+            "|---" * 13 + "|",
+        ]
         for name, row in summary(found, of).items():
-            numbers = [row["cells"], *(row.get(k, 0) for k in ("counts", "noisy", "no choice")),
-                       row.get("failed", 0) + row.get("untrusted", 0)]  # fmt: skip
+            numbers = [
+                row["cells"],
+                *(row.get(k, 0) for k in ("counts", "noisy", "no choice")),
+                row.get("failed", 0) + row.get("untrusted", 0),
+            ]
             shares = [
-                f"{row[k][s]:.1%}" if k in row else "" for k, s in
-                (("regret", "median"), ("regret", "p95"), ("regret", "most"), ("regret_of_preference", "median"),
-                 ("regret_of_preference", "p95"), ("noise", "median"), ("noise", "p95"))
-            ]  # fmt: skip
+                f"{row[k][s]:.1%}" if k in row else ""
+                for k, s in (
+                    ("regret", "median"),
+                    ("regret", "p95"),
+                    ("regret", "most"),
+                    ("regret_of_preference", "median"),
+                    ("regret_of_preference", "p95"),
+                    ("noise", "median"),
+                    ("noise", "p95"),
+                )
+            ]
             lines.append(f"| {name} | {' | '.join(map(str, numbers))} | {' | '.join(shares)} |")
         lines.append("")
     for half, limits in LIMITS.items():
@@ -459,8 +482,13 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, metavar="JSON", help="go on with the cells that this document left")
     parser.add_argument("--ahead", type=int, default=8, help="processes that run every kernel once before, on a GPU")
     parser.add_argument("--warm", help=argparse.SUPPRESS)
-    parser.add_argument("--unlike", type=Path, action="append", metavar="JSON",
-                        help="draw none of the shapes that stand in this document; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--unlike",
+        type=Path,
+        action="append",
+        metavar="JSON",
+        help="draw none of the shapes that stand in this document; repeatable",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--require", action="store_true", help="exit with 1 where the regret is more than is asked for")
@@ -553,10 +581,18 @@ def _run(given: argparse.Namespace) -> None:
     if given.markdown is not None:
         documents.write(given.markdown, text, "--markdown")
     if given.json is not None:
-        made = {"kind": "ferryman-regret", "version": 1, "environment": environment.model_dump(mode="json"),
-                "dtype": given.dtype, "noise_limit": NOISE_LIMIT, "left": left, "halves": summary(found, _half),
-                "sources": summary(found, _source), "ops": summary(found, lambda c: str(c["op"])),
-                "cells": found}  # fmt: skip
+        made = {
+            "kind": "ferryman-regret",
+            "version": 1,
+            "environment": environment.model_dump(mode="json"),
+            "dtype": given.dtype,
+            "noise_limit": NOISE_LIMIT,
+            "left": left,
+            "halves": summary(found, _half),
+            "sources": summary(found, _source),
+            "ops": summary(found, lambda c: str(c["op"])),
+            "cells": found,
+        }
         documents.write(given.json, json.dumps(made, indent=1), "--json")
     if given.require and (told := unmet(found)):
         raise SystemExit("regret: " + "; ".join(told))

@@ -18,9 +18,16 @@ from ferryman.integrations.transformers import port, unport
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = Qwen3Config(
-        hidden_size=512, num_attention_heads=8, num_key_value_heads=2, head_dim=64, intermediate_size=1536,
-        num_hidden_layers=4, vocab_size=4096, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=1536,
+        num_hidden_layers=4,
+        vocab_size=4096,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device).eval()
     prompt = torch.randint(1, config.vocab_size, (1, 32), device=device)

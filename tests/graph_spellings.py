@@ -39,22 +39,27 @@ RMS: dict[str, Callable[..., Any]] = {
     "functional": lambda x, w: F.rms_norm(x, (x.shape[-1],), w, EPS),
     "square": lambda x, w: (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS) * w).to(x.dtype),
     "product": lambda x, w: (x.float() * torch.rsqrt((x.float() * x.float()).mean(-1, True) + EPS) * w).to(x.dtype),
-    "torch.pow": lambda x, w: (w * (x.float() * torch.rsqrt(torch.mean(torch.pow(x.float(), 2.0), -1, keepdim=True)
-                                                            + EPS))).to(x.dtype),
+    "torch.pow": lambda x, w: (
+        w * (x.float() * torch.rsqrt(torch.mean(torch.pow(x.float(), 2.0), -1, keepdim=True) + EPS))
+    ).to(x.dtype),
     "divided": lambda x, w: (x.float() / torch.sqrt(_ms(x.float()) + EPS) * w.float()).to(x.dtype),
     "reciprocal": lambda x, w: (x.float() * (1.0 / torch.sqrt(_ms(x.float()) + EPS)) * w.float()).to(x.dtype),
     "power": lambda x, w: (w.float() * (x.float() * (EPS + _ms(x.float())) ** -0.5)).to(x.dtype),
     "power_of": lambda x, w: (w.float() * (x.float() * torch.pow(_ms(x.float()) + EPS, -0.5))).to(x.dtype),
     "weight_first": lambda x, w: ((w.float() * x.float()) * torch.rsqrt(_ms(x.float()) + EPS)).to(x.dtype),
     "root_first": lambda x, w: (torch.rsqrt(_ms(x.float()) + EPS) * w.float() * x.float()).to(x.dtype),
-    "sum": lambda x, w: (x.float() * torch.rsqrt(x.float().pow(2).sum(-1, keepdim=True) / x.shape[-1] + EPS)
-                         * w.float()).to(x.dtype),
+    "sum": lambda x, w: (
+        x.float() * torch.rsqrt(x.float().pow(2).sum(-1, keepdim=True) / x.shape[-1] + EPS) * w.float()
+    ).to(x.dtype),
     "methods": lambda x, w: x.float().mul(_ms(x.float()).add(EPS).rsqrt()).mul(w.float()).to(x.dtype),
     "reciprocal_method": lambda x, w: (x.float() * _ms(x.float()).add(EPS).sqrt().reciprocal() * w.float()).to(x.dtype),
     "no_weight": lambda x, w: (x.float() * torch.rsqrt(_ms(x.float()) + EPS)).to(x.dtype),
-    "vector_norm": lambda x, w: (x.float() * torch.rsqrt(
-        torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True).pow(2) / x.shape[-1] + EPS) * w.float()).to(x.dtype),
-}  # fmt: skip
+    "vector_norm": lambda x, w: (
+        x.float()
+        * torch.rsqrt(torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True).pow(2) / x.shape[-1] + EPS)
+        * w.float()
+    ).to(x.dtype),
+}
 
 
 def _centred(x: Tensor) -> Tensor:
@@ -64,15 +69,17 @@ def _centred(x: Tensor) -> Tensor:
 LAYER: dict[str, Callable[..., Any]] = {
     "functional": lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b, EPS),
     "composed": lambda x, w, b: (_centred(x) * torch.rsqrt(_ms(_centred(x)) + EPS) * w.float() + b.float()).to(x.dtype),
-    "var": lambda x, w, b: (_centred(x) / torch.sqrt(x.float().var(-1, unbiased=False, keepdim=True) + EPS) * w.float()
-                            + b.float()).to(x.dtype),
-    "var_correction": lambda x, w, b: (b.float() + w.float() * _centred(x)
-                                       * (x.float().var(-1, correction=0, keepdim=True) + EPS).rsqrt()).to(x.dtype),
+    "var": lambda x, w, b: (
+        _centred(x) / torch.sqrt(x.float().var(-1, unbiased=False, keepdim=True) + EPS) * w.float() + b.float()
+    ).to(x.dtype),
+    "var_correction": lambda x, w, b: (
+        b.float() + w.float() * _centred(x) * (x.float().var(-1, correction=0, keepdim=True) + EPS).rsqrt()
+    ).to(x.dtype),
     "no_weight": lambda x, w, b: F.layer_norm(x, (x.shape[-1],), None, None, EPS),
     "no_bias": lambda x, w, b: (_centred(x) * torch.rsqrt(_ms(_centred(x)) + EPS) * w.float()).to(x.dtype),
     "bias_alone": lambda x, w, b: (_centred(x) * torch.rsqrt(_ms(_centred(x)) + EPS) + b.float()).to(x.dtype),
     "power": lambda x, w, b: (_centred(x) * (_ms(_centred(x)) + EPS).pow(-0.5) * w.float() + b.float()).to(x.dtype),
-}  # fmt: skip
+}
 
 
 def _tanh(g: Tensor) -> Tensor:
@@ -149,8 +156,9 @@ ROPE: dict[str, Callable[..., Any]] = {
     "four_dims": lambda q, k, c, s: (lambda a, b: (q * a + half(q) * b, k * a + half(k) * b))(c[0], s[0]),
     "float": lambda q, k, c, s: (
         (q.float() * c[:, None] + half(q.float()) * s[:, None]).to(q.dtype),
-        (k.float() * c[:, None] + half(k.float()) * s[:, None]).to(k.dtype)),
-}  # fmt: skip
+        (k.float() * c[:, None] + half(k.float()) * s[:, None]).to(k.dtype),
+    ),
+}
 
 ADDED: dict[str, Callable[..., Any]] = {
     "cast": lambda x, r, w: (_cast(x + r, w), x + r),

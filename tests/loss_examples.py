@@ -20,8 +20,17 @@ class Example:
     of 1 and of ``scale``.
     """
 
-    def __init__(self, rows: int, n: int, dtype: torch.dtype, offset: int = 0, pad: int = 0, smoothing: float = 0.0,
-                 hostile: bool = False, device: str = "cpu") -> None:  # fmt: skip
+    def __init__(
+        self,
+        rows: int,
+        n: int,
+        dtype: torch.dtype,
+        offset: int = 0,
+        pad: int = 0,
+        smoothing: float = 0.0,
+        hostile: bool = False,
+        device: str = "cpu",
+    ) -> None:
         drawn = torch.Generator().manual_seed(rows * n + offset + pad)
         self.memory = (torch.randn(rows * (n + pad) + offset, generator=drawn) * 3).to(dtype)
         self.rows, self.n, self.offset, self.pad, self.smoothing = rows, n, offset, pad, smoothing

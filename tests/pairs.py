@@ -113,15 +113,18 @@ def worst_ratio(
     declared = metrics.Declared(backward.accumulation, frozenset(backward.roundings) | frozenset(forward.roundings))
     owner = {n: i for i, shared in enumerate(op.grads) for n in shared}
     largest, where = 0.0, ""
-    by_name = [(name, mine, right, terms[owner[name]], moved[owner[name]])
-               for name, mine, right in zip(names, got, oracle, strict=True)]  # fmt: skip
+    by_name = [
+        (name, mine, right, terms[owner[name]], moved[owner[name]])
+        for name, mine, right in zip(names, got, oracle, strict=True)
+    ]
     if call is not None:  # `ferryman check` judges an implementation's own
         own = op.bound(tuple(a.detach() if isinstance(a, Tensor) else a for a in exact_args), exact)
-        by_name += [(name, mine, right.detach(), part, torch.zeros((), dtype=torch.float64))
-                    for name, mine, right, part in zip(op.outputs, held, exact, own, strict=True)]  # fmt: skip
+        by_name += [
+            (name, mine, right.detach(), part, torch.zeros((), dtype=torch.float64))
+            for name, mine, right, part in zip(op.outputs, held, exact, own, strict=True)
+        ]
     for name, mine, right, part, beside in by_name:
-        (bound,) = metrics.bounds([part], [right], [mine.dtype], declared, dtype, saved_exact=False,
-                                  shown=False)  # fmt: skip
+        (bound,) = metrics.bounds([part], [right], [mine.dtype], declared, dtype, saved_exact=False, shown=False)
         ratio = ((mine.double() - right).abs() / (bound.total + beside)).flatten()
         ratio = ratio.masked_fill((mine.isnan() & right.isnan()).flatten(), 0.0)
         top = float(ratio.max()) if ratio.numel() else 0.0

@@ -28,15 +28,25 @@ def _loss(rows: int, width: int) -> Case:
 
 
 def _linear(rows: int, inputs: int, outputs: int) -> Case:
-    return _case("x", rows, inputs, "weight", outputs,
-                 x=TensorSpec((rows, inputs)), weight=TensorSpec((outputs, inputs)))  # fmt: skip
+    return _case(
+        "x", rows, inputs, "weight", outputs, x=TensorSpec((rows, inputs)), weight=TensorSpec((outputs, inputs))
+    )
 
 
 def _rope(batch: int, heads: int, k_heads: int, tokens: int, dim: int) -> Case:
     angles = TensorSpec((1, tokens, dim), fill="unit")
-    return _case("q", batch, heads, tokens, dim, q=TensorSpec((batch, heads, tokens, dim), layout="heads"),
-                 k=TensorSpec((batch, k_heads, tokens, dim), layout="heads"), cos=angles, sin=angles,
-                 interleaved=False)  # fmt: skip
+    return _case(
+        "q",
+        batch,
+        heads,
+        tokens,
+        dim,
+        q=TensorSpec((batch, heads, tokens, dim), layout="heads"),
+        k=TensorSpec((batch, k_heads, tokens, dim), layout="heads"),
+        cos=angles,
+        sin=angles,
+        interleaved=False,
+    )
 
 
 def _attention(dim: int, queries: int, keys: int, **options: object) -> Case:
@@ -78,4 +88,4 @@ TILES: Mapping[str, tuple[Case, ...]] = {
     "linear_cross_entropy": _named("linear_cross_entropy", "3x1x5"),
     "grouped_linear": _named("grouped_linear", "64 E256 128x64"),
     "moe_experts": _named("moe_experts", *_LAYERS),
-}  # fmt: skip
+}

@@ -62,9 +62,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
     mask: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """SDPA: the last query sees all keys in ours, the first query one key in SDPA, so only two cases are the same."""
     if window is not None or softcap > 0:
         raise NotServed("no window, no softcap")
@@ -75,5 +81,7 @@ def attention(
     )
 
 
-FORWARD = {f.__name__: f for f in (rms_norm, add_rms_norm, layer_norm, silu_mul, gelu_mul, softmax, cross_entropy, rope,
-                                   linear, attention)}  # fmt: skip
+FORWARD = {
+    f.__name__: f
+    for f in (rms_norm, add_rms_norm, layer_norm, silu_mul, gelu_mul, softmax, cross_entropy, rope, linear, attention)
+}

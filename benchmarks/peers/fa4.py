@@ -23,23 +23,35 @@ def _forward(q: Any, k: Any, v: Any, causal: bool, scale: Any, window: Any, soft
 
     seen = (None, None) if window is None else (window - 1, 0 if causal else None)
     found = flash_attn_func(
-        *(x.transpose(1, 2) for x in (q, k, v)), softmax_scale=scale, causal=causal, window_size=seen, softcap=softcap,
-    )  # fmt: skip
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        softmax_scale=scale,
+        causal=causal,
+        window_size=seen,
+        softcap=softcap,
+    )
     out = found[0] if isinstance(found, tuple) else found
     return out.transpose(1, 2)
 
 
-def attention(
-    q: Any, k: Any, v: Any, causal: bool, scale: Any, window: Any, softcap: float, mask: Any
-) -> _common.Call:  # fmt: skip
+def attention(q: Any, k: Any, v: Any, causal: bool, scale: Any, window: Any, softcap: float, mask: Any) -> _common.Call:
     _common.plain(mask=mask)
     return lambda: _forward(q, k, v, causal, scale, window, softcap)
 
 
 def attention_backward(
-    grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, causal: bool, scale: Any, window: Any,
-    softcap: float, mask: Any,
-) -> _common.Call:  # fmt: skip
+    grad_out: Any,
+    grad_lse: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    causal: bool,
+    scale: Any,
+    window: Any,
+    softcap: float,
+    mask: Any,
+) -> _common.Call:
     _common.plain(mask=mask, grad_lse=grad_lse)
     wanted = q, k, v = tuple(x.detach().requires_grad_() for x in (q, k, v))
     with torch.enable_grad():

@@ -74,9 +74,7 @@ def linear(x: Any, weight: Any, bias: Any) -> _common.Call:
     return lambda: function(_common.flat(x), weight.t())
 
 
-def attention(
-    q: Any, k: Any, v: Any, causal: bool, scale: Any, window: Any, softcap: float, mask: Any
-) -> _common.Call:  # fmt: skip
+def attention(q: Any, k: Any, v: Any, causal: bool, scale: Any, window: Any, softcap: float, mask: Any) -> _common.Call:
     from flag_gems.ops.attention import scaled_dot_product_attention
 
     _common.plain(window=window, softcap=softcap, mask=mask, decoding=q.shape[2] != k.shape[2])
@@ -84,7 +82,18 @@ def attention(
     return lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-OPS = {f.__name__: f for f in (
-    rms_norm, rms_norm_backward, layer_norm, silu_mul, gelu_mul, softmax, softmax_backward, cross_entropy, linear,
-    attention,
-)}  # fmt: skip
+OPS = {
+    f.__name__: f
+    for f in (
+        rms_norm,
+        rms_norm_backward,
+        layer_norm,
+        silu_mul,
+        gelu_mul,
+        softmax,
+        softmax_backward,
+        cross_entropy,
+        linear,
+        attention,
+    )
+}

@@ -158,8 +158,24 @@ def rope_backward(grad_q: Any, grad_k: Any, cos: Any, sin: Any, interleaved: boo
     return _common.Overwriting(lambda: function(*own, cos, sin), zip(own, (grad_q, grad_k), strict=True))
 
 
-OPS = {f.__name__: f for f in (
-    rms_norm, rms_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm, layer_norm_backward, silu_mul,
-    silu_mul_backward, gelu_mul, gelu_mul_backward, softmax, softmax_backward, cross_entropy,
-    cross_entropy_inplace_grad, rope_, rope_backward,
-)}  # fmt: skip
+OPS = {
+    f.__name__: f
+    for f in (
+        rms_norm,
+        rms_norm_backward,
+        add_rms_norm,
+        add_rms_norm_backward,
+        layer_norm,
+        layer_norm_backward,
+        silu_mul,
+        silu_mul_backward,
+        gelu_mul,
+        gelu_mul_backward,
+        softmax,
+        softmax_backward,
+        cross_entropy,
+        cross_entropy_inplace_grad,
+        rope_,
+        rope_backward,
+    )
+}

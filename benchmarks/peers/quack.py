@@ -85,7 +85,7 @@ def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: 
 
 def cross_entropy_backward(
     grad: Any, logits: Any, target: Any, lse: Any, ignore_index: int, label_smoothing: float
-) -> _common.Call:  # fmt: skip
+) -> _common.Call:
     from quack.cross_entropy import cross_entropy_bwd
 
     _common.plain(label_smoothing=label_smoothing)
@@ -102,7 +102,17 @@ def linear(x: Any, weight: Any, bias: Any) -> _common.Call:
     return lambda: gemm(x, weight.t(), out=out, bias=bias)
 
 
-OPS = {f.__name__: f for f in (
-    rms_norm, add_rms_norm, rms_norm_backward, layer_norm, softmax, softmax_backward, cross_entropy,
-    cross_entropy_backward, linear,
-)}  # fmt: skip
+OPS = {
+    f.__name__: f
+    for f in (
+        rms_norm,
+        add_rms_norm,
+        rms_norm_backward,
+        layer_norm,
+        softmax,
+        softmax_backward,
+        cross_entropy,
+        cross_entropy_backward,
+        linear,
+    )
+}

@@ -37,9 +37,7 @@ def _visible(sq: int, sk: int, causal: bool, window: int | None, device: torch.d
     return seen
 
 
-def _masking(
-    q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor | None
-) -> tuple[bool, Tensor | None]:  # fmt: skip
+def _masking(q: Tensor, k: Tensor, causal: bool, window: int | None, mask: Tensor | None) -> tuple[bool, Tensor | None]:
     """(is_causal, attn_mask) of SDPA."""
     sq, sk = q.shape[2], k.shape[2]
     causal = causal and sq > 1
@@ -60,9 +58,15 @@ def _call(q: Tensor, k: Tensor, v: Tensor, scale: float | None, is_causal: bool,
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
     mask: Tensor | None,
-) -> Callable[[], Any]:  # fmt: skip
+) -> Callable[[], Any]:
     if softcap:
         raise NotServed("no softcap")
     is_causal, attn_mask = _masking(q, k, causal, window, mask)

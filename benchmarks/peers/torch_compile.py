@@ -61,8 +61,10 @@ def _softmax_backward(grad: Any, y: Any) -> Any:
 
 
 _GRADIENTS: dict[str, Callable[..., Any]] = {
-    "rms_norm_backward": _rms_norm_backward, "layer_norm_backward": _layer_norm_backward,
-    "silu_mul_backward": _silu_mul_backward, "gelu_mul_backward": _gelu_mul_backward,
+    "rms_norm_backward": _rms_norm_backward,
+    "layer_norm_backward": _layer_norm_backward,
+    "silu_mul_backward": _silu_mul_backward,
+    "gelu_mul_backward": _gelu_mul_backward,
     "softmax_backward": _softmax_backward,
-}  # fmt: skip
+}
 OPS = {name: _prepared(name) for name in (*_functions.FORWARD, *_GRADIENTS) if name != "attention"}

@@ -19,8 +19,18 @@ if TYPE_CHECKING:
     from ferryman.porting.model.port import PortReport
 
 __all__ = [
-    "Explanation", "Trace", "devices", "explain", "ops", "port", "reload", "strict", "trace", "unport", "use",
-]  # fmt: skip
+    "Explanation",
+    "Trace",
+    "devices",
+    "explain",
+    "ops",
+    "port",
+    "reload",
+    "strict",
+    "trace",
+    "unport",
+    "use",
+]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # where it would allow every name

@@ -88,15 +88,30 @@ class Setting:
 TABLE = (
     Setting("backend", _names, (), "Backends that may serve a call, in order. An allow-list: beyond it, calls raise."),
     Setting("strict", _switch, False, "Raise instead of falling back to a less preferred implementation."),
-    Setting("lockfile", _path, None, "JSON file of measured choices, as `ferryman tune` writes it; `none` for no such "
-            "choices. Default: the one that comes with the package for this device."),
+    Setting(
+        "lockfile",
+        _path,
+        None,
+        "JSON file of measured choices, as `ferryman tune` writes it; `none` for no such "
+        "choices. Default: the one that comes with the package for this device.",
+    ),
     Setting("profile", _word, None, "Name of the device profile to use for the accelerator, instead of detecting it."),
     Setting("test_device", _word, None, "Where the pytest plugin tests; default: the accelerator, else the CPU."),
-    Setting("artefacts", _path, None, "Folder that `ferryman compile` wrote: kernels that match are not compiled.",
-            leads_to_code=True),
-    Setting("cache_dir", _path, None, "Where compiled kernels are kept; default: the user's cache directory.",
-            leads_to_code=True),
-)  # fmt: skip
+    Setting(
+        "artefacts",
+        _path,
+        None,
+        "Folder that `ferryman compile` wrote: kernels that match are not compiled.",
+        leads_to_code=True,
+    ),
+    Setting(
+        "cache_dir",
+        _path,
+        None,
+        "Where compiled kernels are kept; default: the user's cache directory.",
+        leads_to_code=True,
+    ),
+)
 _BY_KEY = {s.key: s for s in TABLE}
 
 

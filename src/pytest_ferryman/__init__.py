@@ -23,13 +23,17 @@ _SIMULATED = "ferryman: SIMULATED"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ferryman")
     group.addoption(
-        "--ferryman-device", metavar="DEVICE", default=None,
+        "--ferryman-device",
+        metavar="DEVICE",
+        default=None,
         help="cpu, cuda:1 ..: where parity is tested (else FERRYMAN_TEST_DEVICE, the accelerator, the CPU)",
-    )  # fmt: skip
+    )
     group.addoption(
-        "--ferryman-record", metavar="FILE", default=None,
+        "--ferryman-record",
+        metavar="FILE",
+        default=None,
         help="write what became of every test (ferryman ci run)",
-    )  # fmt: skip
+    )
     group.addoption(
         "--ferryman-launches", action="store_true", help="count the kernels that each test launches on the device, too"
     )

@@ -137,9 +137,20 @@ def test_a_failed_model_fails_in_every_rendering(tmp_path_factory: pytest.TempPa
 def test_an_allow_list_binds_the_ported_model() -> None:
     pytest.importorskip("transformers")
     done = ferryman(
-        "check", "--model", "qwen3", "--tiny", "--layers", "1", "--device", "cpu", "--dtype", "f32",
-        "--backend", "definition", "--json",
-    )  # fmt: skip
+        "check",
+        "--model",
+        "qwen3",
+        "--tiny",
+        "--layers",
+        "1",
+        "--device",
+        "cpu",
+        "--dtype",
+        "f32",
+        "--backend",
+        "definition",
+        "--json",
+    )
     result = json.loads(done.out)
     assert done.code == 0, result["reasons"]
     assert {name for call in result["calls"] for name in call["served"]} == {"definition"}

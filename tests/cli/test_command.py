@@ -13,9 +13,26 @@ from ferryman.cli import main
 from tests.cli.run import alone, ferryman
 
 VERBS = (
-    "bench", "check", "devices", "ops", "report", "explain", "doctor", "fingerprint", "migrate", "mutate", "new",
-    "port", "selftest", "record", "replay", "compare", "compile", "counters", "tune",
-)  # fmt: skip
+    "bench",
+    "check",
+    "devices",
+    "ops",
+    "report",
+    "explain",
+    "doctor",
+    "fingerprint",
+    "migrate",
+    "mutate",
+    "new",
+    "port",
+    "selftest",
+    "record",
+    "replay",
+    "compare",
+    "compile",
+    "counters",
+    "tune",
+)
 
 
 def test_help_names_every_verb_and_what_it_is_for() -> None:
@@ -65,7 +82,7 @@ RMS = ("explain", "rms_norm", "--shape", "8,64")
         (("check", "--model", "qwen3", "--dtype", "f32", "--dtype", "f16"), "required: one dtype with --model"),
         (("check", "--model", "/nowhere/config.json"), "/nowhere/config.json; required: an existing config.json"),
     ],
-)  # fmt: skip
+)
 def test_bad_use_is_one_message_and_exit_code_2(arguments: tuple[str, ...], says: str) -> None:
     done = ferryman(*arguments)
     assert done.code == 2

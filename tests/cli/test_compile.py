@@ -75,9 +75,18 @@ def test_options_that_triton_would_ignore_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", MISTAKEN])
     monkeypatch.setattr(groups, "DTYPES", ("bfloat16",))
     done = ferryman(
-        "compile", "--target", "mi300x", "--op", "rope", "--backend", "triton", "--json",
-        "--out", str(tmp_path / "out"), FERRYMAN_CACHE_DIR=str(tmp_path / "cache"),
-    )  # fmt: skip
+        "compile",
+        "--target",
+        "mi300x",
+        "--op",
+        "rope",
+        "--backend",
+        "triton",
+        "--json",
+        "--out",
+        str(tmp_path / "out"),
+        FERRYMAN_CACHE_DIR=str(tmp_path / "cache"),
+    )
     assert done.code == 1
     entries = json.loads(done.out)["entries"]
     assert [e["verdict"] for e in entries].count("COMPILED_ONLY") == 1

@@ -27,8 +27,12 @@ def test_an_absent_device_is_answered_from_its_profile() -> None:
     verdicts = {row["implementation"]: row["verdict"] for row in answer["rows"]}
     assert not answer["here"] and answer["device"] == "mi300x"
     assert verdicts == {
-        "torch": "available", "triton": "available", "cuda": "refused", "hip": "chosen", "definition": "available",
-    }  # fmt: skip
+        "torch": "available",
+        "triton": "available",
+        "cuda": "refused",
+        "hip": "chosen",
+        "definition": "available",
+    }
     cuda = next(row for row in answer["rows"] if row["implementation"] == "cuda")
     assert cuda["reasons"] == ["cuda does not serve amd devices"]
 
@@ -44,9 +48,12 @@ def test_a_strided_last_dimension_is_refused_with_actual_against_required() -> N
 def test_a_request_narrows_the_menu() -> None:
     answer = explained("softmax", "--shape", "4,128", "--device", "h200", "--use", "triton,torch")
     assert {r["implementation"]: r["verdict"] for r in answer["rows"]} == {
-        "torch": "available", "triton": "chosen", "cuda": "not requested", "hip": "not requested",
+        "torch": "available",
+        "triton": "chosen",
+        "cuda": "not requested",
+        "hip": "not requested",
         "definition": "not requested",
-    }  # fmt: skip
+    }
     done = ferryman("explain", "softmax", "--shape", "4,128", "--device", "h200", "--use", "hip")
     assert done.code == 0 and "it would raise Unsupported" in done.out
 
@@ -59,9 +66,23 @@ def test_the_device_here_is_probed() -> None:
 
 def test_text_names_the_choice() -> None:
     done = ferryman(
-        "explain", "attention", "--shape", "1,32,4096,128", "--device", "mi300x", "--arg", "k=1,8,4096,128",
-        "--arg", "v=1,8,4096,128", "--arg", "causal=true", "--arg", "window=256", "--arg", "mask=none",
-    )  # fmt: skip
+        "explain",
+        "attention",
+        "--shape",
+        "1,32,4096,128",
+        "--device",
+        "mi300x",
+        "--arg",
+        "k=1,8,4096,128",
+        "--arg",
+        "v=1,8,4096,128",
+        "--arg",
+        "causal=true",
+        "--arg",
+        "window=256",
+        "--arg",
+        "mask=none",
+    )
     assert done.code == 0, done.err
     assert done.out.startswith("attention on mi300x, which is not here")
     assert "k=bfloat16[2^0,2^3,2^12,128]c" in done.out and "causal=True" in done.out and "window=2^8" in done.out
@@ -81,8 +102,11 @@ def _shapes(op: str, shape: tuple[int, ...], **given: str) -> dict[str, Any]:
 def test_other_tensors_follow_from_the_first() -> None:
     half = "float16"
     assert _shapes("layer_norm", (2, 3, 8)) == {
-        "x": ((2, 3, 8), half), "weight": ((8,), half), "bias": ((8,), half), "eps": 1e-5,
-    }  # fmt: skip
+        "x": ((2, 3, 8), half),
+        "weight": ((8,), half),
+        "bias": ((8,), half),
+        "eps": 1e-5,
+    }
     assert _shapes("linear", (2, 8)) == {"x": ((2, 8), half), "weight": ((8, 8), half), "bias": None}
     assert _shapes("linear", (2, 8), weight="32x8", bias="32")["weight"] == ((32, 8), half)
     assert _shapes("cross_entropy", (5, 100))["target"] == ((5,), "int64")

@@ -162,8 +162,19 @@ def test_refusals_are_counted_and_never_green(folder: Path) -> None:
     assert {c.case for c in document.cells if c.verdict == "UNIMPLEMENTED"} == refused != set()
     assert verdicts(document)["PASS"] == len(document.cells) - len(refused)
     assert document.summary[0].refusals == len(refused)
-    done = ferryman("check", "--kernel", f"{folder}/my_kernels.py:refuses", "--op", "rms_norm", "--dtype", "f32",
-                    "--device", "cpu", "--out", str(folder / "out"))  # fmt: skip
+    done = ferryman(
+        "check",
+        "--kernel",
+        f"{folder}/my_kernels.py:refuses",
+        "--op",
+        "rms_norm",
+        "--dtype",
+        "f32",
+        "--device",
+        "cpu",
+        "--out",
+        str(folder / "out"),
+    )
     assert done.code == 1 and "nothing ran, so nothing is shown to be right" in done.err
     assert f"UNIMPLEMENTED user:refuses, {len(document.cells)} cells:" in done.out and "only sm_90" in done.out
 
@@ -184,8 +195,13 @@ _TWICE = pytest.mark.xfail(
 @pytest.mark.parametrize("op", ["attention", "cross_entropy_backward", "rms_norm", pytest.param("rope_", marks=_TWICE)])
 def test_an_op_of_ours_is_a_kernel_too(op: str) -> None:
     """A public op called as a user calls it: keyword-only arguments, its switch for every output, backwards."""
-    document = kernel.run(f"ferryman.ops:{op}", op, device="cpu", dtypes=["f32"],
-                          declaration=kernel.Declaration(roundings=("p",) if op == "attention" else ()))  # fmt: skip
+    document = kernel.run(
+        f"ferryman.ops:{op}",
+        op,
+        device="cpu",
+        dtypes=["f32"],
+        declaration=kernel.Declaration(roundings=("p",) if op == "attention" else ()),
+    )
     assert set(verdicts(document)) == {"PASS"}, [c.reason for c in document.cells if c.verdict != "PASS"]
 
 
@@ -220,7 +236,7 @@ CLI = ("check", "--device", "cpu", "--dtype", "f32", "--kernel")
         (("{folder}/my_kernels.py:rms_norm", "--op", "rms_norm", "--accumulation", "fp16"), "class 'fp16'"),
         (("{folder}/my_kernels.py:rms_norm", "--op", "rms_norm", "--rounding", "p"), "rms_norm permits 'p'"),
     ],
-)  # fmt: skip
+)
 def test_bad_use_is_one_message(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     done = ferryman(*CLI, *(a.format(folder=folder) for a in arguments))
     assert done.code == 2 and message in done.err and "Traceback" not in done.err, done.err

@@ -32,8 +32,17 @@ def test_the_page_is_written_beside_the_document(saved: Path) -> None:
 
 def test_every_format_goes_where_it_is_wanted(saved: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "er"
-    done = ferryman("report", str(saved), "--html", str(out / "a.html"), "--md", str(out / "a.md"),
-                    "--junit", str(out / "a.xml"), "--json")  # fmt: skip
+    done = ferryman(
+        "report",
+        str(saved),
+        "--html",
+        str(out / "a.html"),
+        "--md",
+        str(out / "a.md"),
+        "--junit",
+        str(out / "a.xml"),
+        "--json",
+    )
     told = json.loads(done.out)
     assert told["verdict"] == "FAIL" and told["counts"]["FAIL"] == 2
     assert told["written"] == [str(out / name) for name in ("a.html", "a.md", "a.xml")]

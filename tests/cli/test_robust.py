@@ -61,8 +61,12 @@ def alive(pid: int) -> bool:
 def test_a_worker_that_spins_ends_with_the_command(folder: Path, number: signal.Signals) -> None:
     arguments = ["check", "--kernel", "user_kernels.py:spinning", "--op", "rms_norm", "--device", "cpu", "--json"]
     environment = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
-    command = subprocess.Popen([sys.executable, "-m", "ferryman", *arguments], env=environment,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    command = subprocess.Popen(
+        [sys.executable, "-m", "ferryman", *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         deadline = time.monotonic() + 120
         while not (found := [p for p in children(command.pid) if b"kernel_worker" in _command_line(p)]):
@@ -184,19 +188,29 @@ def test_a_stdout_that_takes_nothing_is_one_message(line: str, message: str) -> 
 HUGE = "9" * 6000
 
 
-@pytest.mark.parametrize("arguments", [
-    ("explain", "rms_norm", "--shape", f"4,{HUGE}"), ("explain", "rms_norm", "--shape", "4,8", "--arg", f"eps={HUGE}"),
-    ("explain", "attention", "--shape", "1,1,4,8", "--arg", f"window={HUGE}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", "rms_norm", "--shape", f"4,{HUGE}"),
+        ("explain", "rms_norm", "--shape", "4,8", "--arg", f"eps={HUGE}"),
+        ("explain", "attention", "--shape", "1,1,4,8", "--arg", f"window={HUGE}"),
+    ],
+)
 def test_an_integer_of_6000_digits_is_bad_use(arguments: tuple[str, ...]) -> None:
     done = ferryman(*arguments)
     assert done.code == 2 and len(done.err) < 700 and "required: " in done.err
 
 
-@pytest.mark.parametrize("change", [
-    {"rope_theta": [1]}, {"rope_theta": "1"}, {"rms_norm_eps": {}}, {"rope_theta": 10**400},
-    {"initializer_range": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_theta": [1]},
+        {"rope_theta": "1"},
+        {"rms_norm_eps": {}},
+        {"rope_theta": 10**400},
+        {"initializer_range": True},
+    ],
+)
 def test_a_configuration_of_wrong_types_is_bad_use(change: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     fields = {

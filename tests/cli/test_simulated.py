@@ -42,9 +42,11 @@ def test_assumptions_keep_their_defaults() -> None:
     found = simulated_route.assumptions_of(["estimates=below", "mfma_order=pairs", "estimates=below"])
     assert found == Assumptions(mfma_order="pairs", estimates="below")
     assert simulated_route.flags(found) == {
-        "simulator.mfma_order": "pairs", "simulator.mfma_subnormals": "kept", "simulator.xf32": "truncate",
+        "simulator.mfma_order": "pairs",
+        "simulator.mfma_subnormals": "kept",
+        "simulator.xf32": "truncate",
         "simulator.estimates": "below",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _linear(x, w, bias, out, M, N, K, sx, sxk, sw, swk, HAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            BK: tl.constexpr):  # fmt: skip
+def _linear(
+    x, w, bias, out, M, N, K, sx, sxk, sw, swk, HAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)

@@ -27,11 +27,29 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 ROUTE = "sm_80 PTX of the a100-sxm-80 configuration, executed on "
 # Every Triton kernel; tests/unit/test_stand_in.py counts their tiles.
 KERNELS = {
-    "_norm", "_norm_backward", "_norm_columns", "_norm_long", "_norm_long_backward", "_sum_partials", "_gated",
-    "_gated_backward", "_softmax", "_softmax_backward", "_softmax_long", "_softmax_long_backward", "_loss",
-    "_loss_short", "_loss_backward", "_mean_loss", "_rope", "_matmul", "attention_forward", "attention_merge",
-    "attention_backward_dq", "attention_backward_dkv",
-}  # fmt: skip
+    "_norm",
+    "_norm_backward",
+    "_norm_columns",
+    "_norm_long",
+    "_norm_long_backward",
+    "_sum_partials",
+    "_gated",
+    "_gated_backward",
+    "_softmax",
+    "_softmax_backward",
+    "_softmax_long",
+    "_softmax_long_backward",
+    "_loss",
+    "_loss_short",
+    "_loss_backward",
+    "_mean_loss",
+    "_rope",
+    "_matmul",
+    "attention_forward",
+    "attention_merge",
+    "attention_backward_dq",
+    "attention_backward_dkv",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -187,8 +205,9 @@ def test_a_configuration_beyond_the_older_devices_shared_memory_is_not_run(
 
 
 def test_the_command() -> None:
-    done = ferryman("check", "--as", "a100", "--op", "softmax", "--dtype", "bf16", "--tier", "small", "--jobs", "2",
-                    "--json")  # fmt: skip
+    done = ferryman(
+        "check", "--as", "a100", "--op", "softmax", "--dtype", "bf16", "--tier", "small", "--jobs", "2", "--json"
+    )
     document = json.loads(done.out)
     assert done.code == 0, done.err
     assert document["environment"]["device"] == "stand-in" and document["environment"]["profile"] == "a100-sxm-80"

@@ -77,8 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(tmp_path: Path, *command: str, **environment: str) -> dict[str, Any]:
     """What a process with empty caches prints."""
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "triton"), "FERRYMAN_CACHE_DIR": str(tmp_path / "ours")}
-    done = subprocess.run([sys.executable, *command], env={**env, **environment}, capture_output=True, text=True,
-                          timeout=280, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command], env={**env, **environment}, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -106,9 +106,17 @@ def forward64(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tu
 
 
 def judge(
-    got: tuple[Tensor, ...], grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-    lse: Tensor, causal: bool, scale: float,
-) -> None:  # fmt: skip
+    got: tuple[Tensor, ...],
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float,
+) -> None:
     """Every element within the sum of the roundings of P, of dS, of the output, and of float32 sums in any order."""
     group, dim, u = q.shape[1] // k.shape[1], q.shape[3], torch.finfo(q.dtype).eps / 2
     k64, v64 = (x.double().repeat_interleave(group, 1) for x in (k, v))
@@ -135,10 +143,13 @@ def judge(
 
     size = ds.abs() * abs(scale)
     wants = (
-        (ds * scale) @ k64, (of_ds * abs(scale) + sums * size) @ k64.abs(),
-        per_key_head((ds * scale).mT @ q64), per_key_head((of_ds * abs(scale) + sums * size).mT @ q64.abs()),
-        per_key_head(p.mT @ g), per_key_head(((of_p + u + sums) * p + tiny * ~hidden).mT @ g.abs()),
-    )  # fmt: skip
+        (ds * scale) @ k64,
+        (of_ds * abs(scale) + sums * size) @ k64.abs(),
+        per_key_head((ds * scale).mT @ q64),
+        per_key_head((of_ds * abs(scale) + sums * size).mT @ q64.abs()),
+        per_key_head(p.mT @ g),
+        per_key_head(((of_p + u + sums) * p + tiny * ~hidden).mT @ g.abs()),
+    )
     for name, mine, want, bound in zip("qkv", got, wants[::2], wants[1::2], strict=True):
         assert mine.dtype == q.dtype and mine.is_contiguous()
         ratio = (mine.double() - want).abs() / (bound + u * want.abs() + tiny)
@@ -146,20 +157,37 @@ def judge(
 
 
 SHAPES = [
-    (2, 4, 4, 512, 512, True), (1, 8, 2, 333, 517, True), (2, 4, 2, 700, 300, True), (1, 2, 1, 129, 1000, False),
-    (1, 3, 3, 1024, 1, False), (2, 2, 2, 200, 127, False), (1, 6, 1, 1000, 1001, True), (3, 32, 8, 1111, 1111, True),
-    (1, 1, 1, 128, 128, True), (2, 2, 1, 256, 640, False), (1, 8, 1, 274, 274, True), (5, 16, 2, 300, 1743, True),
+    (2, 4, 4, 512, 512, True),
+    (1, 8, 2, 333, 517, True),
+    (2, 4, 2, 700, 300, True),
+    (1, 2, 1, 129, 1000, False),
+    (1, 3, 3, 1024, 1, False),
+    (2, 2, 2, 200, 127, False),
+    (1, 6, 1, 1000, 1001, True),
+    (3, 32, 8, 1111, 1111, True),
+    (1, 1, 1, 128, 128, True),
+    (2, 2, 1, 256, 640, False),
+    (1, 8, 1, 274, 274, True),
+    (5, 16, 2, 300, 1743, True),
     (1, 12, 2, 2048, 2048, False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "queries", "keys", "causal"), SHAPES)
 def test_within_the_bounds_of_float64(
-    ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool,
-    dim: int, dtype: torch.dtype,
-) -> None:  # fmt: skip
+    ran: list[str],
+    target: Any,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    causal: bool,
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
     grad_out, q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
     out, lse = forward64(q, k, v, causal, dim**-0.5)
     grad_lse = torch.randn_like(lse) if queries % 2 == 0 else None
@@ -169,9 +197,13 @@ def test_within_the_bounds_of_float64(
 
 
 FEW_SHAPES = [
-    (2, 8, 2, 1, 1111, True), (40, 32, 8, 1, 600, True), (1, 16, 1, 1, 5000, False), (2, 4, 4, 5, 77, True),
-    (1, 4, 2, 8, 3, True), (3, 3, 3, 16, 333, True),
-]  # fmt: skip
+    (2, 8, 2, 1, 1111, True),
+    (40, 32, 8, 1, 600, True),
+    (1, 16, 1, 1, 5000, False),
+    (2, 4, 4, 5, 77, True),
+    (1, 4, 2, 8, 3, True),
+    (3, 3, 3, 16, 333, True),
+]
 
 
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])

@@ -91,15 +91,29 @@ def judge(q: Tensor, k: Tensor, v: Tensor, causal: bool, out: Tensor, lse: Tenso
 @pytest.mark.parametrize(
     ("batch", "heads", "kv_heads", "queries", "keys", "causal"),
     [
-        (2, 4, 4, 512, 512, True), (1, 8, 2, 333, 517, True), (2, 4, 2, 700, 300, True), (1, 2, 1, 129, 1000, False),
-        (1, 3, 3, 1024, 1, False), (2, 2, 2, 200, 127, False), (1, 6, 1, 1000, 1001, True),
-        (3, 32, 8, 1111, 1111, True), (1, 1, 1, 128, 128, True),
+        (2, 4, 4, 512, 512, True),
+        (1, 8, 2, 333, 517, True),
+        (2, 4, 2, 700, 300, True),
+        (1, 2, 1, 129, 1000, False),
+        (1, 3, 3, 1024, 1, False),
+        (2, 2, 2, 200, 127, False),
+        (1, 6, 1, 1000, 1001, True),
+        (3, 32, 8, 1111, 1111, True),
+        (1, 1, 1, 128, 128, True),
     ],
-)  # fmt: skip
+)
 def test_within_the_bounds_of_float64(
-    ran: list[str], target: Any, batch: int, heads: int, kv_heads: int, queries: int, keys: int, causal: bool,
-    dim: int, dtype: torch.dtype,
-) -> None:  # fmt: skip
+    ran: list[str],
+    target: Any,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    causal: bool,
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
     q, k, v = made(batch, heads, kv_heads, queries, keys, dim, dtype)
     out, lse = attention(q, k, v, causal, None, None, 0.0, None, target)
     assert ran == ["attention_forward_hopper"]
@@ -131,10 +145,14 @@ def test_what_tma_cannot_describe_is_copied(ran: list[str], target: Any, why: st
 
 def refused() -> dict[str, tuple[dict[str, Any], str]]:
     return {
-        "window": ({"window": 100}, "bf16"), "softcap": ({"softcap": 20.0}, "bf16"), "mask": ({"mask": True}, "bf16"),
-        "negative scale": ({"scale": -0.1}, "bf16"), "float32": ({}, "f32"), "D80": ({}, "d80"),
+        "window": ({"window": 100}, "bf16"),
+        "softcap": ({"softcap": 20.0}, "bf16"),
+        "mask": ({"mask": True}, "bf16"),
+        "negative scale": ({"scale": -0.1}, "bf16"),
+        "float32": ({}, "f32"),
+        "D80": ({}, "d80"),
         "few queries": ({}, "few"),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("why", refused())

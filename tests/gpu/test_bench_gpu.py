@@ -23,9 +23,11 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 @pytest.fixture(scope="module")
 def found() -> Benchmark:
     return bench.run(
-        ops=["rms_norm", "rms_norm_backward", "linear"], device="cuda", peer_names=["torch-eager", "torch-compile"],
+        ops=["rms_norm", "rms_norm_backward", "linear"],
+        device="cuda",
+        peer_names=["torch-eager", "torch-compile"],
         peers_from=PEERS,
-    )  # fmt: skip
+    )
 
 
 def test_ceilings_are_those_of_the_device() -> None:

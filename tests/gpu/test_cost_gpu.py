@@ -33,9 +33,11 @@ def test_what_is_shipped_for_this_device_predicts_what_it_takes() -> None:
         x = torch.empty(8192, 8192, device="meta", dtype=torch.bfloat16)
         if not cell.case.startswith("8192x8192"):
             continue
-        op, args = (ops.rms_norm.primitive, (x, x[0], 1e-6, False)) if cell.op == "rms_norm" else (
-            ops.linear.primitive, (x, x, None)
-        )  # fmt: skip
+        op, args = (
+            (ops.rms_norm.primitive, (x, x[0], 1e-6, False))
+            if cell.op == "rms_norm"
+            else (ops.linear.primitive, (x, x, None))
+        )
         predicted = cost.predictions(op, cost.work_of(op, args), profile)
         for times in cell.times:
             if times.name in predicted and times.seconds is not None:
@@ -69,9 +71,12 @@ def test_regret_is_judged_in_a_process_of_its_own(lock: Path, tmp_path: Path) ->
     out = tmp_path / "regret.json"
     arguments = ("--lockfile", lock, "--op", "softmax", "--op", "silu_mul", "--cells", "12", "--json", out)
     subprocess.run(
-        [sys.executable, "benchmarks/regret.py", *map(str, arguments)], cwd=ROOT, check=True, timeout=240,
+        [sys.executable, "benchmarks/regret.py", *map(str, arguments)],
+        cwd=ROOT,
+        check=True,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])},
-    )  # fmt: skip
+    )
     found = json.loads(out.read_text())
     assert len(found["cells"]) == 12 and not [c for c in found["cells"] if "failed" in c]
     tuned = [c for c in found["cells"] if c["half"] == "tuned"]

@@ -29,9 +29,10 @@ def usable(op: Primitive) -> list[Any]:
     profile = select.profile_for(GPU)
     backends = registry.backends()
     return [
-        line for line in registry.implementations(op.name)
+        line
+        for line in registry.implementations(op.name)
         if profile.vendor in backends[line.backend].vendors and not registry.probe(line.backend, profile.vendor)
-    ]  # fmt: skip
+    ]
 
 
 def test_the_device_has_its_own_profile_and_all_its_backends() -> None:
@@ -74,16 +75,20 @@ def test_compiled_attention_is_the_vendors_call_with_the_right_gradients(dtype: 
         return ops.attention(q, k, v, causal=True)
 
     for lengths, calls in (
-        (((64, 0), (77, 0), (301, 0), (129, 1)), 0), (((67, 1), (301, 1)), 1),
-    ):  # fmt: skip
+        (((64, 0), (77, 0), (301, 0), (129, 1)), 0),
+        (((67, 1), (301, 1)), 1),
+    ):
         torch._dynamo.reset()
         function = torch.compile(attend, fullgraph=True, dynamic=True)
         for length, shift in lengths:
             made = [
-                torch.randn(2 * heads * length * head_dim + shift, device=GPU).to(dtype)[shift:]
-                .view(2, length, heads, head_dim).transpose(1, 2).requires_grad_()
+                torch.randn(2 * heads * length * head_dim + shift, device=GPU)
+                .to(dtype)[shift:]
+                .view(2, length, heads, head_dim)
+                .transpose(1, 2)
+                .requires_grad_()
                 for heads in (4, 2, 2)
-            ]  # fmt: skip
+            ]
             wide = [x.detach().double().requires_grad_() for x in made]
             with ferryman.trace() as seen:
                 out = function(*made)

@@ -78,8 +78,11 @@ def test_what_is_certain_of_hopper(document: Fingerprint) -> None:
     inner = _matrix(document, "fp8", "accumulator_bits")
     assert {int(value) for value in inner.values()} == {14}, inner
     assert document.values("fp8") == {"torch": "e4m3fn"}
-    short = {f"{f.route} {f.format}": str(f.detail["words"]) for f in document.facts if f.key == "matrix.fp8.order_4096"
-             and f.value is not None}  # fmt: skip
+    short = {
+        f"{f.route} {f.format}": str(f.detail["words"])
+        for f in document.facts
+        if f.key == "matrix.fp8.order_4096" and f.value is not None
+    }
     assert short["torch e4m3fn"] != short["torch fast e4m3fn"], "promotion shows in the order"
 
 

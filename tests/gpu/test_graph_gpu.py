@@ -20,11 +20,17 @@ def _run(mode: str | None, place: Any, dtype: torch.dtype) -> tuple[torch.Tensor
     x = torch.randn(2, 256, 512, device="cuda", dtype=dtype)
     report = graph.Report()
     torch._dynamo.reset()
-    compiled = torch.compile(
-        model, backend=graph.backend, mode=mode, fullgraph=True, options={"place": place, "report": report}
-    ) if mode is None else torch.compile(
-        model, backend=lambda gm, inputs: graph.backend(
-            gm, inputs, mode=mode, options={"place": place, "report": report}), fullgraph=True)  # fmt: skip
+    compiled = (
+        torch.compile(
+            model, backend=graph.backend, mode=mode, fullgraph=True, options={"place": place, "report": report}
+        )
+        if mode is None
+        else torch.compile(
+            model,
+            backend=lambda gm, inputs: graph.backend(gm, inputs, mode=mode, options={"place": place, "report": report}),
+            fullgraph=True,
+        )
+    )
     with torch.no_grad():
         for _ in range(3):
             compiled(x)

@@ -58,8 +58,18 @@ def test_every_form_on_ragged_shapes(form: Wide, dtype: torch.dtype) -> None:
                 assert worst(product(form, x, w, given, target), x, w, given) <= 1, (m, n, k, given is not None)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (5, 1024, 4096), (16, 2048, 8192), (64, 8192, 2048),
-                                           (77, 4104, 1032), (256, 4096, 4096), (1000, 4096, 4096)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [
+        (1, 4096, 4096),
+        (5, 1024, 4096),
+        (16, 2048, 8192),
+        (64, 8192, 2048),
+        (77, 4104, 1032),
+        (256, 4096, 4096),
+        (1000, 4096, 4096),
+    ],
+)
 def test_dispatch_runs_it_and_every_run_gives_the_same_bits(m: int, n: int, k: int) -> None:
     x, w, bias = made(m, n, k, torch.bfloat16)
     busy, noise = torch.cuda.Stream(), torch.randn(2048, 2048, device=GPU)

@@ -169,9 +169,16 @@ def test_a_padded_batch_generates_the_same_text() -> None:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     config = Qwen3Config(
-        hidden_size=512, num_attention_heads=8, num_key_value_heads=2, head_dim=64, intermediate_size=1024,
-        num_hidden_layers=3, vocab_size=1000, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=1024,
+        num_hidden_layers=3,
+        vocab_size=1000,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     torch.manual_seed(0)
     with GPU:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -192,9 +199,13 @@ def test_the_compiled_layer_keeps_its_speed_and_its_graph() -> None:
     """
     path = os.pathsep.join(p for p in ("src", os.environ.get("PYTHONPATH", "")) if p)
     done = subprocess.run(
-        [sys.executable, "benchmarks/compiled_layer.py", "--json"], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": path}, timeout=280,
-    )  # fmt: skip
+        [sys.executable, "benchmarks/compiled_layer.py", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     again = found["recompilations_on_unseen_lengths"]

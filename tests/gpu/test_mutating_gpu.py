@@ -23,9 +23,12 @@ RUNS = 20  # a thread that reads what another has written would show in some of 
 def backends(op: str) -> list[str]:
     vendor, known = select.profile_for(GPU).vendor, registry.backends()
     return [
-        line.name for line in registry.implementations(op) if line.name not in ("torch", "definition")
-        and vendor in known[line.backend].vendors and not registry.probe(line.backend, vendor)
-    ]  # fmt: skip
+        line.name
+        for line in registry.implementations(op)
+        if line.name not in ("torch", "definition")
+        and vendor in known[line.backend].vendors
+        and not registry.probe(line.backend, vendor)
+    ]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -47,9 +50,17 @@ def test_rope_over_its_arguments_has_the_bits_of_rope(
                 assert all(f is g and torch.equal(f, e) for f, g, e in zip(found, given, expected, strict=True)), name
 
 
-@pytest.mark.parametrize(("rows", "width"), [
-    (4096, 128_256), (512, 50_257), (3, 152_064), (8192, 1000), (1024, 8192), (256, 32_000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "width"),
+    [
+        (4096, 128_256),
+        (512, 50_257),
+        (3, 152_064),
+        (8192, 1000),
+        (1024, 8192),
+        (256, 32_000),
+    ],
+)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_gradient_over_the_logits_is_the_backwards(rows: int, width: int, smoothing: float) -> None:
     logits = torch.randn(rows, width, device=GPU, dtype=torch.bfloat16)

@@ -59,8 +59,12 @@ def test_rows_of_every_width(op: str, n: int) -> None:
     target = select.target_of(select.profile_for(GPU))
     # few rows, more than clusters, and several for each of them; rows apart, and rows that do not begin on 16 bytes
     for rows, dtype, weight, pad in (
-        (1, BF16, BF16, 0), (77, BF16, F32, 0), (301, BF16, BF16, 8), (301, F32, F32, 0), (66, F16, None, 1),
-    ):  # fmt: skip
+        (1, BF16, BF16, 0),
+        (77, BF16, F32, 0),
+        (301, BF16, BF16, 8),
+        (301, F32, F32, 0),
+        (66, F16, None, 1),
+    ):
         if n * dtype.itemsize > WIDE_BYTES:
             continue
         args = _args(op, rows, n, dtype, weight, pad)

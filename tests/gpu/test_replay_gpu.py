@@ -37,9 +37,11 @@ def lines() -> list[tuple[Primitive, Implementation]]:
     vendor = select.profile_for(GPU).vendor if torch.cuda.is_available() else "nvidia"
     backends = registry.backends()
     return [
-        (op, line) for op in registry.primitives().values() for line in registry.implementations(op.name)
+        (op, line)
+        for op in registry.primitives().values()
+        for line in registry.implementations(op.name)
         if line.replayable and vendor in backends[line.backend].vendors
-    ]  # fmt: skip
+    ]
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
@@ -101,8 +103,15 @@ def test_strides_divisibility_and_widths_that_change_between_calls() -> None:
         w = torch.randn(4096, device=GPU, dtype=torch.bfloat16)
         with ferryman.use(name):
             for _ in range(5):
-                for rows, width, stride in ((8, 1024, 1024), (8, 1024, 1040), (8, 1024, 1025), (8, 1000, 1000),
-                                            (8, 1, 1), (1, 1024, 4096), (7, 1023, 4096)):  # fmt: skip
+                for rows, width, stride in (
+                    (8, 1024, 1024),
+                    (8, 1024, 1040),
+                    (8, 1024, 1025),
+                    (8, 1000, 1000),
+                    (8, 1, 1),
+                    (1, 1024, 4096),
+                    (7, 1023, 4096),
+                ):
                     x = torch.randn(rows, stride, device=GPU, dtype=torch.bfloat16)[:, :width]
                     y = ops.rms_norm(x, w[:width])
                     exact = ops.rms_norm.primitive.body(x.double(), w[:width].double(), 1e-6, False)
@@ -213,9 +222,13 @@ def test_tf32_that_is_switched_between_calls() -> None:
 
 
 def served() -> list[str]:
-    return [name for name in ("triton", "cuda", "hip") if name in registry.backends()
-            and select.profile_for(GPU).vendor in registry.backends()[name].vendors
-            and not registry.probe(name, select.profile_for(GPU).vendor)]  # fmt: skip
+    return [
+        name
+        for name in ("triton", "cuda", "hip")
+        if name in registry.backends()
+        and select.profile_for(GPU).vendor in registry.backends()[name].vendors
+        and not registry.probe(name, select.profile_for(GPU).vendor)
+    ]
 
 
 @pytest.mark.parametrize("grads", [False, True])

@@ -33,10 +33,25 @@ def test_clean(op: str, backend: str) -> None:
     env = {**os.environ, "PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     for check, verdict in CLEAN.items():
         done = subprocess.run(
-            [tool, "--tool", check, "--error-exitcode", "9", "--print-limit", "5", sys.executable,
-             "tests/gpu/sanitizer_cases.py", backend, op],
-            cwd=ROOT, env=env, capture_output=True, text=True, timeout=400,
-        )  # fmt: skip
+            [
+                tool,
+                "--tool",
+                check,
+                "--error-exitcode",
+                "9",
+                "--print-limit",
+                "5",
+                sys.executable,
+                "tests/gpu/sanitizer_cases.py",
+                backend,
+                op,
+            ],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
         said = done.stdout + done.stderr
         assert done.returncode == 0 and "launches" in said and verdict in said, (
             f"{check}: {said[:4000]}\n...\n{said[-1000:]}"

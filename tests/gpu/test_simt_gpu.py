@@ -34,9 +34,15 @@ def _target(index: int = 0) -> Target:
     arch = f"sm_{p.major}{p.minor}" if torch.version.hip is None else p.gcnArchName.split(":")[0]
     shared = getattr(p, "shared_memory_per_block_optin", 65_536)
     return Target(
-        arch, simt.vendor_of(arch), simt.wave_of(arch), shared, 1024, p.multi_processor_count, p.L2_cache_size,
+        arch,
+        simt.vendor_of(arch),
+        simt.wave_of(arch),
+        shared,
+        1024,
+        p.multi_processor_count,
+        p.L2_cache_size,
         offline.target_for(arch).features,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +81,34 @@ def _thrice(kernel: Kernel, *args: Any) -> Any:
     return runs[0]
 
 
-WIDTHS = (1, 8, 96, 127, 768, 1000, 1024, 2048, 4096, 4104, 5120, 8191, 8192, 11_008, 16_384, 20_008, 32_768, 50_257,
-          50_264, 65_536, 66_056, 100_008, 131_072, 131_080, 152_064, 262_144)  # fmt: skip
+WIDTHS = (
+    1,
+    8,
+    96,
+    127,
+    768,
+    1000,
+    1024,
+    2048,
+    4096,
+    4104,
+    5120,
+    8191,
+    8192,
+    11_008,
+    16_384,
+    20_008,
+    32_768,
+    50_257,
+    50_264,
+    65_536,
+    66_056,
+    100_008,
+    131_072,
+    131_080,
+    152_064,
+    262_144,
+)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
@@ -118,7 +150,7 @@ def test_activations(dtype: torch.dtype, target: Target) -> None:
         for how, factor in (
             ("tanh", torch.sigmoid(1.5957691216057308 * (d + 0.044715 * d**3))),
             ("none", 0.5 * torch.erfc(-d * 0.5**0.5)),
-        ):  # fmt: skip
+        ):
             y = d * factor * v
             slack = (8 + 8 * (d.abs() + d.abs() ** 3).clamp(max=400)) * UNIT[F32] * y.abs() + 2.0**-126 * (d * v).abs()
             _close(_thrice(activation.gelu_mul, g, u, how, target), y, slack)
@@ -164,8 +196,11 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
         for tensor, out in zip((q, k), got, strict=True):
             t, e, f = tensor.double(), cos.double().unsqueeze(1), sin.double().unsqueeze(1)
             h = t[..., :r]
-            o = torch.stack((-h[..., 1::2], h[..., 0::2]), -1).flatten(-2) if interleaved else torch.cat(
-                (-h[..., r // 2 :], h[..., : r // 2]), -1)  # fmt: skip
+            o = (
+                torch.stack((-h[..., 1::2], h[..., 0::2]), -1).flatten(-2)
+                if interleaved
+                else torch.cat((-h[..., r // 2 :], h[..., : r // 2]), -1)
+            )
             _close(out[..., :r], h * e + o * f, 2 * UNIT[F32] * ((h * e).abs() + (o * f).abs()))
             assert torch.equal(out[..., r:], tensor[..., r:]) and out.is_contiguous()
         over = [tensor.clone() for tensor in (q, k)]

@@ -29,9 +29,13 @@ def strict(op: str, **declared: Any) -> Implementation:
 
 
 def check(
-    op: str, kernel: Callable[..., Any], line: Implementation | None = None, dtypes: Sequence[torch.dtype] = DTYPES,
-    case: str | None = None, seed: int = 0,
-) -> Iterator[Cell]:  # fmt: skip
+    op: str,
+    kernel: Callable[..., Any],
+    line: Implementation | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    case: str | None = None,
+    seed: int = 0,
+) -> Iterator[Cell]:
     primitive = registry.primitive(op)
     for dtype in dtypes:
         for each in cases_of(primitive):

@@ -40,11 +40,14 @@ def one(known: Any, call: dict[str, Any]) -> dict[str, Any]:
         float(((o.double() - e) / (e.abs().mean() + 1e-30)).abs().max()) for o, e in zip(outputs, oracle, strict=True)
     ]
     return {
-        "outputs": [o.double().flatten().tolist() for o in outputs], "apart": apart,
-        "kernels": [name for name, _ in reports], "findings": [str(f) for f in simulator.take()],
-        "executed": sum(r.executed for _, r in reports), "steps": sum(r.steps for _, r in reports),
+        "outputs": [o.double().flatten().tolist() for o in outputs],
+        "apart": apart,
+        "kernels": [name for name, _ in reports],
+        "findings": [str(f) for f in simulator.take()],
+        "executed": sum(r.executed for _, r in reports),
+        "steps": sum(r.steps for _, r in reports),
         "seconds": sum(r.seconds for _, r in reports),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

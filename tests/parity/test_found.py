@@ -23,75 +23,127 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 _NORM = {"weight": None, "eps": 1e-6}
 _ATTENTION = {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": None}
 _CAPPED = {
-    "q": T((1, 1, 5, 8), fill="nonfinite"), "k": T((1, 1, 3, 8), fill="nonfinite"), "v": T((1, 1, 3, 8)),
-    **_ATTENTION, "softcap": 20.0,
-}  # fmt: skip
+    "q": T((1, 1, 5, 8), fill="nonfinite"),
+    "k": T((1, 1, 3, 8), fill="nonfinite"),
+    "v": T((1, 1, 3, 8)),
+    **_ATTENTION,
+    "softcap": 20.0,
+}
 FOUND: dict[str, tuple[str, str, dict[str, Any], torch.dtype]] = {
     # elementwise PyTorch keeps a permuted input's strides; every output is declared contiguous
     "definition keeps a permuted input's strides": (
-        "add_rms_norm", "definition",
-        {"x": T((5, 6), layout="strided:1,5+0"), "residual": T((5, 6), layout="strided:1,5+0"), **_NORM}, F32,
+        "add_rms_norm",
+        "definition",
+        {"x": T((5, 6), layout="strided:1,5+0"), "residual": T((5, 6), layout="strided:1,5+0"), **_NORM},
+        F32,
     ),
     "definition of a gradient too": (
-        "silu_mul_backward", "definition", {n: T((5, 6), layout="strided:1,5+0") for n in ("gate", "up")}, F16,
+        "silu_mul_backward",
+        "definition",
+        {n: T((5, 6), layout="strided:1,5+0") for n in ("gate", "up")},
+        F16,
     ),
     "torch's composed norm gradient": (
-        "rms_norm_backward", "torch", {"x": T((3, 4, 5), layout="strided:4,1,12+0"), **_NORM}, BF16,
+        "rms_norm_backward",
+        "torch",
+        {"x": T((3, 4, 5), layout="strided:4,1,12+0"), **_NORM},
+        BF16,
     ),
     # reshape(-1, 0)
     "the bound of rows without elements": (
-        "rms_norm_backward", "torch", {"x": T((5, 0)), "weight": T((0,)), "eps": 1e-6}, F32,
+        "rms_norm_backward",
+        "torch",
+        {"x": T((5, 0)), "weight": T((0,)), "eps": 1e-6},
+        F32,
     ),
     "the bound of layer_norm's rows": ("layer_norm_backward", "torch", {"x": T((2, 0)), "bias": None, **_NORM}, F32),
     # 0 / 0: the bound was not finite where every gradient is 0
     "no row counts": (
-        "cross_entropy_backward", "torch",
+        "cross_entropy_backward",
+        "torch",
         {"logits": T((2, 3)), "target": T((2,), "int64", low=-1, high=0), "ignore_index": -1, "label_smoothing": 0.0},
         F32,
     ),
     # lerp of two infinite losses is inf - inf
     "a label whose logit is -inf, smoothed": (
-        "cross_entropy", "torch",
-        {"logits": T((1, 8), fill="masked"), "target": T((1,), "int64", low=0, high=8), "ignore_index": -100,
-         "label_smoothing": 0.1}, F32,
+        "cross_entropy",
+        "torch",
+        {
+            "logits": T((1, 8), fill="masked"),
+            "target": T((1,), "int64", low=0, high=8),
+            "ignore_index": -100,
+            "label_smoothing": 0.1,
+        },
+        F32,
     ),
     # tanh(inf) is 1, and its error 0, not infinite
     "softcap of an infinite score": ("attention", "torch", _CAPPED, F32),
     "and its gradient": ("attention_backward", "torch", {**_CAPPED, "grad_lse": True}, F32),
     "an infinite log-sum-exp beside zeros": (
-        "attention_backward", "torch",
-        {"q": T((1, 6, 1, 1), fill="nonfinite"), "k": T((1, 3, 7, 1)), "v": T((1, 3, 7, 1)), **_ATTENTION,
-         "grad_lse": False}, F32,
+        "attention_backward",
+        "torch",
+        {
+            "q": T((1, 6, 1, 1), fill="nonfinite"),
+            "k": T((1, 3, 7, 1)),
+            "v": T((1, 3, 7, 1)),
+            **_ATTENTION,
+            "grad_lse": False,
+        },
+        F32,
     ),
     # PyTorch's CPU flash kernel: fewer keys than lanes, all scores NaN: 0
     "NaN scores of few keys": (
-        "attention", "torch",
-        {"q": T((1, 1, 2, 8), fill="nonfinite"), "k": T((1, 1, 3, 8)), "v": T((1, 1, 3, 8)), **_ATTENTION}, F32,
+        "attention",
+        "torch",
+        {"q": T((1, 1, 2, 8), fill="nonfinite"), "k": T((1, 1, 3, 8)), "v": T((1, 1, 3, 8)), **_ATTENTION},
+        F32,
     ),
     # and where all scores are -inf: a log-sum-exp of 0
     "scores of -inf alone": (
-        "attention", "torch",
-        {"q": T((1, 1, 7, 1), fill="nonfinite"), "k": T((1, 1, 16, 1), fill="nonfinite", layout="strided:16,16,0,1+0"),
-         "v": T((1, 1, 16, 1), fill="nonfinite"), **_ATTENTION}, F32,
+        "attention",
+        "torch",
+        {
+            "q": T((1, 1, 7, 1), fill="nonfinite"),
+            "k": T((1, 1, 16, 1), fill="nonfinite", layout="strided:16,16,0,1+0"),
+            "v": T((1, 1, 16, 1), fill="nonfinite"),
+            **_ATTENTION,
+        },
+        F32,
     ),
     # oneDNN's VDPBF16PS reads subnormals as 0
     "subnormal bfloat16 products": (
-        "linear_backward", "torch",
-        {"x": T((32, 37), fill="tiny"), "weight": T((67, 37), fill="tiny"), "bias": None, "need_x": True,
-         "need_weight": True}, BF16,
+        "linear_backward",
+        "torch",
+        {
+            "x": T((32, 37), fill="tiny"),
+            "weight": T((67, 37), fill="tiny"),
+            "bias": None,
+            "need_x": True,
+            "need_weight": True,
+        },
+        BF16,
     ),
     # a bound beyond float16's range leaves the sign of an overflow open
     "overflow within a wide bound": (
-        "layer_norm_backward", "torch",
-        {"x": T((102, 251), fill="large", layout="strided:251,0+0"), "weight": T((251,), "float16", "zeros"),
-         "bias": None, "eps": 1e-5}, F32,
+        "layer_norm_backward",
+        "torch",
+        {
+            "x": T((102, 251), fill="large", layout="strided:251,0+0"),
+            "weight": T((251,), "float16", "zeros"),
+            "bias": None,
+            "eps": 1e-5,
+        },
+        F32,
     ),
     # equal terms round alike: their noise is not that of independent errors
     "one value repeated by a stride of 0": (
-        "rms_norm_backward", "torch", {"x": T((384,), fill="nonfinite", layout="strided:0+0"), **_NORM}, F32,
+        "rms_norm_backward",
+        "torch",
+        {"x": T((384,), fill="nonfinite", layout="strided:0+0"), **_NORM},
+        F32,
     ),
     "a scalar's row": ("silu_mul", "torch", {n: T((), fill="nonfinite") for n in ("gate", "up")}, F32),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -209,11 +261,17 @@ def test_rows_of_a_scalar_and_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("exact", "bound", "got", "right"),
     [
-        (0.0, 1e5, float("inf"), True), (0.0, 1e5, -float("inf"), True), (0.0, 1e4, float("inf"), False),
-        (6e4, 1e4, float("inf"), True), (6e4, 1e4, -float("inf"), False), (6e4, 1e3, float("inf"), False),
-        (7e4, 1e4, 6.5e4, True), (7e4, 1e4, -6.5e4, False), (7e4, 1e4, float("nan"), False),
+        (0.0, 1e5, float("inf"), True),
+        (0.0, 1e5, -float("inf"), True),
+        (0.0, 1e4, float("inf"), False),
+        (6e4, 1e4, float("inf"), True),
+        (6e4, 1e4, -float("inf"), False),
+        (6e4, 1e3, float("inf"), False),
+        (7e4, 1e4, 6.5e4, True),
+        (7e4, 1e4, -6.5e4, False),
+        (7e4, 1e4, float("nan"), False),
     ],
-)  # fmt: skip
+)
 def test_overflow_within_the_bound(exact: float, bound: float, got: float, right: bool) -> None:
     given = torch.tensor([exact], dtype=torch.float64)
     allowed = metrics.Bound(torch.tensor([bound], dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
@@ -222,6 +280,12 @@ def test_overflow_within_the_bound(exact: float, bound: float, got: float, right
 
 
 def test_the_bfloat16_product_is_right_on_a_cpu_without_subnormals() -> None:
-    cells = list(check("linear", registry.launcher(registry.implementation("linear", "torch")),
-                       registry.implementation("linear", "torch"), (BF16,)))  # fmt: skip
+    cells = list(
+        check(
+            "linear",
+            registry.launcher(registry.implementation("linear", "torch")),
+            registry.implementation("linear", "torch"),
+            (BF16,),
+        )
+    )
     assert {c.verdict for c in cells} == {"PASS"}

@@ -33,9 +33,13 @@ def fuzzed(op: Primitive, examples: int, fixed: bool) -> int:
     done = 0
 
     @settings(
-        max_examples=examples, derandomize=fixed, database=None, deadline=None, print_blob=True,
+        max_examples=examples,
+        derandomize=fixed,
+        database=None,
+        deadline=None,
+        print_blob=True,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(st.data())
     def holds(data: st.DataObject) -> None:
         nonlocal done
@@ -116,8 +120,10 @@ def test_a_counter_gives_the_same_cases_whatever_part_is_asked_for() -> None:
 def test_variants_have_few_shapes_and_many_contents() -> None:
     op = registry.primitive("rms_norm")
     drawn = list(fuzz.variants(op, 5, 20))
-    kept = {(tuple((n, a.shape, a.layout, a.dtype) for n, a in c.args.items() if isinstance(a, TensorSpec)), d)
-            for c, d in drawn}  # fmt: skip
+    kept = {
+        (tuple((n, a.shape, a.layout, a.dtype) for n, a in c.args.items() if isinstance(a, TensorSpec)), d)
+        for c, d in drawn
+    }
     assert len(drawn) == 100 and len(kept) == 5 and len({c.name for c, _ in drawn}) == 100
     assert len({c.args["x"].fill for c, _ in drawn}) >= 6
 

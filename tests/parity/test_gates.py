@@ -27,8 +27,14 @@ def exact_cases(op: str) -> list[Case]:
     return [c for c in cases_of(registry.primitive(op)) if c.exact]
 
 
-def judged(op: str, kernel: Kernel, gate: GateName, case: Case | None = None, dtypes: tuple[Any, ...] = DTYPES,
-           line: Implementation | None = None) -> list[Cell]:  # fmt: skip
+def judged(
+    op: str,
+    kernel: Kernel,
+    gate: GateName,
+    case: Case | None = None,
+    dtypes: tuple[Any, ...] = DTYPES,
+    line: Implementation | None = None,
+) -> list[Cell]:
     """The cells to which a gate applies."""
     primitive, found = registry.primitive(op), []
     for dtype in dtypes:
@@ -147,7 +153,7 @@ STRUCTURAL = {
     "silu_mul": (gated_the_other_way,),
     "linear_backward": (weight_gradient_without_the_last_row,),
     "softmax_backward": (softmax_gradient_without_the_sum,),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("op", "kernel"), [(op, k) for op, many in STRUCTURAL.items() for k in many])
@@ -164,9 +170,10 @@ def test_a_declaration_excuses_only_what_it_declares() -> None:
     op, case = "linear", next(c for c in exact_cases("linear") if c.name == "exact_integers_ragged")
     primitive = registry.primitive(op)
     for line, dtype, outcome in (
-        (strict(op), BF16, "fail"), (strict(op, accumulation="split-k"), BF16, "n/a"),
+        (strict(op), BF16, "fail"),
+        (strict(op, accumulation="split-k"), BF16, "n/a"),
         (strict(op, accumulation="split-k"), torch.float32, "fail"),
-    ):  # fmt: skip
+    ):
         gate = check_cell(primitive, line, case, dtype, kernel=linear_in_bfloat16_sums).gates["G1"]
         assert gate.outcome == outcome and gate.reason
     few = next(c for c in exact_cases(op) if c.name == "exact_few")
@@ -176,8 +183,15 @@ def test_a_declaration_excuses_only_what_it_declares() -> None:
 
 # --- G4, bias
 
-LARGE = Case("large_enough", {"x": TensorSpec((256, 1024)), "weight": TensorSpec((1024,), fill="weight"),
-                              "eps": 1e-6, "cast_before_weight": False})  # fmt: skip
+LARGE = Case(
+    "large_enough",
+    {
+        "x": TensorSpec((256, 1024)),
+        "weight": TensorSpec((1024,), fill="weight"),
+        "eps": 1e-6,
+        "cast_before_weight": False,
+    },
+)
 LOGITS = Case("large_enough", {"x": TensorSpec((128, 512))})
 
 
@@ -277,9 +291,10 @@ def test_other_bits_alone_are_bounded_unless_invariance_is_declared() -> None:
 
 def test_where_there_is_no_batch_the_reason_is_said() -> None:
     for op, name, text in (
-        ("rms_norm", "vector", "fewer than two"), ("rms_norm", "one_row", "fewer than two"),
+        ("rms_norm", "vector", "fewer than two"),
+        ("rms_norm", "one_row", "fewer than two"),
         ("cross_entropy_backward", "prime", "number of rows"),
-    ):  # fmt: skip
+    ):
         primitive = registry.primitive(op)
         case = next(c for c in cases_of(primitive) if c.name == name)
         gate = check_cell(primitive, serving(op, "torch"), case, torch.float32).gates["G6"]
@@ -315,8 +330,13 @@ def test_a_wrong_kernel_is_not_run_again() -> None:
 
 
 def test_cells_hold_every_gate_their_errors_and_how_many_terms_were_summed() -> None:
-    for op, name, terms in (("linear", "ragged", 71), ("attention", "full", 64), ("silu_mul", "prime", 1),
-                            ("rms_norm_backward", "prime", 257), ("cross_entropy", "prime", 257)):  # fmt: skip
+    for op, name, terms in (
+        ("linear", "ragged", 71),
+        ("attention", "full", 64),
+        ("silu_mul", "prime", 1),
+        ("rms_norm_backward", "prime", 257),
+        ("cross_entropy", "prime", 257),
+    ):
         primitive = registry.primitive(op)
         case = next(c for c in cases_of(primitive) if c.name == name)
         cell = check_cell(primitive, serving(op, "torch"), case, BF16)

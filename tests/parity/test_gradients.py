@@ -98,24 +98,38 @@ def test_the_definition_equals_autograd(op: str) -> None:
         expected: Sequence[Tensor | None] = [None] * len(names)
         if reached:
             expected = torch.autograd.grad(
-                [o for o, _ in reached], [args[forward.names.index(n)] for n in names], [c for _, c in reached],
+                [o for o, _ in reached],
+                [args[forward.names.index(n)] for n in names],
+                [c for _, c in reached],
                 allow_unused=True,
-            )  # fmt: skip
+            )
         with torch.no_grad():
             found = gradients(forward, backward, args, outputs, cotangents)
         for name, want in zip(names, expected, strict=True):
             torch.testing.assert_close(
-                found[name], torch.zeros_like(found[name]) if want is None else want, rtol=1e-9, atol=1e-9,
-                equal_nan=True, msg=lambda m, c=case.name, n=name: f"{c}, {n}: {m}",
-            )  # fmt: skip
+                found[name],
+                torch.zeros_like(found[name]) if want is None else want,
+                rtol=1e-9,
+                atol=1e-9,
+                equal_nan=True,
+                msg=lambda m, c=case.name, n=name: f"{c}, {n}: {m}",
+            )
             compared += 1
     assert compared >= 10
 
 
 TINY = Sizes(
-    rows=(1, 2, 3), width=(1, 2, 3, 5), depth=(1, 2, 3, 4), batch=(1, 2), groups=(1, 2), per_group=(1, 2),
-    queries=(1, 2, 4), keys=(1, 2, 5), head_dim=(2, 4), windows=(None, 1, 2),
-)  # fmt: skip
+    rows=(1, 2, 3),
+    width=(1, 2, 3, 5),
+    depth=(1, 2, 3, 4),
+    batch=(1, 2),
+    groups=(1, 2),
+    per_group=(1, 2),
+    queries=(1, 2, 4),
+    keys=(1, 2, 5),
+    head_dim=(2, 4),
+    windows=(None, 1, 2),
+)
 SMOOTH = {"normal", "uniform", "unit", "weight", "mask", "bias"}
 MOST, DRAWN = 48, 12  # elements of a case that are moved one by one; cases of an op
 
@@ -145,8 +159,11 @@ def test_gradcheck(op: str) -> None:
         def outputs(*args: Any) -> Any:
             got = as_tuple(Analytic.apply(forward, backward, *args))  # type: ignore[no-untyped-call]
             # lse is -inf in rows that see nothing: it has no numerical derivative there
-            return tuple(o for n, o in zip(forward.outputs, got, strict=True)
-                         if n not in forward.nondifferentiable and bool(o.isfinite().all()))  # fmt: skip
+            return tuple(
+                o
+                for n, o in zip(forward.outputs, got, strict=True)
+                if n not in forward.nondifferentiable and bool(o.isfinite().all())
+            )
 
         if outputs(*args):
             assert torch.autograd.gradcheck(outputs, args, eps=1e-6, atol=1e-7, rtol=1e-5)

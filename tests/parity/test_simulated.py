@@ -25,13 +25,21 @@ EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-22}
 
 
 def run(calls: list[dict[str, Any]], device: str = "mi300x", path: Iterable[str] = ()) -> list[dict[str, Any]]:
-    env = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1",
-           "PYTHONPATH": os.pathsep.join([*path, str(ROOT / "src"), str(ROOT)])}  # fmt: skip
+    env = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT / "src"), str(ROOT)]),
+    }
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/parity/simulated_worker.py")],
         input=json.dumps({"profile": device, "calls": calls}),
-        capture_output=True, text=True, env=env, timeout=900, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=900,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -42,8 +50,11 @@ def call(op: str, implementation: str, dtype: str, shapes: list[Any], extra: lis
 
 def check(device: str, **more: Any) -> Counter[tuple[str, str]]:
     document = simulated.run(profile(device), **more)
-    wrong = [(c.op, c.implementation, c.dtype, c.case, c.verdict, c.reason) for c in document.cells
-             if c.verdict not in ("SIMULATED", "UNIMPLEMENTED")]  # fmt: skip
+    wrong = [
+        (c.op, c.implementation, c.dtype, c.case, c.verdict, c.reason)
+        for c in document.cells
+        if c.verdict not in ("SIMULATED", "UNIMPLEMENTED")
+    ]
     assert wrong == []
     assert document.environment.device == "simulated" and document.environment.profile == device
     return Counter((c.implementation.partition(".")[0], c.verdict) for c in document.cells)
@@ -104,29 +115,43 @@ MATMULS = [
 ]
 LONG = [
     call("attention", "triton.tiled", d, [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]], [causal, None, None, 0.0, None])
-    for d, s, h, causal in (("bfloat16", 300, 64, True), ("float16", 300, 128, True), ("bfloat16", 200, 256, False),
-                            ("float32", 260, 64, True))
+    for d, s, h, causal in (
+        ("bfloat16", 300, 64, True),
+        ("float16", 300, 128, True),
+        ("bfloat16", 200, 256, False),
+        ("float32", 260, 64, True),
+    )
 ] + [
     call(op, implementation, "bfloat16", shapes, extra)
     for n, implementation in itertools.product((40_000, 70_001), ("triton", "hip"))
-    for op, shapes, extra in (("rms_norm", [[3, n], [n]], [1e-6, False]), ("softmax", [[3, n]], []),
-                              ("layer_norm", [[3, n], [n], [n]], [1e-5]))
-]  # fmt: skip
+    for op, shapes, extra in (
+        ("rms_norm", [[3, n], [n]], [1e-6, False]),
+        ("softmax", [[3, n]], []),
+        ("layer_norm", [[3, n], [n], [n]], [1e-5]),
+    )
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["mi300x", "mi355x"])
 def test_every_tile_of_products_and_long_rows(device: str) -> None:
-    calls = [call("linear", "triton", d, [[m, k], [n, k], None], [], units=u)
-             for d in EPSILON for m, n, k, u in MATMULS]  # fmt: skip
+    calls = [
+        call("linear", "triton", d, [[m, k], [n, k], None], [], units=u) for d in EPSILON for m, n, k, u in MATMULS
+    ]
     calls += LONG if device == "mi300x" else [c for c in LONG if c["implementation"] != "hip"]
     for given, got in zip(calls, run(calls, device), strict=True):
         assert got["findings"] == [], given
         assert got["kernels"] and max(got["apart"]) < 64 * EPSILON[given["dtype"]], (given, got["apart"])
 
 
-VARIANTS = [{"mfma_order": "sequential"}, {"mfma_order": "pairs"}, {"mfma_subnormals": "flushed"}, {"xf32": "nearest"},
-            {"estimates": "above"}, {"estimates": "below"}]  # fmt: skip
+VARIANTS = [
+    {"mfma_order": "sequential"},
+    {"mfma_order": "pairs"},
+    {"mfma_subnormals": "flushed"},
+    {"xf32": "nearest"},
+    {"estimates": "above"},
+    {"estimates": "below"},
+]
 
 
 @pytest.mark.slow
@@ -149,8 +174,12 @@ def test_triton_and_the_simt_source_agree() -> None:
         ("softmax", [[7, 333]], []),
         ("silu_mul", [[7, 333], [7, 333]], []),
     ]
-    calls = [call(op, name, d, shapes, extra) for op, shapes, extra in pairs for d in ("bfloat16", "float32")
-             for name in ("triton", "hip")]  # fmt: skip
+    calls = [
+        call(op, name, d, shapes, extra)
+        for op, shapes, extra in pairs
+        for d in ("bfloat16", "float32")
+        for name in ("triton", "hip")
+    ]
     got = run(calls)
     for (left, right), given in zip(zip(got[::2], got[1::2], strict=True), calls[::2], strict=True):
         assert left["kernels"] != right["kernels"]
@@ -167,15 +196,19 @@ def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
     other = next(v for v in ("3.7.1", "3.9.0", "3.5.1") if v != version("triton"))
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), f"triton=={other}"],
-        capture_output=True, text=True, check=False, timeout=600,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     if done.returncode:
         pytest.skip(f"triton {other} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    calls = [call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]),
-             call("softmax", "triton", "float32", [[7, 333]], []),
-             call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
-             call("attention", "triton.tiled", "float16", [[1, 2, 70, 64]] * 3,
-                  [True, None, None, 0.0, None])]  # fmt: skip
+    calls = [
+        call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]),
+        call("softmax", "triton", "float32", [[7, 333]], []),
+        call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
+        call("attention", "triton.tiled", "float16", [[1, 2, 70, 64]] * 3, [True, None, None, 0.0, None]),
+    ]
     ours, theirs = run(calls), run(calls, path=[str(tmp_path)])
     for given, left, right in zip(calls, ours, theirs, strict=True):
         assert left["findings"] == right["findings"] == []

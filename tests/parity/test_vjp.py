@@ -101,8 +101,9 @@ def test_what_raises_under_autograd_fails_and_what_does_not_apply_says_why() -> 
     cell = check_cell(registry.primitive("softmax"), strict("softmax"), case, torch.float32, kernel=third_call)
     assert cell.gates["G7"].outcome == "fail" and "only three" in (cell.gates["G7"].reason or "")
     for op, name, text in (
-        ("softmax_backward", "prime", "not differentiated again"), ("softmax", "fill_nonfinite", "not finite"),
-    ):  # fmt: skip
+        ("softmax_backward", "prime", "not differentiated again"),
+        ("softmax", "fill_nonfinite", "not finite"),
+    ):
         primitive = registry.primitive(op)
         case = next(c for c in cases_of(primitive) if c.name == name)
         gate = check_cell(primitive, serving(op, "torch"), case, torch.float32).gates["G7"]

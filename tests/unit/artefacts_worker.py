@@ -81,8 +81,14 @@ def main(name: str, family: str, dtype: str) -> dict[str, Any]:
         warnings.simplefilter("always")
         importlib.import_module(f"ferryman.ops.{family}.triton_kernels").specialisations(target, dtype)
     texts = [str(w.message) for w in said if "artefact" in str(w.message)]
-    return {"compiled": compiled, "loaded": loaded, "keys": keys, "hosted": hosted, "refused": refused,
-            "warnings": texts}  # fmt: skip
+    return {
+        "compiled": compiled,
+        "loaded": loaded,
+        "keys": keys,
+        "hosted": hosted,
+        "refused": refused,
+        "warnings": texts,
+    }
 
 
 if __name__ == "__main__":

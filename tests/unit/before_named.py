@@ -122,8 +122,10 @@ def compiled_by_the_library() -> None:
     x, w = inputs()
     function = torch.compile(
         lambda x, w: torch.ops.ferryman.rms_norm(x, w, 1e-6, False),
-        fullgraph=True, backend="aot_eager", dynamic=True,
-    )  # fmt: skip
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
     right_gradients(function(x, w), x, w)
 
 

@@ -45,15 +45,24 @@ def _wide(draw: random.Random, x: str) -> str:
 
 
 NORM_FAULTS = {
-    "eps outside the root": "root_eps", "subtracts the mean": "mean", "sums, not averages": "sum",
+    "eps outside the root": "root_eps",
+    "subtracts the mean": "mean",
+    "sums, not averages": "sum",
     "divides by N - 1": "n1",
-    "mean of magnitudes": "abs", "weight squared": "w2", "two added to the weight": "w+2",
+    "mean of magnitudes": "abs",
+    "weight squared": "w2",
+    "two added to the weight": "w+2",
     "the scale is detached": "detach",
-    "clamps its input": "clamp", "another sum for large batches": "batch",
+    "clamps its input": "clamp",
+    "another sum for large batches": "batch",
     "another result for one sign of the sum": "sign",
-    "another result in float32": "dtype", "counts its calls": "count", "over the wrong dimension": "dim",
-    "one more factor while training": "training", "rounds to a grid": "grid", "adds a constant": "shift",
-}  # fmt: skip
+    "another result in float32": "dtype",
+    "counts its calls": "count",
+    "over the wrong dimension": "dim",
+    "one more factor while training": "training",
+    "rounds to a grid": "grid",
+    "adds a constant": "shift",
+}
 
 
 def _rms(draw: random.Random, fault: str) -> str:
@@ -122,10 +131,15 @@ def _rms(draw: random.Random, fault: str) -> str:
 
 
 LINEAR_FAULTS = {
-    "a scale": "scale", "the bias twice": "bias2", "a clamp after": "clamp", "rows of the weight summed": "sum",
-    "no bias while training": "training", "its input rounded": "grid", "squares its input": "square",
+    "a scale": "scale",
+    "the bias twice": "bias2",
+    "a clamp after": "clamp",
+    "rows of the weight summed": "sum",
+    "no bias while training": "training",
+    "its input rounded": "grid",
+    "squares its input": "square",
     "another result for many rows": "batch",
-}  # fmt: skip
+}
 
 
 def _linear(draw: random.Random, fault: str) -> str:
@@ -157,16 +171,27 @@ def _linear(draw: random.Random, fault: str) -> str:
     )
 
 
-LAYER_FAULTS = {"unbiased variance": "n1", "eps outside the root": "root_eps", "no mean in the variance": "raw",
-                "the median for the mean": "median", "the bias first": "bias", "clamps": "clamp"}  # fmt: skip
+LAYER_FAULTS = {
+    "unbiased variance": "n1",
+    "eps outside the root": "root_eps",
+    "no mean in the variance": "raw",
+    "the median for the mean": "median",
+    "the bias first": "bias",
+    "clamps": "clamp",
+}
 
 
 def _layer(draw: random.Random, fault: str) -> str:
     n = _names(draw)
     x, h, s = n["x"], n["h"], n["s"]
     mean = f"{x}.mean(-1, keepdim=True)" if fault != "median" else f"{x}.median(-1, keepdim=True).values"
-    variance = draw.choice((f"{h}.square().mean(-1, keepdim=True)", f"({h} * {h}).mean(dim=-1, keepdim=True)",
-                            f"{x}.var(-1, keepdim=True, unbiased=False)"))  # fmt: skip
+    variance = draw.choice(
+        (
+            f"{h}.square().mean(-1, keepdim=True)",
+            f"({h} * {h}).mean(dim=-1, keepdim=True)",
+            f"{x}.var(-1, keepdim=True, unbiased=False)",
+        )
+    )
     if fault == "n1":
         variance = f"{x}.var(-1, keepdim=True)"
     if fault == "raw":
@@ -180,9 +205,12 @@ def _layer(draw: random.Random, fault: str) -> str:
     if fault == "clamp":
         last = f"({last}).clamp(-3, 3)"
     lines = [
-        f"{n['n']} = {x}.dtype", f"{x} = {_wide(draw, x)}", f"{h} = {x} - {mean}", f"{s} = {variance}",
+        f"{n['n']} = {x}.dtype",
+        f"{x} = {_wide(draw, x)}",
+        f"{h} = {x} - {mean}",
+        f"{s} = {variance}",
         f"return ({last}).to({n['n']})",
-    ]  # fmt: skip
+    ]
     indented = "\n".join(f"        {line}" for line in lines)
     return (
         f"class {n['cls'].title()}(nn.Module):\n    def __init__(self, width):\n        super().__init__()\n"

@@ -59,26 +59,59 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "capsule": ("c.capsule", CAPSULE, capsule.load),
     "any capsule": ("c.capsule", CAPSULE, capsule_model.load),
     "fingerprint": ("f.json", document("ferryman-fingerprint", environment={}, facts=[]), fingerprint.load),
-    "artefacts": ("manifest.json", artefacts.Manifest(
-        time="", toolchain={}, profiles=[], seconds=0, entries=[]).model_dump_json().encode(),
-        lambda p: artefacts.read(p.parent)),
+    "artefacts": (
+        "manifest.json",
+        artefacts.Manifest(time="", toolchain={}, profiles=[], seconds=0, entries=[]).model_dump_json().encode(),
+        lambda p: artefacts.read(p.parent),
+    ),
     "profile": ("p.yaml", (DATA / "h200.yaml").read_bytes(), loading.load),
     "matrix": ("ferryman.yaml", (ROOT / "ferryman.yaml").read_bytes(), matrix.read),
     "project": ("pyproject.toml", b'[tool.ferryman]\nbackend = "torch"\nstrict = true\n', project),
-    "history": ("h.json", document("ferryman-ci-history", entries=[{"row": "a", "sha256": SHA}]),
-                lambda p: history.load([p])),
+    "history": (
+        "h.json",
+        document("ferryman-ci-history", entries=[{"row": "a", "sha256": SHA}]),
+        lambda p: history.load([p]),
+    ),
     "merged": ("m.json", document("ferryman-ci-merged", rows=[], vendors=[]), merged.load),
     "baseline": ("p.json", document("ferryman-ci-baseline", runs=[]), perf.load),
-    "record": ("record.json", document("ferryman-ci-record", cases=[], files={}),
-               lambda p: record.parse(record.read_json(p, record.SIZE_LIMIT), p.name)),
-    "config": ("config.json", b'{"model_type": "llama", "hidden_size": 64, "rope_theta": 1e4}',
-               lambda p: spec(p.parent, tiny=True, layers=1)),
+    "record": (
+        "record.json",
+        document("ferryman-ci-record", cases=[], files={}),
+        lambda p: record.parse(record.read_json(p, record.SIZE_LIMIT), p.name),
+    ),
+    "config": (
+        "config.json",
+        b'{"model_type": "llama", "hidden_size": 64, "rope_theta": 1e4}',
+        lambda p: spec(p.parent, tiny=True, layers=1),
+    ),
     "image": ("image", b"0" * 4096, lambda p: launcher.cached_image(p.name)),
-}  # fmt: skip
+}
 ODD: list[Any] = [
-    None, True, -1, 0, 2**63, 10**400, 1.5, -0.0, 1e308, "", "\x00", "\x1b[31m", "\ud800", "x" * 100_000, [], {}, [[]],
-    {"a": {}}, [None] * 1000, "NaN", "../../etc/passwd", "\u202e", [{}] * 50_000, {str(n): 0 for n in range(20_000)},
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**63,
+    10**400,
+    1.5,
+    -0.0,
+    1e308,
+    "",
+    "\x00",
+    "\x1b[31m",
+    "\ud800",
+    "x" * 100_000,
+    [],
+    {},
+    [[]],
+    {"a": {}},
+    [None] * 1000,
+    "NaN",
+    "../../etc/passwd",
+    "\u202e",
+    [{}] * 50_000,
+    {str(n): 0 for n in range(20_000)},
+]
 
 
 def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

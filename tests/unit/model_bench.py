@@ -29,9 +29,14 @@ def plant(model: nn.Module, path: str, wrap: Wrap) -> None:
 
 
 def bench(
-    family: str, dtype: str = "bfloat16", seed: int = 0, layers: int = 3, backward: bool = True,
-    faults: dict[str, Wrap] | None = None, watch: Any = porter.watch,
-) -> Bench:  # fmt: skip
+    family: str,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    layers: int = 3,
+    backward: bool = True,
+    faults: dict[str, Wrap] | None = None,
+    watch: Any = porter.watch,
+) -> Bench:
     wanted = model_config.spec(family, tiny=True, layers=layers)
     model = model_config.build(wanted, torch.device("cpu"), DTYPES[dtype], seed, copies=1.0)
     tokens = torch.randint(1024, (2, 32), generator=torch.Generator().manual_seed(seed))

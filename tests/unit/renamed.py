@@ -14,17 +14,47 @@ from torch import nn
 
 # Attributes that transformers' own base classes, and its interfaces, read of a module
 _KEPT = {
-    "padding_idx", "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
-    "config", "training", "weight", "bias", "base_model_prefix", "forward", "scaling", "is_causal", "layer_idx",
-    "num_key_value_groups", "gradient_checkpointing", "generation_config", "head_dim", "attention_dropout",
-    "sliding_window", "device", "dtype", "inv_freq", "original_inv_freq", "attention_scaling", "rope_type",
-    "max_seq_len_cached", "original_max_seq_len", "attention_type", "has_relative_attention_bias", "is_decoder",
-}  # fmt: skip
+    "padding_idx",
+    "num_embeddings",
+    "embedding_dim",
+    "max_norm",
+    "norm_type",
+    "scale_grad_by_freq",
+    "sparse",
+    "config",
+    "training",
+    "weight",
+    "bias",
+    "base_model_prefix",
+    "forward",
+    "scaling",
+    "is_causal",
+    "layer_idx",
+    "num_key_value_groups",
+    "gradient_checkpointing",
+    "generation_config",
+    "head_dim",
+    "attention_dropout",
+    "sliding_window",
+    "device",
+    "dtype",
+    "inv_freq",
+    "original_inv_freq",
+    "attention_scaling",
+    "rope_type",
+    "max_seq_len_cached",
+    "original_max_seq_len",
+    "attention_type",
+    "has_relative_attention_bias",
+    "is_decoder",
+}
 
 
 def _own(model: nn.Module) -> list[type]:
-    return sorted({type(m) for m in model.modules() if type(m).__module__.startswith("transformers.models.")},
-                  key=lambda kind: kind.__name__)  # fmt: skip
+    return sorted(
+        {type(m) for m in model.modules() if type(m).__module__.startswith("transformers.models.")},
+        key=lambda kind: kind.__name__,
+    )
 
 
 class _Rename(ast.NodeTransformer):

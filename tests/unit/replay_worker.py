@@ -37,8 +37,19 @@ SCRATCH = {"bytes": 0}
 class HIPLauncher:
     """In the place of Triton's on AMD, whose C function is not called past its Python part."""
 
-    def __call__(self, x: int, y: int, z: int, stream: int, function: str, packed: Any, metadata: Any, enter: Any,
-                 leave: Any, *args: Any) -> None:  # fmt: skip
+    def __call__(
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: int,
+        function: str,
+        packed: Any,
+        metadata: Any,
+        enter: Any,
+        leave: Any,
+        *args: Any,
+    ) -> None:
         launched.append(("called", function, (x, y, z), packed, *args))
 
 
@@ -50,8 +61,23 @@ class CudaLauncher(HIPLauncher):
     def __init__(self) -> None:
         self.global_scratch_size = SCRATCH["bytes"]
 
-    def launch(self, x: int, y: int, z: int, stream: int, function: str, cooperative: bool, pdl: bool, scratch: Any,
-               profile: Any, packed: Any, metadata: Any, enter: Any, leave: Any, *args: Any) -> None:  # fmt: skip
+    def launch(
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: int,
+        function: str,
+        cooperative: bool,
+        pdl: bool,
+        scratch: Any,
+        profile: Any,
+        packed: Any,
+        metadata: Any,
+        enter: Any,
+        leave: Any,
+        *args: Any,
+    ) -> None:
         assert (cooperative, pdl, scratch, profile) == (False, False, None, None)
         launched.append(("direct", function, (x, y, z), packed, *args))
 
@@ -63,9 +89,12 @@ def named(source: Any, target: Any = None, options: Any = None, **more: Any) -> 
     name = f"{source.fn.fn.__name__} {source.signature} {constants} {sorted(source.attrs.items())} {chosen}"
     packed = (options["num_warps"], options.get("num_ctas", 1), 0)
     return SimpleNamespace(
-        module=1, function=name, packed_metadata=packed, run=LAUNCHERS[target.backend](),
+        module=1,
+        function=name,
+        packed_metadata=packed,
+        run=LAUNCHERS[target.backend](),
         launch_metadata=lambda *_: None,
-    )  # fmt: skip
+    )
 
 
 LAUNCHERS = {"cuda": CudaLauncher, "hip": HIPLauncher}
@@ -89,17 +118,28 @@ class Units(launcher.LoadedUnits):
     def open(self, image: bytes, unit: Unit) -> Any:
         return unit.name
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any,
-              overlapping: bool = False) -> None:  # fmt: skip
+    def start(
+        self,
+        function: Any,
+        stream: int,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: Any,
+        overlapping: bool = False,
+    ) -> None:
         launched.append(("simt", function, (grid, block, shared), tuple(type(a) for a in args), *args))
 
 
 def install(target: Target = H200) -> None:
     gpu = GPUTarget("cuda", 90, 32) if target.vendor == "nvidia" else GPUTarget("hip", target.arch, target.wave)
     driver = SimpleNamespace(
-        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: gpu,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: gpu,
         launcher_cls=LAUNCHERS[gpu.backend],
-    )  # fmt: skip
+    )
     triton.runtime.driver.set_active(driver)
     triton.compiler.compile = named
     simt._RUNTIMES[target.vendor] = Units()
@@ -150,9 +190,7 @@ def _shifted(x: Tensor) -> Tensor:
 
 def again(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same facts at other, aligned addresses."""
-    return tuple(
-        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype) if isinstance(a, Tensor) else a for a in args
-    )  # fmt: skip
+    return tuple(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype) if isinstance(a, Tensor) else a for a in args)
 
 
 def cases(target: Target) -> Iterator[tuple[Primitive, Any, Case]]:
@@ -197,7 +235,7 @@ def _view(op: Primitive, args: tuple[Any, ...], target: Target) -> Any:
     found = dict(zip(op.names, args, strict=True))
     return SimpleNamespace(
         args=found, flags=flags, features=features, shared_memory=target.shared_memory, vendor=target.vendor
-    )  # fmt: skip
+    )
 
 
 def hooks_and_scratch() -> dict[str, Any]:

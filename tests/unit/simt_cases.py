@@ -71,10 +71,23 @@ def _row_cases() -> Iterator[Case]:
     # (rows, columns, what the kernel's name must contain for 16-bit types). With one unit a LONG row, and one that
     # takes more than 16 words a thread, is persistent: one or two blocks load ahead and turn their slots over.
     shapes = [
-        (3, 1, "EXACT"), (65, 8, "EXACT"), (7, 64, "EXACT"), (9, 96, "RAGGED"), (3, 127, "_1_"), (9, 1024, "EXACT"),
-        (2, 1021, "_1_"), (3, 4096, "EXACT"), (2, 4104, "RAGGED"), (7, 16_384, "EXACT"), (3, 20_008, "RAGGED"),
-        (3, 65_536, "_8_"), (3, 80_000, "LONG"), (3, 131_080, "LONG"), (3, 20_011, "LONG"), (3, 50_257, "LONG"),
-    ]  # fmt: skip
+        (3, 1, "EXACT"),
+        (65, 8, "EXACT"),
+        (7, 64, "EXACT"),
+        (9, 96, "RAGGED"),
+        (3, 127, "_1_"),
+        (9, 1024, "EXACT"),
+        (2, 1021, "_1_"),
+        (3, 4096, "EXACT"),
+        (2, 4104, "RAGGED"),
+        (7, 16_384, "EXACT"),
+        (3, 20_008, "RAGGED"),
+        (3, 65_536, "_8_"),
+        (3, 80_000, "LONG"),
+        (3, 131_080, "LONG"),
+        (3, 20_011, "LONG"),
+        (3, 50_257, "LONG"),
+    ]
     for rows, n, fit in shapes:
         shape = (rows, n)
         yield Case(
@@ -92,16 +105,29 @@ def _row_cases() -> Iterator[Case]:
             fit,
         )
         yield Case(
-            f"layer_{n}", norm.layer_norm,
-            lambda s=shape, n=n: (*_norm_inputs(s, F16, F16), _random(n, dtype=F16), 1e-5), layer_norm_reference, fit,
-        )  # fmt: skip
-    for rows, n, fit in ((65, 8, ""), (9, 512, "EXACT"), (3, 1000, "RAGGED"), (3, 8192, "EXACT"), (5, 32_768, "_8_"),
-                         (5, 40_008, "LONG"), (3, 1021, "_1_"), (3, 9001, "LONG")):  # fmt: skip
+            f"layer_{n}",
+            norm.layer_norm,
+            lambda s=shape, n=n: (*_norm_inputs(s, F16, F16), _random(n, dtype=F16), 1e-5),
+            layer_norm_reference,
+            fit,
+        )
+    for rows, n, fit in (
+        (65, 8, ""),
+        (9, 512, "EXACT"),
+        (3, 1000, "RAGGED"),
+        (3, 8192, "EXACT"),
+        (5, 32_768, "_8_"),
+        (5, 40_008, "LONG"),
+        (3, 1021, "_1_"),
+        (3, 9001, "LONG"),
+    ):
         yield Case(
-            f"add_rms_{n}", norm.add_rms_norm,
+            f"add_rms_{n}",
+            norm.add_rms_norm,
             lambda s=(rows, n): (_random(*s, dtype=BF16), *_norm_inputs(s, BF16, BF16, 1e-6, True)),
-            add_rms_reference(BF16), fit,
-        )  # fmt: skip
+            add_rms_reference(BF16),
+            fit,
+        )
     for x, w, cast in itertools.product((F32, F16, BF16), (F32, F16, BF16, None), (False, True)):
         name = f"{x}_{w}_{cast}".replace("torch.", "")
         yield Case(
@@ -111,10 +137,11 @@ def _row_cases() -> Iterator[Case]:
             rms_reference(x),
         )
         yield Case(
-            f"add_rms_{name}", norm.add_rms_norm,
+            f"add_rms_{name}",
+            norm.add_rms_norm,
             lambda x=x, w=w, c=cast: (_random(3, 520, dtype=x, scale=2.0), *_norm_inputs((3, 520), x, w, 1e-6, c)),
             add_rms_reference(x),
-        )  # fmt: skip
+        )
     for x, w, b in (
         (F32, None, None),
         (F32, BF16, F16),
@@ -124,10 +151,11 @@ def _row_cases() -> Iterator[Case]:
         (F32, F32, F32),
     ):
         yield Case(
-            f"layer_{x}_{w}_{b}".replace("torch.", ""), norm.layer_norm,
+            f"layer_{x}_{w}_{b}".replace("torch.", ""),
+            norm.layer_norm,
             lambda x=x, w=w, b=b: (*_norm_inputs((3, 1000), x, w), None if b is None else _random(1000, dtype=b), 1e-5),
             layer_norm_reference,
-        )  # fmt: skip
+        )
     for dtype in (F32, F16):
         yield Case(
             f"softmax_{dtype}".replace("torch.", ""),
@@ -183,22 +211,38 @@ def _cluster_cases() -> Iterator[Case]:
     softmax_of = lambda s: (_random(*s, dtype=BF16, scale=3.0),)  # noqa: E731
     ops: dict[str, tuple[Callable[..., Any], Callable[[tuple[int, int]], Inputs], Reference]] = {
         "rms": (norm.rms_norm, lambda s: _norm_inputs(s, BF16, BF16, 1e-6, False), rms_reference(BF16)),
-        "add_rms": (norm.add_rms_norm, lambda s: (_random(*s, dtype=BF16), *_norm_inputs(s, BF16, F32, 1e-6, True)),
-                    add_rms_reference(BF16)),
-        "layer": (norm.layer_norm, lambda s: (*_norm_inputs(s, F16, F16), _random(s[-1], dtype=F16), 1e-5),
-                  layer_norm_reference),
+        "add_rms": (
+            norm.add_rms_norm,
+            lambda s: (_random(*s, dtype=BF16), *_norm_inputs(s, BF16, F32, 1e-6, True)),
+            add_rms_reference(BF16),
+        ),
+        "layer": (
+            norm.layer_norm,
+            lambda s: (*_norm_inputs(s, F16, F16), _random(s[-1], dtype=F16), 1e-5),
+            layer_norm_reference,
+        ),
         "softmax": (softmax.softmax, softmax_of, softmax_reference),
         "softmax_float32": (softmax.softmax, lambda s: (_random(*s, dtype=F32, scale=9.0),), softmax_reference),
-    }  # fmt: skip
+    }
     forms = {
-        "rms": [(3, 16_384, "512_1_4_EXACT_2_1"), (3, 11_008, "352_1_4_RAGGED_2_1"), (3, 20_008, "160_1_4_WHOLE_6_4"),
-                (5, 50_264, "WHOLE_4_8"), (4, 65_536, "256_1_4_WHOLE_4_8"), (3, 81_928, "192_1_8_WHOLE_5_8")],
+        "rms": [
+            (3, 16_384, "512_1_4_EXACT_2_1"),
+            (3, 11_008, "352_1_4_RAGGED_2_1"),
+            (3, 20_008, "160_1_4_WHOLE_6_4"),
+            (5, 50_264, "WHOLE_4_8"),
+            (4, 65_536, "256_1_4_WHOLE_4_8"),
+            (3, 81_928, "192_1_8_WHOLE_5_8"),
+        ],
         "add_rms": [(3, 16_384, "512_1_2_WHOLE_2_2"), (2, 20_008, "WHOLE_3_4"), (3, 66_056, "288_1_4_WHOLE_3_8")],
-        "layer": [(3, 20_008, "96_1_4_WHOLE_8_8"), (2, 65_536, "256_1_4_WHOLE_4_8"), (3, 66_056, "160_1_8_WHOLE_3_8"),
-                  (3, 140_008, "288_1_8_WHOLE_1_8")],
+        "layer": [
+            (3, 20_008, "96_1_4_WHOLE_8_8"),
+            (2, 65_536, "256_1_4_WHOLE_4_8"),
+            (3, 66_056, "160_1_8_WHOLE_3_8"),
+            (3, 140_008, "288_1_8_WHOLE_1_8"),
+        ],
         "softmax": [(7, 8264, "160_1_4_WHOLE_6_2"), (5, 20_008, "WHOLE_6_4"), (3, 66_056, "160_1_8_WHOLE_6_8")],
         "softmax_float32": [(5, 16_388, "160_1_8_WHOLE_3_4")],
-    }  # fmt: skip
+    }
     for op, shapes in forms.items():
         kernel, make, reference = ops[op]
         for rows, n, fit in shapes:
@@ -207,10 +251,13 @@ def _cluster_cases() -> Iterator[Case]:
             )
     # few rows: all of 16 units for them
     for op, rows, n, fit in (
-        ("rms", 1, 9000, "160_1_1_RAGGED_1_8"), ("layer", 2, 20_008, "160_1_2_RAGGED_1_8"),
-        ("softmax", 1, 65_536, "256_1_4_EXACT_1_8"), ("add_rms", 2, 11_008, "192_1_1_RAGGED_1_8"),
-        ("rms", 3, 8200, "544_1_2_RAGGED_1_1"), ("softmax", 16, 8192, "1024_1_1_EXACT_1_1"),
-    ):  # fmt: skip
+        ("rms", 1, 9000, "160_1_1_RAGGED_1_8"),
+        ("layer", 2, 20_008, "160_1_2_RAGGED_1_8"),
+        ("softmax", 1, 65_536, "256_1_4_EXACT_1_8"),
+        ("add_rms", 2, 11_008, "192_1_1_RAGGED_1_8"),
+        ("rms", 3, 8200, "544_1_2_RAGGED_1_1"),
+        ("softmax", 16, 8192, "1024_1_1_EXACT_1_1"),
+    ):
         kernel, make, reference = ops[op]
         yield Case(f"few_{op}_{n}", kernel, lambda m=make, s=(rows, n): m(s), reference, fit, 232_448, _CLUSTERS, 16)
 
@@ -222,10 +269,14 @@ def _cluster_cases() -> Iterator[Case]:
     # float rows: weights of half the size may be no whole words of 16 bytes
     for w in (F32, BF16):
         yield Case(
-            f"cluster_layer_float32_{w}".replace("torch.", ""), norm.layer_norm,
-            lambda w=w: (*_norm_inputs((3, 8196), F32, w), _random(8196, dtype=F32), 1e-5), layer_norm_reference,
-            "WHOLE", 232_448, _CLUSTERS,
-        )  # fmt: skip
+            f"cluster_layer_float32_{w}".replace("torch.", ""),
+            norm.layer_norm,
+            lambda w=w: (*_norm_inputs((3, 8196), F32, w), _random(8196, dtype=F32), 1e-5),
+            layer_norm_reference,
+            "WHOLE",
+            232_448,
+            _CLUSTERS,
+        )
 
     def means(dtype: torch.dtype, *deviations: float) -> Inputs:  # two rows share a block, and the last is alone
         x = _random(len(deviations), 20_008, dtype=F32) + torch.tensor(deviations)[:, None]
@@ -312,26 +363,47 @@ def _softmax_backward_cases() -> Iterator[Case]:
         return Case(f"softmax_backward_{name}", softmax_backward, made, softmax_backward_reference, fit, *where)
 
     for rows, n, fit in (
-        (3, 1, "EXACT"), (65, 8, "EXACT"), (9, 96, "RAGGED"), (3, 127, "_1_"), (9, 1024, "EXACT"), (2, 1021, "_1_"),
-        (3, 4096, "EXACT"), (2, 4104, "RAGGED"), (3, 16_384, "EXACT"), (2, 20_008, "RAGGED"), (3, 65_536, "LONG"),
-        (2, 80_008, "LONG"), (2, 20_011, "LONG"),
-    ):  # fmt: skip
+        (3, 1, "EXACT"),
+        (65, 8, "EXACT"),
+        (9, 96, "RAGGED"),
+        (3, 127, "_1_"),
+        (9, 1024, "EXACT"),
+        (2, 1021, "_1_"),
+        (3, 4096, "EXACT"),
+        (2, 4104, "RAGGED"),
+        (3, 16_384, "EXACT"),
+        (2, 20_008, "RAGGED"),
+        (3, 65_536, "LONG"),
+        (2, 80_008, "LONG"),
+        (2, 20_011, "LONG"),
+    ):
         yield case(f"{n}", lambda r=rows, n=n: make(r, n, BF16), fit)
     for dtype in (F32, F16):
         yield case(f"{dtype}".removeprefix("torch."), lambda d=dtype: make(3, 1000, d), "RAGGED")
     clusters = (232_448, _CLUSTERS)
     for rows, n, fit in (
-        (5, 1000, "_128_1_1_RAGGED_12_1"), (5, 4096, "_512_1_1_EXACT_3_1"), (5, 8192, "_512_1_2_EXACT_3_1"),
-        (5, 8200, "_288_1_2_RAGGED_5_2"), (5, 16_384, "_512_1_2_RAGGED_3_2"), (5, 20_008, "_320_1_2_RAGGED_4_4"),
-        (9, 32_768, "_512_1_2_RAGGED_3_4"), (3, 50_264, "_416_1_4_RAGGED_2_4"), (5, 65_536, "_512_1_4_RAGGED_2_4"),
-        (3, 66_056, "_288_1_4_RAGGED_3_8"), (2, 131_064, "_512_1_4_RAGGED_2_8"), (2, 262_152, "LONG"),
-    ):  # fmt: skip
+        (5, 1000, "_128_1_1_RAGGED_12_1"),
+        (5, 4096, "_512_1_1_EXACT_3_1"),
+        (5, 8192, "_512_1_2_EXACT_3_1"),
+        (5, 8200, "_288_1_2_RAGGED_5_2"),
+        (5, 16_384, "_512_1_2_RAGGED_3_2"),
+        (5, 20_008, "_320_1_2_RAGGED_4_4"),
+        (9, 32_768, "_512_1_2_RAGGED_3_4"),
+        (3, 50_264, "_416_1_4_RAGGED_2_4"),
+        (5, 65_536, "_512_1_4_RAGGED_2_4"),
+        (3, 66_056, "_288_1_4_RAGGED_3_8"),
+        (2, 131_064, "_512_1_4_RAGGED_2_8"),
+        (2, 262_152, "LONG"),
+    ):
         yield case(f"cluster_{n}", lambda r=rows, n=n: make(r, n, BF16), fit, *clusters)
     yield case("cluster_float32", lambda: make(5, 16_388, F32), "_288_1_4_RAGGED_3_4", *clusters)
     for rows, n, fit in (
-        (2, 4096, "_512_1_1_EXACT_3_1"), (1, 9000, "_160_1_1_RAGGED_6_8"), (3, 20_008, "_160_1_2_RAGGED_6_8"),
-        (20, 32_768, "_512_1_2_RAGGED_3_4"), (1, 66_056, "_288_1_4_RAGGED_3_8"),
-    ):  # fmt: skip
+        (2, 4096, "_512_1_1_EXACT_3_1"),
+        (1, 9000, "_160_1_1_RAGGED_6_8"),
+        (3, 20_008, "_160_1_2_RAGGED_6_8"),
+        (20, 32_768, "_512_1_2_RAGGED_3_4"),
+        (1, 66_056, "_288_1_4_RAGGED_3_8"),
+    ):
         yield case(f"few_{n}", lambda r=rows, n=n: make(r, n, BF16), fit, *clusters, 16)
     base = _random(6, 4, 520, dtype=BF16)
     layouts: dict[str, tuple[Callable[[], Tensor], str]] = {
@@ -375,10 +447,13 @@ def _activation_cases() -> Iterator[Case]:
                 yield Case(f"gelu_{how}_{label}", activation.gelu_mul, lambda p=pair, h=how: (*p(), h), gelu_reference)
     # one unit's share of each form: whole tiles, and an end within a tile and within a vector
     forms = {
-        "silu_few_tiles": ((4, 1024), "_bf16_4_128_1_true"), "silu_few": ((3, 1021), "_bf16_4_128_1_false"),
-        "silu_some_tiles": ((4, 4096), "_bf16_8_128_1_true"), "silu_some": ((3, 4099), "_bf16_8_128_1_false"),
-        "silu_many_tiles": ((6, 4096), "_bf16_8_256_2_true"), "silu_many": ((5, 4099), "_bf16_8_256_2_false"),
-    }  # fmt: skip
+        "silu_few_tiles": ((4, 1024), "_bf16_4_128_1_true"),
+        "silu_few": ((3, 1021), "_bf16_4_128_1_false"),
+        "silu_some_tiles": ((4, 4096), "_bf16_8_128_1_true"),
+        "silu_some": ((3, 4099), "_bf16_8_128_1_false"),
+        "silu_many_tiles": ((6, 4096), "_bf16_8_256_2_true"),
+        "silu_many": ((5, 4099), "_bf16_8_256_2_false"),
+    }
     for name, (shape, form) in forms.items():
         pair = lambda s=shape: (_random(*s, dtype=BF16, scale=4.0), _random(*s, dtype=BF16, shift=0.5))  # noqa: E731
         yield Case(name, activation.silu_mul, pair, silu_reference, form)
@@ -427,9 +502,11 @@ def _activation_backward_cases() -> Iterator[Case]:
                 yield from build(label, lambda s=shape, d=dtype: make(s, d))
     # one unit's share of each form: whole tiles, and an end within a tile and within a vector
     for shape, form in (
-        ((4, 1024), "_bf16_4_128_1_true"), ((3, 1021), "_bf16_4_128_1_false"), ((6, 4096), "_bf16_8_128_1_true"),
+        ((4, 1024), "_bf16_4_128_1_true"),
+        ((3, 1021), "_bf16_4_128_1_false"),
+        ((6, 4096), "_bf16_8_128_1_true"),
         ((5, 4099), "_bf16_8_128_1_false"),
-    ):  # fmt: skip
+    ):
         yield from silu(f"form{form}", lambda s=shape: make(s, BF16), form)
     for n in (8, 40, 520, 8200, 9):
         halves = lambda n=n: (_random(9, n, dtype=BF16), *_random(9, 2 * n, dtype=BF16, scale=3.0).split(n, -1))  # noqa: E731
@@ -454,8 +531,19 @@ def _activation_backward_cases() -> Iterator[Case]:
 
 
 def _rope_cases() -> Iterator[Case]:
-    def make(b: int, hq: int, hk: int, s: int, d: int, r: int, x: torch.dtype, c: torch.dtype, tables: int,
-             interleaved: bool, layout: str) -> Inputs:  # fmt: skip
+    def make(
+        b: int,
+        hq: int,
+        hk: int,
+        s: int,
+        d: int,
+        r: int,
+        x: torch.dtype,
+        c: torch.dtype,
+        tables: int,
+        interleaved: bool,
+        layout: str,
+    ) -> Inputs:
         q, k = _random(b, s, hq, d, dtype=x), _random(b, s, hk, d, dtype=x, scale=2.0)
         if layout == "heads_inside":  # transformers: (B, S, H, D) storage, (B, H, S, D) view
             q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -478,23 +566,43 @@ def _rope_cases() -> Iterator[Case]:
                 "_4_" if x == F32 else "_8_",
             )
         shapes = {
-            "decode": (1, 32, 8, 1, 128, 128, 1), "d80": (2, 3, 1, 5, 80, 80, 2), "partial": (1, 2, 2, 7, 96, 32, 1),
-            "odd_rest": (1, 2, 1, 3, 67, 32, 1), "tiny": (1, 1, 1, 40, 2, 2, 1), "d600": (1, 2, 1, 2, 1200, 1200, 1),
-            "half_off": (1, 2, 1, 3, 64, 20, 1), "partial_packs": (2, 9, 2, 19, 128, 64, 1),
-        }  # fmt: skip
+            "decode": (1, 32, 8, 1, 128, 128, 1),
+            "d80": (2, 3, 1, 5, 80, 80, 2),
+            "partial": (1, 2, 2, 7, 96, 32, 1),
+            "odd_rest": (1, 2, 1, 3, 67, 32, 1),
+            "tiny": (1, 1, 1, 40, 2, 2, 1),
+            "d600": (1, 2, 1, 2, 1200, 1200, 1),
+            "half_off": (1, 2, 1, 3, 64, 20, 1),
+            "partial_packs": (2, 9, 2, 19, 128, 64, 1),
+        }
         for name, (b, hq, hk, s, d, r, tables) in shapes.items():
             for layout in ("contiguous", "heads_inside", "fused", "misaligned"):
                 args = (b, hq, hk, s, d, r, BF16, F32, tables, interleaved, layout)
-                yield Case(f"rope_{name}_{layout}_{interleaved}", rope.rope, lambda a=args: make(*a), rope_reference,
-                           "_1_" if layout == "misaligned" else "")  # fmt: skip
-                yield Case(f"rope_backward_{name}_{layout}_{interleaved}", rope.rope_backward, lambda a=args: make(*a),
-                           rope_backward_reference, "_1_" if layout == "misaligned" else "")  # fmt: skip
+                yield Case(
+                    f"rope_{name}_{layout}_{interleaved}",
+                    rope.rope,
+                    lambda a=args: make(*a),
+                    rope_reference,
+                    "_1_" if layout == "misaligned" else "",
+                )
+                yield Case(
+                    f"rope_backward_{name}_{layout}_{interleaved}",
+                    rope.rope_backward,
+                    lambda a=args: make(*a),
+                    rope_backward_reference,
+                    "_1_" if layout == "misaligned" else "",
+                )
         # heads and tokens that no block of them divides: 9 are 5 and 4, 37 tokens two blocks of 16 and one of 5
         for kernel, reference in ((rope.rope, rope_reference), (rope.rope_backward, rope_backward_reference)):
             for x in (F32, BF16):
                 args = (2, 9, 3, 37, 128, 128, x, x, 2, interleaved, "heads_inside")
-                yield Case(f"{kernel.__name__}_shares_{x}_{interleaved}".replace("torch.", ""), kernel,
-                           lambda a=args: make(*a), reference, "packs")  # fmt: skip
+                yield Case(
+                    f"{kernel.__name__}_shares_{x}_{interleaved}".replace("torch.", ""),
+                    kernel,
+                    lambda a=args: make(*a),
+                    reference,
+                    "packs",
+                )
 
 
 def _special_cases() -> Iterator[Case]:

@@ -112,8 +112,9 @@ class EmulatedRuntime:
         self._libraries: list[ctypes.CDLL] = []
         self._functions: dict[str, Any] = {}
 
-    def launch(self, unit: simt.Unit, device: torch.device, grid: int, block: int, shared: int,
-               args: tuple[int | float, ...]) -> None:  # fmt: skip
+    def launch(
+        self, unit: simt.Unit, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
+    ) -> None:
         self.collected[unit.name] = unit
         self.launched.append((unit.name, grid, block, shared))
         if not self._libraries:

@@ -129,7 +129,7 @@ def rope_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: 
 
 def rope_backward_reference(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+) -> list[tuple[Tensor, Tensor]]:
     """The transposed rotation: that of the negated sines, each taken from the other element of its pair."""
     half = sin.shape[-1] // 2
     other = sin.unflatten(-1, (half, 2)).flip(-1).flatten(-2) if interleaved else sin.roll(half, -1)

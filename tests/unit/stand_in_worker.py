@@ -61,11 +61,16 @@ def row(source: Specialisation, target: Target, arch: str) -> dict[str, Any]:
         return {"name": source.name, "error": str(error)}
     text = disassembled(made.image)
     return {
-        "name": source.name, "error": None, "target": made.ptx_target, "image": code_objects.arch_of(made.image),
-        "shared": made.resources["shared"], "products": made.resources["matrix"],
+        "name": source.name,
+        "error": None,
+        "target": made.ptx_target,
+        "image": code_objects.arch_of(made.image),
+        "shared": made.resources["shared"],
+        "products": made.resources["matrix"],
         "dots": sum(made.resources[f"dots_{kind}"] for kind in ("half", "tf32")),
-        "newer": sorted(set(NEWER.findall(text))), "older": sorted(set(OLDER.findall(text))),
-    }  # fmt: skip
+        "newer": sorted(set(NEWER.findall(text))),
+        "older": sorted(set(OLDER.findall(text))),
+    }
 
 
 def sweep(name: str, arch: str, dtype: str, every: str, *families: str) -> dict[str, list[dict[str, Any]]]:
@@ -131,11 +136,16 @@ class Driver:
         def run(x: int, y: int, z: int, stream: int, function: int, packed: Any, *rest: Any) -> None:
             hooks, values = rest[:3], rest[3:]
             assert hooks == (None, None, None) and len(values) == len(source.signature)
-            self.launched.append({
-                "grid": [x, y, z], "stream": stream, "function": function, "warps": packed[0],
-                "values": [list(v.shape) if isinstance(v, torch.Tensor) else v for v in values],
-                "constants": [name for name, kind in source.signature.items() if kind == "constexpr"],
-            })  # fmt: skip
+            self.launched.append(
+                {
+                    "grid": [x, y, z],
+                    "stream": stream,
+                    "function": function,
+                    "warps": packed[0],
+                    "values": [list(v.shape) if isinstance(v, torch.Tensor) else v for v in values],
+                    "constants": [name for name, kind in source.signature.items() if kind == "constexpr"],
+                }
+            )
 
         return run
 
@@ -149,9 +159,10 @@ def fake_driver() -> Iterator[Driver]:
     found, before = Driver(), driver._active
     driver.set_active(found)
     here = mock.patch.multiple(
-        torch.cuda, device=lambda device: contextlib.nullcontext(),
+        torch.cuda,
+        device=lambda device: contextlib.nullcontext(),
         current_stream=lambda: SimpleNamespace(cuda_stream=7),
-    )  # fmt: skip
+    )
     try:
         with here:
             yield found
@@ -175,8 +186,9 @@ def launches() -> dict[str, Any]:
         matmul.linear(x, wide, None, here.target)
         norm.rms_norm(x[:0], weight, 1e-6, False, here.target)
         found["evidence"], found["counts"] = here.evidence(), [[*k, n] for k, n in here.launches.items()]
-        found["asm"] = {made.kernel: triton_stand_in._TARGET.search(kernel.asm["ptx"])[0]
-                        for made, kernel in here._kernels.values()}  # fmt: skip
+        found["asm"] = {
+            made.kernel: triton_stand_in._TARGET.search(kernel.asm["ptx"])[0] for made, kernel in here._kernels.values()
+        }
         with mock.patch.object(replay, "recording", lambda: object()):
             try:
                 norm.rms_norm(x, weight, 1e-6, False, here.target)

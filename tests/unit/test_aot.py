@@ -26,8 +26,10 @@ def names(*words: str) -> list[tuple[str, str]]:
 def test_targets_are_profiles_aliases_and_arches() -> None:
     assert names("mi300x,H100") == [("mi300x", "gfx942"), ("h100-sxm", "sm_90")]
     assert names("gfx90a", "sm_100,orin-agx") == [
-        ("generic-cdna2", "gfx90a"), ("generic-blackwell", "sm_100"), ("orin-agx", "sm_87"),
-    ]  # fmt: skip
+        ("generic-cdna2", "gfx90a"),
+        ("generic-blackwell", "sm_100"),
+        ("orin-agx", "sm_87"),
+    ]
     assert names("gfx1151") == [("generic-rdna3.gfx1151", "gfx1151")]  # its family's profile stands for several arches
     assert names("mi300x", "MI300X,gfx942,gfx942") == [("mi300x", "gfx942"), ("generic-cdna3", "gfx942")]
 
@@ -105,9 +107,14 @@ def test_a_toolchain_that_dies_hangs_or_refuses_costs_its_kernel_alone() -> None
     seen: list[str] = []
     began = time.monotonic()
     made = aot.compile_all(
-        aot.profiles_for(["h200"]), ops=["rope"], backends=["cuda"], jobs=2, timeout=1.5, command=command(TOOLCHAIN),
+        aot.profiles_for(["h200"]),
+        ops=["rope"],
+        backends=["cuda"],
+        jobs=2,
+        timeout=1.5,
+        command=command(TOOLCHAIN),
         progress=lambda done, total, label: seen.append(f"{done}/{total} {label}"),
-    )  # fmt: skip
+    )
     assert time.monotonic() - began < 60
     found = {e.kernel: (e.verdict, e.reason) for e in made.manifest.entries}
     assert found["good"] == ("COMPILED_ONLY", None)
@@ -211,9 +218,10 @@ def test_every_kernel_is_in_the_manifest_with_its_file(folder: Any) -> None:
     manifest = artefacts.read(out)
     assert manifest == made.manifest and manifest.counts()["COMPILED_ONLY"] == len(manifest.entries) > 60
     assert {(e.profile, e.arch, e.backend, e.kind) for e in manifest.entries} == {
-        ("h200", "sm_90", "triton", "cubin"), ("mi300x", "gfx942", "triton", "hsaco"),
+        ("h200", "sm_90", "triton", "cubin"),
+        ("mi300x", "gfx942", "triton", "hsaco"),
         ("mi300x", "gfx942", "hip", "hsaco"),
-    }  # fmt: skip
+    }
     assert {"triton", "ptxas", "ziglang"} <= set(manifest.toolchain)
     store = artefacts.Store(out)
     for entry in manifest.entries:

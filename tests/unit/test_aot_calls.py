@@ -12,8 +12,32 @@ from typing import Any
 
 import pytest
 
-HIDDEN = (64, 128, 192, 320, 576, 768, 896, 1024, 1152, 1536, 2048, 2560, 2880, 3072, 3584, 4096, 5120, 5376, 6144,
-          6656, 7168, 8192, 12_288, 16_384)  # fmt: skip
+HIDDEN = (
+    64,
+    128,
+    192,
+    320,
+    576,
+    768,
+    896,
+    1024,
+    1152,
+    1536,
+    2048,
+    2560,
+    2880,
+    3072,
+    3584,
+    4096,
+    5120,
+    5376,
+    6144,
+    6656,
+    7168,
+    8192,
+    12_288,
+    16_384,
+)
 ROWS = (1, 2, 5, 16, 40, 64, 100, 132, 200, 256, 300, 700, 1000, 2048, 4000, 8192, 20_000, 32_768)
 OTHERS = {
     "rows": lambda width: ROWS,
@@ -39,17 +63,26 @@ def launches(profile: str, backend: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for family in (f.name for f in registry.families()):
         listed = [
-            groups.Group(known.name, backend, family, "bfloat16" if backend == "triton" else "any", ("bfloat16",),
-                         *groups.Shapes()),
+            groups.Group(
+                known.name,
+                backend,
+                family,
+                "bfloat16" if backend == "triton" else "any",
+                ("bfloat16",),
+                *groups.Shapes(),
+            ),
             groups.Group(known.name, backend, family, "bfloat16" if backend == "triton" else "any"),
-        ]  # fmt: skip
+        ]
         serving, alone = ({groups._key(one, s.unit) for s in groups.sources_of(one, known)} for one in listed)
         for op in registry.primitives().values():
             if groups.family_of(op) != family:
                 continue
             launched = calls.launched([op], backend, known, target, torch.bfloat16, OTHERS).keys()
-            found[op.name] = {"tried": len(launched), "unlisted": len(launched - alone),
-                              "missing": sorted(launched - serving)}  # fmt: skip
+            found[op.name] = {
+                "tried": len(launched),
+                "unlisted": len(launched - alone),
+                "missing": sorted(launched - serving),
+            }
     return found
 
 
@@ -62,11 +95,14 @@ def found(profile: str, backend: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize(("profile", "backend"), [
-    ("h200", "triton"),
-    pytest.param("h200", "cuda", marks=pytest.mark.slow),
-    pytest.param("mi300x", "hip", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("profile", "backend"),
+    [
+        ("h200", "triton"),
+        pytest.param("h200", "cuda", marks=pytest.mark.slow),
+        pytest.param("mi300x", "hip", marks=pytest.mark.slow),
+    ],
+)
 def test_the_kernels_of_models_are_served(profile: str, backend: str) -> None:
     """Other rows and tokens than the listing's own, of hidden sizes that models have."""
     by_op = found(profile, backend)

@@ -12,11 +12,34 @@ from ferryman.porting.aot import gates
 
 HALF = {"dots_half": 2, "dots_ieee": 0, "dots_tf32": 0}
 NONE = {"dots_half": 0, "dots_ieee": 0, "dots_tf32": 0}
-CUBIN = {"registers": 128, "spills": 0, "shared": 49_152, "threads": 256, "code_bytes": 20_000, "matrix": 32,
-         "loads": 8, "wide_loads": 8, **HALF}  # fmt: skip
-HSACO = {"registers": 256, "agprs": 0, "sgprs": 90, "vgpr_spills": 0, "sgpr_spills": 0, "scratch": 0, "wave": 64,
-         "shared": 32_768, "threads": 256, "code_bytes": 20_000, "matrix": 32, "loads": 8, "wide_loads": 8,
-         "buffer_loads": 8, **HALF}  # fmt: skip
+CUBIN = {
+    "registers": 128,
+    "spills": 0,
+    "shared": 49_152,
+    "threads": 256,
+    "code_bytes": 20_000,
+    "matrix": 32,
+    "loads": 8,
+    "wide_loads": 8,
+    **HALF,
+}
+HSACO = {
+    "registers": 256,
+    "agprs": 0,
+    "sgprs": 90,
+    "vgpr_spills": 0,
+    "sgpr_spills": 0,
+    "scratch": 0,
+    "wave": 64,
+    "shared": 32_768,
+    "threads": 256,
+    "code_bytes": 20_000,
+    "matrix": 32,
+    "loads": 8,
+    "wide_loads": 8,
+    "buffer_loads": 8,
+    **HALF,
+}
 
 
 def judged(name: str, used: dict[str, int], allowed: int = 0, aligned: bool = True) -> dict[str, Gate]:

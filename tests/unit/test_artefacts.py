@@ -286,8 +286,17 @@ class Runtime(launcher.LoadedUnits):
     def open(self, image: bytes, unit: Unit) -> Any:
         return image
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any,
-              overlapping: bool = False) -> None:  # fmt: skip
+    def start(
+        self,
+        function: Any,
+        stream: int,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: Any,
+        overlapping: bool = False,
+    ) -> None:
         raise AssertionError("nothing is launched here")
 
 

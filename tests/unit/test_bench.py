@@ -237,8 +237,11 @@ def test_float16_that_is_nearly_subnormal_is_judged_by_what_it_can_hold() -> Non
 
 
 def test_bad_names_and_folders(tmp_path: Path) -> None:
-    for arguments, kind in (({"ops": ["rms_nrm"]}, "op"), ({"implementations": ["tritn"]}, "backend or implementation"),
-                            ({"grid_name": "huge"}, "grid")):  # fmt: skip
+    for arguments, kind in (
+        ({"ops": ["rms_nrm"]}, "op"),
+        ({"implementations": ["tritn"]}, "backend or implementation"),
+        ({"grid_name": "huge"}, "grid"),
+    ):
         with pytest.raises(UnknownName, match=f"unknown {kind}"):
             bench.run(device="cpu", **arguments)
     with pytest.raises(ArgumentError, match="a folder of adapters"):
@@ -279,15 +282,34 @@ def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
 
 def made(times: dict[str, list[float]], noise: float = 0.0, **more: Any) -> Benchmark:
     cell = {
-        "op": "rms_norm", "case": "16x4096", "dtype": "bfloat16", "bytes": 1e6, "flops": 1e6, "sets": 4,
-        "rotated_bytes": 10**6, "noise": noise, "condition": {"source": "nobody"}, "floor_seconds": 1e-6,
-        "times": [{"name": n, "role": "implementation", "method": "graph replay", "trials": t, "of_roofline": 0.5}
-                  for n, t in times.items()],
-    } | more  # fmt: skip
+        "op": "rms_norm",
+        "case": "16x4096",
+        "dtype": "bfloat16",
+        "bytes": 1e6,
+        "flops": 1e6,
+        "sets": 4,
+        "rotated_bytes": 10**6,
+        "noise": noise,
+        "condition": {"source": "nobody"},
+        "floor_seconds": 1e-6,
+        "times": [
+            {"name": n, "role": "implementation", "method": "graph replay", "trials": t, "of_roofline": 0.5}
+            for n, t in times.items()
+        ],
+    } | more
     facts = {
-        "device": "cuda:0", "device_name": "NVIDIA H200", "profile": "h200", "arch": "sm_90", "vendor": "nvidia",
-        "versions": {"torch": "2.11"}, "flags": {}, "platform": "Linux", "time": "now", "seed": 0, "tier": "small",
-    }  # fmt: skip
+        "device": "cuda:0",
+        "device_name": "NVIDIA H200",
+        "profile": "h200",
+        "arch": "sm_90",
+        "vendor": "nvidia",
+        "versions": {"torch": "2.11"},
+        "flags": {},
+        "platform": "Linux",
+        "time": "now",
+        "seed": 0,
+        "tier": "small",
+    }
     limits = {"copy_bytes_per_s": 4e12, "copy_bytes": 2**30, "product_flops_per_s": 7e14, "product": "bfloat16 8192^3"}
     raw = {"schema_version": 1, "kind": document.KIND, "environment": facts, "ceilings": limits, "cells": [cell]}
     return document.parse(raw, "made")
@@ -313,11 +335,16 @@ def change(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
     return raw | more
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    ("{", "is not JSON"), ("[]", "is not a Ferryman benchmark"), ('{"kind": "ferryman-results"}', "is not a Ferryman"),
-    ('{"kind": "ferryman-benchmark", "schema_version": 2}', "schema version 2; this Ferryman reads 1"),
-    ('{"kind": "ferryman-benchmark", "schema_version": 1}', "is damaged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a Ferryman benchmark"),
+        ('{"kind": "ferryman-results"}', "is not a Ferryman"),
+        ('{"kind": "ferryman-benchmark", "schema_version": 2}', "schema version 2; this Ferryman reads 1"),
+        ('{"kind": "ferryman-benchmark", "schema_version": 1}', "is damaged"),
+    ],
+)
 def test_files_that_are_no_benchmarks(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
@@ -331,8 +358,9 @@ def test_damaged_documents(tmp_path: Path) -> None:
     for broken, told in (
         (raw | {"cells": [cell, cell]}, "stands twice"),
         (raw | {"cells": [cell | {"times": [cell["times"][0] | {"trials": [0.0]}]}]}, "a time that is none"),
-        (raw | {"extra": 1}, "extra"), (raw | {"ceilings": raw["ceilings"] | {"copy_bytes_per_s": 0}}, "copy_bytes"),
-    ):  # fmt: skip
+        (raw | {"extra": 1}, "extra"),
+        (raw | {"ceilings": raw["ceilings"] | {"copy_bytes_per_s": 0}}, "copy_bytes"),
+    ):
         with pytest.raises(ResultError, match=told):
             document.parse(broken, "x")
     with pytest.raises(ResultError, match="cannot be read"):
@@ -395,8 +423,10 @@ def test_a_copy_or_a_peer_that_is_slower_is_shown_and_fails_nothing() -> None:
 
     found = compare(cell(1.0), cell(2.0), again)
     assert {c.name: (c.role, c.verdict) for c in found} == {
-        "triton": ("implementation", "same"), "cudnn": ("peer", "peer slower"), "copy": ("reference", "device slower"),
-    }  # fmt: skip
+        "triton": ("implementation", "same"),
+        "cudnn": ("peer", "peer slower"),
+        "copy": ("reference", "device slower"),
+    }
     assert not regressed(found)
 
 
@@ -521,7 +551,7 @@ def test_plots_stand_alone() -> None:
 
 def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     out = tmp_path / "now.json"
     done = ferryman("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu", "--out", str(out))
     assert done.code == 0, done.err
@@ -556,7 +586,7 @@ def test_the_command_writes_compares_and_exits_with_1_on_a_regression(
 
 def test_the_command_names_what_is_no_longer_timed(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     out = tmp_path / "before.json"
     arguments = ("bench", "--op", "silu_mul", "--implementation", "torch", "--device", "cpu")
     assert ferryman(*arguments, "--out", str(out)).code == 0
@@ -568,7 +598,7 @@ def test_the_command_names_what_is_no_longer_timed(
 
 def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     def timed(**given: Any) -> Benchmark:
         raise AssertionError("it was timed")
 
@@ -587,26 +617,33 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
         (["--compare", str(other)], "of another device"),
         (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
         (["--compare", str(same)], "of other cells: rms_norm 16x4096 (1 in all), here silu_mul "),
-        (["--out", str(tmp_path / "c.md")], "--out is "), (["--out", str(tmp_path / "c.SVG")], "--out is "),
+        (["--out", str(tmp_path / "c.md")], "--out is "),
+        (["--out", str(tmp_path / "c.SVG")], "--out is "),
         (["--out", str(tmp_path / "file" / "x.json")], "cannot be written"),
         (["--out", str(same), "--compare", str(same)], "required: another file than --compare"),
         (["--out", str(tmp_path / "run.json"), "--compare", str(tmp_path / "run.md")], "required: another file than"),
         (["--out", str(tmp_path / "run.x"), "--compare", str(tmp_path / "run-key.svg")], "required: another file than"),
         (["--out", str(tmp_path / "run.json")], "run.md is there without it, so not its table"),
         (["--compare", str(tmp_path / "pipe")], "is no regular file"),
-        (["--out", str(tmp_path / "pipe")], "it is no regular file"), (["--out", "/"], "required: a file's name"),
+        (["--out", str(tmp_path / "pipe")], "it is no regular file"),
+        (["--out", "/"], "required: a file's name"),
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),
-    ):  # fmt: skip
+    ):
         done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", *given)
         assert done.code == 2 and told in done.err and "Traceback" not in done.err, (given, done.err)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "other.json", "same.json", "file", "pipe", "run.md", "run-key.svg",
-    }  # fmt: skip
+        "other.json",
+        "same.json",
+        "file",
+        "pipe",
+        "run.md",
+        "run-key.svg",
+    }
 
 
 def test_a_table_that_cannot_be_written_was_printed(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     def full(*given: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -620,8 +657,9 @@ def test_a_documents_contenders_stand_once_and_its_noise_is_a_number(tmp_path: P
     raw = json.loads(document.dumps(made({"torch": STILL})))
     for name, edit, told in (
         ("twice", {"times": raw["cells"][0]["times"] * 2}, "has a contender twice"),
-        ("noise", {"noise": "Infinity"}, "noise"), ("less", {"noise": -1.0}, "noise"),
-    ):  # fmt: skip
+        ("noise", {"noise": "Infinity"}, "noise"),
+        ("less", {"noise": -1.0}, "noise"),
+    ):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(raw | {"cells": [raw["cells"][0] | edit]}))
         with pytest.raises(ResultError, match=f"damaged: .*{told}"):
@@ -654,14 +692,19 @@ def test_an_op_that_is_named_twice_is_timed_once() -> None:
         runner.run(ops=["silu_mul"], device="cpu", only=frozenset({("silu_mul", "nope")}))
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    (["--op", "rms_nrm"], "unknown op 'rms_nrm'; nearest: rms_norm"),
-    (["--implementation", "tritn"], "unknown backend or implementation 'tritn'; nearest: triton"),
-    (["--grid", "huge"], "unknown grid 'huge'"), (["--peers", "a,,b"], "none, all, or names"),
-    (["--peers", "all", "--peers-from", "/nonexistent"], "a folder of adapters"),
-    (["--dtype", "int7"], "unknown dtype"), (["--compare", "/nonexistent.json"], "cannot be read"),
-    (["--device", "h200"], "required: a device that is here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--op", "rms_nrm"], "unknown op 'rms_nrm'; nearest: rms_norm"),
+        (["--implementation", "tritn"], "unknown backend or implementation 'tritn'; nearest: triton"),
+        (["--grid", "huge"], "unknown grid 'huge'"),
+        (["--peers", "a,,b"], "none, all, or names"),
+        (["--peers", "all", "--peers-from", "/nonexistent"], "a folder of adapters"),
+        (["--dtype", "int7"], "unknown dtype"),
+        (["--compare", "/nonexistent.json"], "cannot be read"),
+        (["--device", "h200"], "required: a device that is here"),
+    ],
+)
 def test_bad_use_is_one_message(arguments: list[str], told: str) -> None:
     given = arguments if "--device" in arguments else [*arguments, "--device", "cpu"]
     done = ferryman("bench", *given)

@@ -16,9 +16,18 @@ from tests.unit.capsules import small
 
 def machine(name: str, vendor: str, seed: int = 0) -> Environment:
     return Environment(
-        device="cuda:0", device_name=name, profile=name, arch=name, vendor=vendor, versions={"torch": "2.13"}, flags={},
-        platform="linux", time="2026-01-01T00:00:00+00:00", seed=seed, tier="standard",
-    )  # fmt: skip
+        device="cuda:0",
+        device_name=name,
+        profile=name,
+        arch=name,
+        vendor=vendor,
+        versions={"torch": "2.13"},
+        flags={},
+        platform="linux",
+        time="2026-01-01T00:00:00+00:00",
+        seed=seed,
+        tier="standard",
+    )
 
 
 def cell(case: str, verdict: Verdict = "PASS", implementation: str = "triton", **fields: Any) -> Cell:
@@ -28,9 +37,17 @@ def cell(case: str, verdict: Verdict = "PASS", implementation: str = "triton", *
 
 def timed(percent: float, implementation: str = "triton") -> Timing:
     return Timing(
-        op="softmax", implementation=implementation, device="cuda:0", dtype="bfloat16", case="scores", seconds=1e-5,
-        clock="device events", floor_seconds=1e-7 * percent, percent_of_roofline=percent, bound_by="memory",
-    )  # fmt: skip
+        op="softmax",
+        implementation=implementation,
+        device="cuda:0",
+        dtype="bfloat16",
+        case="scores",
+        seconds=1e-5,
+        clock="device events",
+        floor_seconds=1e-7 * percent,
+        percent_of_roofline=percent,
+        bound_by="memory",
+    )
 
 
 def written(folder: Path, **documents: Results) -> list[Path]:
@@ -54,9 +71,13 @@ def test_two_vendors_within_bounds_each_with_its_own_roofline(tmp_path: Path) ->
 
 def test_what_a_vendor_did_not_run_is_not_run(tmp_path: Path) -> None:
     nvidia = results(machine("h200", "nvidia"), [cell("a", implementation="cuda"), cell("a")])
-    amd = results(machine("mi300x", "amd"), [
-        cell("all", "NOT_RUN", "cuda", reason="cuda does not serve amd devices"), cell("a", "SIMULATED"),
-    ])  # fmt: skip
+    amd = results(
+        machine("mi300x", "amd"),
+        [
+            cell("all", "NOT_RUN", "cuda", reason="cuda does not serve amd devices"),
+            cell("a", "SIMULATED"),
+        ],
+    )
     third = results(machine("b580", "intel"), [])
     found = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd, intel=third))
     rows = {row.implementation: row for row in found.rows}

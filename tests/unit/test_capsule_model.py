@@ -53,8 +53,11 @@ def test_every_layer_forward_and_backward_is_equal_on_the_same_machine() -> None
     document = replayed(recorded())
     assert document.verdict == "PASS" and document.reasons == [] and document.exact == "float64"
     assert [(e.layer, e.tensor) for e in document.layers] == [
-        (0, "output"), (0, "gradient"), (1, "output"), (1, "gradient"),
-    ]  # fmt: skip
+        (0, "output"),
+        (0, "gradient"),
+        (1, "output"),
+        (1, "gradient"),
+    ]
     assert {e.explanation for e in document.layers} == {"equal"}
     for e in document.layers:
         assert 0 < away(e.a) <= 1 and 0 < away(e.b) <= 1 and 0 < e.judged <= e.elements

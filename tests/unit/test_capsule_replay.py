@@ -278,8 +278,13 @@ def _rounded_p(*args: Any) -> Any:
 
 def test_a_declared_class_that_explains_a_difference_is_named() -> None:
     """Rounding P leaves the bare bound; the declaration's own term takes it in again."""
-    recorded = record(ops=["attention"], device="cpu", dtypes=["bf16"], backends=["definition"],
-                      kernels={("attention", "definition"): _rounded_p})  # fmt: skip
+    recorded = record(
+        ops=["attention"],
+        device="cpu",
+        dtypes=["bf16"],
+        backends=["definition"],
+        kernels={("attention", "definition"): _rounded_p},
+    )
     undeclared = replayed(recorded)
     assert explanations(undeclared, implementation="definition")["A is wrong"] > 5
 

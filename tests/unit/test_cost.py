@@ -43,7 +43,7 @@ def planted(**seconds: tuple[float, float, float]) -> str:
     lines = {
         name: {"fixed": f, "memory": m, "compute": c, "error": 0.03, "cells": 9, "sizes": sizes, "weights": []}
         for name, (f, m, c) in seconds.items()
-    }  # fmt: skip
+    }
     kinds = {"x weight": {"places": [], "implementations": lines}}
     return json.dumps(
         {"kind": "ferryman-costs", "version": 2, "profile": "h200", "stamp": {}, "ops": {"linear 16": kinds}}
@@ -99,9 +99,11 @@ def test_what_the_formula_missed_counts_the_more_the_nearer(monkeypatch: pytest.
     plain = cost.Coefficients(1e-6, 0.5, 0.25, 0.03, 9, {})
     base = plain.seconds(work, H200)
     for place, weight, power in (
-        ((10.0,) * 4, 0.2, 0.2), ((10.0, 10.0, 10.0, 2.0), 0.2, 0.2 / math.e), ((6.0,) * 4, -0.2, -0.2 / math.e),
+        ((10.0,) * 4, 0.2, 0.2),
+        ((10.0, 10.0, 10.0, 2.0), 0.2, 0.2 / math.e),
+        ((6.0,) * 4, -0.2, -0.2 / math.e),
         ((10.0,) * 4, 99.0, 2.0),
-    ):  # fmt: skip
+    ):
         known = dataclasses.replace(plain, places=(place, (0.0,) * 4), weights=(weight, 0.0))
         assert known.seconds(work, H200) == pytest.approx(base * math.exp(power)) and known.covers(work)
     # a call whose tensors have other numbers of dimensions has no place among these
@@ -156,17 +158,23 @@ def test_the_model_goes_before_regions_of_other_sizes(use_table: Any, monkeypatc
     def entry(rows: int, depth: int) -> dict[str, lockfile_entry.Entry]:
         args = (meta(rows, depth), meta(1024, depth), None)
         work, times = cost.work_of(LINEAR, args), {"torch": 3e-6, "cuda": 2e-6, "triton": 1e-6}
-        return {lockfile.region(LINEAR, args): lockfile_entry.Entry(
-            implementation="triton", seconds=1e-6, kernels="0" * 64, bytes=work.bytes, flops=work.flops,
-            candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
-        )}  # fmt: skip
+        return {
+            lockfile.region(LINEAR, args): lockfile_entry.Entry(
+                implementation="triton",
+                seconds=1e-6,
+                kernels="0" * 64,
+                bytes=work.bytes,
+                flops=work.flops,
+                candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
+            )
+        }
 
     args = (meta(1024, 1024), meta(1024, 1024), None)
     for rows, depth, name, source in (
         (1024, 1280, "triton", "predicted from 1 measured region, the nearest a factor of 1.2 away"),
         (512, 1024, "triton", "predicted from 1 measured region, the nearest a factor of 2 away"),
         (256, 1024, "cuda", "predicted by the cost model"),
-    ):  # fmt: skip
+    ):
         held = entry(rows, depth)
         monkeypatch.setattr(lockfile, "entries", lambda op, profile, held=held: held)
         decision = chosen(*args)
@@ -228,14 +236,17 @@ def test_ranking_keeps_preference_but_for_clear_winners() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"fixed": -1e-6}, "fixed is -1e-06; required: more than 0"), ({"fixed": math.nan}, "fixed is nan"),
+        ({"fixed": -1e-6}, "fixed is -1e-06; required: more than 0"),
+        ({"fixed": math.nan}, "fixed is nan"),
         ({"memory": 1.2}, "memory is 1.2; required: more than 0, finite, at most 1"),
         ({"error": math.inf}, "error is inf"),
-        ({"compute": "fast"}, "damaged: TypeError"), ({"cells": 0}, "cells is 0"), ({"sizes": [1]}, "damaged"),
+        ({"compute": "fast"}, "damaged: TypeError"),
+        ({"cells": 0}, "cells is 0"),
+        ({"sizes": [1]}, "damaged"),
         ({"sizes": {"x": [[2.0, 1.0], [1.0, 1.0]]}}, "the lowest first"),
         ({"weights": [0.1]}, "1 weights; required: 0, as there are places, finite"),
     ],
-)  # fmt: skip
+)
 def test_a_hand_edited_file_is_refused(change: dict[str, Any], told: str) -> None:
     raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
     raw["ops"]["linear 16"]["x weight"]["implementations"]["torch"] |= change
@@ -287,9 +298,13 @@ def entry(rows: int, width: int = 4096, **seconds: float) -> tuple[str, lockfile
     work = cost.work_of(SILU, args)
     best = min(seconds, key=lambda name: seconds[name])
     made = lockfile_entry.Entry(
-        implementation=best, seconds=seconds[best], kernels=lockfile_document.digest("silu_mul"), bytes=work.bytes,
-        flops=work.flops, candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
-    )  # fmt: skip
+        implementation=best,
+        seconds=seconds[best],
+        kernels=lockfile_document.digest("silu_mul"),
+        bytes=work.bytes,
+        flops=work.flops,
+        candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
+    )
     return lockfile.region(SILU, args), made
 
 
@@ -351,10 +366,11 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
     op = ops.rms_norm.primitive
     times = {"cuda": 10e-6, "torch": 20e-6, "triton": 40e-6}
     held = lockfile_entry.Entry(
-        implementation="cuda", seconds=10e-6, kernels="0" * 64, candidates=[
-            {"implementation": n, "seconds": s} for n, s in times.items()
-        ],
-    )  # fmt: skip
+        implementation="cuda",
+        seconds=10e-6,
+        kernels="0" * 64,
+        candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
+    )
     monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, args): held})
     order = select._order(op, args, H200, lockfile.region(op, args), PLAIN)
     assert [line.name for line in order.lines][:3] == ["cuda", "torch", "triton"] and order.source == "lockfile"
@@ -424,9 +440,13 @@ def rms(rows: int, **seconds: float) -> tuple[str, lockfile_entry.Entry]:
     work = cost.work_of(op, args)
     best = min(seconds, key=lambda name: seconds[name])
     return lockfile.region(op, args), lockfile_entry.Entry(
-        implementation=best, seconds=seconds[best], kernels=lockfile_document.digest("rms_norm"), bytes=work.bytes,
-        flops=work.flops, candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
-    )  # fmt: skip
+        implementation=best,
+        seconds=seconds[best],
+        kernels=lockfile_document.digest("rms_norm"),
+        bytes=work.bytes,
+        flops=work.flops,
+        candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
+    )
 
 
 @pytest.fixture

@@ -92,8 +92,9 @@ def test_a_request_for_an_op_without_such_an_implementation_raises() -> None:
         ops.attention(*torch.randn(3, 1, 2, 4, 8))
 
 
-@pytest.mark.parametrize("ask", [lambda: ferryman.use("tritno"), lambda: ferryman.use(rms_nrm="torch"),
-                                 lambda: ferryman.use(rms_norm="cda")])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask", [lambda: ferryman.use("tritno"), lambda: ferryman.use(rms_nrm="torch"), lambda: ferryman.use(rms_norm="cda")]
+)
 def test_unknown_names_list_the_nearest(ask: object) -> None:
     with pytest.raises(UnknownName, match="nearest: (triton|rms_norm|cuda)"), ask():  # type: ignore[operator]
         pass
@@ -259,11 +260,17 @@ def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPat
     assert not runner.hot and len(runner.plans) == 1
 
 
-@pytest.mark.parametrize("change", [
-    lambda: torch.randn(4, 32)[:, :16], lambda: torch.randn(4, 16).double(), lambda: torch.randn(16, 4).t(),
-    lambda: torch.randn(4, 16, requires_grad=True), lambda: torch.nn.Parameter(torch.randn(4, 16)),
-    lambda: torch.randn(4, 16).to("meta"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.randn(4, 32)[:, :16],
+        lambda: torch.randn(4, 16).double(),
+        lambda: torch.randn(16, 4).t(),
+        lambda: torch.randn(4, 16, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.randn(4, 16)),
+        lambda: torch.randn(4, 16).to("meta"),
+    ],
+)
 def test_the_guard_in_front_refuses(change: object) -> None:
     """By itself, beside what the brief key already tells apart."""
     runner = plan.runner_of(ops.add_rms_norm.primitive)
@@ -294,11 +301,12 @@ INVALID = {
     "target dtype": (lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int32)), "target.dtype"),
     "target shape": (lambda: ops.cross_entropy(X, torch.zeros(3, dtype=torch.int64)), "target.shape"),
     "label smoothing": (
-        lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int64), label_smoothing=1.5), "label_smoothing",
+        lambda: ops.cross_entropy(X, torch.zeros(4, dtype=torch.int64), label_smoothing=1.5),
+        "label_smoothing",
     ),
     "linear width": (lambda: ops.linear(X, torch.randn(3, 15)), "weight.shape"),
     "linear dtype": (lambda: ops.linear(X, torch.randn(3, 16).half()), "weight.dtype"),
-}  # fmt: skip
+}
 Q = torch.randn(1, 4, 8, 64)
 INVALID |= {
     "window 0": (lambda: ops.attention(Q, Q, Q, window=0), "window"),
@@ -387,8 +395,11 @@ def test_the_gradient_of_a_sum_is_no_fallback(name: str) -> None:
     for op in registry.primitives().values():
         for case in grid.cases(op, "full", torch.device("cuda")):
             args = dict(zip(op.names, calls.of_case(op, case, torch.bfloat16), strict=True))
-            grads = {n: torch.empty((), dtype=a.dtype, device="meta").expand(a.shape)
-                     for n, a in args.items() if n.startswith("grad") and isinstance(a, torch.Tensor)}  # fmt: skip
+            grads = {
+                n: torch.empty((), dtype=a.dtype, device="meta").expand(a.shape)
+                for n, a in args.items()
+                if n.startswith("grad") and isinstance(a, torch.Tensor)
+            }
             if grads:
                 given = tuple((args | grads).values())
                 select.select(op, given, profile(name), state.State({}, strict=True), absent=True)
@@ -531,11 +542,22 @@ def test_a_lockfile_of_another_machine_or_a_damaged_one_is_never_written_over(tm
     assert path.read_text() == text[:-20]
 
 
-@pytest.mark.parametrize(("fact", "locked", "holds"), [
-    ("torch", "2.13.9+cu130", True), ("torch", "2.12.0", False), ("triton", "3.6.5", True), ("triton", "3.7.0", False),
-    ("cuda", "13.9", True), ("cuda", "12.9", False), ("driver", "13.1", True), ("driver", "12.8", False),
-    ("units", 78, False), ("partition", "CPX", False), ("ferryman", "0.0.1", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fact", "locked", "holds"),
+    [
+        ("torch", "2.13.9+cu130", True),
+        ("torch", "2.12.0", False),
+        ("triton", "3.6.5", True),
+        ("triton", "3.7.0", False),
+        ("cuda", "13.9", True),
+        ("cuda", "12.9", False),
+        ("driver", "13.1", True),
+        ("driver", "12.8", False),
+        ("units", 78, False),
+        ("partition", "CPX", False),
+        ("ferryman", "0.0.1", True),
+    ],
+)
 def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     here = ferryman.devices()[-1]
     mine = lockfile_document.stamp(here) | {"torch": "2.13.0", "triton": "3.6.0", "cuda": "13.0", "driver": "13.0"}
@@ -544,12 +566,18 @@ def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: 
     assert (lockfile_document.differing(made, here) == []) is holds
 
 
-@pytest.mark.parametrize("damage", [
-    lambda text: text[: len(text) // 2], lambda text: text.replace('"version": 5', '"version": 99'),
-    lambda text: text.replace('"definition"', '"../../evil"'), lambda text: "[]", lambda text: "[" * 100_000,
-    lambda text: text.replace("3e-6", "-1.0").replace("3e-06", "-1.0"),
-    lambda text: text.replace('"kernels"', '"krnls"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"version": 5', '"version": 99'),
+        lambda text: text.replace('"definition"', '"../../evil"'),
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace("3e-6", "-1.0").replace("3e-06", "-1.0"),
+        lambda text: text.replace('"kernels"', '"krnls"'),
+    ],
+)
 def test_a_damaged_lockfile_is_reported_and_ignored(
     damage: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

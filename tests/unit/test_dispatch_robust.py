@@ -164,9 +164,14 @@ def test_a_subclass_sees_every_call_of_an_op() -> None:
     assert torch.equal(y.as_subclass(torch.Tensor), ops.rms_norm(X, W))
 
 
-@pytest.mark.parametrize("made", [
-    lambda: torch.view_as_complex(torch.randn(4, 16, 2)).conj().imag, lambda: torch._efficientzerotensor((4, 16)),
-], ids=["negative", "zero"])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.view_as_complex(torch.randn(4, 16, 2)).conj().imag,
+        lambda: torch._efficientzerotensor((4, 16)),
+    ],
+    ids=["negative", "zero"],
+)
 @pytest.mark.parametrize("way", ["eager", "warm", "library", "inference"])
 def test_a_tensor_that_is_negative_by_a_bit_alone_is_made_plain_before_a_kernel_reads_it(
     planted: Any, made: Callable[[], Tensor], way: str
@@ -190,22 +195,33 @@ def test_a_tensor_that_is_negative_by_a_bit_alone_is_made_plain_before_a_kernel_
 
 Q = torch.randn(1, 2, 4, 8)
 WRONG: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
-    "1 for a bool": (
-        lambda: ops.attention(Q, Q, Q, causal=True), lambda: ops.attention(Q, Q, Q, causal=1), "causal"),
+    "1 for a bool": (lambda: ops.attention(Q, Q, Q, causal=True), lambda: ops.attention(Q, Q, Q, causal=1), "causal"),
     "1.0 for a bool": (
-        lambda: ops.attention(Q, Q, Q, causal=True), lambda: ops.attention(Q, Q, Q, causal=1.0), "causal"),
+        lambda: ops.attention(Q, Q, Q, causal=True),
+        lambda: ops.attention(Q, Q, Q, causal=1.0),
+        "causal",
+    ),
     "True for a float": (lambda: ops.rms_norm(X, W, 1.0), lambda: ops.rms_norm(X, W, True), "eps"),
     "True for an int": (
-        lambda: ops.attention(Q, Q, Q, window=1), lambda: ops.attention(Q, Q, Q, window=True), "window"),
+        lambda: ops.attention(Q, Q, Q, window=1),
+        lambda: ops.attention(Q, Q, Q, window=True),
+        "window",
+    ),
     "a float for an int": (
-        lambda: ops.attention(Q, Q, Q, window=2), lambda: ops.attention(Q, Q, Q, window=2.0), "window"),
+        lambda: ops.attention(Q, Q, Q, window=2),
+        lambda: ops.attention(Q, Q, Q, window=2.0),
+        "window",
+    ),
     "a fraction": (lambda: ops.rms_norm(X, W, 0.5), lambda: ops.rms_norm(X, W, Fraction(1, 2)), "eps"),
     "a decimal": (lambda: ops.rms_norm(X, W, 0.5), lambda: ops.rms_norm(X, W, Decimal("0.5")), "eps"),
     "a huge integer": (lambda: ops.rms_norm(X, W), lambda: ops.rms_norm(X, W, 10**400), "eps"),
     "a 6,000-digit integer": (lambda: ops.rms_norm(X, W), lambda: ops.rms_norm(X, W, 10**6000), "eps"),
     "a huge window": (
-        lambda: ops.attention(Q, Q, Q, window=2), lambda: ops.attention(Q, Q, Q, window=10**30), "window"),
-}  # fmt: skip
+        lambda: ops.attention(Q, Q, Q, window=2),
+        lambda: ops.attention(Q, Q, Q, window=10**30),
+        "window",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", WRONG)

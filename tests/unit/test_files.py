@@ -28,11 +28,15 @@ from ferryman.porting.replay_results import load as load_replay
 from ferryman.porting.results import printable
 
 READERS: dict[str, tuple[Callable[[Path], object], type[FerrymanError]]] = {
-    "results": (results.load, ResultError), "replay": (load_replay, ResultError), "bench": (bench.load, ResultError),
-    "fingerprint": (fingerprint.load, ResultError), "lockfile": (lockfile_document.load, LockfileError),
-    "capsule": (capsule.load, CapsuleError), "compare": (lambda p: compare.compare([p, p]), FerrymanError),
+    "results": (results.load, ResultError),
+    "replay": (load_replay, ResultError),
+    "bench": (bench.load, ResultError),
+    "fingerprint": (fingerprint.load, ResultError),
+    "lockfile": (lockfile_document.load, LockfileError),
+    "capsule": (capsule.load, CapsuleError),
+    "compare": (lambda p: compare.compare([p, p]), FerrymanError),
     "artefacts": (lambda p: artefacts.read(p.parent), ArtefactError),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -47,11 +51,12 @@ def test_a_pipe_is_refused_and_not_waited_for(reader: str, tmp_path: Path) -> No
 
 
 LARGE = {
-    "empty objects": b"[" + b"{}," * 10_000_000 + b"{}]", "empty lists": b"[" + b"[]," * 10_000_000 + b"[]]",
-    "zeros": b"[" + b"0," * 12_000_000 + b"0]", "cells that are none": b'{"kind": "ferryman-results", '
-    b'"schema_version": 2, "cells": [' + b"0," * 1_000_000 + b"0]}",
+    "empty objects": b"[" + b"{}," * 10_000_000 + b"{}]",
+    "empty lists": b"[" + b"[]," * 10_000_000 + b"[]]",
+    "zeros": b"[" + b"0," * 12_000_000 + b"0]",
+    "cells that are none": b'{"kind": "ferryman-results", "schema_version": 2, "cells": [' + b"0," * 1_000_000 + b"0]}",
     "keys": b"{" + b",".join(b'"%d": 0' % i for i in range(900_000)) + b"}",
-}  # fmt: skip
+}
 
 
 def test_documents_that_would_take_gigabytes_are_refused_by_count(tmp_path: Path) -> None:
@@ -92,8 +97,19 @@ def test_a_small_capsule_that_inflates_is_refused(tmp_path: Path) -> None:
 def test_a_cell_that_stands_twice_is_found_in_linear_time() -> None:
     cell = {"op": "o", "implementation": "i", "device": "cpu", "dtype": "f32", "verdict": "PASS"}
     cells = [results.Cell.model_validate({**cell, "case": f"c{n}"}) for n in range(8_000)]
-    facts = results.Environment(device="cpu", device_name="", profile="", arch="", vendor="", versions={}, flags={},
-                                platform="", time="", seed=0, tier="")  # fmt: skip
+    facts = results.Environment(
+        device="cpu",
+        device_name="",
+        profile="",
+        arch="",
+        vendor="",
+        versions={},
+        flags={},
+        platform="",
+        time="",
+        seed=0,
+        tier="",
+    )
     text = results.dumps(results.results(facts, [*cells, cells[-1]]))
     began = time.monotonic()
     with pytest.raises(ResultError, match="c7999 stands twice"):

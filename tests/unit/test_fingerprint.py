@@ -120,9 +120,12 @@ def test_a_missing_truncated_or_huge_file_is_refused(tmp_path: Path, monkeypatch
 def _flags() -> tuple[Any, ...]:
     matmul = torch.backends.cuda.matmul
     return (
-        torch.get_float32_matmul_precision(), matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision,
-        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction,
-    )  # fmt: skip
+        torch.get_float32_matmul_precision(),
+        matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
 
 
 @pytest.fixture
@@ -176,8 +179,9 @@ def test_a_probe_that_forgets_a_name_is_noticed() -> None:
     step = collect.Step("torch", "order", ("sum", "lost"), lambda: [matrix.Found("sum", "pairwise")])
     facts = collect.measure([step])
     assert [(f.key, f.value, f.reason) for f in facts] == [
-        ("order.sum", "pairwise", None), ("order.lost", None, "the probe gave no answer"),
-    ]  # fmt: skip
+        ("order.sum", "pairwise", None),
+        ("order.lost", None, "the probe gave no answer"),
+    ]
 
 
 # -- the command

@@ -67,8 +67,10 @@ def test_every_parameter_of_a_fused_unit(block: int, extra: int, rule: str, alig
     unit = Unit(block, 24 + extra, align_rule=align, stored=24, rule=rule, joined=joined)
     found = _values(unit, "bfloat16")
     assert (found["block"], found["accumulator_bits"], found["accumulator_rounding"]) == (
-        1 if block == 2 and not joined else block, 24, rule,
-    )  # fmt: skip
+        1 if block == 2 and not joined else block,
+        24,
+        rule,
+    )
     assert (found["aligned_bits"], found["aligned_rounding"]) == (24 + extra, align)
     assert found["order"] == ("fused" if joined else "blocked")
 
@@ -256,21 +258,25 @@ ORDERS = {
     "pairwise": (_pairwise, "pairwise", "pairwise"),
     "strided": (
         lambda v: _pairwise([_sequential(v[i::4]) for i in range(4)]),
-        "strided", "4 strided (by 4) sums of 8, added in pairs (each: sequential)",
+        "strided",
+        "4 strided (by 4) sums of 8, added in pairs (each: sequential)",
     ),
     "split": (
         lambda v: _pairwise([_sequential(v[:16]), _sequential(v[16:])]),
-        "tree", "2 contiguous sums of 16 (each: sequential)",
+        "tree",
+        "2 contiguous sums of 16 (each: sequential)",
     ),
     "chunks": (
         lambda v: _sequential([_sequential(v[i : i + 8]) for i in range(0, 32, 8)]),
-        "blocked", "4 sums of 8 in a chain (each: sequential)",
+        "blocked",
+        "4 sums of 8 in a chain (each: sequential)",
     ),
     "uneven": (
         lambda v: _sequential([_sequential(v[i : i + 12]) for i in range(0, 32, 12)]),
-        "blocked", "3 sums of 8 to 12 in a chain (each: sequential)",
+        "blocked",
+        "3 sums of 8 to 12 in a chain (each: sequential)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ORDERS)

@@ -110,7 +110,7 @@ def test_the_flavour_is_the_one_that_is_multiplied() -> None:
         return [
             _fact("matrix.fp8.order", "fused" if form == served else None, format=form)
             for form in ("e4m3fn", "e4m3fnuz", "e5m2")
-        ]  # fmt: skip
+        ]
 
     cuda = torch.device("cuda", 0)
     assert collect.flavour(facts("e4m3fnuz"), cuda).value == "e4m3fnuz"
@@ -181,7 +181,7 @@ def test_a_profile_states_arithmetic(tmp_path: Path) -> None:
         ("ulp: {torch: {exp: {value: 2, kind: guessed, source: fingerprint}}}", "one of datasheet"),
         ("ulp: {torch: {exp: {value: 2, kind: measured, source: nowhere}}}", "unknown key 'nowhere'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_statement_is_refused_with_its_line(tmp_path: Path, lines: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         _load(tmp_path, lines)

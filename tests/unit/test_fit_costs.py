@@ -118,14 +118,14 @@ def test_what_the_formula_misses_is_found_at_its_place(fitting: ModuleType) -> N
     cells = [
         dataclasses.replace(c, seconds=c.seconds * (1.5 if "x14336x" in c.case else 1.0))
         for c in planted(fitting, "torch", KNOWN, SHAPES)
-    ]  # fmt: skip
+    ]
     made = fitting.fit(cells, H200)
     plain = dataclasses.replace(made, places=(), weights=())
     assert len(made.places) == len(made.weights) == 15
     missed = {
         width: [math.log(made.seconds(c.work, H200) / c.seconds) for c in cells if c.case.split("x")[1] == width]
         for width in ("1024", "14336")
-    }  # fmt: skip
+    }
     formula = [math.log(plain.seconds(c.work, H200) / c.seconds) for c in cells if c.case.split("x")[1] == "14336"]
     assert max(map(abs, missed["14336"] + missed["1024"])) < 0.12 and max(map(abs, formula)) > 0.2
 
@@ -156,27 +156,36 @@ def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path:
     assert softmax.work.bytes == 2 * 2 * 8192 * 8192
     assert {c.implementation for c in found} == {"torch", "triton", "cuda"}  # no peer, no copy
     entry = lockfile_entry.Entry(
-        implementation="torch", seconds=1e-5, kernels=lockfile_document.digest("softmax"), case="8192x8192 bfloat16",
+        implementation="torch",
+        seconds=1e-5,
+        kernels=lockfile_document.digest("softmax"),
+        case="8192x8192 bfloat16",
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "error": "no room"}],
-    )  # fmt: skip
+    )
     path = tmp_path / "lock.json"
     lockfile_document.record(path, H200, {"softmax": {"x=bfloat16[2^4,64]c": entry}})
     (one,) = fitting.cells(path, H200)
     assert (one.op, one.implementation, one.seconds) == ("softmax", "torch", 1e-5) and one.work == softmax.work
     # what regret measured, of shapes that no grid has
     cells = [
-        {"op": "rope_backward", "case": "B3 H4/2 S3843 D128", "seconds": {"triton": 1e-5, "cuda, its own plan": 1.0},
-         "hopeless": {"torch": 2e-4}, "untrusted": []},
+        {
+            "op": "rope_backward",
+            "case": "B3 H4/2 S3843 D128",
+            "seconds": {"triton": 1e-5, "cuda, its own plan": 1.0},
+            "hopeless": {"torch": 2e-4},
+            "untrusted": [],
+        },
         {"op": "linear", "case": "3x5120x5120", "seconds": {"torch": 1.0}, "hopeless": {}, "untrusted": ["throttled"]},
         {"op": "linear", "case": "4x5120x5120", "failed": "no room"},
-    ]  # fmt: skip
+    ]
     judged = tmp_path / "regret.json"
     document = {"kind": "ferryman-regret", "environment": {"profile": "h200"}, "dtype": "bf16", "cells": cells}
     judged.write_text(json.dumps(document))
     drawn = list(fitting.cells(judged, H200))
     assert [(c.op, c.implementation, c.seconds) for c in drawn] == [
-        ("rope_backward", "triton", 1e-5), ("rope_backward", "torch", 2e-4),
-    ]  # fmt: skip
+        ("rope_backward", "triton", 1e-5),
+        ("rope_backward", "torch", 2e-4),
+    ]
     assert drawn[0].work.sizes["grad_q"] == (math.log2(3 * 4 * 3843), 7.0)
     with pytest.raises(ResultError, match="is of h200, not of mi300x"):
         list(fitting.cells(path, profile_of("mi300x")))
@@ -198,9 +207,12 @@ def run(fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object
 def locked(path: Path, kernels: str | None = None, case: str = "8192x8192 bfloat16") -> Path:
     """A lockfile of one entry with two times."""
     entry = lockfile_entry.Entry(
-        implementation="torch", seconds=1e-5, kernels=kernels or lockfile_document.digest("softmax"), case=case,
+        implementation="torch",
+        seconds=1e-5,
+        kernels=kernels or lockfile_document.digest("softmax"),
+        case=case,
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "seconds": 2e-5}],
-    )  # fmt: skip
+    )
     lockfile_document.record(path, H200, {"softmax": {"x=bfloat16[2^13,8192]c": entry}})
     return path
 
@@ -217,7 +229,7 @@ def data(fitting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_file_without_times_fails_and_says_what_was_left_out(
     fitting: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     before = data.read_text()
     stale = locked(tmp_path / "stale.json", kernels="0" * 64)
     told = run(fitting, monkeypatch, "h200", stale, "--write", "--drop")
@@ -235,7 +247,7 @@ def test_a_file_without_times_fails_and_says_what_was_left_out(
 
 def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
     fitting: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     before, file = data.read_text(), locked(tmp_path / "lock.json")
     told = run(fitting, monkeypatch, "h200", file, "--write")
     assert "would vanish: linear 16 (op" in str(told) and data.read_text() == before
@@ -248,18 +260,27 @@ def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
     assert [path.name for path in data.parent.iterdir()] == [data.name]
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    (None, "cannot be read"), ('{"kind": "ferryman-lock', "is not JSON"), ("[]", "holds a list; required: a document"),
-    ('{"x": 1}', "none of a document of ferryman bench, a lockfile"),
-    ('{"device": "NVIDIA H200", "rows": [{}]}', "rows.0.m"),
-    ('{"kind": "ferryman-regret", "environment": {"profile": "h200"}}', "dtype"),
-    ('{"kind": "ferryman-lockfile"}', "required: a ferryman-lockfile"),
-    ('{"device": "A", "rows": []}', "is of A, not of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read"),
+        ('{"kind": "ferryman-lock', "is not JSON"),
+        ("[]", "holds a list; required: a document"),
+        ('{"x": 1}', "none of a document of ferryman bench, a lockfile"),
+        ('{"device": "NVIDIA H200", "rows": [{}]}', "rows.0.m"),
+        ('{"kind": "ferryman-regret", "environment": {"profile": "h200"}}', "dtype"),
+        ('{"kind": "ferryman-lockfile"}', "required: a ferryman-lockfile"),
+        ('{"device": "A", "rows": []}', "is of A, not of"),
+    ],
+)
 def test_a_file_that_cannot_be_read_is_one_line(
-    fitting: ModuleType, text: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    fitting: ModuleType,
+    text: str | None,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     path = tmp_path / "given.json"
     if text is not None:
         path.write_text(text)
@@ -270,6 +291,6 @@ def test_a_file_that_cannot_be_read_is_one_line(
 
 def test_an_unknown_profile_is_one_line(
     fitting: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     assert run(fitting, monkeypatch, "h20000", "x.json") == 2
     assert capsys.readouterr().err.startswith("fit_costs: unknown ")

@@ -24,13 +24,17 @@ PLAN: dict[str, Any] = {
     "lines": {"compiled": {"softmax": ["torch", "definition"]}, "interpreted": {}},
     "groups": [["compiled", "softmax", "float32", "one"], ["compiled", "softmax", "float32", "two"]],
 }
-JOB = {"lines": {"softmax": ["torch", "definition"]}, "device": "cpu",
-       "only": [("softmax", "float32", "one"), ("softmax", "float32", "two")]}  # fmt: skip
+JOB = {
+    "lines": {"softmax": ["torch", "definition"]},
+    "device": "cpu",
+    "only": [("softmax", "float32", "one"), ("softmax", "float32", "two")],
+}
 
 
 def cell(name: str, case: str, verdict: Any = "PASS", reason: str | None = None) -> list[Any]:
-    made = Cell(op="softmax", implementation=name, device="cpu", dtype="float32", case=case, verdict=verdict,
-                reason=reason)  # fmt: skip
+    made = Cell(
+        op="softmax", implementation=name, device="cpu", dtype="float32", case=case, verdict=verdict, reason=reason
+    )
     return [made.model_dump_json(), 0.5]
 
 
@@ -104,8 +108,11 @@ def test_a_value_that_comes_twice_counts_once() -> None:
 def test_claims_are_by_vendor_and_profile() -> None:
     h200 = Claim.of(profile("h200"))
     assert h200.options() == {
-        "num_cpus": 1, "num_gpus": 1, "max_retries": 0, "resources": {"ferryman:nvidia": 1, "ferryman:h200": 1},
-    }  # fmt: skip
+        "num_cpus": 1,
+        "num_gpus": 1,
+        "max_retries": 0,
+        "resources": {"ferryman:nvidia": 1, "ferryman:h200": 1},
+    }
     assert h200.fits({"CPU": 8.0, "GPU": 4.0, "ferryman:nvidia": 4.0, "ferryman:h200": 2.0}) == 2
     assert h200.fits({"CPU": 8.0, "GPU": 4.0, "ferryman:nvidia": 4.0, "ferryman:h100": 4.0}) == 0
     assert Claim.of(detect("cpu")).options()["num_gpus"] == 0
@@ -128,6 +135,7 @@ def test_only_the_cells_that_are_asked_for_run() -> None:
     op, cases = registry.primitive("silu_mul"), [c.name for c in cases_of(registry.primitive("silu_mul"))]
     lines = [x for x in registry.implementations("silu_mul") if x.name == "torch"]
     ask = [(op.name, "float32", cases[0]), (op.name, "bfloat16", cases[2])]
-    found = check_op(op, lines, (torch.float32, torch.bfloat16), "small", 0, torch.device("cpu"), detect("cpu"),
-                     only=set(ask))  # fmt: skip
+    found = check_op(
+        op, lines, (torch.float32, torch.bfloat16), "small", 0, torch.device("cpu"), detect("cpu"), only=set(ask)
+    )
     assert sorted((c.op, c.dtype, c.case) for c in found) == sorted(ask)

@@ -79,8 +79,12 @@ def test_a_model_by_hand_trains_the_same() -> None:
     with ferryman.trace() as ran:
         got = _trained(_compiled(model, report=report), x, parameters)
     assert report.calls() == {
-        "add_rms_norm": 1, "attention": 1, "linear": 4, "rms_norm": 1, "silu_mul": 1,
-    }, str(report)  # fmt: skip
+        "add_rms_norm": 1,
+        "attention": 1,
+        "linear": 4,
+        "rms_norm": 1,
+        "silu_mul": 1,
+    }, str(report)
     for op, times in report.calls().items():
         assert sum(n for (name, _), n in ran.calls.items() if name == op) == times
         assert sum(n for (name, _), n in ran.calls.items() if name == f"{op}_backward") == times
@@ -179,8 +183,11 @@ def test_a_profile_says_which_ops_a_compiled_graph_calls() -> None:
 
 
 def test_options_that_are_wrong_are_named() -> None:
-    for options, error in (({"place": "some"}, ArgumentError), ({"place": ["rms_nrm"]}, UnknownName),
-                           ({"report": []}, ArgumentError)):  # fmt: skip
+    for options, error in (
+        ({"place": "some"}, ArgumentError),
+        ({"place": ["rms_nrm"]}, UnknownName),
+        ({"report": []}, ArgumentError),
+    ):
         with pytest.raises(error):
             graph.backend(None, [], options=options)  # type: ignore[arg-type]
 
@@ -209,8 +216,13 @@ def test_inductor_compiles_what_is_rewritten() -> None:
     assert ("rms_norm", "torch") in ran.calls
 
 
-_TINY = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-         "num_attention_heads": 4}  # fmt: skip
+_TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 _GROUPED = {**_TINY, "num_key_value_heads": 2, "head_dim": 16}
 _DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _LLAMA = {"add_rms_norm": 4, "attention": 2, "linear": 15, "rope": 2}
@@ -219,12 +231,23 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, int]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _GROUPED, {**_LLAMA, "rms_norm": 1, "silu_mul": 2}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, {**_LLAMA, "rms_norm": 5, "silu_mul": 2}),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _GROUPED, {**_LLAMA, "rms_norm": 9, "gelu_mul": 2}),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config",
-             {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
-              "embd_pdrop": 0.0}, {"attention": 2, "bias_act": 2, "layer_norm": 5, "linear": 9}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {
+            "vocab_size": 96,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "attn_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+        },
+        {"attention": 2, "bias_act": 2, "layer_norm": 5, "linear": 9},
+    ),
     "bert": ("BertModel", "BertConfig", {**_TINY, **_DRY}, _ENCODER),
     "vit": ("ViTModel", "ViTConfig", {**_TINY, **_DRY, "image_size": 32, "patch_size": 8}, _ENCODER),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

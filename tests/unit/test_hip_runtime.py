@@ -125,11 +125,16 @@ def runtime_of(monkeypatch: pytest.MonkeyPatch, version: int) -> list[str]:
 @pytest.mark.parametrize(
     ("version", "arch", "known"),
     [
-        (50_221_153, "gfx90a", True), (50_221_153, "gfx942", False), (50_221_153, "gfx1100", False),
-        (60_032_830, "gfx942", True), (60_032_830, "gfx950", False), (60_240_092, "gfx1201", False),
-        (70_226_015, "gfx950", True), (70_226_015, "gfx1201", True),
+        (50_221_153, "gfx90a", True),
+        (50_221_153, "gfx942", False),
+        (50_221_153, "gfx1100", False),
+        (60_032_830, "gfx942", True),
+        (60_032_830, "gfx950", False),
+        (60_240_092, "gfx1201", False),
+        (70_226_015, "gfx950", True),
+        (70_226_015, "gfx1201", True),
     ],
-)  # fmt: skip
+)
 def test_a_hiprtc_older_than_the_device_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, version: int, arch: str, known: bool
 ) -> None:

@@ -20,9 +20,15 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a try is a fork
 STUBS = SOURCE.parent / "ci" / "stubs.py"
 HEAVY = {"triton", "cupy", "yaml", "numpy", "transformers", "pydantic", "rich", "typer", "hip", "cuda", "tomllib"}
 EXPECTED = {
-    "ferryman", "ferryman.dispatch", "ferryman.dispatch.arrivals", "ferryman.dispatch.declared",
-    "ferryman.dispatch.flops", "ferryman.lazy", "ferryman.ops", "ferryman.ops.table",
-}  # fmt: skip
+    "ferryman",
+    "ferryman.dispatch",
+    "ferryman.dispatch.arrivals",
+    "ferryman.dispatch.declared",
+    "ferryman.dispatch.flops",
+    "ferryman.lazy",
+    "ferryman.ops",
+    "ferryman.ops.table",
+}
 LOOP_MS = 48.0  # of a million turns, where these were stated
 WITHOUT_BYTECODE_MS, WITH_BYTECODE_MS, AN_OP_MS = 60.0, 35.0, 0.15
 FURTHER = 200

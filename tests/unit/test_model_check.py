@@ -180,13 +180,27 @@ def test_measures() -> None:
 
 def write(path: Path, **changes: Any) -> Path:
     data = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 32, "vocab_size": 128_256,
-        "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "torch_dtype": "bfloat16", "hidden_act": "silu",
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 32,
+        "vocab_size": 128_256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
         "_attn_implementation": "kernels-community/elsewhere",
-        "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
-                         "original_max_position_embeddings": 8192},
-    }  # fmt: skip
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "rope_type": "llama3",
+            "original_max_position_embeddings": 8192,
+        },
+    }
     path.write_text(json.dumps({k: v for k, v in {**data, **changes}.items() if v != "absent"}))
     return path
 

@@ -62,8 +62,12 @@ def test_a_right_port_names_no_module(family: str, dtype: str) -> None:
         by_path = {m.path: m for m in modules}
         attention = [t.tensor for t in by_path["model.layers.1.self_attn"].tensors]
         assert attention[:5] == [
-            "rotated queries", "rotated keys", "attention's result", "output", "gradient of the input"
-        ]  # fmt: skip
+            "rotated queries",
+            "rotated keys",
+            "attention's result",
+            "output",
+            "gradient of the input",
+        ]
         # Both are measured against exact; what was not ported is the same code, and so the same error.
         ported = [t for m in modules if m.ported and m.path != "model.embed_tokens" for t in m.tensors]
         assert all(t.unported > 0 and t.found > 0 and t.ratio is not None and t.floor > 0 for t in ported)
@@ -142,58 +146,115 @@ def other_base(self: Any, own: Any, x: Tensor, position_ids: Tensor) -> Any:
 FAULTS: dict[str, tuple[str, str, str, Wrap, str, str]] = {
     "an MLP 1% large": ("qwen3", "bfloat16", SHORT("2.mlp"), scaled(1.01), "forward", "output"),
     "a window one short": (
-        "mistral", "bfloat16", SHORT("1.self_attn"), with_attribute("config", narrower), "forward",
+        "mistral",
+        "bfloat16",
+        SHORT("1.self_attn"),
+        with_attribute("config", narrower),
+        "forward",
         "attention's result",
     ),
     "10 x eps in a norm": (
-        "llama", "float32", SHORT("1.input_layernorm"), with_attribute("variance_epsilon", lambda e: 10 * e),
-        "forward", "output",
+        "llama",
+        "float32",
+        SHORT("1.input_layernorm"),
+        with_attribute("variance_epsilon", lambda e: 10 * e),
+        "forward",
+        "output",
     ),
     "10 x eps in the last norm": (
-        "gemma", "float32", "model.norm", with_attribute("eps", lambda e: 10 * e), "forward", "output",
+        "gemma",
+        "float32",
+        "model.norm",
+        with_attribute("eps", lambda e: 10 * e),
+        "forward",
+        "output",
     ),
     "a mean over N-1": (
-        "qwen3", "bfloat16", SHORT("0.self_attn.q_norm"), scaled((1 - 1 / 128) ** 0.5), "forward", "output",
+        "qwen3",
+        "bfloat16",
+        SHORT("0.self_attn.q_norm"),
+        scaled((1 - 1 / 128) ** 0.5),
+        "forward",
+        "output",
     ),
     "keys' norm left out": (
-        "qwen3", "float32", SHORT("2.self_attn.k_norm"), lambda self, own, x: x * 1.0, "forward", "output",
+        "qwen3",
+        "float32",
+        SHORT("2.self_attn.k_norm"),
+        lambda self, own, x: x * 1.0,
+        "forward",
+        "output",
     ),
     "a norm's gradient 2% large": (
-        "qwen2", "bfloat16", SHORT("1.post_attention_layernorm"), backward_scaled(1.02), "backward",
+        "qwen2",
+        "bfloat16",
+        SHORT("1.post_attention_layernorm"),
+        backward_scaled(1.02),
+        "backward",
         "gradient of the input",
     ),
     "an MLP's gradient 1% small": (
-        "gemma", "float32", SHORT("0.mlp"), backward_scaled(0.99), "backward", "gradient of the input",
+        "gemma",
+        "float32",
+        SHORT("0.mlp"),
+        backward_scaled(0.99),
+        "backward",
+        "gradient of the input",
     ),
     "a weight without its gradient": (
-        "llama", "bfloat16", SHORT("2.mlp"), no_weight_gradient, "backward", "gradient of down_proj.weight",
+        "llama",
+        "bfloat16",
+        SHORT("2.mlp"),
+        no_weight_gradient,
+        "backward",
+        "gradient of down_proj.weight",
     ),
     "rotary interleaved": (
-        "qwen3", "bfloat16", SHORT("0.self_attn"),
-        with_op("rope", lambda q, k, c, s: ops.rope(q, k, c, s, interleaved=True)), "forward", "rotated queries",
+        "qwen3",
+        "bfloat16",
+        SHORT("0.self_attn"),
+        with_op("rope", lambda q, k, c, s: ops.rope(q, k, c, s, interleaved=True)),
+        "forward",
+        "rotated queries",
     ),
     "keys rotated backwards": (
-        "llama", "bfloat16", SHORT("1.self_attn"),
-        with_op("rope", lambda q, k, c, s: (ops.rope(q, k, c, s)[0], ops.rope(q, k, c, -s)[1])), "forward",
+        "llama",
+        "bfloat16",
+        SHORT("1.self_attn"),
+        with_op("rope", lambda q, k, c, s: (ops.rope(q, k, c, s)[0], ops.rope(q, k, c, -s)[1])),
+        "forward",
         "rotated keys",
     ),
     "the future is seen": (
-        "qwen2", "float32", SHORT("2.self_attn"), with_op("attention", future), "forward", "attention's result",
+        "qwen2",
+        "float32",
+        SHORT("2.self_attn"),
+        with_op("attention", future),
+        "forward",
+        "attention's result",
     ),
     "attention's scale 2% large": (
-        "qwen3", "bfloat16", SHORT("1.self_attn"),
+        "qwen3",
+        "bfloat16",
+        SHORT("1.self_attn"),
         with_op("attention", lambda q, k, v, *, scale, **kw: ops.attention(q, k, v, scale=1.02 * scale, **kw)),
-        "backward", "gradient of the input",
+        "backward",
+        "gradient of the input",
     ),
     "one token stale": ("mistral", "bfloat16", SHORT("0.mlp"), stale_token, "forward", "output"),
     "one NaN": ("qwen3", "float32", SHORT("1.mlp"), one_nan, "forward", "output"),
     "rounded to bfloat16": (
-        "llama", "float32", SHORT("2.mlp"), lambda self, own, x: own(x).bfloat16().float(), "forward", "output",
+        "llama",
+        "float32",
+        SHORT("2.mlp"),
+        lambda self, own, x: own(x).bfloat16().float(),
+        "forward",
+        "output",
     ),
     "a residual counted twice": ("gemma", "bfloat16", SHORT("1"), leaky_residual, "forward", "output"),
     "other positions": ("llama", "float32", "model.rotary_emb", other_base, "forward", "output 0"),
     "a head 1% large": ("qwen3", "bfloat16", "lm_head", scaled(1.01), "forward", "output"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)

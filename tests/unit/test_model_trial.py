@@ -191,10 +191,13 @@ def test_an_unknown_family_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("raises", "no weights here"), ("number", "int"), ("absent", "AttributeError"), ("alone", "--input SHAPE"),
+        ("raises", "no weights here"),
+        ("number", "int"),
+        ("absent", "AttributeError"),
+        ("alone", "--input SHAPE"),
         ("nothing", "nothing in Sequential"),
     ],
-)  # fmt: skip
+)
 def test_factories_that_give_no_model_are_named(factory: str, said: str) -> None:
     with pytest.raises((ArgumentError, PortError), match=said):
         built = trial.build(f"{HERE}:{factory}", False, None, torch.float32, ["2,3"] if factory == "nothing" else [])
@@ -233,11 +236,13 @@ def test_the_command_takes_a_config_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"model_type": "no_such"}', "no_such"), ("[1]", "model_type"), ("{", "not JSON"),
+        ('{"model_type": "no_such"}', "no_such"),
+        ("[1]", "model_type"),
+        ("{", "not JSON"),
         ('{"model_type": "llama", "auto_map": {"AutoModel": "x.y"}}', "auto_map"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config"),
     ],
-)  # fmt: skip
+)
 def test_bad_config_files_are_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.json").write_text(text)
     done = command("port", str(tmp_path), "--tiny", "--json")

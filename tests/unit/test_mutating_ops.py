@@ -23,10 +23,15 @@ from tests import pairs
 CPU = torch.device("cpu")
 MUTATING = [op for op in registry.primitives().values() if op.mutates]
 COS, SIN = torch.rand(1, 7, 64), torch.rand(1, 7, 64)
-LOSS = Case("three dimensions", {
-    "logits": TensorSpec((2, 3, 100)), "target": TensorSpec((2, 3), dtype="int64", high=100), "ignore_index": 7,
-    "label_smoothing": 0.1,
-})  # fmt: skip
+LOSS = Case(
+    "three dimensions",
+    {
+        "logits": TensorSpec((2, 3, 100)),
+        "target": TensorSpec((2, 3), dtype="int64", high=100),
+        "ignore_index": 7,
+        "label_smoothing": 0.1,
+    },
+)
 
 
 def fused(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,8 +48,11 @@ def copied(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_only_those_ops_declare_it_and_their_schemas_say_so() -> None:
     assert sorted(op.name for op in MUTATING) == [
-        "cross_entropy_inplace_grad", "cross_entropy_inplace_grad_backward", "kv_append", "rope_"
-    ]  # fmt: skip
+        "cross_entropy_inplace_grad",
+        "cross_entropy_inplace_grad_backward",
+        "kv_append",
+        "rope_",
+    ]
     for op in registry.primitives().values():
         schema = getattr(torch.ops.ferryman, op.name).default._schema
         written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}

@@ -24,8 +24,9 @@ BUILDERS = {"bundled.py", "trial.py", "check.py"}
 READERS = [
     *sorted((SOURCE / "integrations").glob("*.py")),
     *sorted(p for p in (SOURCE / "porting" / "model").glob("*.py") if p.name not in BUILDERS),
-    *sorted(SOURCE.glob("ops/*/recognise.py")), SOURCE / "ops" / "recognition.py",
-]  # fmt: skip
+    *sorted(SOURCE.glob("ops/*/recognise.py")),
+    SOURCE / "ops" / "recognition.py",
+]
 # Names of PyTorch's own, and a mark of tensors without data; no model is told from another by them.
 _LOOKS = ("get", "startswith", "endswith", "match", "search", "fullmatch")
 OURS = ("known[function.__name__]",)  # what a copy that was compiled a line before is called
@@ -41,13 +42,15 @@ def _names_of_models() -> set[str]:
 def _strings(tree: ast.AST) -> list[tuple[int, str]]:
     """(line, text) of string constants that are no docstrings and no messages to users."""
     prose = {
-        id(n.body[0].value) for n in ast.walk(tree)
+        id(n.body[0].value)
+        for n in ast.walk(tree)
         if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef) and n.body and isinstance(n.body[0], ast.Expr)
-    }  # fmt: skip
+    }
     return [
-        (n.lineno, n.value) for n in ast.walk(tree)
+        (n.lineno, n.value)
+        for n in ast.walk(tree)
         if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in prose
-    ]  # fmt: skip
+    ]
 
 
 def deciding(text: str, families: set[str]) -> list[str]:
@@ -84,11 +87,14 @@ def test_no_name_of_a_class_or_family_decides(path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "if type(module).__name__ == 'LlamaRMSNorm': pass", "TABLE[type(m).__name__]",
-        "TABLE.get(type(m).__qualname__)", "type(m).__name__.endswith('RMSNorm')", "kinds = {'llama': 1}",
+        "if type(module).__name__ == 'LlamaRMSNorm': pass",
+        "TABLE[type(m).__name__]",
+        "TABLE.get(type(m).__qualname__)",
+        "type(m).__name__.endswith('RMSNorm')",
+        "kinds = {'llama': 1}",
         "'gpt-oss' in model",
     ],
-)  # fmt: skip
+)
 def test_the_scan_sees_what_it_is_for(text: str) -> None:
     assert deciding(text, _names_of_models())
 

@@ -75,8 +75,15 @@ def _run(runtime: host.EmulatedRuntime, op: str, args: Args, form: Form, where: 
 
 
 # of x, weight and bias
-_TYPES = [(BF16, BF16, BF16), (F16, F16, F32), (F32, F32, F32), (BF16, F32, None), (F32, BF16, F16), (F16, None, F16),
-          (BF16, None, None)]  # fmt: skip
+_TYPES = [
+    (BF16, BF16, BF16),
+    (F16, F16, F32),
+    (F32, F32, F32),
+    (BF16, F32, None),
+    (F32, BF16, F16),
+    (F16, None, F16),
+    (BF16, None, None),
+]
 
 
 def _examples(form: Form) -> Iterator[tuple[str, Args]]:

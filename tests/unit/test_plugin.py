@@ -62,7 +62,9 @@ def test_the_page_s_examples_run(pytester: pytest.Pytester) -> None:
 
 
 def test_a_failure_says_gate_worst_element_and_verdict(pytester: pytest.Pytester) -> None:
-    done = session(pytester, test_wrong="""
+    done = session(
+        pytester,
+        test_wrong="""
         import torch
         from my_kernels import my_rms_norm
         def test_scaled(assert_parity):
@@ -76,7 +78,8 @@ def test_a_failure_says_gate_worst_element_and_verdict(pytester: pytest.Pytester
         def test_refuses(assert_parity):
             def refuse(x, weight, eps): raise NotImplementedError("only sm_90")
             assert_parity("rms_norm", refuse)
-    """)  # fmt: skip
+    """,
+    )
     done.assert_outcomes(failed=4)
     text = done.stdout.str()
     assert re.search(r"FAIL bfloat16 prime: G2: y\[\d+, \d+\] is \S+, expected \S+ within \S+: \S+ bounds away", text)
@@ -88,7 +91,11 @@ def test_a_failure_says_gate_worst_element_and_verdict(pytester: pytest.Pytester
 
 @no_gpu
 def test_what_cannot_run_here_is_skipped_and_never_green(pytester: pytest.Pytester) -> None:
-    done = session(pytester, "-n", "1", test_skips="""
+    done = session(
+        pytester,
+        "-n",
+        "1",
+        test_skips="""
         import pytest
         pytestmark = pytest.mark.requires(arch=("cpu", "sm_90"))
         @pytest.mark.requires(vendor="amd", arch="gfx9*")
@@ -100,7 +107,8 @@ def test_what_cannot_run_here_is_skipped_and_never_green(pytester: pytest.Pytest
         def test_here(): pass
         def test_cuda(assert_parity):
             assert_parity("rms_norm", "cuda", "prime")
-    """)  # fmt: skip
+    """,
+    )
     done.assert_outcomes(passed=1, skipped=5)
     text = done.stdout.str()
     assert "3 tests: the host CPU: features are none; required: wgmma, tma" in text
@@ -109,7 +117,9 @@ def test_what_cannot_run_here_is_skipped_and_never_green(pytester: pytest.Pytest
 
 
 def test_a_misspelt_requirement_is_an_error_and_another_s_marker_is_not_ours(pytester: pytest.Pytester) -> None:
-    done = session(pytester, test_marks="""
+    done = session(
+        pytester,
+        test_marks="""
         import pytest
         @pytest.mark.requires(vendor="nvida")
         def test_vendor(): pass
@@ -123,11 +133,16 @@ def test_a_misspelt_requirement_is_an_error_and_another_s_marker_is_not_ours(pyt
         def test_other(): pass
         @pytest.mark.requires(package="x")
         def test_another(): pass
-    """)  # fmt: skip
+    """,
+    )
     done.assert_outcomes(passed=2, errors=4)
     text = done.stdout.str()
-    for message in ("vendor 'nvida'; nearest: nvidia", "arch 'sm90'", "feature 'wgma'; nearest: wgmma",
-                    "requirement 'archs'; nearest: arch"):  # fmt: skip
+    for message in (
+        "vendor 'nvida'; nearest: nvidia",
+        "arch 'sm90'",
+        "feature 'wgma'; nearest: wgmma",
+        "requirement 'archs'; nearest: arch",
+    ):
         assert f"unknown {message}" in text
 
 
@@ -148,11 +163,13 @@ def test_the_device_is_the_option_s_then_the_environment_s(
 def test_interpreted_triton_is_said_to_be_simulated(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    pytester.makepyfile(test_triton="""
+    pytester.makepyfile(
+        test_triton="""
         def test_it(assert_parity):
             (cell,) = assert_parity("softmax", "triton", "prime", dtype="f32")
             assert cell.verdict == "SIMULATED"
-    """)  # fmt: skip
+    """
+    )
     plugins = [] if _installed() else ["-p", "pytest_ferryman"]
     done = pytester.runpytest_subprocess(*plugins, "--ferryman-device", "cpu")
     done.assert_outcomes(passed=1)

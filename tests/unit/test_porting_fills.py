@@ -94,10 +94,13 @@ def test_masks_and_biases_have_rows_that_see_nothing_and_rows_that_see_something
 @pytest.mark.parametrize(
     ("layout", "shape", "strides", "offset"),
     [
-        ("contiguous", (4, 6), (6, 1), 0), ("rows", (4, 6), (13, 1), 0), ("last", (4, 6), (12, 2), 0),
-        ("heads", (2, 3, 5, 4), (60, 4, 12, 1), 0), ("offset", (4, 6), (6, 1), 1),
+        ("contiguous", (4, 6), (6, 1), 0),
+        ("rows", (4, 6), (13, 1), 0),
+        ("last", (4, 6), (12, 2), 0),
+        ("heads", (2, 3, 5, 4), (60, 4, 12, 1), 0),
+        ("offset", (4, 6), (6, 1), 1),
     ],
-)  # fmt: skip
+)
 def test_layouts(layout: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
     values = draw(shape).normal()
     x = Buffer.around(values, torch.float32, layout).tensor

@@ -63,8 +63,13 @@ def test_every_bound_holds_the_output_rounding_and_its_smallest_subnormal() -> N
     assert bound.total.item() == 3 * 2.0**-11 + 2.0**-24
 
 
-def masks(got: list[float], exact: list[float], dtype: torch.dtype = F16, bound: float = 1e-9,
-          ambiguous: list[bool] | None = None) -> tuple[list[bool], metrics.Worst | None]:  # fmt: skip
+def masks(
+    got: list[float],
+    exact: list[float],
+    dtype: torch.dtype = F16,
+    bound: float = 1e-9,
+    ambiguous: list[bool] | None = None,
+) -> tuple[list[bool], metrics.Worst | None]:
     x = torch.tensor(exact, dtype=torch.float64)
     either = None if ambiguous is None else torch.tensor(ambiguous)
     allowed = Bound(torch.full_like(x, bound), torch.zeros_like(x), either)

@@ -74,7 +74,7 @@ EVERY = slice(None)
         (lambda x: x * (1.1 + 0.1 * torch.arange(ROWS)[:, None]), "each row has a factor of its own"),
         (lambda x: x + torch.arange(1, ROWS + 1)[:, None], "each row has an offset of its own"),
     ],
-)  # fmt: skip
+)
 def test_patterns_are_named(change: Callable[[Tensor], Tensor], text: str) -> None:
     found = reading(change)
     assert found is not None and found.startswith(text), found

@@ -31,16 +31,32 @@ def document(*cells: Cell, timings: tuple[Timing, ...] = ()) -> Results:
 
 FULL = document(
     cell("PASS", ratio=0.5, noise=0.8, seconds=1e-5, gates={"G2": Gate(outcome="pass", measure=0.5)}),
-    cell("FAIL", case="fill_nonfinite", ratio=math.inf, reason="G0: y[1] is nan, expected 0 | or so",
-         worst=WorstElement(output="y", index=[1], value=math.nan, expected=0.0, bound=1e-7),
-         gates={"G0": Gate(outcome="fail", reason="y[1] is nan, expected 0")}),
+    cell(
+        "FAIL",
+        case="fill_nonfinite",
+        ratio=math.inf,
+        reason="G0: y[1] is nan, expected 0 | or so",
+        worst=WorstElement(output="y", index=[1], value=math.nan, expected=0.0, bound=1e-7),
+        gates={"G0": Gate(outcome="fail", reason="y[1] is nan, expected 0")},
+    ),
     cell("SIMULATED", implementation="triton", ratio=0.25),
     cell("NOT_RUN", implementation="triton", case="2 of 3 cases", reason="left out"),
     cell("NOT_RUN", implementation="cuda", case="all", reason="cuda does not serve cpu devices", refusals=["cuda"]),
     cell("UNIMPLEMENTED", op="softmax", implementation="hip", reason="x.stride[-1] is 2; required: 1", refusals=["x"]),
-    timings=(Timing(op="rms_norm", implementation="torch", device="cpu", dtype="float32", case="prime", seconds=2e-5,
-                    clock="host clock", percent_of_roofline=61.0, bound_by="memory"),),
-)  # fmt: skip
+    timings=(
+        Timing(
+            op="rms_norm",
+            implementation="torch",
+            device="cpu",
+            dtype="float32",
+            case="prime",
+            seconds=2e-5,
+            clock="host clock",
+            percent_of_roofline=61.0,
+            bound_by="memory",
+        ),
+    ),
+)
 
 
 def test_round_trip_keeps_everything_and_is_strict_json(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from ferryman.porting.worker import Job, Workers
 
 def test_every_op_implementation_and_dtype_has_a_cell() -> None:
     told: list[tuple[int, int, str]] = []
-    document = run(["silu_mul", "rope_backward"], ["torch", "definition", "cuda", "hip"], "cpu",
-                   progress=lambda *a: told.append(a))  # fmt: skip
+    document = run(
+        ["silu_mul", "rope_backward"], ["torch", "definition", "cuda", "hip"], "cpu", progress=lambda *a: told.append(a)
+    )
     seen = Counter((c.op, c.implementation, c.dtype, c.verdict) for c in document.cells)
     for dtype in ("float32", "float16", "bfloat16"):
         for name in ("torch", "definition"):
@@ -43,10 +44,13 @@ def test_threads_are_given_back() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"ops": ["rms_nrom"]}, "rms_norm"), ({"backends": ["tritn"]}, "triton"), ({"dtypes": ["float8"]}, "float16"),
-        ({"tier": "huge"}, "small"), ({"device": "cuda:77"}, "cpu"),
+        ({"ops": ["rms_nrom"]}, "rms_norm"),
+        ({"backends": ["tritn"]}, "triton"),
+        ({"dtypes": ["float8"]}, "float16"),
+        ({"tier": "huge"}, "small"),
+        ({"device": "cuda:77"}, "cpu"),
     ],
-)  # fmt: skip
+)
 def test_unknown_names_list_the_nearest(kwargs: dict[str, object], message: str) -> None:
     with pytest.raises(UnknownName, match=message):
         run(**{"device": "cpu", "ops": ["silu_mul"], **kwargs})  # type: ignore[arg-type]
@@ -103,10 +107,16 @@ for op in job["ops"]:
 """
     found = worker(body, ["rope", "softmax", "linear"])
     assert [(o, c, v) for o, c, v, _ in found] == [
-        ("rope", "one", "SIMULATED"), ("rope", "two", "SIMULATED"), ("rope", "three", "SIMULATED"),
-        ("softmax", "one", "SIMULATED"), ("softmax", "two", "FAIL"), ("softmax", "three", "SIMULATED"),
-        ("linear", "one", "SIMULATED"), ("linear", "two", "SIMULATED"), ("linear", "three", "SIMULATED"),
-    ]  # fmt: skip
+        ("rope", "one", "SIMULATED"),
+        ("rope", "two", "SIMULATED"),
+        ("rope", "three", "SIMULATED"),
+        ("softmax", "one", "SIMULATED"),
+        ("softmax", "two", "FAIL"),
+        ("softmax", "three", "SIMULATED"),
+        ("linear", "one", "SIMULATED"),
+        ("linear", "two", "SIMULATED"),
+        ("linear", "three", "SIMULATED"),
+    ]
     assert "code 41" in found[4][3] and "illegal instruction" in found[4][3]
 
 
@@ -134,8 +144,9 @@ for op in job["ops"]:
     assert found[0][:3] == ("rope", "one", "SIMULATED")
     assert ("rope", "FAIL") in {(o, v) for o, _, v, why in found if "per op" in why}
     assert [(o, c, v) for o, c, v, _ in found if o == "softmax"] == [
-        ("softmax", "one", "SIMULATED"), ("softmax", "two", "SIMULATED")
-    ]  # fmt: skip
+        ("softmax", "one", "SIMULATED"),
+        ("softmax", "two", "SIMULATED"),
+    ]
 
 
 def test_a_worker_that_cannot_start_fails_its_ops_and_not_the_run() -> None:
@@ -182,8 +193,9 @@ def test_only_what_was_right_wherever_it_ran_is_timed(monkeypatch: pytest.Monkey
     verdicts = {"torch": ["PASS", "NOT_RUN", "UNIMPLEMENTED"], "triton": ["PASS", "FAIL"], "definition": ["NOT_RUN"]}
     cells = [
         Cell(op="softmax", implementation=name, device="cuda:0", dtype="float32", case=f"c{i}", verdict=v)  # type: ignore[arg-type]
-        for name, found in verdicts.items() for i, v in enumerate(found)
-    ]  # fmt: skip
+        for name, found in verdicts.items()
+        for i, v in enumerate(found)
+    ]
     asked: list[tuple[str, object]] = []
     monkeypatch.setattr(timing, "device_lost", lambda device: None)
     monkeypatch.setattr(timing, "measure", lambda op, line, *rest, kernel=None: asked.append((line.name, kernel)))

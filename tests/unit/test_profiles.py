@@ -21,15 +21,39 @@ from ferryman.errors import UnknownName
 loading = importlib.import_module("ferryman.device_profiles.loading")
 
 CARDS = {
-    "a100-sxm-80", "h100-sxm", "h200", "l4", "rtx4090", "orin-agx", "mi300x", "mi355x", "rx7900xtx",
-}  # fmt: skip
+    "a100-sxm-80",
+    "h100-sxm",
+    "h200",
+    "l4",
+    "rtx4090",
+    "orin-agx",
+    "mi300x",
+    "mi355x",
+    "rx7900xtx",
+}
 FAMILIES = {
-    "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cdna4", "rdna3", "nvidia", "amd",
-}  # fmt: skip
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "cdna2",
+    "cdna3",
+    "cdna4",
+    "rdna3",
+    "nvidia",
+    "amd",
+}
 CARD_NUMBERS = (
-    "units", "xcds", "clock_hz", "power_w", "memory_bytes", "bandwidth", "l2_bytes", "l3_bytes",
+    "units",
+    "xcds",
+    "clock_hz",
+    "power_w",
+    "memory_bytes",
+    "bandwidth",
+    "l2_bytes",
+    "l3_bytes",
     "copy_bandwidth",
-)  # fmt: skip
+)
 
 
 # -- the shipped data
@@ -143,13 +167,20 @@ def test_measured_ceilings_are_marked_measured() -> None:
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ("h200", "h200"), ("H200", "h200"), ("MI300X", "mi300x"), ("rtx-4090", "rtx4090"),
+        ("h200", "h200"),
+        ("H200", "h200"),
+        ("MI300X", "mi300x"),
+        ("rtx-4090", "rtx4090"),
         ("RTX 4090", "rtx4090"),
-        ("Orin-AGX", "orin-agx"), ("agx_orin", "orin-agx"), ("rx 7900 xtx", "rx7900xtx"),
+        ("Orin-AGX", "orin-agx"),
+        ("agx_orin", "orin-agx"),
+        ("rx 7900 xtx", "rx7900xtx"),
         ("a100", "a100-sxm-80"),
-        ("hopper", "generic-hopper"), ("CPU", "cpu"), (" mi355x ", "mi355x"),
+        ("hopper", "generic-hopper"),
+        ("CPU", "cpu"),
+        (" mi355x ", "mi355x"),
     ],
-)  # fmt: skip
+)
 def test_names_and_aliases(asked: str, found: str) -> None:
     assert profile(asked).name == found
 
@@ -257,10 +288,17 @@ def test_efficiency() -> None:
 @pytest.mark.parametrize(
     ("dtype", "key"),
     [
-        (torch.float32, "f32"), (torch.bfloat16, "bf16"), (torch.half, "f16"), (torch.float8_e4m3fnuz, "fp8"),
-        (torch.int8, "i8"), ("float16", "f16"), ("BF16", "bf16"), ("tf32", "tf32"), (torch.float64, "f64"),
+        (torch.float32, "f32"),
+        (torch.bfloat16, "bf16"),
+        (torch.half, "f16"),
+        (torch.float8_e4m3fnuz, "fp8"),
+        (torch.int8, "i8"),
+        ("float16", "f16"),
+        ("BF16", "bf16"),
+        ("tf32", "tf32"),
+        (torch.float64, "f64"),
     ],
-)  # fmt: skip
+)
 def test_dtype_keys(dtype: object, key: str) -> None:
     assert dp.dtype_key(dtype) == key
 

@@ -245,9 +245,15 @@ class Properties:
 
 def test_device_facts_on_rocm_read_the_gcn_arch(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = Properties(
-        name="AMD Instinct MI300X", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", warp_size=64,
-        total_memory=196592 * MIB, multi_processor_count=304, L2_cache_size=4 * MIB,
-    )  # fmt: skip
+        name="AMD Instinct MI300X",
+        major=9,
+        minor=4,
+        gcnArchName="gfx942:sramecc+:xnack-",
+        warp_size=64,
+        total_memory=196592 * MIB,
+        multi_processor_count=304,
+        L2_cache_size=4 * MIB,
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     facts = dp.device_facts(0)
@@ -258,9 +264,15 @@ def test_device_facts_on_rocm_read_the_gcn_arch(monkeypatch: pytest.MonkeyPatch)
 
 def test_device_facts_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = Properties(
-        name="NVIDIA H20", major=9, minor=0, warp_size=32, shared_memory_per_block_optin=232448,
-        total_memory=97285 * MIB, multi_processor_count=78, L2_cache_size=60 * MIB,
-    )  # fmt: skip
+        name="NVIDIA H20",
+        major=9,
+        minor=0,
+        warp_size=32,
+        shared_memory_per_block_optin=232448,
+        total_memory=97285 * MIB,
+        multi_processor_count=78,
+        L2_cache_size=60 * MIB,
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.version, "hip", None)
     facts = dp.device_facts(0)

@@ -39,8 +39,10 @@ def test_implementations_come_first_then_their_other_configurations_with_times(p
     found = rank.rank(LINEAR, args, H200)
     own, *others = hopper.ranked(171, 11_008, 4096, 132)
     assert [(r.implementation, r.configuration, r.own, r.seconds) for r in found[:3]] == [
-        ("cuda", own.name, True, 10e-6), ("torch", "", True, 20e-6), ("triton", "", True, 30e-6),
-    ]  # fmt: skip
+        ("cuda", own.name, True, 10e-6),
+        ("torch", "", True, 20e-6),
+        ("triton", "", True, 30e-6),
+    ]
     assert [r.configuration for r in found[3:]] == [f.name for f in others] and not any(r.own for r in found[3:])
     relative = hopper.ranked(171, 11_008, 4096, 132)
     for one, form in zip(found[3:], others, strict=True):

@@ -50,14 +50,34 @@ def same(x: Tensor, found: Tensor, wanted: Tensor, exact: Tensor) -> bool:
 # Activations ------------------------------------------------------------------------------------------------
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "nn.GELU": nn.GELU, "nn.GELU tanh": lambda: nn.GELU("tanh"), "nn.SiLU": nn.SiLU, "nn.ReLU": nn.ReLU,
-    "nn.LeakyReLU": lambda: nn.LeakyReLU(0.2), "nn.ELU": lambda: nn.ELU(0.5), "nn.Tanh": nn.Tanh,
-    "nn.Sigmoid": nn.Sigmoid, "nn.Hardswish": nn.Hardswish,
-    **{name: functools.partial(ACT2FN.__getitem__, name) for name in (
-        "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_accurate", "quick_gelu", "silu", "swish", "relu", "relu2",
-        "leaky_relu", "tanh", "sigmoid", "hardswish",
-    )},
-}  # fmt: skip
+    "nn.GELU": nn.GELU,
+    "nn.GELU tanh": lambda: nn.GELU("tanh"),
+    "nn.SiLU": nn.SiLU,
+    "nn.ReLU": nn.ReLU,
+    "nn.LeakyReLU": lambda: nn.LeakyReLU(0.2),
+    "nn.ELU": lambda: nn.ELU(0.5),
+    "nn.Tanh": nn.Tanh,
+    "nn.Sigmoid": nn.Sigmoid,
+    "nn.Hardswish": nn.Hardswish,
+    **{
+        name: functools.partial(ACT2FN.__getitem__, name)
+        for name in (
+            "gelu",
+            "gelu_new",
+            "gelu_pytorch_tanh",
+            "gelu_accurate",
+            "quick_gelu",
+            "silu",
+            "swish",
+            "relu",
+            "relu2",
+            "leaky_relu",
+            "tanh",
+            "sigmoid",
+            "hardswish",
+        )
+    },
+}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -123,12 +143,24 @@ class Written(nn.Module):
 
 
 LOOKALIKES: dict[str, Callable[[], nn.Module]] = {
-    "gelu_10": lambda: ACT2FN["gelu_10"], "gelu_fast": lambda: ACT2FN["gelu_fast"], "mish": lambda: ACT2FN["mish"],
-    "laplace": lambda: ACT2FN["laplace"], "linear": lambda: ACT2FN["linear"], "prelu": lambda: ACT2FN["prelu"],
-    "relu6": nn.ReLU6, "hardsigmoid": nn.Hardsigmoid, "softplus": nn.Softplus, "selu": nn.SELU,
-    "in place": lambda: nn.ReLU(inplace=True), "1.7": lambda: Scaled(1.7), "1.7021": lambda: Scaled(1.7021),
-    "biased": lambda: Biased(96), "trained": Trained, "cut": Cut, "constant": Written,
-}  # fmt: skip
+    "gelu_10": lambda: ACT2FN["gelu_10"],
+    "gelu_fast": lambda: ACT2FN["gelu_fast"],
+    "mish": lambda: ACT2FN["mish"],
+    "laplace": lambda: ACT2FN["laplace"],
+    "linear": lambda: ACT2FN["linear"],
+    "prelu": lambda: ACT2FN["prelu"],
+    "relu6": nn.ReLU6,
+    "hardsigmoid": nn.Hardsigmoid,
+    "softplus": nn.Softplus,
+    "selu": nn.SELU,
+    "in place": lambda: nn.ReLU(inplace=True),
+    "1.7": lambda: Scaled(1.7),
+    "1.7021": lambda: Scaled(1.7021),
+    "biased": lambda: Biased(96),
+    "trained": Trained,
+    "cut": Cut,
+    "constant": Written,
+}
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
@@ -274,11 +306,19 @@ class Rooted(nn.Embedding):
         return super().forward(input) * self.embedding_dim**0.5
 
 
-@pytest.mark.parametrize("make", [
-    lambda: nn.Embedding(40, 12, max_norm=1.0), lambda: nn.Embedding(40, 12, max_norm=1e30),
-    lambda: nn.Embedding(40, 12, max_norm=3, norm_type=1.0), lambda: Shifted(40, 12), lambda: Next(40, 12),
-    lambda: Blank(40, 12), lambda: Rooted(40, 12), lambda: nn.EmbeddingBag(40, 12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Embedding(40, 12, max_norm=1.0),
+        lambda: nn.Embedding(40, 12, max_norm=1e30),
+        lambda: nn.Embedding(40, 12, max_norm=3, norm_type=1.0),
+        lambda: Shifted(40, 12),
+        lambda: Next(40, 12),
+        lambda: Blank(40, 12),
+        lambda: Rooted(40, 12),
+        lambda: nn.EmbeddingBag(40, 12),
+    ],
+)
 def test_another_table_stays(make: Callable[[], nn.Module]) -> None:
     table = make()
     found = role_of(table)
@@ -311,8 +351,16 @@ def experts_of(home: str, kind: str, config: str, **more: Any) -> Any:
     import importlib
 
     module = importlib.import_module(f"transformers.models.{home}.modeling_{home}")
-    sizes = {"hidden_size": 24, "intermediate_size": 16, "moe_intermediate_size": 16, "num_local_experts": 6,
-             "num_experts": 6, "n_routed_experts": 6, "num_experts_per_tok": 2, "hidden_act": "silu"}  # fmt: skip
+    sizes = {
+        "hidden_size": 24,
+        "intermediate_size": 16,
+        "moe_intermediate_size": 16,
+        "num_local_experts": 6,
+        "num_experts": 6,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "hidden_act": "silu",
+    }
     made = getattr(transformers, config)(**(sizes | more))
     made._experts_implementation = "grouped_mm"
     layer = getattr(module, kind)(made)

@@ -37,10 +37,18 @@ def regret() -> ModuleType:
 
 def judged(half: str, regret: float, noise: float = 0.01, **more: Any) -> dict[str, Any]:
     cell = {
-        "op": "softmax", "case": "c", "half": half, "source": "lockfile", "choice": "a", "regret": regret,
+        "op": "softmax",
+        "case": "c",
+        "half": half,
+        "source": "lockfile",
+        "choice": "a",
+        "regret": regret,
         "noise": noise,
-        "seconds": {"a": 1 + regret, "b": 1.0}, "hopeless": {}, "regret_of_preference": 0.5, "untrusted": [],
-    }  # fmt: skip
+        "seconds": {"a": 1 + regret, "b": 1.0},
+        "hopeless": {},
+        "regret_of_preference": 0.5,
+        "untrusted": [],
+    }
     return cell | more
 
 
@@ -129,9 +137,13 @@ def test_a_run_judges_in_another_process(tmp_path: Path) -> None:
         out,
     )
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path}, check=True,
-    )  # fmt: skip
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
     found = json.loads(out.read_text())
     (cell,) = found["cells"]
     assert cell["half"] == "untuned" and cell["choice"] == "torch" and cell["source"] == "profile"
@@ -146,9 +158,12 @@ def test_a_lockfile_that_does_not_hold_here_is_refused(tmp_path: Path) -> None:
     lock.write_text(lock.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--lockfile", str(lock), "--device", "cpu"], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": path}, check=False,
-    )  # fmt: skip
+        [sys.executable, str(SCRIPT), "--lockfile", str(lock), "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
     assert done.returncode == 2 and "does not hold here: profile is 'h200', here 'cpu'" in done.stderr
 
 
@@ -170,19 +185,31 @@ def lock(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    (["--lockfile", "/nonexistent.json"], "/nonexistent.json cannot be read"),
-    (["--cells", "0"], "--cells is 0; required"),
-    (["--cells", "-3"], "--cells is -3"), (["--seconds", "nan"], "--seconds is nan; required: more than 0, finite"),
-    (["--seconds", "0"], "--seconds is 0"), (["--seconds", "inf"], "--seconds is inf"),
-    (["--op", "softmx"], "unknown op 'softmx'; nearest: softmax"), (["--grid", "huge"], "unknown grid 'huge'"),
-    (["--dtype", "int7"], "unknown dtype"), (["--device", "h200"], "a device that is here"),
-    (["--json", "/proc/no/x.json"], "choose another --json"), (["--markdown", "/proc/no/x.md"], "another --markdown"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--lockfile", "/nonexistent.json"], "/nonexistent.json cannot be read"),
+        (["--cells", "0"], "--cells is 0; required"),
+        (["--cells", "-3"], "--cells is -3"),
+        (["--seconds", "nan"], "--seconds is nan; required: more than 0, finite"),
+        (["--seconds", "0"], "--seconds is 0"),
+        (["--seconds", "inf"], "--seconds is inf"),
+        (["--op", "softmx"], "unknown op 'softmx'; nearest: softmax"),
+        (["--grid", "huge"], "unknown grid 'huge'"),
+        (["--dtype", "int7"], "unknown dtype"),
+        (["--device", "h200"], "a device that is here"),
+        (["--json", "/proc/no/x.json"], "choose another --json"),
+        (["--markdown", "/proc/no/x.md"], "another --markdown"),
+    ],
+)
 def test_bad_use_is_one_line(
-    regret: ModuleType, lock: Path, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch,
+    regret: ModuleType,
+    lock: Path,
+    arguments: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     given = arguments if "--lockfile" in arguments else ["--lockfile", lock, *arguments]
     assert run(regret, monkeypatch, *given) == 2
     complaint = capsys.readouterr().err
@@ -191,7 +218,7 @@ def test_bad_use_is_one_line(
 
 def test_a_lockfile_that_is_cut_off_or_none_is_one_line(
     regret: ModuleType, lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     lock.write_text(lock.read_text()[:40])
     assert run(regret, monkeypatch, "--lockfile", lock) == 2
     assert "is not JSON" in capsys.readouterr().err
@@ -215,7 +242,7 @@ def test_only_regions_that_hold_are_counted(regret: ModuleType) -> None:
 
 def test_require_fails_beyond_the_limits_and_where_nothing_counts(
     regret: ModuleType, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     def of(*cells: dict[str, Any]) -> object:
         monkeypatch.setattr(regret, "supervise", lambda given, todo, before: (list(cells), 0))
         return run(regret, monkeypatch, "--lockfile", lock, "--require", "--op", "softmax", "--json", out)

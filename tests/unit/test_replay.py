@@ -45,9 +45,11 @@ def test_every_replay_launches_what_its_launcher_does(vendor: str, simt: str) ->
     judged = worker(vendor)["judged"]
     assert judged["wrong"] == []
     lines = {
-        f"{op} {line.name}" for op in registry.primitives() for line in registry.implementations(op)
+        f"{op} {line.name}"
+        for op in registry.primitives()
+        for line in registry.implementations(op)
         if line.replayable and line.backend in ("triton", simt) and (vendor, line.name) != ("amd", "triton.hopper")
-    }  # fmt: skip
+    }
     assert set(judged["frozen"]) == lines and len(lines) >= 27
     # past the Python part of Triton's launcher for NVIDIA, whose C function is known
     assert judged["direct"] > 1000 if vendor == "nvidia" else judged["direct"] == 0
@@ -64,9 +66,13 @@ def test_only_launchers_that_fill_sum_or_copy_back_are_left_as_they_are() -> Non
 
 def test_launch_hooks_are_honoured_and_scratch_is_allocated() -> None:
     assert worker()["hooks"] == {
-        "quiet": "direct", "chained": "called", "frozen with a hook": False, "removed": "direct", "replaced": "called",
+        "quiet": "direct",
+        "chained": "called",
+        "frozen with a hook": False,
+        "removed": "direct",
+        "replaced": "called",
         "scratch": "called",
-    }  # fmt: skip
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ freeze alone
@@ -132,11 +138,21 @@ def test_two_arguments_that_were_the_same_tensor_are_told_apart() -> None:
     assert seen[0] == [(x.data_ptr(), y.data_ptr())]
 
 
-@pytest.mark.parametrize("unfit", [
-    lambda x: x.clone(), lambda x: torch.zeros_like(x), lambda x: torch.empty_like(x).zero_(), lambda x: x + 1,
-    lambda x: x.item(), lambda x: torch.empty(3), lambda x: torch.empty(3, device="meta"), lambda x: OUTSIDE,
-    lambda x: x.t().contiguous().t().reshape(-1)[1:].contiguous(), lambda x: x[0],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        lambda x: x.clone(),
+        lambda x: torch.zeros_like(x),
+        lambda x: torch.empty_like(x).zero_(),
+        lambda x: x + 1,
+        lambda x: x.item(),
+        lambda x: torch.empty(3),
+        lambda x: torch.empty(3, device="meta"),
+        lambda x: OUTSIDE,
+        lambda x: x.t().contiguous().t().reshape(-1)[1:].contiguous(),
+        lambda x: x[0],
+    ],
+)
 def test_what_cannot_be_repeated_is_refused(unfit: Any) -> None:
     def launcher(x: Tensor, target: None) -> Any:
         return unfit(x)

@@ -161,17 +161,34 @@ def test_a_document_s_text_never_becomes_markup() -> None:
     timings = (timing(case=HOSTILE, source=HOSTILE, bound_by=HOSTILE),)
     gates = {**stale().gates, "G4": {"outcome": "n/a", "reason": HOSTILE}}
     evil = document(
-        stale(case=HOSTILE, reason=HOSTILE, reading=HOSTILE, gates=gates, device=HOSTILE, accumulation=HOSTILE,
-              roundings=[HOSTILE], capsule=HOSTILE),
+        stale(
+            case=HOSTILE,
+            reason=HOSTILE,
+            reading=HOSTILE,
+            gates=gates,
+            device=HOSTILE,
+            accumulation=HOSTILE,
+            roundings=[HOSTILE],
+            capsule=HOSTILE,
+        ),
         right(case=HOSTILE, reason=HOSTILE, gates=gates, verdict="SIMULATED", implementation="a:b+c.d"),
         cell("NOT_RUN", reason=HOSTILE, case=HOSTILE, implementation="cuda"),
         cell("QUARANTINED", reason=HOSTILE, implementation="hip"),
         timings=timings,
-    )  # fmt: skip
+    )
     facts = evil.environment.model_copy(
-        update={"device_name": HOSTILE, "profile": HOSTILE, "versions": {HOSTILE: HOSTILE}, "flags": {HOSTILE: HOSTILE},
-                "platform": HOSTILE, "time": HOSTILE, "tier": HOSTILE, "arch": HOSTILE, "vendor": HOSTILE},
-    )  # fmt: skip
+        update={
+            "device_name": HOSTILE,
+            "profile": HOSTILE,
+            "versions": {HOSTILE: HOSTILE},
+            "flags": {HOSTILE: HOSTILE},
+            "platform": HOSTILE,
+            "time": HOSTILE,
+            "tier": HOSTILE,
+            "arch": HOSTILE,
+            "vendor": HOSTILE,
+        },
+    )
     text = html(evil.model_copy(update={"environment": facts}))
     page = _sound(text)
     assert "<script" not in text and page.text.count("<script>alert('x')</script>") > 20
@@ -246,8 +263,13 @@ def test_what_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     cells += [stale(op="softmax", implementation="cuda"), stale(op="rope", implementation="cuda")]
     cells += [cell("NOT_RUN", op="rope", implementation="hip", reason=f"reason {i}") for i in range(5)]
     text = Page(html(document(*cells))).text
-    for words in ("The worst 3 of the 10 wrong cells", "And 7 more; the JSON", "And 5 more; the JSON",
-                  "And 2 more op x implementation rows", "And 3 more reasons"):  # fmt: skip
+    for words in (
+        "The worst 3 of the 10 wrong cells",
+        "And 7 more; the JSON",
+        "And 5 more; the JSON",
+        "And 2 more op x implementation rows",
+        "And 3 more reasons",
+    ):
         assert words in text, words
 
 

@@ -19,8 +19,11 @@ from tests.unit.documents import FULL, HOSTILE, cell, document, right, stale
 def test_markdown_names_gate_element_and_pattern_of_a_failure() -> None:
     text = markdown(FULL)
     line = next(line for line in text.splitlines() if "case `ragged`" in line)
-    for words in ("FAIL. G2: y[3, 127] is 1.5, expected 1.25 within 0.00309", "fails G2 (componentwise), G3 (noise)",
-                  "**last column of every row is stale**"):  # fmt: skip
+    for words in (
+        "FAIL. G2: y[3, 127] is 1.5, expected 1.25 within 0.00309",
+        "fails G2 (componentwise), G3 (noise)",
+        "**last column of every row is stale**",
+    ):
         assert words in line, words
     other = markdown(document(stale(reason="G3: too loud")))
     assert "worst y[3, 127] is 1.5, expected 1.25, bound 0.00309, error 81 bounds" in other

@@ -16,8 +16,16 @@ H200 = target_for("sm_90")
 ONE = Target("sm_90", "nvidia", 32, 232_448, 1024, 1, 0)
 
 
-def chosen(heads: tuple[int, int], batch: int, tokens: int, dim: int, target: Target = H200, way: str = rope._FORWARD,
-           rotary: int | None = None, table: torch.dtype = torch.bfloat16) -> rope._Walk:  # fmt: skip
+def chosen(
+    heads: tuple[int, int],
+    batch: int,
+    tokens: int,
+    dim: int,
+    target: Target = H200,
+    way: str = rope._FORWARD,
+    rotary: int | None = None,
+    table: torch.dtype = torch.bfloat16,
+) -> rope._Walk:
     sizes = (*heads, batch, tokens, dim, rotary or dim)
     return rope._choose(torch.bfloat16, table, False, True, True, way, sizes, target)
 

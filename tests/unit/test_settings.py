@@ -103,9 +103,13 @@ def test_a_long_value_is_cut(project: Path) -> None:
 
 def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @needs_tomllib
@@ -117,10 +121,13 @@ def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ("doctor", "[tool.ferryman]\nbackend = [1]\n", "{}: [tool.ferryman] backend is [1]; required: names"),
         ("doctor", "[tool]\nferryman = 3\n", "{}: [tool.ferryman] is 3; required: a table"),
         ("doctor", "tool = 3\n", "{}: [tool] is 3; required: a table"),
-        ("doctor", '[tool.ferryman]\nlockfile = "a\\u0000b"\n',
-         "{}: [tool.ferryman] lockfile is 'a\\x00b'; required: a path, as text without a NUL"),
+        (
+            "doctor",
+            '[tool.ferryman]\nlockfile = "a\\u0000b"\n',
+            "{}: [tool.ferryman] lockfile is 'a\\x00b'; required: a path, as text without a NUL",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_command_says_what_is_wrong_in_a_project(
     project: Path, verb: str, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

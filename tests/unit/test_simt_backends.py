@@ -86,16 +86,28 @@ def demand(op: str, wave: int, itemsize: int, *weights: int) -> rows.Demand:
 
 
 @given(
-    n=st.integers(1, 400_000), itemsize=st.sampled_from([2, 4]), vector=st.booleans(),
-    kind=st.sampled_from(ROW_OPS), weight=st.sampled_from([0, 2, 4]), bias=st.sampled_from([0, 2, 4]),
-    device=st.sampled_from([(32, False), (32, True), (64, False)]), shared=st.sampled_from([4096, 65_536, 232_448]),
+    n=st.integers(1, 400_000),
+    itemsize=st.sampled_from([2, 4]),
+    vector=st.booleans(),
+    kind=st.sampled_from(ROW_OPS),
+    weight=st.sampled_from([0, 2, 4]),
+    bias=st.sampled_from([0, 2, 4]),
+    device=st.sampled_from([(32, False), (32, True), (64, False)]),
+    shared=st.sampled_from([4096, 65_536, 232_448]),
     count=st.integers(1, 2**40),
-)  # fmt: skip
+)
 @settings(max_examples=600, deadline=None)
 def test_every_plan_is_one_that_the_kernel_can_run(
-    n: int, itemsize: int, vector: bool, kind: str, weight: int, bias: int, device: tuple[int, bool], shared: int,
+    n: int,
+    itemsize: int,
+    vector: bool,
+    kind: str,
+    weight: int,
+    bias: int,
+    device: tuple[int, bool],
+    shared: int,
     count: int,
-) -> None:  # fmt: skip
+) -> None:
     wave, clusters = device
     if vector:
         n = -(-n * itemsize // 16) * 16 // itemsize
@@ -212,8 +224,17 @@ class _Fake(launcher.LoadedUnits):
         self.opened.append((image, unit.name, torch.cuda.current_device()))
         return unit.name
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int, args: Any,
-              overlapping: bool = False) -> None:  # fmt: skip
+    def start(
+        self,
+        function: Any,
+        stream: int,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: Any,
+        overlapping: bool = False,
+    ) -> None:
         self.started.append((function, stream, torch.cuda.current_device(), args))
 
 
@@ -250,12 +271,19 @@ def test_a_unit_is_compiled_once_and_loaded_on_every_device(devices: Any) -> Non
         _launch(loaded, "a", index, 7)
     assert loaded.built == ["a sm_90", "a sm_80"]
     assert [(image, index) for image, _, index in loaded.opened] == [
-        (b"a for sm_90", 0), (b"a for sm_90", 1), (b"a for sm_80", 2),
-    ]  # fmt: skip
+        (b"a for sm_90", 0),
+        (b"a for sm_90", 1),
+        (b"a for sm_80", 2),
+    ]
     # each on its own device and that device's stream, and the current one is 0 again
     assert [(stream, device) for _, stream, device, _ in loaded.started] == [
-        (1000, 0), (1000, 0), (1001, 1), (1002, 2), (1002, 2), (1000, 0),
-    ]  # fmt: skip
+        (1000, 0),
+        (1000, 0),
+        (1001, 1),
+        (1002, 2),
+        (1002, 2),
+        (1000, 0),
+    ]
     assert torch.cuda.current_device() == 0
 
 
@@ -375,8 +403,12 @@ class _Driver:
         self.cuDriverGetVersion = lambda where: setattr(where._obj, "value", version)
         pointer = ctypes.c_void_p
         launch = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.POINTER(cuda._Configuration), pointer, ctypes.POINTER(pointer), pointer,
-        )  # fmt: skip
+            ctypes.c_int,
+            ctypes.POINTER(cuda._Configuration),
+            pointer,
+            ctypes.POINTER(pointer),
+            pointer,
+        )
         self.cuLaunchKernelEx = launch(self._launch)
         self.cuCtxGetCurrent = lambda where: setattr(where._obj, "value", 0xC0FFEE)
         self.cuCtxSetCurrent = lambda context: self.contexts.append(context.value)
@@ -468,9 +500,7 @@ def test_an_early_launch_types_its_errors_and_leaves_a_thread_without_context_to
 def test_bound_launches_of_many_threads_do_not_share_arguments() -> None:
     driver = _Driver()
     _, launch = _bound(driver)
-    threads = [
-        threading.Thread(target=lambda n=n: [launch(0, n * 1000 + i, n) for i in range(200)]) for n in range(8)
-    ]  # fmt: skip
+    threads = [threading.Thread(target=lambda n=n: [launch(0, n * 1000 + i, n) for i in range(200)]) for n in range(8)]
     for t in threads:
         t.start()
     for t in threads:

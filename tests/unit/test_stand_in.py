@@ -37,17 +37,22 @@ FAMILIES = tuple(family.name for family in registry.families())
 # Those whose kernels ask for matrix products, or that launch the kernels of `linear`.
 MULTIPLIES = re.compile(r"tl\.dot\(|from ferryman\.ops\.matmul import triton_kernels")
 PRODUCTS = tuple(
-    family for family in FAMILIES
+    family
+    for family in FAMILIES
     if any(MULTIPLIES.search(path.read_text()) for path in (ROOT / "src/ferryman/ops" / family).glob("*_kernels.py"))
-)  # fmt: skip
+)
 
 
 def worker(*arguments: str, timeout: float = 280) -> Any:
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/unit/stand_in_worker.py"), *arguments],
-        env=env, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -130,8 +135,13 @@ def test_what_the_older_device_could_not_run_is_refused() -> None:
 @pytest.mark.parametrize(
     ("known", "here", "why"),
     [
-        ("a100", "h200", None), ("a100", "h100", None), ("a100", "a100", None), ("orin-agx", "h200", None),
-        ("l4", "h200", None), ("rtx4090", "h200", None), ("h100", "h200", None),
+        ("a100", "h200", None),
+        ("a100", "h100", None),
+        ("a100", "a100", None),
+        ("orin-agx", "h200", None),
+        ("l4", "h200", None),
+        ("rtx4090", "h200", None),
+        ("h100", "h200", None),
         ("a100", "cpu", "the device here is the host CPU (cpu); required: an NVIDIA GPU of compute capability 8.0"),
         ("a100", "mi300x", "required: an NVIDIA GPU of compute capability 8.0 or later"),
         ("orin-agx", "a100", "(sm_80); required: a device of compute capability 8.7 or later"),
@@ -141,7 +151,7 @@ def test_what_the_older_device_could_not_run_is_refused() -> None:
         ("mi300x", "h200", "mi300x, of vendor amd; required: an NVIDIA device of the catalogue"),
         ("generic-ampere", "h200", "a generic profile, of no one size; required: an NVIDIA device of the catalogue"),
     ],
-)  # fmt: skip
+)
 def test_who_stands_in_for_whom(known: str, here: str, why: str | None) -> None:
     found = stand_in.obstacle(profile(known), profile(here))
     if why is None:
@@ -279,8 +289,13 @@ def test_the_document_is_never_one_of_the_older_device_itself(monkeypatch: pytes
     assert [job.share for job in SHARED] == [(0, 2), (1, 2)]
     for job in SHARED:
         assert (job.lines, job.dtypes, job.tier, job.seed, job.device, job.stands_in_for) == (
-            {"softmax": ["triton"]}, ["bfloat16"], "small", 3, "cuda:0", "a100-sxm-80",
-        )  # fmt: skip
+            {"softmax": ["triton"]},
+            ["bfloat16"],
+            "small",
+            3,
+            "cuda:0",
+            "a100-sxm-80",
+        )
     ((local, where),) = again  # what found no memory beside the others runs once more, under the route
     assert [(op.name, [x.name for x in lines]) for op, lines in local] == [("softmax", ["triton"])]
     assert where == ("small", 3, torch.device("cuda", 0), profile("a100"))

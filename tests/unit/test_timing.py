@@ -96,7 +96,7 @@ def test_one_late_repeat_in_four_does_not_count(clocks: Clocks) -> None:
 @pytest.mark.parametrize(("device", "most"), [(50e-6, 60), (20e-3, 10), (1.0, 4)])
 def test_a_call_that_waits_is_timed_with_its_launches_and_within_the_budget(
     clocks: Clocks, device: float, most: int
-) -> None:  # fmt: skip
+) -> None:
     calls = 0
 
     def call() -> None:

@@ -32,9 +32,15 @@ from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, 
 from ferryman.porting.model_measure import observe, relative
 
 SMALL: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
-    "num_hidden_layers": 2, "vocab_size": 97, "eos_token_id": None, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
 CONFIGS: dict[str, Any] = {
     "qwen3": lambda: Qwen3Config(**SMALL, head_dim=32),
     "qwen3_window": lambda: Qwen3Config(
@@ -321,9 +327,12 @@ def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
     assert "replaced" in reasons["model.layers.0.input_layernorm"]
     assert "dropout" in reasons["model.layers.0.self_attn"]
     assert set(reasons) == {
-        "model.layers.0.mlp", "model.layers.1.mlp", "model.layers.0.input_layernorm",
-        "model.layers.0.self_attn", "model.layers.1.self_attn",
-    }  # fmt: skip
+        "model.layers.0.mlp",
+        "model.layers.1.mlp",
+        "model.layers.0.input_layernorm",
+        "model.layers.0.self_attn",
+        "model.layers.1.self_attn",
+    }
     for path in set(reasons) - {"model.layers.0.self_attn", "model.layers.1.self_attn"}:
         assert type(model.get_submodule(path)) is classes[path]
     assert type(model.extra_norm) is classes["extra_norm"]  # it computes nothing that an op does

@@ -126,28 +126,33 @@ CASES: dict[str, Shape] = {
     "decode-three-f16": Shape(batch=2, queries=3, keys=90, causal=True, heads=8, kv_heads=2, dtype="float16"),
     "decode-full-f16": Shape(queries=2, keys=64, heads=4, kv_heads=2, dtype="float16", dim=128, layout="bshd"),
     "decode-fewer-keys-f16": Shape(queries=4, keys=2, causal=True, heads=4, kv_heads=1, dtype="float16"),
-    "decode-split-window-f16": Shape(queries=2, keys=1111, causal=True, window=300, heads=4, kv_heads=2,
-                                     dtype="float16"),
+    "decode-split-window-f16": Shape(
+        queries=2, keys=1111, causal=True, window=300, heads=4, kv_heads=2, dtype="float16"
+    ),
     "decode-window-f16": Shape(queries=5, keys=77, window=7, heads=3, kv_heads=1, dim=72, dtype="float16"),
-    "decode-fold-f16": Shape(target="gfx942", queries=5, keys=333, causal=True, window=70, heads=3, kv_heads=1,
-                             dtype="float16"),
-    "decode-gfx942-f16": Shape(target="gfx942", queries=3, keys=1100, causal=True, heads=4, kv_heads=1, dim=80,
-                               dtype="float16"),
-    "decode-sm90-f16": Shape(target="sm_90", batch=2, queries=1, keys=1100, causal=True, heads=8, kv_heads=2, dim=128,
-                             dtype="float16"),
+    "decode-fold-f16": Shape(
+        target="gfx942", queries=5, keys=333, causal=True, window=70, heads=3, kv_heads=1, dtype="float16"
+    ),
+    "decode-gfx942-f16": Shape(
+        target="gfx942", queries=3, keys=1100, causal=True, heads=4, kv_heads=1, dim=80, dtype="float16"
+    ),
+    "decode-sm90-f16": Shape(
+        target="sm_90", batch=2, queries=1, keys=1100, causal=True, heads=8, kv_heads=2, dim=128, dtype="float16"
+    ),
     "one-by-one": Shape(queries=1, keys=1),
     "one-by-one-f16": Shape(queries=1, keys=1, dtype="float16"),
     "scale": Shape(scale=0.3, causal=True),
     "scale-negative": Shape(scale=-0.2, causal=True, softcap=2.0),
     "scale-zero": Shape(scale=0.0),
     "large-scores": Shape(offset=3.0, causal=True),
-    "tiles-sm90": Shape(target="sm_90", heads=2, kv_heads=1, queries=300, keys=333, dim=128, dtype="float16",
-                        causal=True),
-    "tiles-sm80-window": Shape(target="sm_80", heads=2, kv_heads=2, queries=300, keys=300, window=150,
-                               dtype="float16"),
+    "tiles-sm90": Shape(
+        target="sm_90", heads=2, kv_heads=1, queries=300, keys=333, dim=128, dtype="float16", causal=True
+    ),
+    "tiles-sm80-window": Shape(target="sm_80", heads=2, kv_heads=2, queries=300, keys=300, window=150, dtype="float16"),
     "tiles-gfx942": Shape(target="gfx942", batch=3, heads=4, kv_heads=2, queries=140, keys=150, dim=80, causal=True),
-    "tiles-gfx1100": Shape(target="gfx1100", heads=3, kv_heads=3, queries=70, keys=90, window=45, causal=True,
-                           dtype="float16"),
+    "tiles-gfx1100": Shape(
+        target="gfx1100", heads=3, kv_heads=3, queries=70, keys=90, window=45, causal=True, dtype="float16"
+    ),
     # AMD's form of the bounds (FOLD), on tiles that their edges cross
     "fold-causal-fewer-keys": Shape(target="gfx942", causal=True, queries=101, keys=37, dtype="float16"),
     "fold-causal-more-keys": Shape(target="gfx942", causal=True, queries=37, keys=101),
@@ -158,12 +163,13 @@ CASES: dict[str, Shape] = {
     "fold-window-more-keys": Shape(target="gfx942", causal=True, window=40, queries=50, keys=131, dtype="float16"),
     "fold-mask-bool": Shape(target="gfx942", batch=2, mask="bool strided", causal=True),
     "fold-mask-row": Shape(target="gfx942", batch=2, mask="bool row", dtype="float16"),
-    "fold-mask-softcap-window": Shape(target="gfx950", mask="float full", softcap=4.0, causal=True, window=31,
-                                      queries=77, keys=80),
+    "fold-mask-softcap-window": Shape(
+        target="gfx950", mask="float full", softcap=4.0, causal=True, window=31, queries=77, keys=80
+    ),
     "fold-mask-column": Shape(target="gfx1100", mask="float column", dim=80, dtype="float16"),
     "fold-decode-window": Shape(target="gfx942", queries=2, keys=1111, causal=True, window=300, heads=4, kv_heads=2),
     "fold-decode-mask": Shape(target="gfx942", queries=2, keys=1030, mask="bool full", softcap=3.0),
-}  # fmt: skip
+}
 
 
 # ---------------------------------------------------------------------------------------------- the meaning, in float64
@@ -234,8 +240,13 @@ def _mask(shape: Shape, generator: torch.Generator) -> Tensor | None:
         return None
     kind, how = shape.mask.split()
     full = (shape.batch, shape.heads, shape.queries, shape.keys)
-    size = {"full": full, "row": (shape.batch, 1, 1, shape.keys), "2d": full[2:], "column": (1, 1, shape.queries, 1),
-            "strided": (shape.batch, 1, shape.keys, 2 * shape.queries)}[how]  # fmt: skip
+    size = {
+        "full": full,
+        "row": (shape.batch, 1, 1, shape.keys),
+        "2d": full[2:],
+        "column": (1, 1, shape.queries, 1),
+        "strided": (shape.batch, 1, shape.keys, 2 * shape.queries),
+    }[how]
     if kind == "bool":
         mask = torch.rand(size, generator=generator) < 0.6
         if how == "strided":
@@ -551,10 +562,15 @@ def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tup
             assert row["spills"] == 0, row
 
 
-@pytest.mark.parametrize(("arch", "dtype", "few"), [
-    ("sm_90", "bfloat16", True), ("gfx942", "float16", True), ("gfx1100", "bfloat16", False),
-    ("sm_90", "float32", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arch", "dtype", "few"),
+    [
+        ("sm_90", "bfloat16", True),
+        ("gfx942", "float16", True),
+        ("gfx1100", "bfloat16", False),
+        ("sm_90", "float32", False),
+    ],
+)
 def test_one_query_has_a_backward_of_its_own(arch: str, dtype: str, few: bool) -> None:
     """But for a mask or a softcap, float32, and where it would spill."""
     names = [one.name for one in _specialisations(arch, dtype, (128,))]
@@ -572,13 +588,20 @@ def test_keys_are_divided_for_two_programs_per_unit() -> None:
     assert _num_splits(hopper, 1, 600) == 4 and _num_splits(hopper, 1, 10**6) == 128 and _num_splits(hopper, 8, 1) == 1
 
 
-@pytest.mark.parametrize(("arch", "dtype", "dim", "programs", "keys", "splits", "ahead"), [
-    ("sm_90", torch.bfloat16, 128, 8, 32768, 16, True), ("sm_90", torch.float16, 80, 64, 8192, 2, True),
-    ("sm_90", torch.bfloat16, 128, 48, 32768, 5, False), ("sm_90", torch.bfloat16, 128, 8, 4096, 16, False),
-    ("sm_90", torch.bfloat16, 128, 132, 32768, 2, False), ("sm_90", torch.bfloat16, 64, 8, 32768, 33, False),
-    ("sm_90", torch.bfloat16, 256, 8, 32768, 33, False), ("sm_90", torch.float32, 128, 8, 32768, 33, False),
-    ("gfx942", torch.bfloat16, 128, 8, 32768, 76, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arch", "dtype", "dim", "programs", "keys", "splits", "ahead"),
+    [
+        ("sm_90", torch.bfloat16, 128, 8, 32768, 16, True),
+        ("sm_90", torch.float16, 80, 64, 8192, 2, True),
+        ("sm_90", torch.bfloat16, 128, 48, 32768, 5, False),
+        ("sm_90", torch.bfloat16, 128, 8, 4096, 16, False),
+        ("sm_90", torch.bfloat16, 128, 132, 32768, 2, False),
+        ("sm_90", torch.bfloat16, 64, 8, 32768, 33, False),
+        ("sm_90", torch.bfloat16, 256, 8, 32768, 33, False),
+        ("sm_90", torch.float32, 128, 8, 32768, 33, False),
+        ("gfx942", torch.bfloat16, 128, 8, 32768, 76, False),
+    ],
+)
 def test_long_pieces_have_a_hoppers_unit_for_themselves(
     arch: str, dtype: torch.dtype, dim: int, programs: int, keys: int, splits: int, ahead: bool
 ) -> None:

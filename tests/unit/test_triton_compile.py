@@ -37,11 +37,17 @@ def _amd(arch: str, shared: int, units: int, wave: int = 64) -> Target:
 TARGETS = {
     t.arch: t
     for t in (
-        _nvidia("sm_80", 166912, 108), _nvidia("sm_87", 166912, 16), _nvidia("sm_89", 101376, 128),
-        _nvidia("sm_90", 232448, 132), _nvidia("sm_100", 232448, 148), _amd("gfx90a", 65536, 104),
-        _amd("gfx942", 65536, 304), _amd("gfx950", 163840, 256), _amd("gfx1100", 65536, 96, wave=32),
+        _nvidia("sm_80", 166912, 108),
+        _nvidia("sm_87", 166912, 16),
+        _nvidia("sm_89", 101376, 128),
+        _nvidia("sm_90", 232448, 132),
+        _nvidia("sm_100", 232448, 148),
+        _amd("gfx90a", 65536, 104),
+        _amd("gfx942", 65536, 304),
+        _amd("gfx950", 163840, 256),
+        _amd("gfx1100", 65536, 96, wave=32),
     )
-}  # fmt: skip
+}
 FAMILIES = ("norm", "activation", "softmax", "rope", "matmul")
 DTYPES = ("float32", "float16", "bfloat16")
 ITEMS = ((2, 1), (2, 2), (4, 2))  # bytes of an element, arrays that a program holds
@@ -52,9 +58,13 @@ SECONDS, SLOW_SECONDS = 280, 1700  # an arch and dtype take 20 s on one idle cor
 def worker(*arguments: str, timeout: float = SECONDS) -> Any:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, timeout=timeout,
+        [sys.executable, __file__, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -124,9 +134,13 @@ def probe_in(environment: dict[str, str], vendor: str) -> list[str]:
     code = "import json, sys; from ferryman.backends.triton import TritonBackend as Backend"
     code += f"; sys.stdout.write(json.dumps(Backend().probe({vendor!r})))"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=True,
-    )  # fmt: skip
+    )
     reasons: list[str] = json.loads(done.stdout)
     return reasons
 
@@ -288,8 +302,15 @@ def compile_family(family: str, arch: str, dtype: str) -> list[dict[str, Any]]:
         aligned = (
             not source.unaligned and {"width", "k", "rotary"} & source.divisible and source.name != "_sum_partials"
         )
-        rows.append({**row, "resources": artefact.resources, "bytes": len(artefact.image), "aligned": bool(aligned),
-                     "wide_loads": len(re.findall(wide, artefact.log))})  # fmt: skip
+        rows.append(
+            {
+                **row,
+                "resources": artefact.resources,
+                "bytes": len(artefact.image),
+                "aligned": bool(aligned),
+                "wide_loads": len(re.findall(wide, artefact.log)),
+            }
+        )
     return rows
 
 

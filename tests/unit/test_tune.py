@@ -106,7 +106,7 @@ def _no_memory(*args: Any) -> Any:
 
 def test_one_that_was_killed_once_is_not_to_blame(
     planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("FERRYMAN_TEST_NOTES", str(tmp_path / "mark"))
     entry = tune(tmp_path / "lock.json", "killed", "slow")[0].entry
     assert (tmp_path / "mark").exists() and entry is not None
@@ -115,7 +115,7 @@ def test_one_that_was_killed_once_is_not_to_blame(
 
 def test_a_worker_ends_with_its_tuner_and_obeys_no_request_of_the_users(
     planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("FERRYMAN_BACKEND", "triton")  # which no CPU has
     (tmp_path / "random.py").write_text("raise SystemExit('a module of the folder that the tuner runs in')\n")
     given = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
@@ -123,12 +123,18 @@ def test_a_worker_ends_with_its_tuner_and_obeys_no_request_of_the_users(
     monkeypatch.chdir(tmp_path)
     entry = tune(tmp_path / "lock.json", "slow")[0].entry
     assert entry is not None and entry.implementation == "slow"
-    job = {"grid": "small", "device": "cpu", "dtype": "float32", "seed": 0,
-           "cells": [["silu_mul", "ragged", ["hang"], {}]]}  # fmt: skip
+    job = {
+        "grid": "small",
+        "device": "cpu",
+        "dtype": "float32",
+        "seed": 0,
+        "cells": [["silu_mul", "ragged", ["hang"], {}]],
+    }
     case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0].name
     job["cells"][0][1] = case  # type: ignore[index]
-    process = subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               env=tuner._environment())  # fmt: skip
+    process = subprocess.Popen(
+        WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=tuner._environment()
+    )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(job) + "\n")
     process.stdin.flush()
@@ -286,7 +292,7 @@ def test_a_worker_that_cannot_start_ends_the_run_and_not_in_a_loop(planted: None
 
 def test_what_stands_is_kept_until_its_kernels_change(
     planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     path = tmp_path / "lock.json"
     first = tune(path, "torch")
     assert [o.result for o in tune(path, "torch", command=["/nonexistent"])] == ["kept"] * 2
@@ -351,9 +357,18 @@ def test_lockfiles_of_the_package_are_whole() -> None:
 
 
 def test_untrusted_times_are_not_written(tmp_path: Path) -> None:
-    cell = {"op": "silu_mul", "case": "c", "dtype": "float32", "key": "k", "noise": 0.0, "trials": {"torch": [1e-6]},
-            "bytes": 1.0, "flops": 1.0, "errors": {},
-            "untrusted": ["clocks were lowered: hardware thermal slowdown"]}  # fmt: skip
+    cell = {
+        "op": "silu_mul",
+        "case": "c",
+        "dtype": "float32",
+        "key": "k",
+        "noise": 0.0,
+        "trials": {"torch": [1e-6]},
+        "bytes": 1.0,
+        "flops": 1.0,
+        "errors": {},
+        "untrusted": ["clocks were lowered: hardware thermal slowdown"],
+    }
     found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch"])
     assert found.entry is None and "hardware thermal slowdown" in found.result
     assert not (tmp_path / "lock.json").exists()
@@ -368,11 +383,14 @@ os._exit(9)
 """
 
 
-@pytest.mark.parametrize(("how", "told"), [
-    (r"os.write(2, b'\xff\xfe a crash')", "ended with code 9: \ufffd\ufffd a crash"),
-    (r"os.write(1, b'{\"start\": nu')", "ended with code 9: it said nothing"),
-    (r"os.write(1, b'\xff\xfe\n')", "ended with code 9: it said nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (r"os.write(2, b'\xff\xfe a crash')", "ended with code 9: \ufffd\ufffd a crash"),
+        (r"os.write(1, b'{\"start\": nu')", "ended with code 9: it said nothing"),
+        (r"os.write(1, b'\xff\xfe\n')", "ended with code 9: it said nothing"),
+    ],
+)
 def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, told: str, tmp_path: Path) -> None:
     cell = tuner._Cell(SILU, "x", ["torch"])
     written: list[Any] = []
@@ -386,18 +404,28 @@ def test_a_worker_that_dies_in_the_middle_of_a_word_is_one_that_dies(how: str, t
 
 def test_what_a_worker_says_is_not_written_as_it_is(planted: None, tmp_path: Path) -> None:
     case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0].name
-    cell = {"op": "silu_mul", "case": case, "dtype": "float32", "key": REGION, "noise": 0.0, "bytes": 1.0,
-            "flops": 1.0, "trials": {"torch": [1e-3], "slow": [1e-12], "noted": [float("nan")], "late": []},
-            "errors": {"wrong": "off \udcff\x1b[31m"}, "untrusted": []}  # fmt: skip
+    cell = {
+        "op": "silu_mul",
+        "case": case,
+        "dtype": "float32",
+        "key": REGION,
+        "noise": 0.0,
+        "bytes": 1.0,
+        "flops": 1.0,
+        "trials": {"torch": [1e-3], "slow": [1e-12], "noted": [float("nan")], "late": []},
+        "errors": {"wrong": "off \udcff\x1b[31m"},
+        "untrusted": [],
+    }
     says = f"import sys, json; sys.stdin.readline(); print(json.dumps(dict(cell=json.loads({json.dumps(cell)!r}))))"
     found = tune(tmp_path / "lock.json", "torch", "slow", "noted", "wrong", command=[sys.executable, "-c", says])
     entry = found[0].entry
     assert entry is not None and entry.times == {"torch": 1e-3}
     errors = {c.implementation: c.error for c in entry.candidates if c.error is not None}
     assert errors == {
-        "slow": "its time is 1e-12 s; required: 1e-09 to 1e+06", "noted": "its time is nan s; required: 1e-09 to 1e+06",
+        "slow": "its time is 1e-12 s; required: 1e-09 to 1e+06",
+        "noted": "its time is nan s; required: 1e-09 to 1e+06",
         "wrong": "off \ufffd\ufffd[31m",
-    }  # fmt: skip
+    }
     assert lockfile_document.load(tmp_path / "lock.json").choices["silu_mul"]
 
 
@@ -420,7 +448,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_a_candidate_that_breaks_in_the_trials_leaves_the_others(
     planted: None, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setitem(tune_planted.KERNELS, "late", _tires())
     tune_planted.plant(monkeypatch.setattr)
     case = tune_planted.cases(SILU, "small", torch.device("cpu"))[0]
@@ -445,8 +473,18 @@ def _tires() -> Any:
 
 
 def test_a_choice_in_too_much_noise_is_not_written(tmp_path: Path) -> None:
-    cell = {"op": "silu_mul", "case": "x", "dtype": "float32", "key": REGION, "noise": 3.0, "bytes": 1.0, "flops": 1.0,
-            "trials": {"torch": [1e-3], "definition": [1e-5]}, "errors": {}, "untrusted": []}  # fmt: skip
+    cell = {
+        "op": "silu_mul",
+        "case": "x",
+        "dtype": "float32",
+        "key": REGION,
+        "noise": 3.0,
+        "bytes": 1.0,
+        "flops": 1.0,
+        "trials": {"torch": [1e-3], "definition": [1e-5]},
+        "errors": {},
+        "untrusted": [],
+    }
     found = tuner._written(tmp_path / "lock.json", CPU, cell, ["torch", "definition"])
     assert (found.entry, found.result) == (None, "not written: the noise is 300%; required: at most 20%")
     found = tuner._written(tmp_path / "lock.json", CPU, cell | {"noise": 0.2}, ["torch", "definition"])
@@ -475,8 +513,9 @@ def test_regions_are_known_before_the_measurement() -> None:
     held = {
         (path.name.split(".")[0], op, entry.case): region
         for path in (Path(ferryman.__file__).parent / "device_profiles" / "data").glob("*.lock.json")
-        for op, entries in lockfile_document.load(path).choices.items() for region, entry in entries.items()
-    }  # fmt: skip
+        for op, entries in lockfile_document.load(path).choices.items()
+        for region, entry in entries.items()
+    }
     for op in registry.primitives().values():
         case = registry.evidence(op).cases()[0]
         here = grid.inputs(op, case, torch.float32, 0, torch.device("cpu"))
@@ -532,8 +571,11 @@ def test_of_more_candidates_than_eight_those_that_the_model_puts_first_are_measu
     names = [f"even{i}" for i in range(11)]
     lines = {name: Implementation(op="silu_mul", name=name, where="nowhere:none") for name in names}
     menu, backends, launcher, probe = (
-        registry.implementations, registry.backends(), registry.launcher, registry.probe,
-    )  # fmt: skip
+        registry.implementations,
+        registry.backends(),
+        registry.launcher,
+        registry.probe,
+    )
     ran: set[str] = set()
 
     def kernel(name: str) -> Any:
@@ -564,14 +606,19 @@ def test_check_says_what_is_measured_and_what_is_predicted(tmp_path: Path) -> No
 
     work = cost.work_of(op, args(128))
     entry = lockfile_entry.Entry(
-        implementation="torch", seconds=1e-6, kernels=lockfile_document.digest("rms_norm"), bytes=work.bytes,
-        flops=work.flops, candidates=[lockfile_entry.Candidate(implementation="torch", seconds=1e-6)],
-    )  # fmt: skip
+        implementation="torch",
+        seconds=1e-6,
+        kernels=lockfile_document.digest("rms_norm"),
+        bytes=work.bytes,
+        flops=work.flops,
+        candidates=[lockfile_entry.Candidate(implementation="torch", seconds=1e-6)],
+    )
     lockfile_document.record(path, CPU, {"rms_norm": {lockfile.region(op, args(128)): entry}})
     calls = [(op, args(rows)) for rows in (128, 120, 256, 1024, 2048, 8)] + [(SILU, (torch.empty(2, 2),) * 2)]
     assert tuning.covered(path, CPU, calls) == [
-        tuning.Covered("rms_norm", measured=2, predicted=2, neither=2), tuning.Covered("silu_mul", neither=1),
-    ]  # fmt: skip
+        tuning.Covered("rms_norm", measured=2, predicted=2, neither=2),
+        tuning.Covered("silu_mul", neither=1),
+    ]
     path.write_text(path.read_text().replace('"profile": "cpu"', '"profile": "h200"'))
     assert tuning.covered(path, CPU, calls)[0] == tuning.Covered("rms_norm", neither=6)
 

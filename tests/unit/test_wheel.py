@@ -62,10 +62,17 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 VERBS = [
-    ("--version",), ("--help",), ("ops",), ("devices",), ("doctor",), ("counters", "--help"), ("tune", "--help"),
-    ("explain", "rms_norm", "--shape", "4,8", "--device", "cpu"), ("ci", "--help"),
+    ("--version",),
+    ("--help",),
+    ("ops",),
+    ("devices",),
+    ("doctor",),
+    ("counters", "--help"),
+    ("tune", "--help"),
+    ("explain", "rms_norm", "--shape", "4,8", "--device", "cpu"),
+    ("ci", "--help"),
     ("check", "--op", "silu_mul", "--device", "cpu", "--dtype", "f32", "--backend", "torch"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

@@ -19,13 +19,19 @@ from ferryman.backends.base import Target
 from ferryman.porting.hygiene import bitwise_equal
 
 FAMILIES = {
-    "norm": ("rms_norm", "rms_norm_backward", "add_rms_norm", "add_rms_norm_backward", "layer_norm",
-             "layer_norm_backward"),
+    "norm": (
+        "rms_norm",
+        "rms_norm_backward",
+        "add_rms_norm",
+        "add_rms_norm_backward",
+        "layer_norm",
+        "layer_norm_backward",
+    ),
     "activation": ("silu_mul", "silu_mul_backward", "gelu_mul", "gelu_mul_backward"),
     "softmax": ("softmax", "softmax_backward", "cross_entropy", "cross_entropy_backward"),
     "rope": ("rope", "rope_backward"),
     "matmul": ("linear", "linear_backward"),
-}  # fmt: skip
+}
 # A block of 256 threads holds rows of 4096 (float32) or 8192 elements, so that a small test reaches the longer ones.
 CPU = Target("cpu", "cpu", 1, 1 << 20, 256, 4, 1 << 20)
 LARGE = dataclasses.replace(CPU, max_threads=1024)
@@ -214,8 +220,19 @@ def matmul_calls(inputs: Inputs) -> Calls:
         yield "linear", name, (x, weight, bias)
         yield "linear_backward", name, (g, x, weight, bias, True, True)
 
-    sizes = [((64, 64), 64), ((37, 71), 101), ((1, 128), 96), ((33, 65), 1), ((9, 1), 17), ((5, 0), 8), ((0, 32), 16),
-             ((2, 5, 48), 40), ((64,), 24), ((7, 32), 0), ((130, 257), 259)]  # fmt: skip
+    sizes = [
+        ((64, 64), 64),
+        ((37, 71), 101),
+        ((1, 128), 96),
+        ((33, 65), 1),
+        ((9, 1), 17),
+        ((5, 0), 8),
+        ((0, 32), 16),
+        ((2, 5, 48), 40),
+        ((64,), 24),
+        ((7, 32), 0),
+        ((130, 257), 259),
+    ]
     for shape, n in sizes:
         yield from both(f"{shape} {n}", inputs(*shape), inputs(n, shape[-1]), inputs(n) if n % 2 else None)
     for layout in inputs.layouts:
@@ -229,9 +246,12 @@ def matmul_calls(inputs: Inputs) -> Calls:
 REPEATED = ("(7, 257)", "many rows", "split sums", "4 64 64", "(37, 71)")
 
 CALLS: dict[str, Callable[[Inputs], Calls]] = {
-    "norm": norm_calls, "activation": activation_calls, "softmax": softmax_calls, "rope": rope_calls,
+    "norm": norm_calls,
+    "activation": activation_calls,
+    "softmax": softmax_calls,
+    "rope": rope_calls,
     "matmul": matmul_calls,
-}  # fmt: skip
+}
 
 
 # --------------------------------------------------------------------------------------------- judging, in the worker
@@ -324,18 +344,26 @@ def lang() -> dict[str, float]:
     probe[(1,)](x, out, len(x), BLOCK=triton.next_power_of_2(len(x)))
     d = x.double()
     exact = {
-        "exp": d.exp(), "sigmoid": torch.sigmoid(d), "one_minus_sigmoid": torch.sigmoid(-d), "tanh": torch.tanh(d),
+        "exp": d.exp(),
+        "sigmoid": torch.sigmoid(d),
+        "one_minus_sigmoid": torch.sigmoid(-d),
+        "tanh": torch.tanh(d),
         "cumulative": 0.5 * torch.special.erfc(-d / 2**0.5),
         "density": torch.exp(-d * d / 2) / (2 * torch.pi) ** 0.5,
-    }  # fmt: skip
+    }
     hostile = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 0.0])
     ends = torch.empty(6, len(hostile))
     probe[(1,)](hostile, ends, len(hostile), BLOCK=8)
     nan, inf = float("nan"), float("inf")
-    limits = torch.tensor([
-        [nan, inf, 0, inf, 0, 1], [nan, 1, 0, 1, 0, 0.5], [nan, 0, 1, 0, 1, 0.5], [nan, 1, -1, 1, -1, 0],
-        [nan, 1, 0, 1, 0, 0.5],
-    ])  # fmt: skip
+    limits = torch.tensor(
+        [
+            [nan, inf, 0, inf, 0, 1],
+            [nan, 1, 0, 1, 0, 0.5],
+            [nan, 0, 1, 0, 1, 0.5],
+            [nan, 1, -1, 1, -1, 0],
+            [nan, 1, 0, 1, 0, 0.5],
+        ]
+    )
     assert bitwise_equal(ends[:5], limits), f"exp, sigmoid, 1 - sigmoid, tanh, cumulative at {hostile}: {ends[:5]}"
     sizes = [e.float().abs() for e in exact.values()]
     spacing = [torch.nextafter(s, torch.tensor(inf)).double() - s.double() for s in sizes]

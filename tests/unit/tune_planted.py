@@ -90,9 +90,16 @@ class _Late:
 
 
 KERNELS: dict[str, Callable[..., Tensor]] = {
-    "slow": _slow, "wrong": lambda *args: _right(*args) * 1.1, "crash": _crash, "hang": _hang, "raises": _raise,
-    "late": _Late(), "forms": _forms, "noted": _noted, "killed": _killed,
-}  # fmt: skip
+    "slow": _slow,
+    "wrong": lambda *args: _right(*args) * 1.1,
+    "crash": _crash,
+    "hang": _hang,
+    "raises": _raise,
+    "late": _Late(),
+    "forms": _forms,
+    "noted": _noted,
+    "killed": _killed,
+}
 
 
 def plant(put: Callable[[Any, str, Any], None]) -> None:

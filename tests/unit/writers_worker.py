@@ -39,10 +39,12 @@ def planted(path: Path, data: bytes) -> None:
 
 
 WRITERS: dict[str, Callable[[Path, bytes], None]] = {
-    "whole file": whole_file.write_whole, "document": lambda p, data: documents.write(p, data.decode()),
-    "capsule": lambda p, data: capsule.save(data, p), "image": lambda p, data: launcher.keep_image(p.name, data),
+    "whole file": whole_file.write_whole,
+    "document": lambda p, data: documents.write(p, data.decode()),
+    "capsule": lambda p, data: capsule.save(data, p),
+    "image": lambda p, data: launcher.keep_image(p.name, data),
     "planted": planted,
-}  # fmt: skip
+}
 
 
 def write_for_ever(name: str, path: Path, ready: int) -> None:

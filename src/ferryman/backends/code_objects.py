@@ -15,9 +15,19 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NVIDIA, _AMD = 190, 224
 _NO_BITS = 8  # a section that takes no room in the file
 _MACH = {
-    0x30: "gfx908", 0x3F: "gfx90a", 0x4C: "gfx942", 0x4F: "gfx950", 0x41: "gfx1100", 0x46: "gfx1101", 0x47: "gfx1102",
-    0x44: "gfx1103", 0x43: "gfx1150", 0x4A: "gfx1151", 0x48: "gfx1200", 0x4E: "gfx1201",
-}  # fmt: skip
+    0x30: "gfx908",
+    0x3F: "gfx90a",
+    0x4C: "gfx942",
+    0x4F: "gfx950",
+    0x41: "gfx1100",
+    0x46: "gfx1101",
+    0x47: "gfx1102",
+    0x44: "gfx1103",
+    0x43: "gfx1150",
+    0x4A: "gfx1151",
+    0x48: "gfx1200",
+    0x4E: "gfx1201",
+}
 
 
 def _sections(image: bytes) -> Iterator[tuple[str, int]]:

@@ -215,9 +215,13 @@ class _Configuration(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = [
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("number", ctypes.c_uint),
-    ]  # fmt: skip
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("number", ctypes.c_uint),
+    ]
 
 
 class _Attribute(ctypes.Structure):
@@ -285,8 +289,17 @@ class CudaRuntime(LoadedUnits):
         module.load(image)
         return module.get_function(unit.name)  # keeps its module
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...], overlapping: bool = False) -> None:  # fmt: skip
+    def start(
+        self,
+        function: Any,
+        stream: int,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: tuple[int | float, ...],
+        overlapping: bool = False,
+    ) -> None:
         if shared > _UNASKED_SHARED:
             self._driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, shared)
         if overlapping and self._early(index) and self._started_early(function, stream, grid, block, shared, args):
@@ -311,8 +324,9 @@ class CudaRuntime(LoadedUnits):
             found = self._starts_early[index] = able
         return found
 
-    def _started_early(self, function: Any, stream: int, grid: int, block: int, shared: int,
-                       args: tuple[int | float, ...]) -> bool:  # fmt: skip
+    def _started_early(
+        self, function: Any, stream: int, grid: int, block: int, shared: int, args: tuple[int | float, ...]
+    ) -> bool:
         """Launches with leave to start early. False on a thread that has no context: that launch is left to CuPy."""
         slots = _slots(args)
         parameters = (ctypes.c_void_p * max(1, len(slots)))(*[ctypes.addressof(slot) for slot in slots])
@@ -322,8 +336,17 @@ class CudaRuntime(LoadedUnits):
             raise self._judged(self._driver.CUDADriverError(status), grid, block, shared)
         return bool(status == 0)
 
-    def bind(self, function: Any, index: int, grid: int, block: int, shared: int, args: tuple[int | float, ...],
-             varying: Sequence[int], overlapping: bool = False) -> Callable[..., None]:  # fmt: skip
+    def bind(
+        self,
+        function: Any,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: tuple[int | float, ...],
+        varying: Sequence[int],
+        overlapping: bool = False,
+    ) -> Callable[..., None]:
         """Straight to the driver, with all but the addresses packed: CuPy's call costs an H200's host 1.2 us more.
 
         The driver copies the arguments before it returns. Threads do not share them: each takes a set that is free.
@@ -359,9 +382,15 @@ class CudaRuntime(LoadedUnits):
         early = overlapping and self._early(index)
         kernel, free = ctypes.c_void_p(function.ptr), [unpacked()]
         namespace: dict[str, Any] = {
-            "configured": _Configurations(grid, block, shared, early), "kernel": kernel, "launch": launch,
-            "failed": failed, "pack": layout.pack_into, "take": free.pop, "give": free.append, "unpacked": unpacked,
-        }  # fmt: skip
+            "configured": _Configurations(grid, block, shared, early),
+            "kernel": kernel,
+            "launch": launch,
+            "failed": failed,
+            "pack": layout.pack_into,
+            "take": free.pop,
+            "give": free.append,
+            "unpacked": unpacked,
+        }
         given = "".join(f", a{i}" for i in range(len(varying)))
         exec(_SUBMIT.format(given=given), namespace)  # noqa: S102 - parameters by name cost 0.1 us less than *given
         submit: Callable[..., None] = namespace["submit"]

@@ -133,8 +133,9 @@ class HipBackend:
         defines = [f"-D{d}" for d in defines_for(source, arch)]
         flags = [f.encode() for f in (*OPTIONS, f"--offload-arch={arch}", *defines, *(options or ()))]
         try:
-            program = _call(hiprtc, "hiprtcCreateProgram", source.source.encode(), f"{source.name}.hip".encode(),
-                            0, None, None)  # fmt: skip
+            program = _call(
+                hiprtc, "hiprtcCreateProgram", source.source.encode(), f"{source.name}.hip".encode(), 0, None, None
+            )
         except RuntimeError as error:
             if isinstance(error, HipError):
                 raise
@@ -197,12 +198,34 @@ class HipRuntime(LoadedUnits):
         function = _call(self._hip, "hipModuleGetFunction", module, unit.name.encode())
         return function, module, image  # HIP does not copy the image on every release
 
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...], overlapping: bool = False) -> None:  # fmt: skip
+    def start(
+        self,
+        function: Any,
+        stream: int,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: tuple[int | float, ...],
+        overlapping: bool = False,
+    ) -> None:
         kernel = function[0]
         try:
-            _call(self._hip, "hipModuleLaunchKernel", kernel, grid, 1, 1, block, 1, 1, shared, stream, None,
-                  (pack_arguments(args),))  # fmt: skip
+            _call(
+                self._hip,
+                "hipModuleLaunchKernel",
+                kernel,
+                grid,
+                1,
+                1,
+                block,
+                1,
+                1,
+                shared,
+                stream,
+                None,
+                (pack_arguments(args),),
+            )
         except HipError as error:
             if error.status not in _REFUSED:
                 raise

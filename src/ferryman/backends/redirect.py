@@ -33,8 +33,7 @@ class Route(Protocol):
         """A Triton launch, as `backends.triton.launch` was given it."""
         ...
 
-    def launch(self, unit: Any, device: Any, grid: int, block: int, shared: int,
-               args: tuple[int | float, ...]) -> None:  # fmt: skip
+    def launch(self, unit: Any, device: Any, grid: int, block: int, shared: int, args: tuple[int | float, ...]) -> None:
         """A launch of a SIMT unit, as `simt.Runtime` has it."""
         ...
 

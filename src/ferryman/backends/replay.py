@@ -30,31 +30,78 @@ _ADDRESSES = 1 << 40  # between the made-up addresses of two tensors
 # A storage that was freed has the address 0, and a view into it that of its offset, which may be gigabytes.
 _PERHAPS_FREED = 1 << 40
 _READS = frozenset(
-    [torch.device] + [getattr(Tensor, name) for name in (
-        "size", "stride", "numel", "nelement", "dim", "element_size", "is_contiguous", "storage_offset",
-        "is_floating_point", "untyped_storage", "__len__",
-    )]
-    + [getattr(Tensor, name).__get__ for name in (
-        "shape", "dtype", "ndim", "layout", "itemsize", "requires_grad",
-    )]
-)  # fmt: skip
+    [torch.device]
+    + [
+        getattr(Tensor, name)
+        for name in (
+            "size",
+            "stride",
+            "numel",
+            "nelement",
+            "dim",
+            "element_size",
+            "is_contiguous",
+            "storage_offset",
+            "is_floating_point",
+            "untyped_storage",
+            "__len__",
+        )
+    ]
+    + [
+        getattr(Tensor, name).__get__
+        for name in (
+            "shape",
+            "dtype",
+            "ndim",
+            "layout",
+            "itemsize",
+            "requires_grad",
+        )
+    ]
+)
 _ALLOCATIONS = {
-    torch.empty: "empty", torch.empty_like: "empty", torch.empty_strided: "empty", Tensor.new_empty: "empty",
+    torch.empty: "empty",
+    torch.empty_like: "empty",
+    torch.empty_strided: "empty",
+    Tensor.new_empty: "empty",
     torch.zeros: "zeros",
-}  # fmt: skip
+}
 # what a launcher sees of the device: the call's, not that of the stand-ins
 _PLACES: dict[Any, Callable[[torch.device], Any]] = {
-    getattr(Tensor, name).__get__: told for name, told in {
-        "device": lambda device: device, "is_cuda": lambda device: device.type == "cuda",
-        "is_cpu": lambda device: device.type == "cpu", "is_meta": lambda device: False,
+    getattr(Tensor, name).__get__: told
+    for name, told in {
+        "device": lambda device: device,
+        "is_cuda": lambda device: device.type == "cuda",
+        "is_cpu": lambda device: device.type == "cpu",
+        "is_meta": lambda device: False,
     }.items()
-}  # fmt: skip
-_VIEWS = frozenset([
-    torch.as_strided, *[getattr(Tensor, name) for name in (
-        "contiguous", "reshape", "view", "as_strided", "transpose", "t", "permute", "unsqueeze", "squeeze", "expand",
-        "flatten", "unflatten", "select", "narrow", "__getitem__", "detach",
-    )],
-])  # fmt: skip
+}
+_VIEWS = frozenset(
+    [
+        torch.as_strided,
+        *[
+            getattr(Tensor, name)
+            for name in (
+                "contiguous",
+                "reshape",
+                "view",
+                "as_strided",
+                "transpose",
+                "t",
+                "permute",
+                "unsqueeze",
+                "squeeze",
+                "expand",
+                "flatten",
+                "unflatten",
+                "select",
+                "narrow",
+                "__getitem__",
+                "detach",
+            )
+        ],
+    ]
+)
 
 
 class NotReplayable(Exception):
@@ -211,9 +258,13 @@ def careful(launcher: Callable[..., Any], names: Sequence[str], op: str) -> Call
 
 
 def freeze(
-    launcher: Callable[..., Any], names: Sequence[str], args: Sequence[Any], extra: Any, device: torch.device,
+    launcher: Callable[..., Any],
+    names: Sequence[str],
+    args: Sequence[Any],
+    extra: Any,
+    device: torch.device,
     op: str = "",
-) -> Callable[..., Any] | None:  # fmt: skip
+) -> Callable[..., Any] | None:
     """``launcher(*args, extra)`` as a function of the same parameters for calls that differ in addresses alone.
 
     None where it cannot be repeated: tensors that are not aligned now, or a launcher that is not `replayable`. ``op``

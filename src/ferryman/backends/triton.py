@@ -23,9 +23,15 @@ from ferryman.backends.base import Artefact, Target, unimportable
 from ferryman.errors import ArgumentError, CaptureError, CompileError, FerrymanError
 
 _TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
-    torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
-}  # fmt: skip
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
 _TENSOR_MEMORY_COLUMNS = 512
 _TRUE = frozenset({"1", "true", "yes", "on", "y"})  # what triton.knobs accepts
 
@@ -159,9 +165,11 @@ def _source(source: Specialisation, arch: str, options: Mapping[str, Any] | None
     if unknown:
         raise ArgumentError("triton.compile", "options", unknown, f"options of {arch}: {', '.join(sorted(known))}")
     ast = _source_type(source.kernel)(
-        fn=source.kernel, signature=_signature(source), constexprs=dict(source.constexprs),
+        fn=source.kernel,
+        signature=_signature(source),
+        constexprs=dict(source.constexprs),
         attrs=_attributes(source, gpu.backend),
-    )  # fmt: skip
+    )
     return ast, chosen, gpu
 
 

@@ -30,13 +30,17 @@ def key(source: Any, options: Mapping[str, Any], target: Any) -> str:
 
     parsed = vars(make_backend(target).parse_options(dict(options)))
     parts = [
-        triton.__version__, target.backend, str(target.arch), target.warp_size, code(source.fn),
+        triton.__version__,
+        target.backend,
+        str(target.arch),
+        target.warp_size,
+        code(source.fn),
         [[name, str(kind)] for name, kind in source.signature.items()],
         sorted((list(path), _text(value)) for path, value in source.constants.items()),
         # the JIT lists parameters of which nothing is known, an ahead-of-time source does not
         sorted((list(path), [list(a) for a in found]) for path, found in source.attrs.items() if found),
         sorted((name, str(value)) for name, value in parsed.items() if name not in _ELSEWHERE),
-    ]  # fmt: skip
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

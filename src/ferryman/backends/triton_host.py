@@ -80,9 +80,14 @@ def build(name: str, text: str) -> bytes:
 
 
 def _compiled(
-    name: str, source: Path, folder: Path, includes: Sequence[str] = (), flags: Sequence[str] = (),
-    directories: Sequence[str] = (), libraries: Sequence[str] = (),
-) -> Path:  # fmt: skip
+    name: str,
+    source: Path,
+    folder: Path,
+    includes: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    directories: Sequence[str] = (),
+    libraries: Sequence[str] = (),
+) -> Path:
     """Triton's own build step."""
     from triton import knobs
     from triton.runtime import build as step

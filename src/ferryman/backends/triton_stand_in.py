@@ -158,8 +158,7 @@ class StandIn:
     def _name(self) -> str:
         return self.target.arch if self.profile is None else str(self.profile.name)
 
-    def launch(self, unit: Any, device: Any, grid: int, block: int, shared: int,
-               args: tuple[int | float, ...]) -> None:  # fmt: skip
+    def launch(self, unit: Any, device: Any, grid: int, block: int, shared: int, args: tuple[int | float, ...]) -> None:
         (why,) = self.probe("cuda", self.target.vendor) or ()
         raise BackendUnavailable(f"{unit.name}: {why}")
 

@@ -73,9 +73,17 @@ def bench(
     def timed(only: frozenset[tuple[str, str]] | None) -> benchmark.Benchmark:
         with output.progress("timing" if only is None else "timing again") as advance:
             return benchmark.run(
-                ops=op, implementations=implementation, grid_name=grid, device=where, dtype=kind, peer_names=names,
-                peers_from=peers_from, seed=seed, only=only, advance=advance,
-            )  # fmt: skip
+                ops=op,
+                implementations=implementation,
+                grid_name=grid,
+                device=where,
+                dtype=kind,
+                peer_names=names,
+                peers_from=peers_from,
+                seed=seed,
+                only=only,
+                advance=advance,
+            )
 
     document = timed(None)
     if as_json:  # before writing, which may fail

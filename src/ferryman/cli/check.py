@@ -122,8 +122,12 @@ def check(
         raise ArgumentError("check", "--costs", "given", "--on beside it")
     where = "cpu" if simulates or on is not None else place(device, "check")
     folder = out if out is not None or as_json else DEFAULT_OUT
-    facts = {"--accumulation": accumulation, "--rounding": rounding, "--not-deterministic": not_deterministic,
-             "--timeout": timeout}  # fmt: skip
+    facts = {
+        "--accumulation": accumulation,
+        "--rounding": rounding,
+        "--not-deterministic": not_deterministic,
+        "--timeout": timeout,
+    }
     if kernel is None:
         for option, value in facts.items():
             if value:
@@ -152,11 +156,21 @@ def check(
     elif on is not None:
         with output.progress("checking") as advance:
             document = fleet.run(
-                on, resolve(device), op, backend, dtype, tier, seed, full, jobs or os.cpu_count() or 1, costs or (),
+                on,
+                resolve(device),
+                op,
+                backend,
+                dtype,
+                tier,
+                seed,
+                full,
+                jobs or os.cpu_count() or 1,
+                costs or (),
                 None if folder is None else folder / "fleet-check.jsonl",
-                None if folder is None else folder / "fleet-check-times.json", advance,
+                None if folder is None else folder / "fleet-check-times.json",
+                advance,
                 _tell,
-            )  # fmt: skip
+            )
     elif simulates:
         others = [b for b in backend or () if b != simulated_route.NAME] or None
         assumed = simulated_route.assumptions_of(assume or ())
@@ -203,9 +217,17 @@ def _tell(text: str) -> None:
 
 
 def _model(
-    name: str, place: str, backends: Sequence[str] | None, dtypes: Sequence[str] | None, tiny: bool, layers: int,
-    seed: int, folder: Path | None, as_json: bool, rejected: dict[str, Any],
-) -> None:  # fmt: skip
+    name: str,
+    place: str,
+    backends: Sequence[str] | None,
+    dtypes: Sequence[str] | None,
+    tiny: bool,
+    layers: int,
+    seed: int,
+    folder: Path | None,
+    as_json: bool,
+    rejected: dict[str, Any],
+) -> None:
     for option, value in rejected.items():
         if value:
             raise ArgumentError("check", option, "given", "no --model beside it")
@@ -225,9 +247,15 @@ def _model(
     ):
         stages = {stage: i for i, stage in enumerate(run.STAGES)}
         result = run.check_model(
-            name, porter=porter, device=place, dtype=dtype, tiny=tiny, layers=layers, seed=seed,
+            name,
+            porter=porter,
+            device=place,
+            dtype=dtype,
+            tiny=tiny,
+            layers=layers,
+            seed=seed,
             progress=lambda stage: advance(stages.get(stage, 0), len(stages), stage),
-        )  # fmt: skip
+        )
     text = result.model_dump_json(indent=1)
     if as_json:
         output.say(text)
@@ -235,8 +263,14 @@ def _model(
         check_model.show(result)
     if folder is not None:
         stem = f"model-{result.family}-{_SHORT[result.dtype]}"
-        _write(folder, stem, text, check_model.markdown(result), lambda: check_model.junit(result),
-               lambda: check_model.html(result))  # fmt: skip
+        _write(
+            folder,
+            stem,
+            text,
+            check_model.markdown(result),
+            lambda: check_model.junit(result),
+            lambda: check_model.html(result),
+        )
     if result.verdict == "FAIL":
         raise typer.Exit(1)
 
@@ -275,10 +309,17 @@ def _print(document: Results) -> None:
     ratios = [f"{_SHORT[d]} error" for d in dtypes]
     headers = ["op", "implementation", "verdict", "cells", "refused", *ratios, "time", "of roofline"]
     rows = [
-        [row.op, row.implementation, row.verdict, _counts(row), str(row.refusals or "-"),
-         *(number(row.ratio.get(d)) for d in dtypes), *_time(document.timings, row)]
+        [
+            row.op,
+            row.implementation,
+            row.verdict,
+            _counts(row),
+            str(row.refusals or "-"),
+            *(number(row.ratio.get(d)) for d in dtypes),
+            *_time(document.timings, row),
+        ]
         for row in document.summary
-    ]  # fmt: skip
+    ]
     # a column that says nothing here (no roofline on a CPU, nothing refused) only takes the width of the others
     shown = [i for i, _ in enumerate(headers) if any(row[i] != "-" for row in rows)]
     headers, rows = [headers[i] for i in shown], [[row[i] for i in shown] for row in rows]

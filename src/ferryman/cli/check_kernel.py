@@ -12,9 +12,16 @@ from ferryman.porting.results import Results
 
 
 def run(
-    function: str, ops: Sequence[str] | None, declaration: kernel.Declaration, place: str, dtypes: Sequence[str] | None,
-    tier: str | None, seed: int, timeout: float, rejected: dict[str, Any],
-) -> Results:  # fmt: skip
+    function: str,
+    ops: Sequence[str] | None,
+    declaration: kernel.Declaration,
+    place: str,
+    dtypes: Sequence[str] | None,
+    tier: str | None,
+    seed: int,
+    timeout: float,
+    rejected: dict[str, Any],
+) -> Results:
     """The result document. ``rejected``: options that mean nothing beside --kernel, with their values."""
     for option, value in rejected.items():
         if value:
@@ -24,6 +31,13 @@ def run(
         raise ArgumentError("check", "--op", given, "one op beside --kernel: the one that the function computes")
     with output.progress("checking") as advance:
         return kernel.run(
-            function, ops[0], declaration=declaration, device=place, dtypes=dtypes, tier=tier, seed=seed,
-            timeout=timeout, progress=advance,
-        )  # fmt: skip
+            function,
+            ops[0],
+            declaration=declaration,
+            device=place,
+            dtypes=dtypes,
+            tier=tier,
+            seed=seed,
+            timeout=timeout,
+            progress=advance,
+        )

@@ -113,9 +113,14 @@ def markdown(result: ModelResult) -> str:
 def html(result: ModelResult) -> str:
     reasons = set(result.reasons)
     told = [sentence for sentence in sentences(result) if sentence.removeprefix("FAIL: ") not in reasons]
-    return tables_page(f"{result.model}, ported against unported", result.verdict,
-                       header(result).removeprefix(f"{result.verdict}: "), result.reasons, told,
-                       tables(result))  # fmt: skip
+    return tables_page(
+        f"{result.model}, ported against unported",
+        result.verdict,
+        header(result).removeprefix(f"{result.verdict}: "),
+        result.reasons,
+        told,
+        tables(result),
+    )
 
 
 def junit(result: ModelResult) -> str:
@@ -147,9 +152,15 @@ def _module(found: ModuleErrors, result: ModelResult) -> tuple[str, ...]:
         worst = next(t for t in found.tensors if (t.direction, t.tensor) == (first.direction, first.tensor))
     ratio = "-" if worst.ratio is None else f"{worst.ratio:.3g}"
     return (
-        found.path, found.module, f"{worst.direction} {worst.tensor}", f"{worst.unported:.3g}", f"{worst.found:.3g}",
-        ratio, f"{found.away:.3g}", mark,
-    )  # fmt: skip
+        found.path,
+        found.module,
+        f"{worst.direction} {worst.tensor}",
+        f"{worst.unported:.3g}",
+        f"{worst.found:.3g}",
+        ratio,
+        f"{found.away:.3g}",
+        mark,
+    )
 
 
 def _modes(result: ModelResult) -> list[tuple[str, ...]]:

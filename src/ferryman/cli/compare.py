@@ -38,9 +38,9 @@ def compare(
 
 def _print(found: Comparison) -> None:
     headers = ["", "device", "profile", "vendor", "arch", "torch", "what", "file"]
-    output.table(headers, [
-        [s.label, s.device_name, s.profile, s.vendor, s.arch, s.torch, s.role, s.file] for s in found.sides
-    ])  # fmt: skip
+    output.table(
+        headers, [[s.label, s.device_name, s.profile, s.vendor, s.arch, s.torch, s.role, s.file] for s in found.sides]
+    )
     output.say()
     labels = [s.label for s in found.sides]
     columns = [text for label in labels for text in (label, f"{label} error", f"{label} of roofline")]

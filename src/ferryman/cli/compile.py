@@ -57,8 +57,16 @@ def compile_(
     usual = aot.Shapes()
     serving = aot.Shapes((*usual.widths, *(width or ())), (*usual.head_dims, *(head_dim or ())))
     with output.progress("compiling") as advance:
-        made = aot.compile_all(profiles, ops=op, backends=backend, dtypes=names, jobs=jobs, timeout=timeout,
-                               serving=None if out is None else serving, progress=advance)  # fmt: skip
+        made = aot.compile_all(
+            profiles,
+            ops=op,
+            backends=backend,
+            dtypes=names,
+            jobs=jobs,
+            timeout=timeout,
+            serving=None if out is None else serving,
+            progress=advance,
+        )
     if out is not None:
         try:
             aot.write(made, out)
@@ -83,9 +91,10 @@ def _print(made: aot.Compiled) -> None:
         f"{cached} of them from the cache ({', '.join(f'{k} {v}' for k, v in sorted(manifest.toolchain.items()))})"
     )
     output.table(
-        ["target", "arch", "backend", "COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"], _rows(manifest),
+        ["target", "arch", "backend", "COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"],
+        _rows(manifest),
         right=("COMPILED_ONLY", "FAIL", "QUARANTINED", "spilling", "poor form"),
-    )  # fmt: skip
+    )
     built = [m for m in manifest.modules if m.file is not None]
     if built:
         output.say(f"{len(built)} of Triton's C modules (its driver's, launchers) for {built[0].abi}")

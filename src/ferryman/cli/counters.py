@@ -14,9 +14,20 @@ from ferryman.porting import counting
 from ferryman.porting.counting import Counted, Entry, Launch
 
 _HEADERS = (
-    "op", "implementation", "kernel", "waves", "instructions", "mix", "matrix", "bytes", "x least", "coalesced",
-    "LDS conflicts", "waves/SIMD", "registers",
-)  # fmt: skip
+    "op",
+    "implementation",
+    "kernel",
+    "waves",
+    "instructions",
+    "mix",
+    "matrix",
+    "bytes",
+    "x least",
+    "coalesced",
+    "LDS conflicts",
+    "waves/SIMD",
+    "registers",
+)
 _LEGEND = """instructions: that waves executed. bytes: that waves asked of global memory, each once in an instruction;
 x least: over the op's own minimum, each tensor once. coalesced: cache lines that these bytes need, over those touched.
 LDS conflicts: share of LDS cycles beyond the least. waves/SIMD: that registers, LDS and workgroups leave room for."""
@@ -68,7 +79,17 @@ def _row(entry: Entry, launch: Launch) -> tuple[str, ...]:
     ratio = f"{launch.bytes / entry.least_bytes:.2f}" if entry.least_bytes else "-"
     spilled = f" ({launch.spills} spilled)" if launch.spills else ""
     return (
-        entry.op, entry.implementation, launch.kernel, str(launch.waves), str(launch.wave_instructions), mix,
-        matrix or "-", output.size(launch.bytes) or "-", ratio, f"{100 * launch.efficiency:.0f}%", share,
-        f"{launch.occupancy:g}", f"{launch.registers}{spilled}",
-    )  # fmt: skip
+        entry.op,
+        entry.implementation,
+        launch.kernel,
+        str(launch.waves),
+        str(launch.wave_instructions),
+        mix,
+        matrix or "-",
+        output.size(launch.bytes) or "-",
+        ratio,
+        f"{100 * launch.efficiency:.0f}%",
+        share,
+        f"{launch.occupancy:g}",
+        f"{launch.registers}{spilled}",
+    )

@@ -46,13 +46,20 @@ def _place(index: int, profile: Profile) -> str:
 
 
 def _row(place: str, profile: Profile) -> tuple[str | None, ...]:
-    peaks = [output.quantity(profile.peaks[d].rate, "FLOP/s") if d in profile.peaks else None
-             for d in ("f32", "bf16", "fp8")]  # fmt: skip
+    peaks = [
+        output.quantity(profile.peaks[d].rate, "FLOP/s") if d in profile.peaks else None for d in ("f32", "bf16", "fp8")
+    ]
     kinds = sorted({p.kind for path, p in profile.provenance.items() if path.startswith(("peaks.", "memory.", "ceil"))})
     return (
-        place or profile.title, profile.name, profile.arch, str(profile.units) if profile.units else None,
-        output.size(profile.memory_bytes), output.quantity(profile.bandwidth, "B/s"), *peaks, ", ".join(kinds) or None,
-    )  # fmt: skip
+        place or profile.title,
+        profile.name,
+        profile.arch,
+        str(profile.units) if profile.units else None,
+        output.size(profile.memory_bytes),
+        output.quantity(profile.bandwidth, "B/s"),
+        *peaks,
+        ", ".join(kinds) or None,
+    )
 
 
 def _show(profile: Profile, as_json: bool) -> None:

@@ -25,10 +25,24 @@ from ferryman.errors import LockfileError, SettingError
 from ferryman.porting.tune.check import check
 
 PACKAGES = (
-    "ferryman", "torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy", "transformers", "cupy-cuda13x",
-    "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "hip-python", "ziglang", "msgpack", "pydantic", "rich",
+    "ferryman",
+    "torch",
+    "triton",
+    "pytorch-triton-rocm",
+    "triton-rocm",
+    "numpy",
+    "transformers",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "hip-python",
+    "ziglang",
+    "msgpack",
+    "pydantic",
+    "rich",
     "typer",
-)  # fmt: skip
+)
 _DRIVERS = {"nvidia": Path("/proc/driver/nvidia/version"), "amdgpu": Path("/sys/module/amdgpu/version")}
 _MOST_FILES = 50_000  # a cache is measured up to here
 
@@ -152,8 +166,12 @@ def _choices(profile: Profile) -> dict[str, str | None]:
         return {"file": str(path), "device": profile.name, "hold": "none", "ignored": str(error)}
     why = held.differing or sorted({f"{op}: {reason}" for op, _, reason in held.stale})
     holding = 0 if held.differing else held.entries - len(held.stale)
-    return {"file": str(path), "device": profile.name, "hold": f"{holding} of {held.entries}",
-            "ignored": "; ".join(why) or None}  # fmt: skip
+    return {
+        "file": str(path),
+        "device": profile.name,
+        "hold": f"{holding} of {held.entries}",
+        "ignored": "; ".join(why) or None,
+    }
 
 
 def _caches() -> dict[str, Path]:
@@ -231,6 +249,9 @@ def _advice(versions: dict[str, str], here: list[Profile]) -> list[str]:
         found.append(
             f"an AMD device is here and torch {torch.__version__} does not see it: install the ROCm build of torch"
         )
-    found += [f"{p.title}: its numbers are unknown; write a profile (CONTRIBUTING.md, 'A device')"
-              for p in here if p.generic and p.vendor != "cpu"]  # fmt: skip
+    found += [
+        f"{p.title}: its numbers are unknown; write a profile (CONTRIBUTING.md, 'A device')"
+        for p in here
+        if p.generic and p.vendor != "cpu"
+    ]
     return found

@@ -121,9 +121,12 @@ def _matrix_table(facts: Sequence[Fact]) -> tuple[Sequence[str], list[list[str |
             return None, None, f"{exact}, {_value(by, 'overflow') or '?'}", None, None
         ends = [_value(by, "subnormal_inputs"), _value(by, "subnormal_outputs")]
         return (
-            _value(by, "block"), _bits(by, "aligned"), _bits(by, "accumulator"), _bits(by, "input"),
+            _value(by, "block"),
+            _bits(by, "aligned"),
+            _bits(by, "accumulator"),
+            _bits(by, "input"),
             " / ".join(s or "-" for s in ends),
-        )  # fmt: skip
+        )
 
     headers = ("unit", "route", "fused", "aligned", "accumulator", "input", "subnormals")
     return headers, _merged(_groups(facts), cells)
@@ -179,8 +182,13 @@ def _function_table(facts: Sequence[Fact]) -> tuple[Sequence[str], list[list[str
         row: list[str | None] = [function]
         for route in ROUTES:
             found = next((f for f in facts if f.key == f"ulp.{route}.{function}"), None)
-            row.append(None if found is None or found.value is None else f"{found.value:.3f}"
-                       if isinstance(found.value, float) else str(found.value))  # fmt: skip
+            row.append(
+                None
+                if found is None or found.value is None
+                else f"{found.value:.3f}"
+                if isinstance(found.value, float)
+                else str(found.value)
+            )
         rows.append(row)
     return ("float32", *(f"{route} error" for route in ROUTES)), rows
 
@@ -188,9 +196,13 @@ def _function_table(facts: Sequence[Fact]) -> tuple[Sequence[str], list[list[str
 def _other_rows(facts: Sequence[Fact]) -> list[list[str | None]]:
     """One row for each property and value: what routes and formats agree on takes one line."""
     names = {
-        "fp8": "fp8 flavour", "contraction": "a * b + c", "subnormals": "subnormals", "overflow": "beyond the largest",
-        "rounding": "conversion of float32", "order": "order of torch.sum",
-    }  # fmt: skip
+        "fp8": "fp8 flavour",
+        "contraction": "a * b + c",
+        "subnormals": "subnormals",
+        "overflow": "beyond the largest",
+        "rounding": "conversion of float32",
+        "order": "order of torch.sum",
+    }
     routes: dict[tuple[str, str, str], dict[str, None]] = {}
     for fact in facts:
         kind = fact.key.split(".")[0]
@@ -231,10 +243,13 @@ def _differences(earlier: Fingerprint, now: Fingerprint) -> None:
     changed = [k for k in {**before, **after} if before.get(k) != after.get(k)]
     where = earlier.environment
     output.say(f"against {where.device_name} (torch {where.versions.get('torch', '?')}): {len(changed)} facts differ")
-    output.table(("fact", "route", "there", "here"), [
-        [key, f"{route} {form}".strip(), before.get((key, route, form)), after.get((key, route, form))]
-        for key, route, form in changed
-    ])  # fmt: skip
+    output.table(
+        ("fact", "route", "there", "here"),
+        [
+            [key, f"{route} {form}".strip(), before.get((key, route, form)), after.get((key, route, form))]
+            for key, route, form in changed
+        ],
+    )
 
 
 def _yaml(document: Fingerprint) -> None:

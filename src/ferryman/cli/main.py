@@ -43,8 +43,17 @@ from ferryman.errors import FerrymanError
 
 _SECONDS_TO_END = 3
 # what no extra's absence may turn into a traceback: package -> extra
-_EXTRAS = {"numpy": "triton", "triton": "triton", "transformers": "models", "jinja2": "report", "junitparser": "report",
-           "matplotlib": "report", "ray": "fleet", "cupy": "cuda13", "msgpack": "offline"}  # fmt: skip
+_EXTRAS = {
+    "numpy": "triton",
+    "triton": "triton",
+    "transformers": "models",
+    "jinja2": "report",
+    "junitparser": "report",
+    "matplotlib": "report",
+    "ray": "fleet",
+    "cupy": "cuda13",
+    "msgpack": "offline",
+}
 
 
 class _Verb(TyperCommand):
@@ -56,10 +65,14 @@ class _Verb(TyperCommand):
 
 
 app = typer.Typer(
-    name="ferryman", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="ferryman",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Carries PyTorch model code across GPU vendors: which kernel runs, whether it is right, and how fast.",
-)  # fmt: skip
+)
 app.command("check", cls=_Verb)(check.check)
 app.command("bench", cls=_Verb)(bench.bench)
 app.command("devices", cls=_Verb)(devices.devices)

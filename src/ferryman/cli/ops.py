@@ -31,10 +31,17 @@ def ops(
         return
     if device:
         rows = [
-            (r.op, r.implementation, r.device, r.mark, " ".join(r.dtypes) or "-", "; ".join(r.conditions) or "any",
-             "; ".join(r.reasons) or "-")
+            (
+                r.op,
+                r.implementation,
+                r.device,
+                r.mark,
+                " ".join(r.dtypes) or "-",
+                "; ".join(r.conditions) or "any",
+                "; ".join(r.reasons) or "-",
+            )
             for r in found
-        ]  # fmt: skip
+        ]
         output.table(("op", "implementation", "device", "serves", "dtypes", "conditions", "refused because"), rows)
         return
     first = {(r.op, r.device): r.implementation for r in found if r.chosen}

@@ -14,9 +14,20 @@ from typing import Any
 EVERY = 30.0  # seconds between two lines of progress off a terminal
 GREEN, RED, YELLOW, DIM = "green", "red", "yellow", "dim"
 STYLES = {
-    "PASS": GREEN, "yes": GREEN, "chosen": GREEN, "FAIL": RED, "MISTRUSTED": RED, "QUARANTINED": RED, "no": RED,
-    "SIMULATED": YELLOW, "COMPILED_ONLY": YELLOW, "refused": YELLOW, "NOT_RUN": DIM, "UNIMPLEMENTED": DIM, "-": DIM,
-}  # fmt: skip
+    "PASS": GREEN,
+    "yes": GREEN,
+    "chosen": GREEN,
+    "FAIL": RED,
+    "MISTRUSTED": RED,
+    "QUARANTINED": RED,
+    "no": RED,
+    "SIMULATED": YELLOW,
+    "COMPILED_ONLY": YELLOW,
+    "refused": YELLOW,
+    "NOT_RUN": DIM,
+    "UNIMPLEMENTED": DIM,
+    "-": DIM,
+}
 
 
 def say(text: str = "") -> None:

@@ -49,16 +49,35 @@ def port(
     where, profile = _where(device)
     folder = out if out is not None or as_json else DEFAULT_OUT
     run(
-        model, where, profile, dtype_of(dtype), tiny, layers, folder, as_json, inputs=inputs or [],
-        backward=not forward_only, compiled=compiled,
-    )  # fmt: skip
+        model,
+        where,
+        profile,
+        dtype_of(dtype),
+        tiny,
+        layers,
+        folder,
+        as_json,
+        inputs=inputs or [],
+        backward=not forward_only,
+        compiled=compiled,
+    )
 
 
 def run(
-    model: str, where: str, profile: str | None, dtype: torch.dtype, tiny: bool, layers: int | None,
-    folder: Path | None, as_json: bool, *, inputs: Sequence[str] = (), backward: bool = True, compiled: bool = False,
+    model: str,
+    where: str,
+    profile: str | None,
+    dtype: torch.dtype,
+    tiny: bool,
+    layers: int | None,
+    folder: Path | None,
+    as_json: bool,
+    *,
+    inputs: Sequence[str] = (),
+    backward: bool = True,
+    compiled: bool = False,
     stem: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Try a model and write its documents; raises typer.Exit(1) where parity fails."""
     try:
         import transformers  # noqa: F401
@@ -73,9 +92,13 @@ def run(
     with output.progress("porting") as advance:
         stages = ["compare", "time", "compile", "account"]
         found = trial.trial(
-            built, where, profile, backward, compiled,
+            built,
+            where,
+            profile,
+            backward,
+            compiled,
             lambda stage: advance(stages.index(stage), len(stages), stage),
-        )  # fmt: skip
+        )
     text = found.model_dump_json(indent=1)
     if as_json:
         output.say(text)
@@ -110,22 +133,37 @@ def tables(found: Any) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]
     whole = sum(line.seconds for line in found.account) or 1.0
     shown = found.account[:20]
     return [
-        ("Same within limits", ("what", "worst tensor", "difference", "floor", "limit", "ok"), [
-            (m.what, m.where, f"{m.value:.3g}", f"{m.floor:.3g}", f"{m.limit:.3g}", "yes" if m.ok else "no")
-            for m in found.parity
-        ]),
-        (f"Where the time goes on {found.accounted_for}, predicted",
-         ("", "op", "implementation", "calls", "share of time", "bar"), [
-            (x.what, x.op, x.implementation or "-", str(x.calls), f"{100 * x.seconds / whole:.1f}%",
-             ("█" if x.what == "served" else "░") * round(40 * x.seconds / whole))
-            for x in shown
-        ]),
+        (
+            "Same within limits",
+            ("what", "worst tensor", "difference", "floor", "limit", "ok"),
+            [
+                (m.what, m.where, f"{m.value:.3g}", f"{m.floor:.3g}", f"{m.limit:.3g}", "yes" if m.ok else "no")
+                for m in found.parity
+            ],
+        ),
+        (
+            f"Where the time goes on {found.accounted_for}, predicted",
+            ("", "op", "implementation", "calls", "share of time", "bar"),
+            [
+                (
+                    x.what,
+                    x.op,
+                    x.implementation or "-",
+                    str(x.calls),
+                    f"{100 * x.seconds / whole:.1f}%",
+                    ("█" if x.what == "served" else "░") * round(40 * x.seconds / whole),
+                )
+                for x in shown
+            ],
+        ),
         ("Modules", ("kind",), [(line,) for line in found.kinds]),
-        ("Unserved time by module", ("module", "share of time"), [
-            (name or "(the model)", f"{100 * s / whole:.1f}%") for name, s in found.places.items()
-        ]),
+        (
+            "Unserved time by module",
+            ("module", "share of time"),
+            [(name or "(the model)", f"{100 * s / whole:.1f}%") for name, s in found.places.items()],
+        ),
         ("Measured here", ("run", "seconds"), [(k, f"{v:.4g}") for k, v in found.seconds.items()]),
-    ]  # fmt: skip
+    ]
 
 
 def sentences(found: Any) -> list[str]:

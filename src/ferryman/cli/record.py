@@ -59,9 +59,15 @@ def record(
     here = place(device, "record")
     with output.progress("recording") as advance:
         raw = make(
-            ops=op, device=here, dtypes=dtype, tier=tier, seed=seed, progress=advance, backends=backend,
+            ops=op,
+            device=here,
+            dtypes=dtype,
+            tier=tier,
+            seed=seed,
+            progress=advance,
+            backends=backend,
             jobs=jobs or default_jobs(here),
-        )  # fmt: skip
+        )
     capsule.save(raw, out)
     held = capsule.loads(raw, str(out))
     cells = held.results.cells
@@ -69,12 +75,21 @@ def record(
     stored = sum(1 for run in held.manifest.runs for o in run.outputs if o.tiles is None)
     outputs = sum(len(run.outputs) for run in held.manifest.runs)
     if as_json:
-        output.json_document({
-            "capsule": str(out), "sha256": held.sha256, "bytes": held.size, "cells": len(cells), "verdicts": counts,
-            "inputs": len(held.manifest.inputs), "outputs": outputs, "outputs_whole": stored,
-            "tensors": len(held.tensors), "machine": held.manifest.machine.model_dump(mode="json"),
-            "environment": held.results.environment.model_dump(mode="json"),
-        })  # fmt: skip
+        output.json_document(
+            {
+                "capsule": str(out),
+                "sha256": held.sha256,
+                "bytes": held.size,
+                "cells": len(cells),
+                "verdicts": counts,
+                "inputs": len(held.manifest.inputs),
+                "outputs": outputs,
+                "outputs_whole": stored,
+                "tensors": len(held.tensors),
+                "machine": held.manifest.machine.model_dump(mode="json"),
+                "environment": held.results.environment.model_dump(mode="json"),
+            }
+        )
         return
     facts = held.results.environment
     said = " ".join(f"{n} {verdict}" for verdict, n in counts.items())
@@ -86,28 +101,50 @@ def record(
 
 
 def _model(
-    name: str, out: Path, device: str, backends: Sequence[str] | None, dtypes: Sequence[str] | None, tiny: bool,
-    layers: int, seed: int, as_json: bool,
-) -> None:  # fmt: skip
+    name: str,
+    out: Path,
+    device: str,
+    backends: Sequence[str] | None,
+    dtypes: Sequence[str] | None,
+    tiny: bool,
+    layers: int,
+    seed: int,
+    as_json: bool,
+) -> None:
     if dtypes and len(dtypes) > 1:
         raise ArgumentError("record", "--dtype", ", ".join(dtypes), "one dtype with --model")
     for backend in backends or ():
         registry.check_requested(backend)
     with use(*backends) if backends else nullcontext(), output.progress("recording") as advance:
         raw = record_model(
-            name, porter=porter(), device=device, dtype=(dtypes or ["bfloat16"])[0], tiny=tiny, layers=layers,
-            seed=seed, progress=advance,
-        )  # fmt: skip
+            name,
+            porter=porter(),
+            device=device,
+            dtype=(dtypes or ["bfloat16"])[0],
+            tiny=tiny,
+            layers=layers,
+            seed=seed,
+            progress=advance,
+        )
     capsule.save(raw, out)
     held = capsule_model.loads(raw, str(out))
     assert isinstance(held, capsule_model.ModelCapsule)
     manifest = held.manifest
     if as_json:
-        output.json_document({
-            "capsule": str(out), "sha256": held.sha256, "bytes": held.size, "model": manifest.title,
-            "layers": manifest.layers, "dtype": manifest.dtype, "exact": manifest.exact, "served": manifest.served,
-            "machine": manifest.machine.model_dump(mode="json"), "environment": manifest.environment,
-        })  # fmt: skip
+        output.json_document(
+            {
+                "capsule": str(out),
+                "sha256": held.sha256,
+                "bytes": held.size,
+                "model": manifest.title,
+                "layers": manifest.layers,
+                "dtype": manifest.dtype,
+                "exact": manifest.exact,
+                "served": manifest.served,
+                "machine": manifest.machine.model_dump(mode="json"),
+                "environment": manifest.environment,
+            }
+        )
         return
     output.say(f"{out}: {output.size(held.size)}, sha256 {held.sha256}")
     output.say(f"{manifest.title}, {manifest.layers} layers in {manifest.dtype}, exact in {manifest.exact}")

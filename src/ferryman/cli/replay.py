@@ -115,11 +115,17 @@ def _print(document: Replay) -> None:
     for (op, implementation), group in groups.items():
         counts = Counter(each.explanation for each in group)
         said = ", ".join(f"{counts[e]} {e}" for e in ORDER if counts[e])
-        rows.append([
-            op, implementation, said, number(_worst(group, "a")), number(_worst(group, "b")),
-            *_times(document.recorded.timings, op, implementation),
-            *_times(document.replayed.timings, op, implementation),
-        ])  # fmt: skip
+        rows.append(
+            [
+                op,
+                implementation,
+                said,
+                number(_worst(group, "a")),
+                number(_worst(group, "b")),
+                *_times(document.recorded.timings, op, implementation),
+                *_times(document.replayed.timings, op, implementation),
+            ]
+        )
     headers = ["op", "implementation", "A against B", "A error", "B error", "A time", "of roofline", "B time", "of B's"]
     shown = [i for i, _ in enumerate(headers) if any(row[i] != "-" for row in rows)]
     output.table([headers[i] for i in shown], [[row[i] for i in shown] for row in rows])
@@ -136,9 +142,10 @@ def _print(document: Replay) -> None:
     if len(wrong) > _MOST:
         output.say(f"and {len(wrong) - _MOST} more; the JSON document has them all")
     idle = Counter(
-        (each.implementation, each.detail) for each in document.explained
+        (each.implementation, each.detail)
+        for each in document.explained
         if each.explanation in ("A did not run", "B did not run", "neither ran")
-    )  # fmt: skip
+    )
     for (implementation, detail), count in idle.most_common(_MOST):
         output.say(f"NOT_RUN {implementation}, {count} cells: {detail}")
 

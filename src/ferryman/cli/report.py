@@ -36,8 +36,10 @@ def report(
     _refuse(document, {"--html": html, "--md": md, "--junit": junit}, as_json)
     loaded = load(document)
     wanted: list[tuple[str, Path | None, Callable[[Results], str]]] = [
-        ("--html", html, page), ("--md", md, renderings.markdown), ("--junit", junit, renderings.junit),
-    ]  # fmt: skip
+        ("--html", html, page),
+        ("--md", md, renderings.markdown),
+        ("--junit", junit, renderings.junit),
+    ]
     written = []
     for option, path, render in wanted:
         if path is None:

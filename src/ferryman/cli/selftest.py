@@ -55,10 +55,19 @@ def selftest(
         sample = QUICK
     with output.progress("self-test") as advance:
         document = run(
-            ops=op, honest_runs=honest if honest is not None else QUICK_HONEST if quick else HONEST, seed=seed,
-            device=place(device, "selftest"), every_run_judged=by_gate, sample=sample, most=edits or None, jobs=jobs,
-            minutes=minutes, resume=resume, progress=advance, plant_seed=planted,
-        )  # fmt: skip
+            ops=op,
+            honest_runs=honest if honest is not None else QUICK_HONEST if quick else HONEST,
+            seed=seed,
+            device=place(device, "selftest"),
+            every_run_judged=by_gate,
+            sample=sample,
+            most=edits or None,
+            jobs=jobs,
+            minutes=minutes,
+            resume=resume,
+            progress=advance,
+            plant_seed=planted,
+        )
     text = dumps(document)
     if as_json:
         output.say(text)

@@ -45,12 +45,16 @@ def of(op: Primitive, profile: Profile) -> list[Support]:
     found = []
     for line in registry.implementations(op.name):
         asked = verdicts[line.name]
-        found.append(Support(
-            op=op.name, implementation=line.name, device=profile.name,
-            serves=profile.vendor in registry.backends()[line.backend].vendors,
-            dtypes=tuple(d for d, (verdict, _) in asked.items() if verdict != "refused"),
-            chosen=tuple(d for d, (verdict, _) in asked.items() if verdict == "chosen"),
-            conditions=tuple(map(str, line.when)),
-            reasons=tuple(dict.fromkeys(reason for _, why in asked.values() for reason in why)),
-        ))  # fmt: skip
+        found.append(
+            Support(
+                op=op.name,
+                implementation=line.name,
+                device=profile.name,
+                serves=profile.vendor in registry.backends()[line.backend].vendors,
+                dtypes=tuple(d for d, (verdict, _) in asked.items() if verdict != "refused"),
+                chosen=tuple(d for d, (verdict, _) in asked.items() if verdict == "chosen"),
+                conditions=tuple(map(str, line.when)),
+                reasons=tuple(dict.fromkeys(reason for _, why in asked.values() for reason in why)),
+            )
+        )
     return found

@@ -115,21 +115,30 @@ def tune(
 def _facts(outcomes: dict[str, list[tuning.Outcome]]) -> list[dict[str, Any]]:
     return [
         {
-            "op": one.op, "case": one.case, "dtype": dtype, "result": one.result,
+            "op": one.op,
+            "case": one.case,
+            "dtype": dtype,
+            "result": one.result,
             "entry": None if one.entry is None else one.entry.model_dump(mode="json"),
         }
-        for dtype, found in outcomes.items() for one in found
-    ]  # fmt: skip
+        for dtype, found in outcomes.items()
+        for one in found
+    ]
 
 
 def _print(found: list[tuning.Outcome], dtype: str) -> None:
     rows = []
     for one in found:
         entry = one.entry
-        others = "" if entry is None else ", ".join(
-            f"{c.label} {'not timed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
-            for c in entry.candidates if c.label != entry.label
-        )  # fmt: skip
+        others = (
+            ""
+            if entry is None
+            else ", ".join(
+                f"{c.label} {'not timed' if c.seconds is None else f'{c.seconds * 1e6:.1f}'}"
+                for c in entry.candidates
+                if c.label != entry.label
+            )
+        )
         chosen = ("", "") if entry is None else (entry.label, f"{entry.seconds * 1e6:.1f}")
         rows.append((one.op, one.case, dtype, *chosen, others, one.result))
     output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
@@ -140,9 +149,13 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
 
 
 def _predict(
-    profile: Profile, ops: list[str] | None, implementations: list[str] | None, grid: str, dtypes: list[str],
+    profile: Profile,
+    ops: list[str] | None,
+    implementations: list[str] | None,
+    grid: str,
+    dtypes: list[str],
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     known_implementations(implementations)
     size, kind = grid_of(grid), torch.device("cpu" if profile.vendor == "cpu" else "cuda")
     rows: list[tuple[Any, ...]] = []
@@ -161,25 +174,31 @@ def _predict(
     output.table((*heads, "us, predicted"), texts, right=("rank", "us, predicted"))
 
 
-def _check(
-    path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str], as_json: bool
-) -> None:  # fmt: skip
+def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str], as_json: bool) -> None:
     held = tuning.check(path, profile)
     holding = 0 if held.differing else held.entries - len(held.stale)
     size = grid_of(grid)
     shapes = [
         (op, on_meta(op, case, calls.dtype_of(name)))
-        for name in dtypes for op in registry.primitives().values() for case in cases(op, size, device)
-    ]  # fmt: skip
+        for name in dtypes
+        for op in registry.primitives().values()
+        for case in cases(op, size, device)
+    ]
     known = [one for one in tuning.covered(path, profile, shapes) if one.measured or one.predicted]
     if as_json:
-        output.json_document({
-            "lockfile": str(path), "holds": held.holds, "entries": held.entries, "holding": holding,
-            "differing": held.differing,
-            "stale": [dict(zip(("op", "region", "reason"), one, strict=True)) for one in held.stale],
-            "failed": [dict(zip(("op", "case", "candidate", "error"), one, strict=True)) for one in held.failed],
-            "grid": grid, "covered": [asdict(one) for one in known],
-        })  # fmt: skip
+        output.json_document(
+            {
+                "lockfile": str(path),
+                "holds": held.holds,
+                "entries": held.entries,
+                "holding": holding,
+                "differing": held.differing,
+                "stale": [dict(zip(("op", "region", "reason"), one, strict=True)) for one in held.stale],
+                "failed": [dict(zip(("op", "case", "candidate", "error"), one, strict=True)) for one in held.failed],
+                "grid": grid,
+                "covered": [asdict(one) for one in known],
+            }
+        )
     else:
         _print_held(path, held, holding, grid, known)
     if not held.holds:

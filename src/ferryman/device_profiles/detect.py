@@ -56,10 +56,13 @@ def match(facts: DeviceFacts, profiles: Mapping[str, Profile] | Iterable[Profile
     mig = _MIG.fullmatch(facts.name) if facts.vendor == "nvidia" else None
     name = _fold(mig.group(1) if mig else facts.name)
     named = [
-        p for p in known
-        if not p.generic and p.vendor == facts.vendor and p.arch == facts.arch
+        p
+        for p in known
+        if not p.generic
+        and p.vendor == facts.vendor
+        and p.arch == facts.arch
         and name in {_fold(n) for n in p.identity.names}
-    ]  # fmt: skip
+    ]
     # whole cards and default power modes first: they win where a stored partition or mode fits too
     named.sort(key=lambda p: (p.partition is not None, p.power_mode is not None, p.name))
     if mig is None:
@@ -222,8 +225,13 @@ def _complete(generic: Profile, facts: DeviceFacts, mig: str | None) -> Profile:
         "wave": facts.wave or generic.wave,
         "shared_memory": facts.shared_memory or generic.shared_memory,
     }
-    paths = {"units": "units", "memory_bytes": "memory.size", "l2_bytes": "caches.l2", "wave": "wave",
-             "shared_memory": "limits.shared_memory_per_block"}  # fmt: skip
+    paths = {
+        "units": "units",
+        "memory_bytes": "memory.size",
+        "l2_bytes": "caches.l2",
+        "wave": "wave",
+        "shared_memory": "limits.shared_memory_per_block",
+    }
     provenance = dict(generic.provenance)
     provenance |= {path: _DRIVER for field, path in paths.items() if getattr(facts, field)}
     note = (

@@ -21,25 +21,48 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "ferryman.device_profiles"
 
 _FIELDS = {
-    "units": "units", "xcds": "xcds", "clock": "clock_hz", "power": "power_w", "wave": "wave",
-    "memory.size": "memory_bytes", "memory.bandwidth": "bandwidth",
-    "caches.l1": "l1_bytes", "caches.l2": "l2_bytes", "caches.l3": "l3_bytes",
-    "limits.registers_per_unit": "registers_per_unit", "limits.registers_per_thread": "registers_per_thread",
+    "units": "units",
+    "xcds": "xcds",
+    "clock": "clock_hz",
+    "power": "power_w",
+    "wave": "wave",
+    "memory.size": "memory_bytes",
+    "memory.bandwidth": "bandwidth",
+    "caches.l1": "l1_bytes",
+    "caches.l2": "l2_bytes",
+    "caches.l3": "l3_bytes",
+    "limits.registers_per_unit": "registers_per_unit",
+    "limits.registers_per_thread": "registers_per_thread",
     "limits.shared_memory_per_block": "shared_memory",
     "limits.shared_memory_per_unit": "shared_memory_per_unit",
-    "limits.max_threads_per_block": "max_threads", "limits.max_threads_per_unit": "max_threads_per_unit",
-    "ceilings.copy": "copy_bandwidth", "numerics.fp8": "fp8",
-}  # fmt: skip
+    "limits.max_threads_per_block": "max_threads",
+    "limits.max_threads_per_unit": "max_threads_per_unit",
+    "ceilings.copy": "copy_bandwidth",
+    "numerics.fp8": "fp8",
+}
 _TABLES = {
-    "peaks": "peaks", "ceilings": "ceilings", "rates": "rates",
-    "numerics.accumulation": "accumulation", "numerics.bias": "biases", "numerics.arithmetic": "arithmetic",
-}  # fmt: skip
+    "peaks": "peaks",
+    "ceilings": "ceilings",
+    "rates": "rates",
+    "numerics.accumulation": "accumulation",
+    "numerics.bias": "biases",
+    "numerics.arithmetic": "arithmetic",
+}
 _REQUIRED = ("wave", "limits.shared_memory_per_block", "limits.max_threads_per_block")
 # What belongs to one card: a generic profile that carried these would lend an unknown device another card's
 # numbers.
 _ONE_CARD = (
-    "units", "xcds", "clock", "power", "memory.", "caches.l2", "caches.l3", "peaks.", "ceilings.", "rates.",
-)  # fmt: skip
+    "units",
+    "xcds",
+    "clock",
+    "power",
+    "memory.",
+    "caches.l2",
+    "caches.l3",
+    "peaks.",
+    "ceilings.",
+    "rates.",
+)
 _INHERITED_TEXT = ("vendor", "arch", "family", "partition", "power_mode")
 _ARCH = {"nvidia": r"sm_\d{2,3}[a-z]?", "amd": r"gfx[0-9a-f]{3,5}", "cpu": r"cpu", "other": r"[a-z]+"}
 

@@ -23,7 +23,13 @@ SCHEMA_VERSION = 1
 # Units that each dimension may be written in. "GB" is 10^9 and "GiB" 2^30, always: vendors mix them up.
 UNITS: dict[str, dict[str, str]] = {
     "bytes": {
-        "B": "1", "KiB": "1024", "MiB": "1048576", "GiB": "1073741824", "kB": "1e3", "MB": "1e6", "GB": "1e9",
+        "B": "1",
+        "KiB": "1024",
+        "MiB": "1048576",
+        "GiB": "1073741824",
+        "kB": "1e3",
+        "MB": "1e6",
+        "GB": "1e9",
     },
     "bandwidth": {"GB/s": "1e9", "TB/s": "1e12"},
     "frequency": {"MHz": "1e6", "GHz": "1e9"},
@@ -34,12 +40,16 @@ UNITS: dict[str, dict[str, str]] = {
     "op_rate": {"OP/clk": "1"},
     "count": {"": "1"},
     "ratio": {"": "1"},
-}  # fmt: skip
+}
 WORDS = {
-    "fp8": schema.FP8_FLAVOURS, "accumulation": schema.ACCUMULATION, "rounding": schema.ROUNDINGS,
-    "subnormals": schema.SUBNORMALS, "contraction": schema.CONTRACTION, "overflow": schema.OVERFLOW,
+    "fp8": schema.FP8_FLAVOURS,
+    "accumulation": schema.ACCUMULATION,
+    "rounding": schema.ROUNDINGS,
+    "subnormals": schema.SUBNORMALS,
+    "contraction": schema.CONTRACTION,
+    "overflow": schema.OVERFLOW,
     "exact": schema.EXACT,
-}  # fmt: skip
+}
 ACCUMULATE_DTYPES = ("f16", "f32", "f64", "i32")
 _NUMBER = re.compile(r"([+-]?[0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)(?: ([A-Za-z/]+))?")
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
@@ -51,20 +61,33 @@ def _by_dtype(prefix: str, floats: str, integers: str) -> dict[str, str]:
 
 # path in the file -> (dimension or vocabulary)
 CELLS: dict[str, str] = {
-    "units": "count", "xcds": "count", "clock": "frequency", "power": "power", "wave": "count",
-    "memory.size": "bytes", "memory.bandwidth": "bandwidth",
-    "caches.l1": "bytes", "caches.l2": "bytes", "caches.l3": "bytes",
-    "limits.registers_per_unit": "count", "limits.registers_per_thread": "count",
-    "limits.shared_memory_per_block": "bytes", "limits.shared_memory_per_unit": "bytes",
-    "limits.max_threads_per_block": "count", "limits.max_threads_per_unit": "count",
-    "ceilings.copy": "bandwidth", "numerics.fp8": "fp8",
-    "identity.units": "count", "identity.memory": "range",
-    **_by_dtype("peaks", "flops", "ops"), **_by_dtype("ceilings", "flops", "ops"),
+    "units": "count",
+    "xcds": "count",
+    "clock": "frequency",
+    "power": "power",
+    "wave": "count",
+    "memory.size": "bytes",
+    "memory.bandwidth": "bandwidth",
+    "caches.l1": "bytes",
+    "caches.l2": "bytes",
+    "caches.l3": "bytes",
+    "limits.registers_per_unit": "count",
+    "limits.registers_per_thread": "count",
+    "limits.shared_memory_per_block": "bytes",
+    "limits.shared_memory_per_unit": "bytes",
+    "limits.max_threads_per_block": "count",
+    "limits.max_threads_per_unit": "count",
+    "ceilings.copy": "bandwidth",
+    "numerics.fp8": "fp8",
+    "identity.units": "count",
+    "identity.memory": "range",
+    **_by_dtype("peaks", "flops", "ops"),
+    **_by_dtype("ceilings", "flops", "ops"),
     **_by_dtype("rates", "flop_rate", "op_rate"),
     **_by_dtype("numerics.accumulation", "accumulation", "accumulation"),
     **_by_dtype("numerics.bias", "ratio", "ratio"),
     **{f"numerics.arithmetic.{path}": kind for path, kind in schema.ARITHMETIC.items()},
-}  # fmt: skip
+}
 GROUPS = {path[:i] for path in CELLS for i, letter in enumerate(path) if letter == "."}
 PLAIN = ("name", "title", "vendor", "arch", "family", "partition", "power_mode", "extends")
 OTHER = ("schema", "generic", "aliases", "sources", "features", "preferences", "compiled", "tiles")

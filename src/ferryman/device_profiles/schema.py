@@ -32,20 +32,33 @@ MATRIX_DTYPES = ("f32", "tf32", "f16", "bf16", "fp8")
 ROUTES = ("torch", "triton", "simt")
 FUNCTIONS = ("exp", "exp2", "log", "rsqrt", "sqrt", "div", "tanh")
 ARITHMETIC: dict[str, str] = {
-    **{f"matrix.{d}.{name}": kind for d in MATRIX_DTYPES for name, kind in {
-        "block": "count", "aligned_bits": "count", "aligned_rounding": "rounding", "accumulator_bits": "count",
-        "accumulator_rounding": "rounding",
-        "subnormal_inputs": "subnormals", "subnormal_outputs": "subnormals",
-    }.items()},
-    **{f"matrix.{d}.{name}": kind for d in ("f32", "tf32") for name, kind in {
-        "input_bits": "count", "input_rounding": "rounding",
-    }.items()},
+    **{
+        f"matrix.{d}.{name}": kind
+        for d in MATRIX_DTYPES
+        for name, kind in {
+            "block": "count",
+            "aligned_bits": "count",
+            "aligned_rounding": "rounding",
+            "accumulator_bits": "count",
+            "accumulator_rounding": "rounding",
+            "subnormal_inputs": "subnormals",
+            "subnormal_outputs": "subnormals",
+        }.items()
+    },
+    **{
+        f"matrix.{d}.{name}": kind
+        for d in ("f32", "tf32")
+        for name, kind in {
+            "input_bits": "count",
+            "input_rounding": "rounding",
+        }.items()
+    },
     "matrix.i8.exact": "exact",
     **{f"subnormals.{d}": "subnormals" for d in ("f32", "f16", "bf16")},
     **{f"contraction.{route}": "contraction" for route in ROUTES},
     **{f"overflow.{route}.{fp8}": "overflow" for route in ("torch", "triton") for fp8 in (*FP8_FLAVOURS, "e5m2")},
     **{f"ulp.{route}.{function}": "ratio" for route in ROUTES for function in FUNCTIONS},
-}  # fmt: skip
+}
 FEATURES = {
     "bf16": "bf16 matrix instructions",
     "tf32": "TF32 matrix instructions",
@@ -64,12 +77,26 @@ FEATURES = {
 }
 
 _DTYPE_NAMES = {
-    "float64": "f64", "double": "f64", "fp64": "f64", "float32": "f32", "float": "f32", "fp32": "f32",
-    "xf32": "tf32", "float16": "f16", "half": "f16", "fp16": "f16", "bfloat16": "bf16",
-    "int8": "i8", "uint8": "i8", "float8": "fp8",
-    "float8_e4m3fn": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2": "fp8",
-    "float8_e5m2fnuz": "fp8", "float4_e2m1fn_x2": "fp4",
-}  # fmt: skip
+    "float64": "f64",
+    "double": "f64",
+    "fp64": "f64",
+    "float32": "f32",
+    "float": "f32",
+    "fp32": "f32",
+    "xf32": "tf32",
+    "float16": "f16",
+    "half": "f16",
+    "fp16": "f16",
+    "bfloat16": "bf16",
+    "int8": "i8",
+    "uint8": "i8",
+    "float8": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e4m3fnuz": "fp8",
+    "float8_e5m2": "fp8",
+    "float8_e5m2fnuz": "fp8",
+    "float4_e2m1fn_x2": "fp4",
+}
 
 V = TypeVar("V")
 

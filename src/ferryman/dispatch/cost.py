@@ -82,8 +82,9 @@ class Coefficients:
             return None
         beside = sum(
             weight * nearness(work.place, place)
-            for place, weight in zip(self.places, self.weights, strict=True) if weight
-        )  # fmt: skip
+            for place, weight in zip(self.places, self.weights, strict=True)
+            if weight
+        )
         formula = self.fixed + max(found[0] / self.memory, found[1] / self.compute)
         return formula * math.exp(max(-MOST_BESIDE, min(MOST_BESIDE, beside)))
 
@@ -207,9 +208,10 @@ def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -
         if first in predicted:
             seconds, error = predicted[first]
             faster = [
-                n for n in rest
+                n
+                for n in rest
                 if n in predicted and predicted[n][0] * (1 + AGREEMENT * math.hypot(error, predicted[n][1])) < seconds
-            ]  # fmt: skip
+            ]
             ahead = min(faster, key=lambda n: predicted[n][0], default=first)
         rest.remove(ahead)
         order.append(ahead)
@@ -244,10 +246,15 @@ def _group(given: Mapping[str, Any], where: str) -> dict[str, Coefficients]:
 
 def _coefficients(given: Mapping[str, Any], places: Sequence[tuple[float, ...]], where: str) -> Coefficients:
     made = Coefficients(
-        given["fixed"], given["memory"], given["compute"], given["error"], given["cells"],
+        given["fixed"],
+        given["memory"],
+        given["compute"],
+        given["error"],
+        given["cells"],
         {name: (low[0], high[0], low[1], high[1]) for name, (low, high) in given["sizes"].items()},
-        places, tuple(given["weights"]),
-    )  # fmt: skip
+        places,
+        tuple(given["weights"]),
+    )
     limits = {"fixed": math.inf, "memory": 1.0, "compute": 1.0, "error": math.inf, "cells": math.inf}
     for name, most in limits.items():
         value = getattr(made, name)

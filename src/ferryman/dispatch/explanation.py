@@ -13,8 +13,10 @@ from ferryman.device_profiles import Profile, resolve
 from ferryman.dispatch import lockfile, registry, select, state
 
 _SOURCES = {
-    "request": "as requested", "lockfile": "measured in this region", "profile": "by the profile's preference",
-}  # fmt: skip
+    "request": "as requested",
+    "lockfile": "measured in this region",
+    "profile": "by the profile's preference",
+}
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,14 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         rows = [vars(row) for row in self.rows]
         return {
-            "op": self.op, "device": self.device, "here": self.here, "region": self.region, "source": self.source,
-            "case": self.case, "rows": rows,
-        }  # fmt: skip
+            "op": self.op,
+            "device": self.device,
+            "here": self.here,
+            "region": self.region,
+            "source": self.source,
+            "case": self.case,
+            "rows": rows,
+        }
 
     def __str__(self) -> str:
         place = self.device if self.here else f"{self.device}, which is not here: backends were not probed"
@@ -81,8 +88,9 @@ class Explanation:
         return f": {'' if measured else 'about '}{row.seconds * 1e6:.3g} us{beside}"
 
 
-def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.device | str | None = None,
-            **kwargs: Any) -> Explanation:  # fmt: skip
+def explain(
+    op: str | Callable[..., Any], *args: Any, device: Profile | torch.device | str | None = None, **kwargs: Any
+) -> Explanation:
     """Which implementation would run for these arguments, and why not the others.
 
     op: the op's function or name. args, kwargs: the call's arguments; tensors may be on "meta". device: a profile's
@@ -105,10 +113,18 @@ def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.de
     region = lockfile.region(known, bound)
     entry = lockfile.entries(known.name, profile).get(region)
     return Explanation(
-        known.name, profile.name, here, region,
+        known.name,
+        profile.name,
+        here,
+        region,
         tuple(
             Row(
-                line.name, verdict, tuple(why), tuple(map(str, line.when)), line.accumulation, line.roundings,
+                line.name,
+                verdict,
+                tuple(why),
+                tuple(map(str, line.when)),
+                line.accumulation,
+                line.roundings,
                 None if decision is None else decision.seconds.get(line.name),
                 "" if decision is None or verdict != "chosen" else decision.configuration,
             )
@@ -116,7 +132,7 @@ def explain(op: str | Callable[..., Any], *args: Any, device: Profile | torch.de
         ),
         None if decision is None else decision.source,
         "" if entry is None else entry.case,
-    )  # fmt: skip
+    )
 
 
 def _bind(known: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

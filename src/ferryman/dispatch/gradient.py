@@ -67,9 +67,12 @@ class Recipe:
                 raise ValueError(f"{backward.name}: parameter {name!r} is no argument, output or gradient of {op.name}")
         owner = {name: i for i, shared in enumerate(op.grads) for name in shared}
         return cls(
-            op, backward, tuple(sources), tuple(backward.types[n] == "Tensor?" for n in backward.names),
+            op,
+            backward,
+            tuple(sources),
+            tuple(backward.types[n] == "Tensor?" for n in backward.names),
             tuple(owner.get(n) for n in op.names),
-        )  # fmt: skip
+        )
 
     def plan(self, launch: Callable[..., Any], target: Target, asked: state.State) -> Plan:
         return Plan(self, launch, target, asked)
@@ -226,9 +229,11 @@ def overwriting(*args: Any) -> Any:
         value = args[place]
         if value.requires_grad and value.is_leaf:
             raise ArgumentError(
-                op.name, f"{op.names[place]}.is_leaf", "True, and it requires grad",
+                op.name,
+                f"{op.names[place]}.is_leaf",
+                "True, and it requires grad",
                 "a tensor that is computed from the leaf, or torch.no_grad()",
-            )  # fmt: skip
+            )
     outputs = list(_Overwriting.apply(plan, made, *args[:-1]))  # type: ignore[no-untyped-call]
     for place, output in op.overwritten:
         outputs[output] = _Put.apply(args[place], outputs[output])  # type: ignore[no-untyped-call]

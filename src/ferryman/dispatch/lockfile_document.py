@@ -42,8 +42,15 @@ _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
 _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
 _RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
-_SHARED = ("backends/triton_lang.py", "backends/triton_rows.py", "backends/simt/portable.cuh", "backends/simt/rows.cuh",
-           "backends/simt/rows.py", "backends/simt/cluster.cuh", "backends/simt/whole.cuh")  # fmt: skip
+_SHARED = (
+    "backends/triton_lang.py",
+    "backends/triton_rows.py",
+    "backends/simt/portable.cuh",
+    "backends/simt/rows.cuh",
+    "backends/simt/rows.py",
+    "backends/simt/cluster.cuh",
+    "backends/simt/whole.cuh",
+)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TENSOR = re.compile(r"[a-z0-9_]+\[((0|2\^\d{1,2}),)*\d{0,18}\][csx]")
 
@@ -66,11 +73,19 @@ class Lockfile(Strict):
 def stamp(profile: Profile) -> dict[str, str | int | None]:
     """What an entry's truth depends on: the device, and the toolchains that are here."""
     return {
-        "profile": profile.name, "arch": profile.arch, "units": profile.units, "memory": profile.memory_bytes,
-        "partition": profile.partition, "power_mode": profile.power_mode, "torch": str(torch.__version__),
-        "triton": _version("triton"), "cuda": torch.version.cuda, "hip": torch.version.hip, "driver": _driver(),
+        "profile": profile.name,
+        "arch": profile.arch,
+        "units": profile.units,
+        "memory": profile.memory_bytes,
+        "partition": profile.partition,
+        "power_mode": profile.power_mode,
+        "torch": str(torch.__version__),
+        "triton": _version("triton"),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "driver": _driver(),
         "ferryman": _version("ferryman"),
-    }  # fmt: skip
+    }
 
 
 def _version(distribution: str) -> str | None:
@@ -162,9 +177,7 @@ def writable(path: Path, profile: Profile) -> None:
     _locked(path, look)
 
 
-def record(
-    path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]
-) -> dict[str, dict[str, Entry]]:  # fmt: skip
+def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> dict[str, dict[str, Entry]]:
     """Merge measured entries into a lockfile, or begin it: whole, under a lock.
 
     A candidate that was measured now replaces itself; the others of its region stay, and the choice is among all.
@@ -199,9 +212,7 @@ def _loaded(path: Path, profile: Profile) -> Lockfile:
     return document
 
 
-def _merge(
-    path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]
-) -> dict[str, dict[str, Entry]]:  # fmt: skip
+def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> dict[str, dict[str, Entry]]:
     choices: dict[str, dict[str, Entry]] = {}
     if path.exists():
         choices = {op: dict(entries) for op, entries in _loaded(path, profile).choices.items()}

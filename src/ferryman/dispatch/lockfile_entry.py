@@ -146,11 +146,16 @@ def joined(old: Entry, new: Entry, preference: Sequence[str]) -> Entry:
     timed = sorted(
         (c for c in candidates if c.seconds is not None),
         key=lambda c: (ranked.get(c.implementation, len(ranked)), bool(c.configuration)),
-    )  # fmt: skip
+    )
     noise = max(old.noise or 0.0, new.noise or 0.0)
     label = best({c.label: c.seconds for c in timed if c.seconds is not None}, noise)
     chosen = next(c for c in timed if c.label == label)
-    return new.model_copy(update={
-        "implementation": chosen.implementation, "configuration": chosen.configuration, "seconds": chosen.seconds,
-        "noise": noise, "candidates": candidates,
-    })  # fmt: skip
+    return new.model_copy(
+        update={
+            "implementation": chosen.implementation,
+            "configuration": chosen.configuration,
+            "seconds": chosen.seconds,
+            "noise": noise,
+            "candidates": candidates,
+        }
+    )

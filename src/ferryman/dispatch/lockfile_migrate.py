@@ -83,9 +83,13 @@ def _profile(path: Path, raw: Mapping[str, Any]) -> Profile:
 
 
 def _entry(
-    path: Path, op: Primitive, region: str, given: Mapping[str, Any], profile: Profile,
+    path: Path,
+    op: Primitive,
+    region: str,
+    given: Mapping[str, Any],
+    profile: Profile,
     renamed: Counter[tuple[str, str, str]],
-) -> Entry:  # fmt: skip
+) -> Entry:
     try:
         args = representative(op, region)
 

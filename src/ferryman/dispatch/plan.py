@@ -93,8 +93,10 @@ _HOT = """    try:
         return recover(error, line, {args})
 """
 _EXTRA = {
-    "aligned": "{arg}.data_ptr() % 16 == 0", "tf32": "float32_precision()", "deterministic": "deterministic()",
-}  # fmt: skip
+    "aligned": "{arg}.data_ptr() % 16 == 0",
+    "tf32": "float32_precision()",
+    "deterministic": "deterministic()",
+}
 
 
 @dataclasses.dataclass(eq=False)
@@ -136,17 +138,23 @@ class Op:
             "float32_precision": float32_precision,
             "deterministic": torch._C._get_deterministic_algorithms,
             "bump": torch.autograd.graph.increment_version,
-            "forward_ad": forward_ad, "current": state.current,
-            "plans": self.plans, "below": self.below, "library": library, "keys_of": torch._C._dispatch_keys,
-            "hot": self.hot, "warm": self.warm,
+            "forward_ad": forward_ad,
+            "current": state.current,
+            "plans": self.plans,
+            "below": self.below,
+            "library": library,
+            "keys_of": torch._C._dispatch_keys,
+            "hot": self.hot,
+            "warm": self.warm,
             **dict(zip((f"no_{name}" for name in op.tensors), declared.absent(len(op.tensors)), strict=True)),
-            "compiled": traced.compiled(op, library), "CompileError": CompileError,
+            "compiled": traced.compiled(op, library),
+            "CompileError": CompileError,
             "KEY_ERRORS": (KeyError, TypeError, AttributeError),
             "slow": lambda *args: self.slow(args, differentiate=True),
             "slow_plain": lambda *args: self.slow(args, differentiate=False),
             "recover": lambda error, line, *args: self.recover(error, line, args, differentiate=True),
             "recover_plain": lambda error, line, *args: self.recover(error, line, args, differentiate=False),
-        }  # fmt: skip
+        }
         entry = namespace[op.name]
         exec(compile(_source(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
         self.resolve: Callable[..., Any] = namespace["resolve"]
@@ -244,9 +252,7 @@ class Op:
                 del self.hot[brief]  # the next call puts what is in the plan now in front
         return run(*given, extra)
 
-    def recover(
-        self, error: CompileError, line: Implementation, args: tuple[Any, ...], differentiate: bool
-    ) -> Any:  # fmt: skip
+    def recover(self, error: CompileError, line: Implementation, args: tuple[Any, ...], differentiate: bool) -> Any:
         """A toolchain refused the kernel of ``line``: leave it out here, say so once, and choose again.
 
         Other threads may have found the same meanwhile, so that another choice would not come to ``line`` any more.
@@ -258,8 +264,9 @@ class Op:
         if select.quarantine(op, args, line, profile, str(error)):
             warnings.warn(
                 f"{op.name}: {line.name} is left out for these shapes on {profile.name}: {error}",
-                QuarantineWarning, stacklevel=4,
-            )  # fmt: skip
+                QuarantineWarning,
+                stacklevel=4,
+            )
         drop_plans()
         if op.mutates:  # a kernel before the one that was refused may have written over the arguments
             raise error

@@ -39,9 +39,11 @@ class Ranked:
 
 
 def rank(
-    op: Primitive | Callable[..., Any], args: Sequence[Any], device: Profile | torch.device | str | None = None,
+    op: Primitive | Callable[..., Any],
+    args: Sequence[Any],
+    device: Profile | torch.device | str | None = None,
     names: Sequence[str] | None = None,
-) -> list[Ranked]:  # fmt: skip
+) -> list[Ranked]:
     """Every implementation that can serve a call in its own plan, the most promising first; then the other
     configurations, by predicted time.
 
@@ -52,9 +54,10 @@ def rank(
     known, profile = op if isinstance(op, Primitive) else registry.primitive(op), resolve(device)
     view = select.View.of(known, args, profile)
     menu = {
-        line.name: line for line in registry.implementations(known.name)
+        line.name: line
+        for line in registry.implementations(known.name)
         if (names or line.backend != "definition") and not select.refusals(line, view, profile, absent=True)
-    }  # fmt: skip
+    }
     wanted = [*select.preferred(known, profile), *menu] if names is None else names
     predicted = cost.predictions(known, cost.work_of(known, args), profile)
     plans, others = [], []

@@ -79,10 +79,17 @@ class Decision:
 def target_of(profile: Profile, configuration: str = "") -> Target:
     """The facts that a kernel's launcher may read, and which of its configurations it takes."""
     return Target(
-        arch=profile.arch, vendor=profile.vendor, wave=profile.wave, shared_memory=profile.shared_memory,
-        max_threads=profile.max_threads, units=profile.units or 1, l2_bytes=profile.l2_bytes or 0,
-        features=profile.features, registers_per_unit=profile.registers_per_unit or 0, configuration=configuration,
-    )  # fmt: skip
+        arch=profile.arch,
+        vendor=profile.vendor,
+        wave=profile.wave,
+        shared_memory=profile.shared_memory,
+        max_threads=profile.max_threads,
+        units=profile.units or 1,
+        l2_bytes=profile.l2_bytes or 0,
+        features=profile.features,
+        registers_per_unit=profile.registers_per_unit or 0,
+        configuration=configuration,
+    )
 
 
 def profile_for(device: torch.device) -> Profile:
@@ -169,9 +176,11 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
 
 
 def foreseen(
-    names: Sequence[str], menu: Mapping[str, Implementation], beside: near.Prediction | None,
+    names: Sequence[str],
+    menu: Mapping[str, Implementation],
+    beside: near.Prediction | None,
     modelled: Mapping[str, tuple[float, float]],
-) -> tuple[list[str], str, dict[str, float]]:  # fmt: skip
+) -> tuple[list[str], str, dict[str, float]]:
     """The order of a call that nobody measured, what put it, and the seconds that it goes by.
 
     names: the profile's preference, which stands where nothing speaks against it. ``beside``: what `near` predicts;

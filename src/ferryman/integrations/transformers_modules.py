@@ -19,8 +19,9 @@ try:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 except ImportError as error:
-    raise ImportError(f"ferryman.integrations.transformers needs transformers >= 5.17: {error}; "
-                      "pip install 'ferryman[models]'") from error  # fmt: skip
+    raise ImportError(
+        f"ferryman.integrations.transformers needs transformers >= 5.17: {error}; pip install 'ferryman[models]'"
+    ) from error
 
 NAME = "ferryman"
 
@@ -28,10 +29,18 @@ NAME = "ferryman"
 
 
 def attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
-    scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    is_causal: bool | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """What transformers calls: (B, H, S, D) strided, KV heads unrepeated, to (B, S, H, D) and no attention weights.
 
     Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself.
@@ -86,10 +95,17 @@ def _explicit(query: Tensor, key: Tensor, causal: bool, window: int | None) -> T
 
 
 def attention_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0,
-    attention_mask: Tensor | None = None, local_size: int | None = None, allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False, **kwargs: Any,
-) -> Tensor | None:  # fmt: skip
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:
     """None where bottom-right causality and the layer's window say it all; otherwise sdpa's boolean mask.
 
     Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile.
@@ -97,16 +113,28 @@ def attention_mask(
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
         return None
     made: Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
-        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
-        attention_mask=attention_mask, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs,
-    )  # fmt: skip
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=False,
+        **kwargs,
+    )
     return made
 
 
 def _plain(
-    q_length: int, kv_length: int, q_offset: int | Tensor, kv_offset: int, padding: Tensor | None,
-    local_size: int | None, others: dict[str, Any],
-) -> bool:  # fmt: skip
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    padding: Tensor | None,
+    local_size: int | None,
+    others: dict[str, Any],
+) -> bool:
     if isinstance(q_offset, Tensor):  # a static cache: how far it is filled is known to the device only
         return False
     if q_offset + q_length != kv_offset + kv_length:  # keys beyond the last query

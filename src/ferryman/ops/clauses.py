@@ -91,8 +91,12 @@ def dtypes(arg: str, *allowed: torch.dtype) -> Clause:
 
 def same_dtype(arg: str, other: str) -> Clause:
     both = read(f"{arg}.dtype"), read(f"{other}.dtype")
-    return Clause(f"{arg} of {other}'s dtype", (f"{arg}.dtype", f"{other}.dtype"),
-                  lambda view: tuple(_show(of(view)) for of in both), lambda d: d[0] == d[1])  # fmt: skip
+    return Clause(
+        f"{arg} of {other}'s dtype",
+        (f"{arg}.dtype", f"{other}.dtype"),
+        lambda view: tuple(_show(of(view)) for of in both),
+        lambda d: d[0] == d[1],
+    )
 
 
 def unit_stride(arg: str) -> Clause:
@@ -131,20 +135,29 @@ def absent(arg: str) -> Clause:
 
 def feature(name: str) -> Clause:
     """The device's profile lists the feature (``wgmma``, ``mfma``, ``tma`` and so on)."""
-    return Clause(f"a device with {name}", ("profile.features",), lambda view: sorted(view.features),
-                  lambda have: name in have)  # fmt: skip
+    return Clause(
+        f"a device with {name}", ("profile.features",), lambda view: sorted(view.features), lambda have: name in have
+    )
 
 
 def lacking(name: str) -> Clause:
     """The device's profile does not list the feature."""
-    return Clause(f"a device without {name}", ("profile.features",), lambda view: sorted(view.features),
-                  lambda have: name not in have)  # fmt: skip
+    return Clause(
+        f"a device without {name}",
+        ("profile.features",),
+        lambda view: sorted(view.features),
+        lambda have: name not in have,
+    )
 
 
 def vendor(*allowed: str) -> Clause:
     """The device is of one of these vendors ("nvidia", "amd", "cpu")."""
-    return Clause(f"a device of {' or '.join(allowed)}", ("profile.vendor",), lambda view: view.vendor,
-                  lambda have: have in allowed)  # fmt: skip
+    return Clause(
+        f"a device of {' or '.join(allowed)}",
+        ("profile.vendor",),
+        lambda view: view.vendor,
+        lambda have: have in allowed,
+    )
 
 
 def positive(path: str) -> Clause:
@@ -174,8 +187,12 @@ def _installed(package: str) -> str:
 
 
 def shared_memory(required: int) -> Clause:
-    return Clause(f"{required} bytes of shared memory per block", ("profile.shared_memory",),
-                  lambda view: view.shared_memory, lambda have: have >= required)  # fmt: skip
+    return Clause(
+        f"{required} bytes of shared memory per block",
+        ("profile.shared_memory",),
+        lambda view: view.shared_memory,
+        lambda have: have >= required,
+    )
 
 
 def when_interpreted(clause: Clause) -> Clause:
@@ -192,5 +209,6 @@ def when_interpreted(clause: Clause) -> Clause:
     def measure(view: View) -> Any:
         return clause.measure(view) if view.flags["interpreted"] else compiled
 
-    return Clause(f"{clause.text} (Triton's interpreter)", clause.facts, measure,
-                  lambda got: got is compiled or clause.test(got))  # fmt: skip
+    return Clause(
+        f"{clause.text} (Triton's interpreter)", clause.facts, measure, lambda got: got is compiled or clause.test(got)
+    )

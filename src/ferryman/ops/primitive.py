@@ -251,15 +251,31 @@ def primitive(
         entry.__doc__, entry.__module__, entry.__qualname__ = body.__doc__, body.__module__, op
         entry.__annotations__, entry.__signature__ = hints, signature
         entry.primitive = Primitive(
-            name=op, body=body, parameters=parameters, types=types, outputs=outputs, check=check, meta=meta,
-            cost=cost, bound=bound, accumulate=accumulate, roundings=roundings, backward=backward,
+            name=op,
+            body=body,
+            parameters=parameters,
+            types=types,
+            outputs=outputs,
+            check=check,
+            meta=meta,
+            cost=cost,
+            bound=bound,
+            accumulate=accumulate,
+            roundings=roundings,
+            backward=backward,
             grads=tuple((g,) if isinstance(g, str) else g for g in grads),
             lower=body if lower == "definition" else lower,
-            autocast=autocast, nondifferentiable=nondifferentiable, rounded=rounded, batch=batch,
-            reduction=reduction, unseen=unseen, mutates=mutates,
-            dtypes=dtypes, namespace=namespace,
+            autocast=autocast,
+            nondifferentiable=nondifferentiable,
+            rounded=rounded,
+            batch=batch,
+            reduction=reduction,
+            unseen=unseen,
+            mutates=mutates,
+            dtypes=dtypes,
+            namespace=namespace,
             doc=inspect.getdoc(body) or "",
-        )  # fmt: skip
+        )
         return typing.cast("Callable[P, R]", entry)
 
     return decorate

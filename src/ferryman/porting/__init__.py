@@ -6,6 +6,16 @@ from ferryman.porting.results import Cell, Results, dumps, failed, load, save, s
 from ferryman.porting.runner import run
 
 __all__ = [
-    "Cell", "Results", "cases_of", "check_cell", "dumps", "failed", "load", "materialise", "prepare", "run", "save",
+    "Cell",
+    "Results",
+    "cases_of",
+    "check_cell",
+    "dumps",
+    "failed",
+    "load",
+    "materialise",
+    "prepare",
+    "run",
+    "save",
     "schema",
-]  # fmt: skip
+]

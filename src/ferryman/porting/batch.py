@@ -53,9 +53,14 @@ def alone(prepared: Prepared, index: int) -> tuple[Any, ...]:
 
 
 def judge(
-    prepared: Prepared, implementation: Implementation, outputs: tuple[Tensor, ...], kernel: Callable[..., Any],
-    target: Target, declared: Declared, refused: Callable[[tuple[Any, ...]], list[str]],
-) -> Gate:  # fmt: skip
+    prepared: Prepared,
+    implementation: Implementation,
+    outputs: tuple[Tensor, ...],
+    kernel: Callable[..., Any],
+    target: Target,
+    declared: Declared,
+    refused: Callable[[tuple[Any, ...]], list[str]],
+) -> Gate:
     """``outputs``: the whole batch's, already within their bounds. What the kernel raises is the gate's reason."""
     count = samples(prepared)
     if isinstance(count, str):
@@ -86,9 +91,11 @@ def judge(
         if bool(gates.differing(single[i], whole.double()).any()):
             same = False
             found = gates.Judgement.of(
-                name, single[i].to(prepared.oracle[i].device), prepared.oracle[i][index : index + 1],
+                name,
+                single[i].to(prepared.oracle[i].device),
+                prepared.oracle[i][index : index + 1],
                 _sample(bounds[i], prepared.oracle[i], index),
-            )  # fmt: skip
+            )
             if found.wrong is not None:
                 return Gate(outcome="fail", reason=f"sample {index} alone: {gates.element(found.wrong)}")
             apart = (single[i].double() - whole.double()).abs().to(found.bound.total.device) / found.bound.total

@@ -53,9 +53,14 @@ def recorded(primitive: Primitive, case: Case) -> CaseRecord:
         else:
             raise CapsuleError(f"{primitive.name} {case.name}: {name} is a {type(value).__name__}; required: generated")
     return CaseRecord(
-        op=primitive.name, case=case.name, tier=case.tier, exact=case.exact, inexact=list(case.inexact),
-        cotangent=case.cotangent, args=args,
-    )  # fmt: skip
+        op=primitive.name,
+        case=case.name,
+        tier=case.tier,
+        exact=case.exact,
+        inexact=list(case.inexact),
+        cotangent=case.cotangent,
+        args=args,
+    )
 
 
 def case_of(record: CaseRecord) -> Case:

@@ -37,9 +37,14 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _NO_HASH = "0" * 64
 _FACTS = {"format", "version", "sha256", "manifest_sha256"}
 _DTYPES = {
-    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64, "I64": torch.int64,
-    "BOOL": torch.bool, "U8": torch.uint8,
-}  # fmt: skip
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+}
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The one NaN that stands for all: devices differ in the payload and sign of the NaN that they produce.
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000, torch.float64: 0x7FF8 << 48}
@@ -93,9 +98,11 @@ def pack(manifest: str, tensors: Mapping[str, Tensor]) -> bytes:
     content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}  # no two share memory
     content[MANIFEST] = torch.frombuffer(bytearray(deflated), dtype=torch.uint8)
     facts = {
-        "format": FORMAT, "version": str(VERSION), "sha256": _NO_HASH,
+        "format": FORMAT,
+        "version": str(VERSION),
+        "sha256": _NO_HASH,
         "manifest_sha256": hashlib.sha256(inflated).hexdigest(),
-    }  # fmt: skip
+    }
     raw = _save(content, facts)
     if len(raw) > SIZE_LIMIT:
         raise CapsuleError(

@@ -142,9 +142,10 @@ class Inputs:
         count = len(measure.layers_of(model))
         ids = Draw.of(seed, "model", "tokens", "0", (batch, tokens), dtype, device).uniform()
         return cls(
-            [draw("hidden", i) for i in range(count)], [draw("cotangent", i) for i in range(count)],
+            [draw("hidden", i) for i in range(count)],
+            [draw("cotangent", i) for i in range(count)],
             (ids * int(model.config.vocab_size)).floor().long(),
-        )  # fmt: skip
+        )
 
 
 def hashes(model: Any, inputs: Inputs) -> dict[str, str]:

@@ -34,9 +34,12 @@ class Run:
 
 
 def run_line(
-    prepared: Prepared, line: Implementation, profile: Profile, kernel: Callable[..., Any] | None = None,
+    prepared: Prepared,
+    line: Implementation,
+    profile: Profile,
+    kernel: Callable[..., Any] | None = None,
     times: int = 3,
-) -> Run:  # fmt: skip
+) -> Run:
     """Run and judge. ``kernel`` replaces the implementation's launcher, under its declarations and conditions."""
     device = prepared.device
     gone = device_lost(device)
@@ -49,9 +52,17 @@ def run_line(
         kernel = None  # `check_cell` asks a kernel that it is handed for no conditions
     kept: list[tuple[Any, ...]] = []
     cell = check_cell(
-        prepared.primitive, line, prepared.case, prepared.dtype, device, profile, prepared=prepared, times=times,
-        kernel=kernel, keep=kept.append,
-    )  # fmt: skip
+        prepared.primitive,
+        line,
+        prepared.case,
+        prepared.dtype,
+        device,
+        profile,
+        prepared=prepared,
+        times=times,
+        kernel=kernel,
+        keep=kept.append,
+    )
     outputs = tuple(o.detach() for o in kept[0] if isinstance(o, Tensor)) if kept else ()
     whole = outputs if len(outputs) == len(prepared.declared) and not device_lost(device) else ()
     if cell.verdict == "PASS" and not whole:
@@ -75,11 +86,25 @@ def absent(line: Implementation, profile: Profile) -> list[str]:
 
 
 def not_run(
-    op: str, implementation: str, device: torch.device, dtype: torch.dtype | str, case: str, reason: str,
-    verdict: Verdict = "NOT_RUN", line: Implementation | None = None, capsule: str | None = None,
-) -> Cell:  # fmt: skip
+    op: str,
+    implementation: str,
+    device: torch.device,
+    dtype: torch.dtype | str,
+    case: str,
+    reason: str,
+    verdict: Verdict = "NOT_RUN",
+    line: Implementation | None = None,
+    capsule: str | None = None,
+) -> Cell:
     return Cell(
-        op=op, implementation=implementation, device=str(device), case=case, verdict=verdict, reason=reason,
-        dtype=dtype if isinstance(dtype, str) else dtype_name(dtype), capsule=capsule,
-        accumulation=line.accumulation if line else "fp32", roundings=sorted(line.roundings) if line else [],
-    )  # fmt: skip
+        op=op,
+        implementation=implementation,
+        device=str(device),
+        case=case,
+        verdict=verdict,
+        reason=reason,
+        dtype=dtype if isinstance(dtype, str) else dtype_name(dtype),
+        capsule=capsule,
+        accumulation=line.accumulation if line else "fp32",
+        roundings=sorted(line.roundings) if line else [],
+    )

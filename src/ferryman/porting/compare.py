@@ -24,8 +24,13 @@ MOST_SIDES = 16
 Meaning = Literal["wrong", "not judged", "did not run", "a declared class explains it", "all within bounds", "equal"]
 # From the worst that one row can say.
 ORDER: tuple[Meaning, ...] = (
-    "wrong", "not judged", "a declared class explains it", "all within bounds", "equal", "did not run",
-)  # fmt: skip
+    "wrong",
+    "not judged",
+    "a declared class explains it",
+    "all within bounds",
+    "equal",
+    "did not run",
+)
 
 
 class _Model(BaseModel):
@@ -135,10 +140,16 @@ def _sides(path: Path) -> list[_Evidence]:
     if isinstance(document, Results):
         side = _Evidence(_source(document, path, "checked"))
         for cell in document.cells:
-            side.add((cell.op, cell.implementation, cell.dtype), cell.case, Side(
-                verdict=cell.verdict, ratio=cell.ratio, declared=_declared(cell.accumulation, cell.roundings),
-                reason=cell.reason,
-            ))  # fmt: skip
+            side.add(
+                (cell.op, cell.implementation, cell.dtype),
+                cell.case,
+                Side(
+                    verdict=cell.verdict,
+                    ratio=cell.ratio,
+                    declared=_declared(cell.accumulation, cell.roundings),
+                    reason=cell.reason,
+                ),
+            )
         side.timings = _timings(document)
         return [side]
     return _of_replay(document, path)
@@ -148,10 +159,17 @@ def _of_capsule(held: capsule.Capsule, path: Path) -> _Evidence:
     side = _Evidence(_source(held.results, path, "recorded", held.sha256), timings=_timings(held.results))
     runs = {run.cell: output_hash([o.hash for o in run.outputs]) for run in held.manifest.runs}
     for index, cell in enumerate(held.results.cells):
-        side.add((cell.op, cell.implementation, cell.dtype), cell.case, Side(
-            verdict=cell.verdict, ratio=cell.ratio, declared=_declared(cell.accumulation, cell.roundings),
-            reason=cell.reason, hash=runs.get(index),
-        ))  # fmt: skip
+        side.add(
+            (cell.op, cell.implementation, cell.dtype),
+            cell.case,
+            Side(
+                verdict=cell.verdict,
+                ratio=cell.ratio,
+                declared=_declared(cell.accumulation, cell.roundings),
+                reason=cell.reason,
+                hash=runs.get(index),
+            ),
+        )
     return side
 
 
@@ -172,10 +190,18 @@ def _source(
 ) -> Source:
     facts = document.environment
     return Source(
-        label="", file=path.name, role=role, device_name=facts.device_name or facts.device, profile=facts.profile,
-        arch=facts.arch, vendor=facts.vendor, torch=facts.versions.get("torch", "unknown"), time=facts.time,
-        seed=facts.seed, capsule=held,
-    )  # fmt: skip
+        label="",
+        file=path.name,
+        role=role,
+        device_name=facts.device_name or facts.device,
+        profile=facts.profile,
+        arch=facts.arch,
+        vendor=facts.vendor,
+        torch=facts.versions.get("torch", "unknown"),
+        time=facts.time,
+        seed=facts.seed,
+        capsule=held,
+    )
 
 
 def _declared(accumulation: str, roundings: Iterable[str]) -> str:
@@ -230,9 +256,16 @@ def _row(key: tuple[str, str, str], sides: list[_Evidence]) -> RowCompared:
         idle = [p.source.label for p, part in zip(sides, parts, strict=True) if not part.ran]
         who = idle or who
     return RowCompared(
-        op=key[0], implementation=key[1], dtype=key[2], sides=parts, explanation=meaning, who=sorted(who),
-        detail=detail, cases=dict(meanings), common=common,
-    )  # fmt: skip
+        op=key[0],
+        implementation=key[1],
+        dtype=key[2],
+        sides=parts,
+        explanation=meaning,
+        who=sorted(who),
+        detail=detail,
+        cases=dict(meanings),
+        common=common,
+    )
 
 
 def _meaning(cells: dict[str, Side | None]) -> tuple[Meaning, list[str], str | None]:
@@ -276,12 +309,17 @@ def _part(key: tuple[str, str, str], side: _Evidence) -> Part:
     ratios = [cell.ratio for cell in cells.values() if cell.ratio is not None]
     time = side.timings.get(key)
     return Part(
-        verdict=verdict, cells=len(cells), ran=counts.get("PASS", 0) + counts.get("FAIL", 0),
-        ratio=max(ratios, default=None), declared=next((c.declared for c in cells.values()), None),
-        seconds=time.seconds if time else None, percent_of_roofline=time.percent_of_roofline if time else None,
-        bound_by=time.bound_by if time else None, clock=time.clock if time else None,
+        verdict=verdict,
+        cells=len(cells),
+        ran=counts.get("PASS", 0) + counts.get("FAIL", 0),
+        ratio=max(ratios, default=None),
+        declared=next((c.declared for c in cells.values()), None),
+        seconds=time.seconds if time else None,
+        percent_of_roofline=time.percent_of_roofline if time else None,
+        bound_by=time.bound_by if time else None,
+        clock=time.clock if time else None,
         reason=next((c.reason for c in cells.values() if c.verdict == verdict and c.reason), None),
-    )  # fmt: skip
+    )
 
 
 def _notes(sides: list[_Evidence]) -> list[str]:

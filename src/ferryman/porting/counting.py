@@ -116,10 +116,14 @@ def case_named(primitives: Sequence[Primitive], name: str) -> dict[str, Case]:
 
 
 def run(
-    known: Profile, ops: Iterable[str] | None = None, backends: Iterable[str] | None = None,
-    dtype: torch.dtype = torch.bfloat16, case: str | None = None, seed: int = 0,
+    known: Profile,
+    ops: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    case: str | None = None,
+    seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Counted:  # fmt: skip
+) -> Counted:
     """Count one case of every requested op x implementation on a device of ``known``'s arch that is not here.
 
     backends: triton, hip; None is both. case: None is each op's `largest`. Raises ArgumentError for a device without a
@@ -135,10 +139,7 @@ def run(
     primitives = [registry.primitive(op) for op in dict.fromkeys(names)]
     cases = {p.name: largest(p) for p in primitives} if case is None else case_named(primitives, case)
     compiling()
-    lines = [
-        (p, line) for p in primitives if p.name in cases
-        for line in registry.asked(p.name, wanted)
-    ]  # fmt: skip
+    lines = [(p, line) for p in primitives if p.name in cases for line in registry.asked(p.name, wanted)]
     entries = []
     for index, (primitive, line) in enumerate(lines):
         entries.append(count(primitive, line, cases[primitive.name], dtype, known, seed))
@@ -176,15 +177,30 @@ def count(
 
 def _launch(kernel: str, counters: Counters) -> Launch:
     accesses = [
-        AccessCount(line=line, instruction=counters.names[line], waves=a.waves, bytes=a.bytes, lines=a.lines,
-                    efficiency=a.efficiency)
+        AccessCount(
+            line=line,
+            instruction=counters.names[line],
+            waves=a.waves,
+            bytes=a.bytes,
+            lines=a.lines,
+            efficiency=a.efficiency,
+        )
         for line, a in sorted(counters.accesses.items())
-    ]  # fmt: skip
+    ]
     matrix = {name: n for name, n in counters.mnemonics.items() if "_mfma_" in name}
     return Launch(
-        kernel=kernel, waves=counters.waves, wave_instructions=sum(counters.mix.values()),
-        mix=dict(counters.mix.most_common()), matrix=matrix, bytes=counters.bytes_moved,
-        efficiency=counters.efficiency, accesses=accesses, lds_cycles=counters.lds_cycles,
-        lds_conflicts=counters.conflicts, occupancy=counters.occupancy, lds_bytes=counters.lds_bytes,
-        registers=counters.resource("vgpr_count"), spills=counters.resource("vgpr_spill_count"),
-    )  # fmt: skip
+        kernel=kernel,
+        waves=counters.waves,
+        wave_instructions=sum(counters.mix.values()),
+        mix=dict(counters.mix.most_common()),
+        matrix=matrix,
+        bytes=counters.bytes_moved,
+        efficiency=counters.efficiency,
+        accesses=accesses,
+        lds_cycles=counters.lds_cycles,
+        lds_conflicts=counters.conflicts,
+        occupancy=counters.occupancy,
+        lds_bytes=counters.lds_bytes,
+        registers=counters.resource("vgpr_count"),
+        spills=counters.resource("vgpr_spill_count"),
+    )

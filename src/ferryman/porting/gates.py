@@ -94,11 +94,12 @@ def judge(
         "worst": None if shown is None else worst_element(shown),
         "reason": first_failure(gates),
         "reading": _reading(prepared, gates, found, inexact),
-        "distribution": [sum(c) for c in zip(
-            *(metrics.distribution(j.got, j.exact, j.bound.total, j.judged) for j in found), strict=True
-        )],
+        "distribution": [
+            sum(c)
+            for c in zip(*(metrics.distribution(j.got, j.exact, j.bound.total, j.judged) for j in found), strict=True)
+        ],
         "reduction": prepared.reduction(),
-    }  # fmt: skip
+    }
 
 
 def first_failure(gates: dict[GateName, Gate]) -> str | None:
@@ -192,9 +193,11 @@ def _componentwise(worst: Worst | None, usable: bool) -> Gate:
 def _statistics(prepared: Prepared, declared: Declared, found: list[Judgement]) -> tuple[Gate, Gate, float | None]:
     """G3 and G4, which compare with the low-precision reference, and G3's largest ratio."""
     if not prepared.independent:
-        why = "exact: there are no errors to compare" if prepared.case.exact else (
-            "equal inputs round alike: their errors are not independent"
-        )  # fmt: skip
+        why = (
+            "exact: there are no errors to compare"
+            if prepared.case.exact
+            else ("equal inputs round alike: their errors are not independent")
+        )
         return Gate(outcome="n/a", reason=why), Gate(outcome="n/a", reason=why), None
     noises: list[metrics.Noise] = []
     biases: list[tuple[str, metrics.Bias]] = []
@@ -236,18 +239,26 @@ def _noise(noises: list[metrics.Noise]) -> Gate:
 
 def _bias(biases: list[tuple[str, metrics.Bias]]) -> Gate:
     if not biases:
-        return Gate(outcome="n/a", reason=(
-            f"{_FEW}, or rows that share declared roundings (32), or a reference that rounds partial sums as declared"
-        ))  # fmt: skip
+        return Gate(
+            outcome="n/a",
+            reason=(
+                f"{_FEW}, or rows that share declared roundings (32), "
+                "or a reference that rounds partial sums as declared"
+            ),
+        )
     name, most = max(biases, key=lambda b: b[1].z)
     measure = most.z / metrics.Z_LIMIT
     if measure < 1:
         return Gate(outcome="pass", measure=measure)
     way = {True: "toward zero", False: "away from zero", None: "up" if most.excess > 0 else "down"}[most.toward_zero]
-    return Gate(outcome="fail", measure=measure, reason=(
-        f"the errors of {name} lean {way} by {number(abs(most.excess))} bounds on average, {number(most.z)} standard "
-        f"errors more than allowed, over {most.elements} elements"
-    ))  # fmt: skip
+    return Gate(
+        outcome="fail",
+        measure=measure,
+        reason=(
+            f"the errors of {name} lean {way} by {number(abs(most.excess))} bounds on average, {number(most.z)} "
+            f"standard errors more than allowed, over {most.elements} elements"
+        ),
+    )
 
 
 def _reading(
@@ -264,9 +275,13 @@ def _reading(
             continue
         sigma = terms.get("accumulate")
         evidence = reading.Evidence(
-            j.got, j.exact, j.bound.total, outside, metrics.UNIT[j.got.dtype],
+            j.got,
+            j.exact,
+            j.bound.total,
+            outside,
+            metrics.UNIT[j.got.dtype],
             None if sigma is None else sigma / metrics.SIGMAS,
-        )  # fmt: skip
+        )
         text = reading.read(evidence)
         if text is not None:
             return text if len(found) == 1 else f"{j.name}: {text}"

@@ -61,11 +61,19 @@ class _Late(Exception):
 
 
 def run(
-    kernel: str, op: str, *, declaration: Declaration | None = None, device: torch.device | str | None = None,
-    dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = SEED,
-    timeout: float = TIMEOUT_SECONDS, progress: Progress | None = None, command: Sequence[str] | None = None,
+    kernel: str,
+    op: str,
+    *,
+    declaration: Declaration | None = None,
+    device: torch.device | str | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = SEED,
+    timeout: float = TIMEOUT_SECONDS,
+    progress: Progress | None = None,
+    command: Sequence[str] | None = None,
     memory: int | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """Check ``module:function`` or ``path.py:function`` on every case of an op, through every gate.
 
     timeout: seconds that one case may take. memory: bytes that its process may have in use (`MEMORY_SHARE`).
@@ -88,9 +96,15 @@ def run(
     names = [case.name for case in tier_cases(primitive, tier)]
     wanted = [(dtype_name(d), name) for d in chosen for name in names]
     job = {
-        "kernel": kernel, "op": primitive.name, "device": str(place), "tier": tier, "seed": seed,
-        "accumulation": facts.accumulation, "roundings": list(facts.roundings), "deterministic": facts.deterministic,
-    }  # fmt: skip
+        "kernel": kernel,
+        "op": primitive.name,
+        "device": str(place),
+        "tier": tier,
+        "seed": seed,
+        "accumulation": facts.accumulation,
+        "roundings": list(facts.roundings),
+        "deterministic": facts.deterministic,
+    }
     most = memory or int(machine_bytes() * MEMORY_SHARE)
     checked = _Run(job, line, wanted, place, timeout, most, progress, list(command or [sys.executable, "-c", START]))
     checked.all()
@@ -105,9 +119,16 @@ class _Run:
     """The cells that there are, and those that remain."""
 
     def __init__(
-        self, job: dict[str, Any], line: Implementation, wanted: list[tuple[str, str]], device: torch.device,
-        timeout: float, memory: int, progress: Progress | None, command: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        job: dict[str, Any],
+        line: Implementation,
+        wanted: list[tuple[str, str]],
+        device: torch.device,
+        timeout: float,
+        memory: int,
+        progress: Progress | None,
+        command: list[str],
+    ) -> None:
         self._job, self._line, self._device, self._timeout, self._memory = job, line, device, timeout, memory
         self._remaining, self._total = list(wanted), len(wanted)
         self._progress, self._command = progress, command
@@ -193,9 +214,15 @@ class _Process:
         source = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
         self._popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-            env={**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            start_new_session=True,
+        )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._printed: collections.deque[str] = collections.deque(maxlen=_KEPT)
         assert self._popen.stdin is not None and self._popen.stdout is not None and self._popen.stderr is not None

@@ -127,9 +127,13 @@ def declared(
         if rounding not in permitted:
             raise UnknownName(f"rounding that {op.name} permits", rounding, permitted)
     return Implementation(
-        op=op.name, name=implementation_name(name), where="", accumulation=accumulation, roundings=tuple(roundings),
+        op=op.name,
+        name=implementation_name(name),
+        where="",
+        accumulation=accumulation,
+        roundings=tuple(roundings),
         deterministic=deterministic,
-    )  # fmt: skip
+    )
 
 
 class _WrongStructure(Exception):
@@ -146,7 +150,7 @@ class Adapter:
 
     def __init__(
         self, function: Callable[..., Any], op: Primitive, name: str, numerics: Numerics | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._function, self._op, self._name = function, op, name
         self._numerics = numerics  # what the kernel's own module, and each call, leaves for the next one
         self._positional: list[str] = []
@@ -326,9 +330,16 @@ def lost(
 ) -> Cell:
     """A cell with a verdict and a reason alone."""
     return Cell(
-        op=line.op, implementation=line.name, device=str(device), dtype=str(dtype).removeprefix("torch."), case=case,
-        verdict=verdict, reason=reason, accumulation=line.accumulation, roundings=sorted(line.roundings),
-    )  # fmt: skip
+        op=line.op,
+        implementation=line.name,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        case=case,
+        verdict=verdict,
+        reason=reason,
+        accumulation=line.accumulation,
+        roundings=sorted(line.roundings),
+    )
 
 
 def face(op: Primitive) -> tuple[dict[str, Any], list[str]]:

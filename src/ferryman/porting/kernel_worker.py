@@ -61,8 +61,15 @@ def main() -> int:
     wrong = set[str]()
     for dtype, name in job["cells"]:
         say(at=[dtype, name])
-        cell = _cell(adapter, line, cases[name], DTYPES[dtype], device, job["seed"],
-                     lambda dtype=dtype, name=name: say(run=[dtype, name]))  # fmt: skip
+        cell = _cell(
+            adapter,
+            line,
+            cases[name],
+            DTYPES[dtype],
+            device,
+            job["seed"],
+            lambda dtype=dtype, name=name: say(run=[dtype, name]),
+        )
         say(cell=json.loads(cell.model_dump_json()))
         if cell.verdict not in ("PASS", "UNIMPLEMENTED"):
             wrong.add(dtype)
@@ -85,9 +92,14 @@ def main() -> int:
 
 
 def _cell(
-    adapter: kernel_adapter.Adapter, line: Any, case: Any, dtype: torch.dtype, device: torch.device, seed: int,
+    adapter: kernel_adapter.Adapter,
+    line: Any,
+    case: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
     starting: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     try:
         prepared = prepare(registry.primitive(line.op), case, dtype, device, seed)
     except torch.OutOfMemoryError as error:

@@ -76,9 +76,15 @@ class Bound:
 
 
 def bounds(
-    terms: Iterable[Mapping[str, Tensor]], oracle: Iterable[Tensor], out_dtypes: Iterable[torch.dtype],
-    declared: Declared, storage: torch.dtype, *, saved_exact: bool, shown: bool,
-) -> tuple[Bound, ...]:  # fmt: skip
+    terms: Iterable[Mapping[str, Tensor]],
+    oracle: Iterable[Tensor],
+    out_dtypes: Iterable[torch.dtype],
+    declared: Declared,
+    storage: torch.dtype,
+    *,
+    saved_exact: bool,
+    shown: bool,
+) -> tuple[Bound, ...]:
     """``shown``: the low-precision reference itself applies the declared roundings, so they add no variance."""
     factors = declared.terms(storage, saved_exact)
     found = []

@@ -23,52 +23,123 @@ _OP = "check_model"
 
 # The widths of the models' published config.json files; the rest is what transformers takes by default.
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3": ("Qwen3-8B", {
-        "hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151_936, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-        "max_position_embeddings": 40_960, "tie_word_embeddings": False,
-    }),
-    "llama": ("Llama-3-8B", {
-        "hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 128_256, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
-        "max_position_embeddings": 8192, "tie_word_embeddings": False,
-    }),
-    "qwen2": ("Qwen2.5-7B", {
-        "hidden_size": 3584, "intermediate_size": 18_944, "num_attention_heads": 28, "num_key_value_heads": 4,
-        "vocab_size": 152_064, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 131_072,
-        "tie_word_embeddings": False,
-    }),
-    "mistral": ("Mistral-7B-v0.1", {
-        "hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "vocab_size": 32_000, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 32_768,
-        "sliding_window": 4096, "tie_word_embeddings": False,
-    }),
-    "gemma": ("Gemma-2B", {
-        "hidden_size": 2048, "intermediate_size": 16_384, "num_attention_heads": 8, "num_key_value_heads": 1,
-        "head_dim": 256, "vocab_size": 256_000, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-        "max_position_embeddings": 8192, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
-    }),
-}  # fmt: skip
+    "qwen3": (
+        "Qwen3-8B",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 12_288,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151_936,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 40_960,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama": (
+        "Llama-3-8B",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 128_256,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2": (
+        "Qwen2.5-7B",
+        {
+            "hidden_size": 3584,
+            "intermediate_size": 18_944,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152_064,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131_072,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mistral": (
+        "Mistral-7B-v0.1",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 32_000,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e4,
+            "max_position_embeddings": 32_768,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma": (
+        "Gemma-2B",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 16_384,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "vocab_size": 256_000,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e4,
+            "max_position_embeddings": 8192,
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+    ),
+}
 
 # What --tiny allows at most; head_dim stays real, since kernels are chosen by it. The window is shorter than any
 # sequence, so that sliding layers do slide.
 _TINY = {
-    "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 1024, "sliding_window": 16,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "sliding_window": 16,
+}
 # The most that a config file may ask for; the largest published dense models stay below all of them.
 _MOST = {
-    "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_attention_heads": 1024, "num_key_value_heads": 1024,
-    "head_dim": 256, "vocab_size": 1 << 20, "max_position_embeddings": 1 << 26, "sliding_window": 1 << 26,
+    "hidden_size": 1 << 16,
+    "intermediate_size": 1 << 18,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "head_dim": 256,
+    "vocab_size": 1 << 20,
+    "max_position_embeddings": 1 << 26,
+    "sliding_window": 1 << 26,
     "num_hidden_layers": 1024,
-}  # fmt: skip
+}
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _NUMBERS = ("rms_norm_eps", "rope_theta", "initializer_range", "attention_dropout")
 _PASSED = {
-    *_MOST, "hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings",
-    "attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types", "initializer_range",
+    *_MOST,
+    "hidden_act",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "initializer_range",
     "attention_dropout",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -193,9 +264,11 @@ def build(wanted: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
     free = free_bytes(device)
     if free is not None and needed > free:
         raise ArgumentError(
-            _OP, "model", f"{needed / 2**30:.1f} GiB with its gradients and activations",
+            _OP,
+            "model",
+            f"{needed / 2**30:.1f} GiB with its gradients and activations",
             f"at most the {free / 2**30:.1f} GiB free on {device}; take tiny, fewer layers, or backward=False",
-        )  # fmt: skip
+        )
     indices = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=indices):
         torch.manual_seed(seed)

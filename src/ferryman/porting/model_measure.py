@@ -163,9 +163,16 @@ def generate(model: Any, tokens: Tensor, steps: int, seed: int | None = None) ->
     with _hooks() as handles, perturbed(model, seed):
         handles.append(model.base_model.register_forward_pre_hook(count))
         out = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=steps, do_sample=False, use_cache=True,
-            eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=steps,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
     return Generated(out.sequences[:, tokens.shape[1] :], list(out.logits), passes)
 
 

@@ -173,8 +173,11 @@ def graph_replay(bench: Bench, capture: Capture | None = None) -> ModeResult:
                 moved = step(measure.one_ulp(first, generator))
                 for name, floor in floors.items():
                     floor.drawn.append(errors(moved[name], wanted[name]))
-            replays = (("", replayed(first), wanted), ("new input: ", replayed(other), step(other)),
-                       ("again: ", replayed(first), wanted))  # fmt: skip
+            replays = (
+                ("", replayed(first), wanted),
+                ("new input: ", replayed(other), step(other)),
+                ("again: ", replayed(first), wanted),
+            )
             for label, found, right in replays:
                 for name, floor in floors.items():
                     same += torch.equal(found[name], right[name])
@@ -198,9 +201,8 @@ def _step(bench: Bench, backward: bool) -> Step:
     """One pass of the stack: every module's output by its path, and with ``backward`` the gradients."""
     module_of = {path: bench.ported.get_submodule(path) for path in bench.paths if path in bench.own}
     weights = {
-        f"{path}.{name}": w
-        for path in (*bench.layers, _norm(bench)) for name, w in module_of[path].named_parameters()
-    }  # fmt: skip
+        f"{path}.{name}": w for path in (*bench.layers, _norm(bench)) for name, w in module_of[path].named_parameters()
+    }
     cotangent = bench.reference[_norm(bench)].cotangents[0] if backward else None
 
     def step(given: Tensor) -> dict[str, Tensor]:
@@ -250,28 +252,44 @@ def _grouped(bench: Bench, held: dict[tuple[str, str, str], tuple[list[Measure],
     for (path, way, tensor), (measures, floor) in held.items():
         most = max((d.relative for d in floor.drawn), default=0.0)
         made = TensorErrors(
-            tensor=tensor, direction="backward" if way == "backward" else "forward", unported=floor.own.relative,
-            found=max(m.value for m in measures if m.name.endswith("error")), ratio=None, floor=most,
-            measures=measures, away=away(measures),
-        )  # fmt: skip
+            tensor=tensor,
+            direction="backward" if way == "backward" else "forward",
+            unported=floor.own.relative,
+            found=max(m.value for m in measures if m.name.endswith("error")),
+            ratio=None,
+            floor=most,
+            measures=measures,
+            away=away(measures),
+        )
         by_path.setdefault(path, []).append(made)
     judged = []
     for path, tensors in by_path.items():
         furthest, call = max(t.away for t in tensors), bench.reference[path]
-        judged.append(ModuleErrors(
-            path=path, module=type(bench.model.get_submodule(path)).__name__, ported=path in bench.sites,
-            order=call.left, backward_order=-call.entered, exact=None, tensors=tensors, away=furthest,
-            ok=furthest <= 1,
-        ))  # fmt: skip
+        judged.append(
+            ModuleErrors(
+                path=path,
+                module=type(bench.model.get_submodule(path)).__name__,
+                ported=path in bench.sites,
+                order=call.left,
+                backward_order=-call.entered,
+                exact=None,
+                tensors=tensors,
+                away=furthest,
+                ok=furthest <= 1,
+            )
+        )
     return judged
 
 
 def _raised(mode: Any, how: str, error: Exception, began: float) -> ModeResult:
     said = " ".join(str(error).split())
     return ModeResult(
-        mode=mode, verdict="FAIL", how=how, reason=f"raised {type(error).__name__}: {said[:400]}",
+        mode=mode,
+        verdict="FAIL",
+        how=how,
+        reason=f"raised {type(error).__name__}: {said[:400]}",
         seconds=round(time.perf_counter() - began, 2),
-    )  # fmt: skip
+    )
 
 
 def _result(mode: Any, how: str, modules: list[ModuleErrors], logits: list[Measure], began: float) -> ModeResult:
@@ -279,6 +297,12 @@ def _result(mode: Any, how: str, modules: list[ModuleErrors], logits: list[Measu
     wrong = [f"{m.name}: {m.value:.3g}; limit {m.limit:.3g} (floor {m.floor:.3g})" for m in logits if not m.ok]
     reason = "; ".join(([first.text] if first else []) + wrong)
     return ModeResult(
-        mode=mode, verdict="FAIL" if reason else "PASS", reason=reason, how=how, modules=modules, logits=logits,
-        first_divergence=first, seconds=round(time.perf_counter() - began, 2),
-    )  # fmt: skip
+        mode=mode,
+        verdict="FAIL" if reason else "PASS",
+        reason=reason,
+        how=how,
+        modules=modules,
+        logits=logits,
+        first_divergence=first,
+        seconds=round(time.perf_counter() - began, 2),
+    )

@@ -128,25 +128,40 @@ class Unit:
         tensors = [self._tensor(n, "forward", w, found.forward, eager) for n, w in self.exact.forward.items()]
         tensors += [
             self._tensor(n, "backward", w, found.backward, eager)
-            for n, w in self.exact.backward.items() if w is not None
-        ]  # fmt: skip
+            for n, w in self.exact.backward.items()
+            if w is not None
+        ]
         furthest = max((t.away for t in tensors), default=0.0)
         return ModuleErrors(
-            path=self.path, module=self.module, ported=self.ported, order=self.call.left,
-            backward_order=-self.call.entered, exact="float64" if self.wide == torch.float64 else "float32",
-            tensors=tensors, away=furthest, ok=furthest <= 1,
-        )  # fmt: skip
+            path=self.path,
+            module=self.module,
+            ported=self.ported,
+            order=self.call.left,
+            backward_order=-self.call.entered,
+            exact="float64" if self.wide == torch.float64 else "float32",
+            tensors=tensors,
+            away=furthest,
+            ok=furthest <= 1,
+        )
 
     def uncalled(self) -> ModuleErrors:
         return self.judge(Made({}, {})).model_copy(
-            update={"tensors": [], "away": 0.0, "ok": True,
-                    "note": "the ported model does not call it; what contains it covers it"}
-        )  # fmt: skip
+            update={
+                "tensors": [],
+                "away": 0.0,
+                "ok": True,
+                "note": "the ported model does not call it; what contains it covers it",
+            }
+        )
 
     def _tensor(self, name: str, way: Any, wanted: Tensor, made: Any, eager: Made | None) -> TensorErrors:
         floors, found = self.floors[name], made.get(name)
-        said: dict[str, Any] = {"tensor": name, "direction": way, "unported": floors.own.relative,
-                                "floor": max((d.relative for d in floors.drawn), default=0.0)}  # fmt: skip
+        said: dict[str, Any] = {
+            "tensor": name,
+            "direction": way,
+            "unported": floors.own.relative,
+            "floor": max((d.relative for d in floors.drawn), default=0.0),
+        }
         note = ""
         if found is None:
             note = "the ported module does not give it"
@@ -166,14 +181,16 @@ class Unit:
         ratio = seen.relative / floors.own.relative if floors.own.relative else None
         wrong = found is not None and bool(note)
         return TensorErrors(
-            **said, found=seen.relative, ratio=ratio, measures=measures, note=note,
+            **said,
+            found=seen.relative,
+            ratio=ratio,
+            measures=measures,
+            note=note,
             away=math.inf if wrong else away(measures),
-        )  # fmt: skip
+        )
 
 
-def prepare(
-    model: Any, path: str, ported: bool, call: Call, watch: Watch, eps: float, rows: dict[str, int]
-) -> Unit:  # fmt: skip
+def prepare(model: Any, path: str, ported: bool, call: Call, watch: Watch, eps: float, rows: dict[str, int]) -> Unit:
     """The exact result of an unported module and its floors. ``rows``: of the sums that give a vector its gradient."""
     module = model.get_submodule(path)
     wide = exact.dtype_for(_device_of(call, model), _bytes(module, call, model))
@@ -215,9 +232,11 @@ def _rows(model: Any, sites: set[str], calls: dict[str, Call]) -> dict[str, int]
     """Of each vector parameter that a ported module holds itself: how many rows its gradient is summed over."""
     return {
         f"{path}.{name}": call.outputs[0].numel() // p.numel()
-        for path, call in calls.items() if path in sites
-        for name, p in model.get_submodule(path).named_parameters(recurse=False) if p.dim() == 1
-    }  # fmt: skip
+        for path, call in calls.items()
+        if path in sites
+        for name, p in model.get_submodule(path).named_parameters(recurse=False)
+        if p.dim() == 1
+    }
 
 
 def _device_of(call: Call, model: Any) -> torch.device:

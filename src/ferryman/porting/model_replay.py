@@ -131,9 +131,14 @@ class Made:
 
 
 def replay(
-    run: Callable[..., Any], module: nn.Module, call: Call, weights: dict[str, Tensor], watch: Watch,
-    dtype: torch.dtype | None = None, seed: int | None = None,
-) -> Made:  # fmt: skip
+    run: Callable[..., Any],
+    module: nn.Module,
+    call: Call,
+    weights: dict[str, Tensor],
+    watch: Watch,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+) -> Made:
     """Run a module on a call, forward and, where the call has output gradients, backward.
 
     ``dtype`` widens what it is given; ``seed`` moves it by one ulp, inputs and output gradients.
@@ -172,9 +177,10 @@ def replay(
     wanted = {label[name]: tensor for name, tensor in leaves.items()}
     wanted |= {f"gradient of {name}": w for name, w in weights.items() if w.requires_grad}
     pairs = [
-        (out, put(c).to(out.dtype)) for out, c in zip(outputs, call.cotangents, strict=False)
+        (out, put(c).to(out.dtype))
+        for out, c in zip(outputs, call.cotangents, strict=False)
         if c is not None and out.requires_grad and out.shape == c.shape
-    ]  # fmt: skip
+    ]
     if not pairs or not wanted:
         return Made(forward, dict.fromkeys(wanted))
     slopes = torch.autograd.grad(

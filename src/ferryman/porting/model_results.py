@@ -226,8 +226,12 @@ def _divergence(module: ModuleErrors, tensor: TensorErrors) -> Divergence:
         what = f"{worst.name} {worst.value:.3g}, limit {worst.limit:.3g}" + (f"; {tensor.note}" if tensor.note else "")
         measure = worst.name
     return Divergence(
-        path=module.path, module=module.module, direction=tensor.direction, tensor=tensor.tensor, measure=measure,
+        path=module.path,
+        module=module.module,
+        direction=tensor.direction,
+        tensor=tensor.tensor,
+        measure=measure,
         away=tensor.away,
         text=f"{module.path}: {tensor.direction} {tensor.tensor} is {tensor.away:.3g} limits away ({what}); "
         "first divergence",
-    )  # fmt: skip
+    )

@@ -67,9 +67,15 @@ def check_cell(
     device = torch.device(device)
     profile = profile or detect(device)
     cell = functools.partial(
-        Cell, op=primitive.name, implementation=implementation.name, device=str(device), dtype=dtype_name(dtype),
-        case=case.name, accumulation=implementation.accumulation, roundings=sorted(implementation.roundings),
-    )  # fmt: skip
+        Cell,
+        op=primitive.name,
+        implementation=implementation.name,
+        device=str(device),
+        dtype=dtype_name(dtype),
+        case=case.name,
+        accumulation=implementation.accumulation,
+        roundings=sorted(implementation.roundings),
+    )
     try:
         prepared = prepared or prepare(primitive, case, dtype, device, seed)
     except torch.OutOfMemoryError as error:
@@ -124,9 +130,16 @@ class _Again:
     """The gates that run the kernel once more. They are left where its outputs are already wrong."""
 
     def __init__(
-        self, prepared: Prepared, implementation: Implementation, kernel: Callable[..., Any] | None,
-        launcher: Callable[..., Any], target: Target, profile: Profile, tf32: bool, interpreted: bool,
-    ) -> None:  # fmt: skip
+        self,
+        prepared: Prepared,
+        implementation: Implementation,
+        kernel: Callable[..., Any] | None,
+        launcher: Callable[..., Any],
+        target: Target,
+        profile: Profile,
+        tf32: bool,
+        interpreted: bool,
+    ) -> None:
         self._prepared, self._implementation, self._kernel = prepared, implementation, kernel
         self._launcher, self._target, self._profile = launcher, target, profile
         self._tf32, self._interpreted = tf32, interpreted

@@ -58,9 +58,14 @@ class Prepared:
     def bounds(self, declared: Declared) -> tuple[Bound, ...]:
         """What each element of each output may be off by."""
         return metrics.bounds(
-            self.terms, self.oracle, [t.dtype for t in self.declared], declared, self.dtype,
-            saved_exact=self.backward, shown=self.primitive.rounded is not None,
-        )  # fmt: skip
+            self.terms,
+            self.oracle,
+            [t.dtype for t in self.declared],
+            declared,
+            self.dtype,
+            saved_exact=self.backward,
+            shown=self.primitive.rounded is not None,
+        )
 
     def reduction(self) -> int | None:
         """How many terms are summed for one element of the result."""
@@ -69,9 +74,13 @@ class Prepared:
 
 
 def prepare(
-    primitive: Primitive, case: Case, dtype: torch.dtype, device: torch.device, seed: int = SEED,
+    primitive: Primitive,
+    case: Case,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = SEED,
     given: Callable[[torch.device], Arguments] | None = None,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """Materialise a case and evaluate the oracle on it, in float64.
 
     ``given`` makes the arguments on the device that it is told, instead of `arguments` (a capsule's inputs).
@@ -87,6 +96,16 @@ def prepare(
         declared = as_tuple(primitive.meta(*args.values))
     backward = forward_of(primitive) is not None
     return Prepared(
-        primitive, case, dtype, device, args, exact, oracle, terms, declared, backward,
-        independent=independent(case) and not case.exact, seed=seed,
-    )  # fmt: skip
+        primitive,
+        case,
+        dtype,
+        device,
+        args,
+        exact,
+        oracle,
+        terms,
+        declared,
+        backward,
+        independent=independent(case) and not case.exact,
+        seed=seed,
+    )

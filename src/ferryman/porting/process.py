@@ -37,12 +37,15 @@ class Numerics:
     def now(cls) -> Numerics:
         matmul = torch.backends.cuda.matmul
         return cls(
-            torch.get_default_dtype(), torch.get_default_device(), flushes_subnormals(),
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            flushes_subnormals(),
             float32_precision(),
             (bool(matmul.allow_bf16_reduced_precision_reduction), bool(matmul.allow_fp16_reduced_precision_reduction)),
-            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.is_grad_enabled(),
-        )  # fmt: skip
+        )
 
     def put(self) -> None:
         """Make it so in this thread."""

@@ -45,11 +45,17 @@ SAMPLE_BYTES = 1024  # of a larger one
 
 
 def record(
-    ops: Iterable[str] | None = None, device: torch.device | str | None = None,
-    dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = SEED,
-    progress: Progress | None = None, *, backends: Iterable[str] | None = None, kernels: Kernels | None = None,
+    ops: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = SEED,
+    progress: Progress | None = None,
+    *,
+    backends: Iterable[str] | None = None,
+    kernels: Kernels | None = None,
     jobs: int = 1,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The bytes of a capsule (`ferryman.porting.capsule.save` writes them).
 
     ops, dtypes, backends: names; None is all. tier: "small" or "standard" (which includes small); None is "standard" on
@@ -77,9 +83,15 @@ def record(
 
 class _Recorder:
     def __init__(
-        self, device: torch.device, profile: Profile, dtypes: tuple[torch.dtype, ...], tier: str, seed: int,
-        kernels: dict[tuple[str, str], Callable[..., Any]], progress: Progress | None,
-    ) -> None:  # fmt: skip
+        self,
+        device: torch.device,
+        profile: Profile,
+        dtypes: tuple[torch.dtype, ...],
+        tier: str,
+        seed: int,
+        kernels: dict[tuple[str, str], Callable[..., Any]],
+        progress: Progress | None,
+    ) -> None:
         self.device, self.profile, self.dtypes, self.tier, self.seed = device, profile, dtypes, tier, seed
         self.kernels, self.progress = kernels, progress
         self.total = self.done = 0
@@ -130,14 +142,23 @@ class _Recorder:
         saved = derived(primitive, prepared.exact)
         large = {name: tensor for name, tensor in saved.items() if not small(tensor)}
         turns = turning(primitive, case, dtype, self.seed, large)
-        self.inputs.append(InputRecord.model_validate({
-            "case": len(self.cases) - 1, "dtype": dtype_name(dtype), "hashes": hashes(prepared.exact),
-            "stored": {name: self._store(tensor) for name, tensor in saved.items() if name not in large},
-            "patched": {
-                name: {"at": self._store(at), "values": self._store(saved[name].reshape(-1)[at.to(saved[name].device)])}
-                for name, at in turns.items()
-            },
-        }))  # fmt: skip
+        self.inputs.append(
+            InputRecord.model_validate(
+                {
+                    "case": len(self.cases) - 1,
+                    "dtype": dtype_name(dtype),
+                    "hashes": hashes(prepared.exact),
+                    "stored": {name: self._store(tensor) for name, tensor in saved.items() if name not in large},
+                    "patched": {
+                        name: {
+                            "at": self._store(at),
+                            "values": self._store(saved[name].reshape(-1)[at.to(saved[name].device)]),
+                        }
+                        for name, at in turns.items()
+                    },
+                }
+            )
+        )
         for line in lines:
             run = run_line(prepared, line, self.profile, self.kernels.get((primitive.name, line.name)))
             self.cells.append(run.cell)
@@ -157,9 +178,13 @@ class _Recorder:
             tiles = sampled(place, out.numel(), SAMPLE_BYTES // out.element_size() // TILE, at)
             held = elements(out, tiles)
         return OutputRecord(
-            name=name, dtype=dtype_name(out.dtype), shape=list(out.shape), hash=whole, stored=self._store(held),
+            name=name,
+            dtype=dtype_name(out.dtype),
+            shape=list(out.shape),
+            hash=whole,
+            stored=self._store(held),
             tiles=tiles,
-        )  # fmt: skip
+        )
 
     def _store(self, tensor: Tensor) -> str:
         """Keep a tensor once, however many refer to it."""

@@ -15,15 +15,28 @@ from ferryman.porting.process import flushes_subnormals
 
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _NVIDIA = (
-    "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.draw", "power.limit",
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.draw",
+    "power.limit",
     "temperature.gpu",
-)  # fmt: skip
+)
 # Each can change which kernel runs, or the bits that it gives.
 _VARIABLES = (
-    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_LOG_LEVEL",
-    "TRITON_INTERPRET", "ROCBLAS_INTERNAL_FP16_ALT_IMPL", "HIPBLASLT_ALLOW_TF32", "TORCH_BLAS_PREFER_HIPBLASLT",
-    "FERRYMAN_BACKEND", "FERRYMAN_PROFILE",
-)  # fmt: skip
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_LOG_LEVEL",
+    "TRITON_INTERPRET",
+    "ROCBLAS_INTERNAL_FP16_ALT_IMPL",
+    "HIPBLASLT_ALLOW_TF32",
+    "TORCH_BLAS_PREFER_HIPBLASLT",
+    "FERRYMAN_BACKEND",
+    "FERRYMAN_PROFILE",
+)
 
 
 def machine(device: torch.device) -> Machine:
@@ -83,9 +96,11 @@ def from_nvidia_smi(text: str, flags: dict[str, str | bool], memory: int) -> Mac
         driver=said.get("driver_version") or None,
         clocks_mhz=numbers(sm="clocks.sm", memory="clocks.mem", sm_max="clocks.max.sm", memory_max="clocks.max.mem"),
         power_watts=numbers(draw="power.draw", limit="power.limit"),
-        temperature_celsius=_number(said.get("temperature.gpu", "")), memory_bytes=memory, flags=flags,
+        temperature_celsius=_number(said.get("temperature.gpu", "")),
+        memory_bytes=memory,
+        flags=flags,
         source="nvidia-smi",
-    )  # fmt: skip
+    )
 
 
 def _number(text: str) -> float | None:
@@ -103,6 +118,11 @@ def _amd(device: torch.device, flags: dict[str, str | bool], memory: int) -> Mac
     except (ModuleNotFoundError, RuntimeError) as error:
         return Machine(driver=driver, flags=flags, memory_bytes=memory, source=f"no amdsmi: {type(error).__name__}")
     return Machine(
-        driver=driver, clocks_mhz={"sm": clock}, power_watts={"draw": watts}, temperature_celsius=heat,
-        memory_bytes=memory, flags=flags, source="amdsmi",
-    )  # fmt: skip
+        driver=driver,
+        clocks_mhz={"sm": clock},
+        power_watts={"draw": watts},
+        temperature_celsius=heat,
+        memory_bytes=memory,
+        flags=flags,
+        source="amdsmi",
+    )

@@ -30,10 +30,18 @@ STAGES = ("build", "exact", "ported", "write")
 
 
 def record_model(
-    model: str, *, porter: Any, device: torch.device | str | None = None, dtype: str | torch.dtype = "bfloat16",
-    tiny: bool = False, layers: int = 4, batch: int = 2, tokens: int | None = None, seed: int = SEED,
+    model: str,
+    *,
+    porter: Any,
+    device: torch.device | str | None = None,
+    dtype: str | torch.dtype = "bfloat16",
+    tiny: bool = False,
+    layers: int = 4,
+    batch: int = 2,
+    tokens: int | None = None,
+    seed: int = SEED,
     progress: Callable[[int, int, str], None] | None = None,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The bytes of a capsule. ``model``: a preset ("qwen3", "llama", ..). ``porter``: who ports, such as
     `ferryman.integrations.transformers`. Requests (`ferryman.use`) in force bind the ported model.
     """
@@ -70,12 +78,26 @@ def record_model(
             )
         )
     facts = environment(place, profile, seed, "tiny" if tiny else "model", round(time.perf_counter() - began, 3))
-    manifest = ModelManifest.model_validate({
-        "kind": "model", "environment": facts.model_dump(mode="json"), "machine": machine(place), "model": model,
-        "title": spec.title, "tiny": tiny, "layers": len(found), "dtype": dtype_name(storage), "batch": batch,
-        "tokens": length, "seed": seed, "exact": dtype_name(reference.wide), "served": by_op(served),
-        "hashes": capsule_model.hashes(built, inputs), "buffers": buffers, "found": records,
-    })  # fmt: skip
+    manifest = ModelManifest.model_validate(
+        {
+            "kind": "model",
+            "environment": facts.model_dump(mode="json"),
+            "machine": machine(place),
+            "model": model,
+            "title": spec.title,
+            "tiny": tiny,
+            "layers": len(found),
+            "dtype": dtype_name(storage),
+            "batch": batch,
+            "tokens": length,
+            "seed": seed,
+            "exact": dtype_name(reference.wide),
+            "served": by_op(served),
+            "hashes": capsule_model.hashes(built, inputs),
+            "buffers": buffers,
+            "found": records,
+        }
+    )
     raw = capsule_format.pack(manifest.model_dump_json(), tensors)
     capsule_model.loads(raw, "the capsule that was recorded")
     return raw
@@ -103,6 +125,10 @@ def _output(name: str, out: Tensor, store: Callable[[Tensor], str]) -> OutputRec
     tiles = sampled(name, out.numel(), SAMPLE) if out.numel() > SAMPLE * TILE else None
     held = out if tiles is None else elements(out, tiles)
     return OutputRecord(
-        name=name, dtype=dtype_name(out.dtype), shape=list(out.shape), hash=digest(out), stored=store(held),
+        name=name,
+        dtype=dtype_name(out.dtype),
+        shape=list(out.shape),
+        hash=digest(out),
+        stored=store(held),
         tiles=tiles,
-    )  # fmt: skip
+    )

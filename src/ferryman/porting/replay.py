@@ -38,10 +38,16 @@ LARGE = "a standard size, whose float64 evaluation takes minutes on a CPU; --ful
 
 
 def replay(
-    capsule: Capsule, device: torch.device | str | None = None, *, ops: Iterable[str] | None = None,
-    backends: Iterable[str] | None = None, full: bool = False, progress: Progress | None = None, name: str | Path = "",
+    capsule: Capsule,
+    device: torch.device | str | None = None,
+    *,
+    ops: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    full: bool = False,
+    progress: Progress | None = None,
+    name: str | Path = "",
     kernels: Kernels | None = None,
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Every case of a capsule on this machine. ops, backends: names; None is all. full: standard sizes on a CPU too.
 
     Raises CapsuleError for a case that asks for too much, before anything is allocated; UnknownName for a name that is
@@ -61,23 +67,36 @@ def replay(
     seconds = round(time.perf_counter() - began, 3)
     facts = environment(place, profile, capsule.seed, capsule.results.environment.tier, seconds)
     return Replay(
-        capsule=capsule.sha256, name=Path(name).name, size=capsule.size, machine=capsule.manifest.machine,
-        recorded=capsule.results, replayed=results(facts, made.cells, timings), explained=made.explained,
-    )  # fmt: skip
+        capsule=capsule.sha256,
+        name=Path(name).name,
+        size=capsule.size,
+        machine=capsule.manifest.machine,
+        recorded=capsule.results,
+        replayed=results(facts, made.cells, timings),
+        explained=made.explained,
+    )
 
 
 class _Replayer:
     def __init__(
-        self, capsule: Capsule, device: torch.device, profile: Profile, full: bool, kernels: Kernels,
-        allowed: set[str] | None, wanted: set[str] | None, progress: Progress | None,
-    ) -> None:  # fmt: skip
+        self,
+        capsule: Capsule,
+        device: torch.device,
+        profile: Profile,
+        full: bool,
+        kernels: Kernels,
+        allowed: set[str] | None,
+        wanted: set[str] | None,
+        progress: Progress | None,
+    ) -> None:
         self.capsule, self.device, self.profile, self.full = capsule, device, profile, full
         self.kernels, self.allowed, self.progress = kernels, allowed, progress
         manifest = capsule.manifest
         self.inputs = [
-            (i, record) for i, record in enumerate(manifest.inputs)
+            (i, record)
+            for i, record in enumerate(manifest.inputs)
             if wanted is None or manifest.cases[record.case].op in wanted
-        ]  # fmt: skip
+        ]
         self.runs = {(run.input, capsule.results.cells[run.cell].implementation): run for run in manifest.runs}
         # A's verdicts where there was nothing to store: refused, absent, out of memory
         self.recorded = {(c.op, c.implementation, c.dtype, c.case): c for c in capsule.results.cells}
@@ -101,9 +120,15 @@ class _Replayer:
                 primitive = registry.primitive(name)
                 dtypes = [getattr(torch, d) for d in dict.fromkeys(r.dtype for _, r in self.inputs)]
                 self.timings += timing.of_right_ones(
-                    primitive, self._lines(primitive), dtypes, self.device, self.profile, self.capsule.seed,
-                    self.cells, self.kernels,
-                )  # fmt: skip
+                    primitive,
+                    self._lines(primitive),
+                    dtypes,
+                    self.device,
+                    self.profile,
+                    self.capsule.seed,
+                    self.cells,
+                    self.kernels,
+                )
 
     def _misfit(self, index: int) -> str | None:
         record = self.capsule.manifest.cases[index]
@@ -170,15 +195,17 @@ class _Replayer:
             self.cells.append(self._cell(case.op, line, getattr(torch, record.dtype), case.case, verdict, why))
         self._explain(index, {line.name: Side(verdict=verdict, reason=why) for line in lines}, None, verdict, why)
 
-    def _cell(
-        self, op: str, line: Implementation, dtype: torch.dtype, case: str, verdict: Verdict, why: str
-    ) -> Cell:  # fmt: skip
+    def _cell(self, op: str, line: Implementation, dtype: torch.dtype, case: str, verdict: Verdict, why: str) -> Cell:
         return not_run(op, line.name, self.device, dtype, case, why, verdict, line=line, capsule=self.capsule.sha256)
 
     def _explain(
-        self, index: int, here: dict[str, Side], prepared: Prepared | None, verdict: Verdict = "NOT_RUN",
+        self,
+        index: int,
+        here: dict[str, Side],
+        prepared: Prepared | None,
+        verdict: Verdict = "NOT_RUN",
         why: str = "no such implementation here",
-    ) -> None:  # fmt: skip
+    ) -> None:
         record = self.capsule.manifest.inputs[index]
         case = self.capsule.manifest.cases[record.case]
         there = [c.implementation for c in self.capsule.results.cells if (c.op, c.dtype) == (case.op, record.dtype)]
@@ -192,10 +219,18 @@ class _Replayer:
             elements = sum(_count(o.shape) for o in run.outputs) if run is not None else 0
             self.explained.append(
                 Explained(
-                    op=case.op, implementation=implementation, dtype=record.dtype, case=case.case,
-                    explanation=explanation, detail=detail, judged=found.judged, elements=elements, a=a, b=b,
+                    op=case.op,
+                    implementation=implementation,
+                    dtype=record.dtype,
+                    case=case.case,
+                    explanation=explanation,
+                    detail=detail,
+                    judged=found.judged,
+                    elements=elements,
+                    a=a,
+                    b=b,
                 )
-            )  # fmt: skip
+            )
 
     def _cell_of_a(self, run: RunRecord | None, op: str, implementation: str, record: InputRecord) -> Cell | None:
         if run is not None:
@@ -212,9 +247,12 @@ def _count(shape: list[int]) -> int:
 def _side_b(prepared: Prepared, run: Run) -> Side:
     declared = declared_of(run.cell, run.tf32, prepared.dtype)
     side = Side(
-        verdict=run.cell.verdict, ratio=run.cell.ratio, worst=run.cell.worst, declared=wording(declared),
+        verdict=run.cell.verdict,
+        ratio=run.cell.ratio,
+        worst=run.cell.worst,
+        declared=wording(declared),
         reason=run.cell.reason,
-    )  # fmt: skip
+    )
     if not run.outputs or run.cell.verdict not in ("PASS", "SIMULATED"):
         return side
     shown = [Shown(n, o) for n, o in zip(prepared.primitive.outputs, run.outputs, strict=True)]

@@ -84,10 +84,12 @@ def judge(prepared: Prepared, shown: Sequence[Shown], declared: metrics.Declared
             worst = most
     shown_worst = wrong or worst
     return Judged(
-        None if worst is None else worst.ratio, plain,
+        None if worst is None else worst.ratio,
+        plain,
         None if shown_worst is None else gates.worst_element(shown_worst),
-        fault, sum(output.values.numel() for output in shown),
-    )  # fmt: skip
+        fault,
+        sum(output.values.numel() for output in shown),
+    )
 
 
 def _bitwise(wrong: metrics.Worst) -> str:
@@ -150,9 +152,14 @@ def side_a(
         found = Judged(fault=shown) if isinstance(shown, str) else judge(prepared, shown, declared)
     outputs = output_hash([o.hash for o in run.outputs]) if run is not None else None
     side = Side(
-        verdict=cell.verdict, ratio=found.ratio, plain=found.plain, worst=found.worst, hash=outputs,
-        declared=wording(declared), reason=found.fault or cell.reason,
-    )  # fmt: skip
+        verdict=cell.verdict,
+        ratio=found.ratio,
+        plain=found.plain,
+        worst=found.worst,
+        hash=outputs,
+        declared=wording(declared),
+        reason=found.fault or cell.reason,
+    )
     return side, found
 
 

@@ -91,19 +91,28 @@ def replay_model(
         told(2, 3, "ported")
         found, calls = ported(built, inputs, porter)
         served = by_op(calls)
-        layers = [_layer(held, reference, index, kind, pair[kind]) for index, pair in enumerate(found)
-                  for kind in range(2)]  # fmt: skip
+        layers = [
+            _layer(held, reference, index, kind, pair[kind]) for index, pair in enumerate(found) for kind in range(2)
+        ]
     wrong = [layer for layer in layers if layer.explanation not in ("equal", "both within bounds")]
     for layer in wrong:
         reasons.append(_reason(layer))
     simulated = interpreting() and any("triton" in by for by in served.values())
     seconds = round(time.perf_counter() - began, 3)
     return ModelReplay(
-        capsule=held.sha256, model=manifest.model, title=manifest.title, dtype=manifest.dtype, exact=wide,
-        recorded=held.environment, replayed=environment(place, profile, manifest.seed, held.environment.tier, seconds),
-        served_a=manifest.served, served_b=served, layers=layers, reasons=reasons,
+        capsule=held.sha256,
+        model=manifest.model,
+        title=manifest.title,
+        dtype=manifest.dtype,
+        exact=wide,
+        recorded=held.environment,
+        replayed=environment(place, profile, manifest.seed, held.environment.tier, seconds),
+        served_a=manifest.served,
+        served_b=served,
+        layers=layers,
+        reasons=reasons,
         verdict="FAIL" if wrong else "MISTRUSTED" if reasons else "SIMULATED" if simulated else "PASS",
-    )  # fmt: skip
+    )
 
 
 def _proven(held: ModelCapsule, model: Any, inputs: Inputs) -> None:
@@ -138,9 +147,15 @@ def _layer(held: ModelCapsule, reference: Reference, index: int, kind: int, mine
         explanation = "equal"
     worst = _worst(record.name, theirs, reference.wanted[index][kind], at) if a_wrong else None
     return LayerReplayed(
-        layer=index, tensor=KINDS[kind], a=a, b=b, judged=theirs.numel(), elements=mine.numel(), worst=worst,
+        layer=index,
+        tensor=KINDS[kind],
+        a=a,
+        b=b,
+        judged=theirs.numel(),
+        elements=mine.numel(),
+        worst=worst,
         explanation=explanation,
-    )  # fmt: skip
+    )
 
 
 def _worst(name: str, found: Tensor, wanted: Tensor, at: Tensor | None) -> WorstElement:
@@ -151,9 +166,12 @@ def _worst(name: str, found: Tensor, wanted: Tensor, at: Tensor | None) -> Worst
     place = flat if at is None else int(at[flat])
     index = [int(i) for i in torch.unravel_index(torch.tensor(place), wanted.shape)]
     return WorstElement(
-        output=name, index=index, value=float(found.reshape(-1)[flat]), expected=float(exact[flat]),
+        output=name,
+        index=index,
+        value=float(found.reshape(-1)[flat]),
+        expected=float(exact[flat]),
         bound=float(exact.square().mean().sqrt()),
-    )  # fmt: skip
+    )
 
 
 def _reason(layer: LayerReplayed) -> str:

@@ -16,15 +16,27 @@ SCHEMA_VERSION = 1
 KIND = "ferryman-replay"
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Explanation = Literal[
-    "equal", "both within bounds", "A's declared class explains it", "B's declared class explains it",
-    "both declared classes explain it", "A is wrong", "B is wrong", "both are wrong", "A did not run",
-    "B did not run", "neither ran", "not judged",
-]  # fmt: skip
+    "equal",
+    "both within bounds",
+    "A's declared class explains it",
+    "B's declared class explains it",
+    "both declared classes explain it",
+    "A is wrong",
+    "B is wrong",
+    "both are wrong",
+    "A did not run",
+    "B did not run",
+    "neither ran",
+    "not judged",
+]
 WRONG: tuple[Explanation, ...] = ("both are wrong", "A is wrong", "B is wrong")
 AGREE: tuple[Explanation, ...] = (
-    "equal", "both within bounds", "A's declared class explains it", "B's declared class explains it",
+    "equal",
+    "both within bounds",
+    "A's declared class explains it",
+    "B's declared class explains it",
     "both declared classes explain it",
-)  # fmt: skip
+)
 # From the worst that a row of cells can say to the best.
 ORDER: tuple[Explanation, ...] = (*WRONG, "not judged", "neither ran", "A did not run", "B did not run", *AGREE[::-1])
 

@@ -203,8 +203,17 @@ def summarise(cells: Iterable[Cell]) -> list[Row]:
         verdict = row_verdict(counts)
         first = next((c.reason for c in group if c.verdict == verdict and c.reason), None)
         refused = sum(1 for c in group if c.refusals)
-        rows.append(Row(op=op, implementation=implementation, verdict=verdict, counts=counts, refusals=refused,
-                        ratio=ratio, reason=first))  # fmt: skip
+        rows.append(
+            Row(
+                op=op,
+                implementation=implementation,
+                verdict=verdict,
+                counts=counts,
+                refusals=refused,
+                ratio=ratio,
+                reason=first,
+            )
+        )
     return rows
 
 
@@ -244,9 +253,10 @@ def schema() -> dict[str, Any]:
     found["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     found["required"] = sorted({*found["required"], "kind", "schema_version"})
     return {
-        "$schema": GenerateJsonSchema.schema_dialect, "title": f"Ferryman result document, version {SCHEMA_VERSION}",
+        "$schema": GenerateJsonSchema.schema_dialect,
+        "title": f"Ferryman result document, version {SCHEMA_VERSION}",
         **{name: value for name, value in found.items() if name != "title"},
-    }  # fmt: skip
+    }
 
 
 def load(path: str | Path) -> Results:
@@ -364,10 +374,19 @@ def environment(device: torch.device, profile: Any, seed: int, tier: str, second
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return Environment(
-        device=str(device), device_name=name, profile=profile.name, arch=profile.arch, vendor=profile.vendor,
-        versions=versions, flags=flags, platform=platform.platform(), seed=seed, tier=tier, seconds=seconds,
+        device=str(device),
+        device_name=name,
+        profile=profile.name,
+        arch=profile.arch,
+        vendor=profile.vendor,
+        versions=versions,
+        flags=flags,
+        platform=platform.platform(),
+        seed=seed,
+        tier=tier,
+        seconds=seconds,
         time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=1)

@@ -60,12 +60,22 @@ def turns(case: int, dtype: int, dtypes: int, full: bool) -> bool:
 
 
 def check_op(
-    primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], tier: str, seed: int,
-    device: torch.device, profile: Profile, *, thin: bool = False, times: int = 3,
-    skip: Collection[tuple[str, ...]] = (), simulate: Profile | None = None, share: tuple[int, int] = (0, 1),
+    primitive: Primitive,
+    lines: Sequence[Implementation],
+    dtypes: Sequence[torch.dtype],
+    tier: str,
+    seed: int,
+    device: torch.device,
+    profile: Profile,
+    *,
+    thin: bool = False,
+    times: int = 3,
+    skip: Collection[tuple[str, ...]] = (),
+    simulate: Profile | None = None,
+    share: tuple[int, int] = (0, 1),
     only: Collection[tuple[str, ...]] | None = None,
     starting: Callable[[str, str, str, str], None] | None = None,
-) -> Iterator[Cell]:  # fmt: skip
+) -> Iterator[Cell]:
     """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
 
     share: (k, n), of the cases and dtypes every n-th, from k. only: (op, dtype, case); None is all. ``starting`` hears
@@ -90,9 +100,16 @@ def check_op(
                     yield _not_run(primitive.name, line, device, dtype, reason, case.name, verdict=verdict)
                 else:
                     yield check_cell(
-                        primitive, line, case, dtype, device, profile,
-                        prepared=prepared, times=times, simulate=simulate,
-                    )  # fmt: skip
+                        primitive,
+                        line,
+                        case,
+                        dtype,
+                        device,
+                        profile,
+                        prepared=prepared,
+                        times=times,
+                        simulate=simulate,
+                    )
 
 
 def _prepared(
@@ -107,12 +124,27 @@ def _prepared(
 
 
 def _not_run(
-    op: str, line: Implementation, device: torch.device, dtype: torch.dtype, reason: str, case: str = ALL,
-    refusals: Sequence[str] = (), verdict: Verdict = "NOT_RUN",
-) -> Cell:  # fmt: skip
-    return Cell(op=op, implementation=line.name, device=str(device), dtype=dtype_name(dtype), case=case,
-                verdict=verdict, reason=reason, refusals=list(refusals), accumulation=line.accumulation,
-                roundings=sorted(line.roundings))  # fmt: skip
+    op: str,
+    line: Implementation,
+    device: torch.device,
+    dtype: torch.dtype,
+    reason: str,
+    case: str = ALL,
+    refusals: Sequence[str] = (),
+    verdict: Verdict = "NOT_RUN",
+) -> Cell:
+    return Cell(
+        op=op,
+        implementation=line.name,
+        device=str(device),
+        dtype=dtype_name(dtype),
+        case=case,
+        verdict=verdict,
+        reason=reason,
+        refusals=list(refusals),
+        accumulation=line.accumulation,
+        roundings=sorted(line.roundings),
+    )
 
 
 def _needs_worker() -> bool:
@@ -131,9 +163,15 @@ class Plan:
     """What runs in this process, what an interpreter's process runs, and what cannot run here."""
 
     def __init__(
-        self, ops: Iterable[str] | None, backends: Iterable[str] | None, dtypes: Sequence[torch.dtype], tier: str,
-        device: torch.device, profile: Profile, full: bool,
-    ) -> None:  # fmt: skip
+        self,
+        ops: Iterable[str] | None,
+        backends: Iterable[str] | None,
+        dtypes: Sequence[torch.dtype],
+        tier: str,
+        device: torch.device,
+        profile: Profile,
+        full: bool,
+    ) -> None:
         names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
         wanted = None if backends is None else set(backends)
         for name in wanted or ():
@@ -151,8 +189,9 @@ class Plan:
                     self.interpreted.append(name)
                     self.total += count * (len(dtypes) if full else 1)
                     if not full and len(dtypes) > 1:
-                        self.skipped += [self._thinned(name, line, device, d, i, count, len(dtypes))
-                                         for i, d in enumerate(dtypes)]  # fmt: skip
+                        self.skipped += [
+                            self._thinned(name, line, device, d, i, count, len(dtypes)) for i, d in enumerate(dtypes)
+                        ]
                     continue
                 why = _absent(line, profile)
                 if why:
@@ -164,8 +203,9 @@ class Plan:
                 self.total += count * len(dtypes) * len(here)
 
     @staticmethod
-    def _thinned(op: str, line: Implementation, device: torch.device, dtype: torch.dtype, index: int, count: int,
-                 dtypes: int) -> Cell:  # fmt: skip
+    def _thinned(
+        op: str, line: Implementation, device: torch.device, dtype: torch.dtype, index: int, count: int, dtypes: int
+    ) -> Cell:
         left = sum(1 for c in range(count) if not turns(c, index, dtypes, False))
         return _not_run(op, line, device, dtype, THINNED, f"{left} of {count} cases")
 
@@ -246,9 +286,15 @@ def default_jobs(device: torch.device | str) -> int:
 
 
 def compile_ahead(
-    ops: Iterable[str] | None, backends: Iterable[str] | None, device: torch.device, dtypes: Sequence[torch.dtype],
-    tier: str, seed: int, jobs: int, progress: Progress | None = None,
-) -> None:  # fmt: skip
+    ops: Iterable[str] | None,
+    backends: Iterable[str] | None,
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    tier: str,
+    seed: int,
+    jobs: int,
+    progress: Progress | None = None,
+) -> None:
     """Run every cell in ``jobs`` processes and drop the results: what they compile lies in the disk caches then."""
     plan = Plan(ops, backends, dtypes, tier, device, detect(device), True)
     with Workers(_shares(plan, dtypes, tier, seed, device, jobs)) as workers:
@@ -259,7 +305,7 @@ def compile_ahead(
 
 def _shares(
     plan: Plan, dtypes: Sequence[torch.dtype], tier: str, seed: int, device: torch.device, jobs: int
-) -> list[Job]:  # fmt: skip
+) -> list[Job]:
     lines = {op.name: [line.name for line in here] for op, here in plan.local}
     tf32 = float32_precision() == "tf32"
     names = [dtype_name(d) for d in dtypes]
@@ -267,9 +313,13 @@ def _shares(
 
 
 def alone(
-    cells: list[Cell], local: Iterable[tuple[Primitive, Sequence[Implementation]]], tier: str, seed: int,
-    device: torch.device, profile: Profile,
-) -> list[Cell]:  # fmt: skip
+    cells: list[Cell],
+    local: Iterable[tuple[Primitive, Sequence[Implementation]]],
+    tier: str,
+    seed: int,
+    device: torch.device,
+    profile: Profile,
+) -> list[Cell]:
     """Cells that found no memory beside the other processes, once more without them."""
     short = {
         (c.op, c.dtype, c.case, c.implementation)

@@ -34,11 +34,16 @@ def default_jobs() -> int:
 
 
 def run(
-    known: Profile, ops: Iterable[str] | None = None, backends: Iterable[str] | None = None,
-    dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = SEED,
-    progress: Callable[[int, int, str], None] | None = None, jobs: int | None = None,
+    known: Profile,
+    ops: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = SEED,
+    progress: Callable[[int, int, str], None] | None = None,
+    jobs: int | None = None,
     assumptions: Assumptions | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """Check every requested op x implementation in Triton or HIP on a device of ``known``'s arch that is not here.
 
     backends: of those two; None is both. assumptions: about arithmetic that AMD does not document; the document's flags
@@ -60,10 +65,18 @@ def run(
     total = sum(len(tier_cases(registry.primitive(op), tier)) * len(chosen) * len(found) for op, found in lines.items())
     count = jobs or default_jobs()
     shares = [
-        Job(lines, [dtype_name(d) for d in chosen], tier, seed, "cpu", share=(k, count), simulated=known.name,
-            assume=asdict(assumed))
+        Job(
+            lines,
+            [dtype_name(d) for d in chosen],
+            tier,
+            seed,
+            "cpu",
+            share=(k, count),
+            simulated=known.name,
+            assume=asdict(assumed),
+        )
         for k in range(count)
-    ]  # fmt: skip
+    ]
     cells: list[Cell] = []
     with quiet(), Workers(shares) as workers:
         for cell in workers.remaining():

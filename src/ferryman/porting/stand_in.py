@@ -83,11 +83,16 @@ def on(known: Profile, device: torch.device | str | None = None, verb: str = "ch
 
 
 def run(
-    known: Profile, ops: Iterable[str] | None = None, backends: Iterable[str] | None = None,
-    device: torch.device | str | None = None, dtypes: Iterable[str | torch.dtype] | None = None,
-    tier: str | None = None, seed: int = SEED, progress: Callable[[int, int, str], None] | None = None,
+    known: Profile,
+    ops: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = SEED,
+    progress: Callable[[int, int, str], None] | None = None,
     jobs: int | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """Check every requested op in Triton as it would run on ``known``.
 
     backends: None, or "triton" alone. Other parameters as `runner.run` has them; ``jobs`` None is as many processes as
@@ -110,10 +115,18 @@ def run(
     count = default_jobs(place) if jobs is None else jobs
     tf32 = float32_precision() == "tf32"
     shares = [
-        Job({op.name: [x.name for x in lines] for op, lines in local}, [dtype_name(d) for d in chosen], tier, seed,
-            str(place), share=(k, count), tf32=tf32, stands_in_for=known.name)
+        Job(
+            {op.name: [x.name for x in lines] for op, lines in local},
+            [dtype_name(d) for d in chosen],
+            tier,
+            seed,
+            str(place),
+            share=(k, count),
+            tf32=tf32,
+            stands_in_for=known.name,
+        )
         for k in range(count)
-    ]  # fmt: skip
+    ]
     cells: list[Cell] = []
     with quiet(), Workers(shares) as workers:
         for cell in workers.remaining():

@@ -31,9 +31,15 @@ def standard_case(primitive: Primitive) -> Case | None:
 
 
 def measure(
-    primitive: Primitive, implementation: Implementation, dtype: torch.dtype, device: torch.device, profile: Profile,
-    seed: int = 0, args: tuple[Any, ...] | None = None, kernel: Callable[..., Any] | None = None,
-) -> Timing | None:  # fmt: skip
+    primitive: Primitive,
+    implementation: Implementation,
+    dtype: torch.dtype,
+    device: torch.device,
+    profile: Profile,
+    seed: int = 0,
+    args: tuple[Any, ...] | None = None,
+    kernel: Callable[..., Any] | None = None,
+) -> Timing | None:
     """Median of repeats by device events, caches flushed between them; None where the implementation cannot run it.
 
     ``kernel`` replaces the implementation's own launcher. A kernel's own exceptions rise.
@@ -87,16 +93,31 @@ def events(call: Callable[[], Any], device: torch.device, over: Sequence[torch.T
 
 
 def against_roofline(
-    primitive: Primitive, implementation: str, dtype: torch.dtype, device: torch.device, case: str, seconds: float,
-    clock: Clock, profile: Profile, args: tuple[Any, ...],
-) -> Timing:  # fmt: skip
+    primitive: Primitive,
+    implementation: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    case: str,
+    seconds: float,
+    clock: Clock,
+    profile: Profile,
+    args: tuple[Any, ...],
+) -> Timing:
     cost = primitive.cost(*args)
     floor = floor_seconds(profile, cost.flops, cost.bytes, dtype)
     return Timing(
-        op=primitive.name, implementation=implementation, device=str(device), dtype=dtype_name(dtype), case=case,
-        seconds=seconds, clock=clock, floor_seconds=floor.seconds, bound_by=floor.bound, source=floor.source,
+        op=primitive.name,
+        implementation=implementation,
+        device=str(device),
+        dtype=dtype_name(dtype),
+        case=case,
+        seconds=seconds,
+        clock=clock,
+        floor_seconds=floor.seconds,
+        bound_by=floor.bound,
+        source=floor.source,
         percent_of_roofline=None if floor.seconds is None or seconds <= 0 else 100 * floor.seconds / seconds,
-    )  # fmt: skip
+    )
 
 
 def slowest(cells: list[Cell]) -> list[Timing]:
@@ -109,17 +130,30 @@ def slowest(cells: list[Cell]) -> list[Timing]:
         if key not in longest or cell.seconds > (longest[key].seconds or 0.0):
             longest[key] = cell
     return [
-        Timing(op=c.op, implementation=c.implementation, device=c.device, dtype=c.dtype, case=c.case,
-               seconds=c.seconds or 0.0, clock="host clock", source="one thread; no roofline on this device")
+        Timing(
+            op=c.op,
+            implementation=c.implementation,
+            device=c.device,
+            dtype=c.dtype,
+            case=c.case,
+            seconds=c.seconds or 0.0,
+            clock="host clock",
+            source="one thread; no roofline on this device",
+        )
         for c in longest.values()
-    ]  # fmt: skip
+    ]
 
 
 def of_right_ones(
-    primitive: Primitive, lines: Sequence[Implementation], dtypes: Sequence[torch.dtype], device: torch.device,
-    profile: Profile, seed: int, cells: Sequence[Cell],
+    primitive: Primitive,
+    lines: Sequence[Implementation],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    profile: Profile,
+    seed: int,
+    cells: Sequence[Cell],
     kernels: Mapping[tuple[str, str], Callable[..., Any]] | None = None,
-) -> list[Timing]:  # fmt: skip
+) -> list[Timing]:
     """Timings of the implementations that were right on every case that ran: a wrong kernel's speed means nothing.
 
     kernels: (op, implementation) -> what runs in the place of its launcher.

@@ -67,9 +67,14 @@ def applies(prepared: Prepared, interpreted: bool) -> str | None:
 
 
 def judge(
-    prepared: Prepared, implementation: Implementation, kernel: Callable[..., Any] | None, target: Target, *,
-    tf32: bool, interpreted: bool,
-) -> Gate:  # fmt: skip
+    prepared: Prepared,
+    implementation: Implementation,
+    kernel: Callable[..., Any] | None,
+    target: Target,
+    *,
+    tf32: bool,
+    interpreted: bool,
+) -> Gate:
     """``kernel`` replaces the forward's launcher under the same autograd function. What it raises is the reason."""
     why = applies(prepared, interpreted)
     if why is not None:
@@ -118,9 +123,13 @@ class _Ran:
 
 
 def _run(
-    prepared: Prepared, implementation: Implementation, kernel: Callable[..., Any] | None, target: Target,
-    passes: Sequence[str], partner: str | None,
-) -> _Ran:  # fmt: skip
+    prepared: Prepared,
+    implementation: Implementation,
+    kernel: Callable[..., Any] | None,
+    target: Target,
+    passes: Sequence[str],
+    partner: str | None,
+) -> _Ran:
     op = prepared.primitive
     asked: dict[str, str] = {} if kernel is not None else {op.name: implementation.name}
     if partner is not None:
@@ -166,9 +175,9 @@ def _overwritable(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
     given = list(args)
     for place, _ in op.overwritten:
         value = given[place]
-        given[place] = torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        ).copy_(value)  # fmt: skip
+        given[place] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(
+            value
+        )
     return tuple(given)
 
 
@@ -191,18 +200,29 @@ def _exact(prepared: Prepared, which: str) -> Exact:
         if optional and which == "random":
             continue  # the fused backwards take no gradient of the log-sum-exp: both ways are tried
         like = prepared.declared[index]
-        draw = Draw.of(prepared.seed, backward.name, prepared.case.name, f"{which}/{name}", tuple(like.shape),
-                       like.dtype, prepared.oracle[index].device)  # fmt: skip
+        draw = Draw.of(
+            prepared.seed,
+            backward.name,
+            prepared.case.name,
+            f"{which}/{name}",
+            tuple(like.shape),
+            like.dtype,
+            prepared.oracle[index].device,
+        )
         content = fill(prepared.case.cotangent or "integer" if which == "integer" else "normal").make(draw)
         cotangents[index] = content.to(like.dtype)
     leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
     live = [(outputs[i], c.double()) for i, c in cotangents.items() if outputs[i].requires_grad]
-    grads = torch.autograd.grad(
-        [o for o, _ in live], list(leaves.values()), [c for _, c in live], allow_unused=True, materialize_grads=True
-    ) if live else [torch.zeros_like(v) for v in leaves.values()]  # fmt: skip
+    grads = (
+        torch.autograd.grad(
+            [o for o, _ in live], list(leaves.values()), [c for _, c in live], allow_unused=True, materialize_grads=True
+        )
+        if live
+        else [torch.zeros_like(v) for v in leaves.values()]
+    )
     given: dict[str, Any] = {
         n: v.detach() if isinstance(v, Tensor) else v for n, v in zip(op.names, args, strict=True)
-    } | _outputs(op, tuple(o.detach() for o in outputs))  # fmt: skip
+    } | _outputs(op, tuple(o.detach() for o in outputs))
     given |= {n: cotangents[i].double() if i in cotangents else None for n, i in gradients.items()}
     given |= {n: True for n in backward.names if n.startswith("need_")}
     analytic, terms = _backward(backward, given)
@@ -255,9 +275,11 @@ def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32:
             allowed = replace(bounds[i], total=bounds[i].total + apart.clamp(max=FLOAT64))
             found = gates.Judgement.of(f"grad of {name}", got.to(oracle.device), oracle, allowed)
             if found.wrong is not None:
-                return Gate(outcome="fail", measure=_finite(found.worst), reason=(
-                    f"{which} cotangents: {gates.element(found.wrong)} ({note})"
-                ))  # fmt: skip
+                return Gate(
+                    outcome="fail",
+                    measure=_finite(found.worst),
+                    reason=(f"{which} cotangents: {gates.element(found.wrong)} ({note})"),
+                )
             if found.worst is not None:
                 largest = max(largest, found.worst.ratio)
             output = backward.outputs[i]

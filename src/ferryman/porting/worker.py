@@ -70,9 +70,13 @@ class Workers:
     """A process for each job, as a context: started at once, read while the caller works, stopped at the end."""
 
     def __init__(
-        self, jobs: Sequence[Job], *, silence: float | None = None, op_limit: float = OP_SECONDS,
+        self,
+        jobs: Sequence[Job],
+        *,
+        silence: float | None = None,
+        op_limit: float = OP_SECONDS,
         command: Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cells: queue.SimpleQueue[Cell | BaseException | None] = queue.SimpleQueue()
         self._workers = [_Worker(job, self._cells, silence, op_limit, command) for job in jobs if job.lines]
         self._live = len(self._workers)
@@ -112,9 +116,13 @@ class _Worker:
     """The thread that keeps one job's process going, and starts another where it ends early."""
 
     def __init__(
-        self, job: Job, cells: queue.SimpleQueue[Cell | BaseException | None], silence: float | None, op_limit: float,
+        self,
+        job: Job,
+        cells: queue.SimpleQueue[Cell | BaseException | None],
+        silence: float | None,
+        op_limit: float,
         command: Sequence[str] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._job, self._cells, self._op_limit = job, cells, op_limit
         self._silence = silence or (SILENCE_SECONDS if job.interpret else COMPILING_SECONDS)
         self._command = list(command or COMMAND)
@@ -151,9 +159,13 @@ class _Worker:
         """One process's life. Returns the ops still to finish, and the cells that must not run again."""
         with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
             process = self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
-                env=self._environment(), text=True,
-            )  # fmt: skip
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                env=self._environment(),
+                text=True,
+            )
             if self._stopping:  # the caller left while the process was being made
                 process.kill()
             lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -216,8 +228,11 @@ class _Worker:
 
     def _lose(self, key: _Key, why: str) -> None:
         op, dtype, case, name = key
-        self._cells.put(Cell(op=op, implementation=name, device=self._job.device, dtype=dtype, case=case,
-                             verdict="FAIL", reason=why))  # fmt: skip
+        self._cells.put(
+            Cell(
+                op=op, implementation=name, device=self._job.device, dtype=dtype, case=case, verdict="FAIL", reason=why
+            )
+        )
 
 
 def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
@@ -261,11 +276,20 @@ def main() -> int:
     with route:
         for op in job["ops"]:
             for cell in check_op(
-                registry.primitive(op), [registry.implementation(op, name) for name in job["lines"][op]],
-                dtypes_of(job["dtypes"]), job["tier"], job["seed"], device, known,
-                thin=job["thin"], share=tuple(job["share"]), skip=skip, only=only, **more,
+                registry.primitive(op),
+                [registry.implementation(op, name) for name in job["lines"][op]],
+                dtypes_of(job["dtypes"]),
+                job["tier"],
+                job["seed"],
+                device,
+                known,
+                thin=job["thin"],
+                share=tuple(job["share"]),
+                skip=skip,
+                only=only,
+                **more,
                 starting=lambda *key: say(start=key),
-            ):  # fmt: skip
+            ):
                 say(cell=json.loads(cell.model_dump_json()))
                 if cell.verdict == "FAIL" and device_lost(device):
                     os._exit(LOST)  # the context's own clean-up would raise

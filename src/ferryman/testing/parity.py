@@ -35,10 +35,17 @@ class NotRun(AssertionError):
 
 
 def assert_parity(
-    op: Op, implementation: str | Callable[..., Any], case: CaseLike = None, *,
-    dtype: str | torch.dtype | Iterable[str | torch.dtype] | None = None, device: torch.device | str | None = None,
-    seed: int = SEED, accumulation: str = "fp32", roundings: Sequence[str] = (), deterministic: bool = True,
-) -> list[Cell]:  # fmt: skip
+    op: Op,
+    implementation: str | Callable[..., Any],
+    case: CaseLike = None,
+    *,
+    dtype: str | torch.dtype | Iterable[str | torch.dtype] | None = None,
+    device: torch.device | str | None = None,
+    seed: int = SEED,
+    accumulation: str = "fp32",
+    roundings: Sequence[str] = (),
+    deterministic: bool = True,
+) -> list[Cell]:
     """Check an implementation of an op through every gate of `ferryman check`; AssertionError says what is wrong.
 
     op: a name, or `ferryman.ops.rms_norm`. implementation: a name from the op's menu, or a function that is called as
@@ -68,15 +75,20 @@ def assert_parity(
 
 
 def _subject(
-    op: Primitive, implementation: str | Callable[..., Any], accumulation: str, roundings: tuple[str, ...],
+    op: Primitive,
+    implementation: str | Callable[..., Any],
+    accumulation: str,
+    roundings: tuple[str, ...],
     deterministic: bool,
-) -> tuple[Implementation, kernel_adapter.Adapter | None]:  # fmt: skip
+) -> tuple[Implementation, kernel_adapter.Adapter | None]:
     if isinstance(implementation, str):
         if (accumulation, roundings, deterministic) != ("fp32", (), True):
             raise ArgumentError(
-                "assert_parity", "accumulation, roundings or deterministic", "given",
+                "assert_parity",
+                "accumulation, roundings or deterministic",
+                "given",
                 f"none beside {implementation!r}: its line in the menu declares them",
-            )  # fmt: skip
+            )
         return registry.implementation(op.name, implementation), None
     if not callable(implementation):
         raise ArgumentError("assert_parity", "implementation", type(implementation).__name__, "a name or a function")

@@ -28,8 +28,10 @@ NAMES = ("prime", "int32", "two_dims", "scalar_id", "repeated", "outside", "outs
 def by_hand(ids: Tensor, weight: Tensor, scale: float | None) -> Tensor:
     """Row after row; it shares no code with the definition."""
     missing = torch.full((weight.shape[1],), torch.nan, dtype=weight.dtype)
-    rows = [weight[i] * (1.0 if scale is None else scale) if 0 <= i < len(weight) else missing
-            for i in ids.reshape(-1).tolist()]  # fmt: skip
+    rows = [
+        weight[i] * (1.0 if scale is None else scale) if 0 <= i < len(weight) else missing
+        for i in ids.reshape(-1).tolist()
+    ]
     return torch.stack(rows).reshape(*ids.shape, weight.shape[1])
 
 

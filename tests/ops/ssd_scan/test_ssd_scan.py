@@ -28,9 +28,16 @@ UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**
 
 
 def pairs(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None,
-    state: Tensor | None, softplus: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    bias: Tensor | None,
+    state: Tensor | None,
+    softplus: bool,
+) -> Tensor:
     """y as one matrix over pairs of tokens; no state is carried."""
     shared = x.shape[2] // b.shape[2]
     step = dt if bias is None else dt + bias

@@ -294,12 +294,14 @@ def test_arguments_of_a_unit_that_do_not_fit(
     [
         (lambda: program(arch="gfx950"), "add is compiled for gfx942, the device is gfx950"),
         (lambda: program(arch="gfx90a"), "the simulator executes gfx942, gfx950; this kernel is for gfx90a"),
-        (lambda: program(TEXT.replace("wavefront_size: 64", "wavefront_size: 32")),
-         "add is compiled for waves of 32 lanes; those of gfx942 have 64"),
+        (
+            lambda: program(TEXT.replace("wavefront_size: 64", "wavefront_size: 32")),
+            "add is compiled for waves of 32 lanes; those of gfx942 have 64",
+        ),
         (lambda: Simulator(target_of(profile("rx7900xtx"))), "executes gfx942, gfx950; gfx1100 is none of them"),
         (lambda: Simulator(target_of(profile("h200"))), "sm_90 is none of them"),
     ],
-)  # fmt: skip
+)
 def test_another_arch_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(SimulationError, match=re.escape(message)):
         make()

@@ -56,7 +56,7 @@ ACCESSES = {
     "an atomic": ("global_atomic_add_f32 v[8:9], v1, off", LANE * 4, FULL, (256, 2, 2)),
     # each ends in the line that the next begins in
     "across lines": ("global_load_dwordx4 v[4:7], v[8:9], off offset:8", LANE * 128 + 112, FULL, (1024, 65, 8)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ACCESSES)

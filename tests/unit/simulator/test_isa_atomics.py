@@ -18,19 +18,27 @@ def _names() -> dict[str, tuple[int, Callable[[int, int], int], str]]:
     for width, tail in ((4, ""), (8, "_x2")):
         u = _unsigned(8 * width)
         table |= {
-            f"add{tail}": (width, u["add_u"], "b"), f"sub{tail}": (width, u["sub_u"], "b"),
-                f"smin{tail}": (width, u["min_i"], "b"),
-            f"umin{tail}": (width, min, "b"), f"smax{tail}": (width, u["max_i"], "b"), f"umax{tail}": (width, max, "b"),
-            f"and{tail}": (width, u["and_b"], "b"), f"or{tail}": (width, u["or_b"], "b"),
-                f"xor{tail}": (width, u["xor_b"], "b"),
-            f"inc{tail}": (width, u["inc_u"], "b"), f"dec{tail}": (width, u["dec_u"], "b"),
-                f"swap{tail}": (width, lambda m, d: d, "b"),
-        }  # fmt: skip
+            f"add{tail}": (width, u["add_u"], "b"),
+            f"sub{tail}": (width, u["sub_u"], "b"),
+            f"smin{tail}": (width, u["min_i"], "b"),
+            f"umin{tail}": (width, min, "b"),
+            f"smax{tail}": (width, u["max_i"], "b"),
+            f"umax{tail}": (width, max, "b"),
+            f"and{tail}": (width, u["and_b"], "b"),
+            f"or{tail}": (width, u["or_b"], "b"),
+            f"xor{tail}": (width, u["xor_b"], "b"),
+            f"inc{tail}": (width, u["inc_u"], "b"),
+            f"dec{tail}": (width, u["dec_u"], "b"),
+            f"swap{tail}": (width, lambda m, d: d, "b"),
+        }
     table |= {
-        "add_f32": (4, _float_atomic(q.F32, "add"), "f32"), "add_f64": (8, _float_atomic(q.F64, "add"), "f64"),
-        "min_f64": (8, _float_atomic(q.F64, "min"), "f64"), "max_f64": (8, _float_atomic(q.F64, "max"), "f64"),
-        "pk_add_f16": (4, _pair(q.F16), "f16"), "pk_add_bf16": (4, _pair(q.BF16), "bf16"),
-    }  # fmt: skip
+        "add_f32": (4, _float_atomic(q.F32, "add"), "f32"),
+        "add_f64": (8, _float_atomic(q.F64, "add"), "f64"),
+        "min_f64": (8, _float_atomic(q.F64, "min"), "f64"),
+        "max_f64": (8, _float_atomic(q.F64, "max"), "f64"),
+        "pk_add_f16": (4, _pair(q.F16), "f16"),
+        "pk_add_bf16": (4, _pair(q.BF16), "bf16"),
+    }
     return table
 
 

@@ -22,19 +22,32 @@ def _float(kind: str, name: str) -> Callable[[int, int], bool]:
         ordered = not (a.nan or b.nan)
         below, same = q.less(a, b), q.equal(a, b)
         truth = {
-            "f": False, "tru": True, "o": ordered, "u": not ordered, "lt": below, "eq": same, "le": below or same,
-            "gt": ordered and not below and not same, "lg": ordered and not same, "ge": ordered and not below,
-        }  # fmt: skip
+            "f": False,
+            "tru": True,
+            "o": ordered,
+            "u": not ordered,
+            "lt": below,
+            "eq": same,
+            "le": below or same,
+            "gt": ordered and not below and not same,
+            "lg": ordered and not same,
+            "ge": ordered and not below,
+        }
         return not truth[UNORDERED[name]] if name in UNORDERED else truth[name]
 
     return oracle
 
 
 INTEGER: dict[str, Callable[[int, int], bool]] = {
-    "f": lambda a, b: False, "lt": operator.lt, "eq": operator.eq, "le": operator.le, "gt": operator.gt,
-        "ne": operator.ne,
-    "ge": operator.ge, "t": lambda a, b: True,
-}  # fmt: skip
+    "f": lambda a, b: False,
+    "lt": operator.lt,
+    "eq": operator.eq,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ne": operator.ne,
+    "ge": operator.ge,
+    "t": lambda a, b: True,
+}
 
 
 def _integer(kind: str, name: str) -> Callable[[int, int], bool]:
@@ -106,22 +119,44 @@ def _class_rows() -> list[Row]:
                 limit=64,
             )
         )
-    return table  # fmt: skip
+    return table
 
 
 FORMS = [
-    Row("v_cmp_gt_f32_e32 vcc, 0, {b}", ("f32", "f32"), "", lambda a, b: q.less(q.F32.decode(b), q.real(0)),
-        mask_out="vcc"),
-    Row("v_cmp_lt_f32_e64 s[30:31], |{a}|, s20", ("f32",), "", lambda a: q.less(abs(q.F32.decode(a)), q.real(2)),
-        mask_out="30", s={20: 0x40000000}),
-    Row("v_cmp_neq_f32_e64 s[30:31], -{a}, {b}", ("f32", "f32"), "",
-        lambda a, b: not q.equal(-q.F32.decode(a), q.F32.decode(b)), mask_out="30"),
+    Row(
+        "v_cmp_gt_f32_e32 vcc, 0, {b}",
+        ("f32", "f32"),
+        "",
+        lambda a, b: q.less(q.F32.decode(b), q.real(0)),
+        mask_out="vcc",
+    ),
+    Row(
+        "v_cmp_lt_f32_e64 s[30:31], |{a}|, s20",
+        ("f32",),
+        "",
+        lambda a: q.less(abs(q.F32.decode(a)), q.real(2)),
+        mask_out="30",
+        s={20: 0x40000000},
+    ),
+    Row(
+        "v_cmp_neq_f32_e64 s[30:31], -{a}, {b}",
+        ("f32", "f32"),
+        "",
+        lambda a, b: not q.equal(-q.F32.decode(a), q.F32.decode(b)),
+        mask_out="30",
+    ),
     Row("v_cmp_gt_i32_e64 s[30:31], s20, {a}", ("b32",), "", lambda a: signed(a) < -5, mask_out="30", s={20: M32 - 4}),
-    Row("v_cmp_gt_i64_e64 s[30:31], s[20:21], {a}", ("b64",), "", lambda a: signed(a, 64) < (1 << 33), mask_out="30",
-        s={20: 0, 21: 2}),
+    Row(
+        "v_cmp_gt_i64_e64 s[30:31], s[20:21], {a}",
+        ("b64",),
+        "",
+        lambda a: signed(a, 64) < (1 << 33),
+        mask_out="30",
+        s={20: 0, 21: 2},
+    ),
     Row("v_cmp_gt_i64_e64 s[30:31], {a}, -1", ("b64",), "", lambda a: signed(a, 64) > -1, mask_out="30"),
     Row("v_cmp_le_u32_e32 vcc, 0x10000, {b}", ("b32", "b32"), "", lambda a, b: b >= 0x10000, mask_out="vcc"),
-]  # fmt: skip
+]
 
 
 @rows(_table() + _class_rows() + FORMS)

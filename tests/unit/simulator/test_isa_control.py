@@ -14,21 +14,26 @@ LANE = np.arange(LANES, dtype=np.uint32)
 
 #: the branch, and whether it is taken for SCC 1, VCC 2, EXEC full
 BRANCHES = {
-    "s_branch": (True, True), "s_cbranch_scc0": (False, True), "s_cbranch_scc1": (True, False),
-    "s_cbranch_vccz": (False, True), "s_cbranch_vccnz": (True, False), "s_cbranch_execz": (False, True),
+    "s_branch": (True, True),
+    "s_cbranch_scc0": (False, True),
+    "s_cbranch_scc1": (True, False),
+    "s_cbranch_vccz": (False, True),
+    "s_cbranch_vccnz": (True, False),
+    "s_cbranch_execz": (False, True),
     "s_cbranch_execnz": (True, False),
-}  # fmt: skip
+}
 BRANCH_TEXTS = {
     name: register(f"s_mov_b32 s20, 1\n{name} .LBB0_{i}\ns_mov_b32 s20, 2\n.LBB0_{i}:\ns_mov_b32 s21, 3")
     for i, name in enumerate(BRANCHES)
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branches(name: str) -> None:
     """Once with SCC, VCC and EXEC set, once with all of them zero."""
-    for taken, state in zip(BRANCHES[name],
-        ({"scc": 1, "vcc": 2, "exec_mask": FULL}, {"scc": 0, "vcc": 0, "exec_mask": 0}), strict=True):  # fmt: skip
+    for taken, state in zip(
+        BRANCHES[name], ({"scc": 1, "vcc": 2, "exec_mask": FULL}, {"scc": 0, "vcc": 0, "exec_mask": 0}), strict=True
+    ):
         result = execute(BRANCH_TEXTS[name], **state)
         assert (int(result.s[20]), int(result.s[21])) == (1 if taken else 2, 3), (name, state)
 
@@ -125,9 +130,21 @@ def test_a_barrier_lets_waves_exchange() -> None:
 
 QUIET = tuple(
     register(text)
-    for text in ("s_nop 0", "s_nop 15", "v_nop", "s_setprio 1", "s_sleep 1", "s_waitcnt vmcnt(3) expcnt(2) lgkmcnt(1)",
-        "s_waitcnt vmcnt(63)", "s_icache_inv", "s_dcache_wb", "buffer_wbl2 sc1", "buffer_inv sc1", "s_sethalt 0")
-)  # fmt: skip
+    for text in (
+        "s_nop 0",
+        "s_nop 15",
+        "v_nop",
+        "s_setprio 1",
+        "s_sleep 1",
+        "s_waitcnt vmcnt(3) expcnt(2) lgkmcnt(1)",
+        "s_waitcnt vmcnt(63)",
+        "s_icache_inv",
+        "s_dcache_wb",
+        "buffer_wbl2 sc1",
+        "buffer_inv sc1",
+        "s_sethalt 0",
+    )
+)
 
 
 @pytest.mark.parametrize("text", QUIET)

@@ -22,7 +22,7 @@ from tests.unit.simulator.harness import (
     rows,
     same,
     signed,
-)  # fmt: skip
+)
 from tests.unit.simulator.rational import BF16, F16, F32, F64, Format, Real
 
 
@@ -85,9 +85,11 @@ HALVES = tuple(f32_bits(Fraction(n, 2)) for n in range(-9, 10)) + tuple(
     f32_bits(x) for x in (254.5, 255.5, 300, 0.25, 1e9)
 )
 UNIT = (
-    *(f32_bits(x) for x in (0, -0.5, 0.5, 1, -1, 0.3333333, 2, -2, 0.00001, 0.9999999)), 0x7F800000, 0xFF800000,
-        0x7FC00000,
-)  # fmt: skip
+    *(f32_bits(x) for x in (0, -0.5, 0.5, 1, -1, 0.3333333, 2, -2, 0.00001, 0.9999999)),
+    0x7F800000,
+    0xFF800000,
+    0x7FC00000,
+)
 # Products with 65535 or 32767 that fall on a tie are rounded in an order that is not documented; these do not.
 UNIT_SAFE = tuple(x for x in UNIT if x not in (f32_bits(0.5), f32_bits(-0.5)))
 UNIT_F16 = (0x0000, 0x3C00, 0xBC00, 0x3555, 0x4000, 0xC000, 0x7C00, 0xFC00, 0x7E00, 0x1234)
@@ -97,8 +99,13 @@ TABLE = [
     Row("v_cvt_f32_u32_e32 {d}, {a}", ("b32",), "f32", from_integer(F32, 32, False)),
     Row("v_cvt_i32_f32_e32 {d}, {a}", ("f32",), "b32", to_integer(F32, *I32), edges=(INT_F32,)),
     Row("v_cvt_u32_f32_e32 {d}, {a}", ("f32",), "b32", to_integer(F32, *U32), edges=(INT_F32,)),
-    Row("v_cvt_i32_f32_e64 {d}, -{a}", ("f32",), "b32", lambda a: to_integer(F32, *I32)(a ^ 0x80000000),
-        edges=(INT_F32,)),
+    Row(
+        "v_cvt_i32_f32_e64 {d}, -{a}",
+        ("f32",),
+        "b32",
+        lambda a: to_integer(F32, *I32)(a ^ 0x80000000),
+        edges=(INT_F32,),
+    ),
     Row("v_cvt_rpi_i32_f32_e32 {d}, {a}", ("f32",), "b32", to_integer(F32, *I32, _half_up), edges=(HALVES,)),
     Row("v_cvt_flr_i32_f32_e32 {d}, {a}", ("f32",), "b32", to_integer(F32, *I32, q.floor), edges=(INT_F32,)),
     Row("v_cvt_f16_f32_e32 {d}, {a}", ("f32",), "f16", rounded("f16", lambda a: a, ("f32",)), edges=(None,)),
@@ -117,29 +124,72 @@ TABLE = [
     Row("v_cvt_i16_f16_e32 {d}, {a}", ("f16",), "b32", to_integer(F16, *I16)),
     Row("v_cvt_norm_i16_f16_e32 {d}, {a}", ("f16",), "b32", _norm(F16, True), edges=(UNIT_F16,)),
     Row("v_cvt_norm_u16_f16_e32 {d}, {a}", ("f16",), "b32", _norm(F16, False), edges=(UNIT_F16,)),
-    Row("v_cvt_off_f32_i4_e32 {d}, {a}", ("b32",), "f32", lambda a: f32_bits(OFFSETS[a & 15]),
-        edges=((*range(16), 0xFFFFFFF3),)),
-    *(Row(f"v_cvt_f32_ubyte{n}_e32 {{d}}, {{a}}", ("b32",), "f32",
-        lambda a, n=n: f32_bits(a >> 8 * n & 0xFF)) for n in range(4)),
-    Row("v_cvt_pk_u8_f32 {d}, {a}, {b}, {c}", ("f32", "b32", "b32"), "b32",
+    Row(
+        "v_cvt_off_f32_i4_e32 {d}, {a}",
+        ("b32",),
+        "f32",
+        lambda a: f32_bits(OFFSETS[a & 15]),
+        edges=((*range(16), 0xFFFFFFF3),),
+    ),
+    *(
+        Row(f"v_cvt_f32_ubyte{n}_e32 {{d}}, {{a}}", ("b32",), "f32", lambda a, n=n: f32_bits(a >> 8 * n & 0xFF))
+        for n in range(4)
+    ),
+    Row(
+        "v_cvt_pk_u8_f32 {d}, {a}, {b}, {c}",
+        ("f32", "b32", "b32"),
+        "b32",
         lambda a, b, c: c & ~(0xFF << 8 * (b & 3)) & M32 | _u8(F32.decode(a)) << 8 * (b & 3),
-        edges=((*(f32_bits(x) for x in (0, 1, 255, 300, -3, 77)), 0x7F800000, 0x7FC00000), (0, 1, 2, 3, 7),
-        (0x11223344, M32))),
-    Row("v_cvt_pkrtz_f16_f32 {d}, {a}, {b}", ("f32", "f32"), "pkf16",
-        lambda a, b: F16.encode(F32.decode(a), "zero") | F16.encode(F32.decode(b), "zero") << 16),
-    Row("v_cvt_pknorm_i16_f32 {d}, {a}, {b}", ("f32", "f32"), "b32",
-        lambda a, b: _norm(F32, True)(a) | _norm(F32, True)(b) << 16, edges=(UNIT_SAFE, UNIT_SAFE)),
-    Row("v_cvt_pknorm_u16_f32 {d}, {a}, {b}", ("f32", "f32"), "b32",
-        lambda a, b: _norm(F32, False)(a) | _norm(F32, False)(b) << 16, edges=(UNIT_SAFE, UNIT_SAFE)),
+        edges=(
+            (*(f32_bits(x) for x in (0, 1, 255, 300, -3, 77)), 0x7F800000, 0x7FC00000),
+            (0, 1, 2, 3, 7),
+            (0x11223344, M32),
+        ),
+    ),
+    Row(
+        "v_cvt_pkrtz_f16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "pkf16",
+        lambda a, b: F16.encode(F32.decode(a), "zero") | F16.encode(F32.decode(b), "zero") << 16,
+    ),
+    Row(
+        "v_cvt_pknorm_i16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "b32",
+        lambda a, b: _norm(F32, True)(a) | _norm(F32, True)(b) << 16,
+        edges=(UNIT_SAFE, UNIT_SAFE),
+    ),
+    Row(
+        "v_cvt_pknorm_u16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "b32",
+        lambda a, b: _norm(F32, False)(a) | _norm(F32, False)(b) << 16,
+        edges=(UNIT_SAFE, UNIT_SAFE),
+    ),
     # gfx950
-    Row("v_cvt_pk_bf16_f32 {d}, {a}, {b}", ("f32", "f32"), "pkbf16",
-        lambda a, b: BF16.encode(F32.decode(a)) | BF16.encode(F32.decode(b)) << 16, arch="gfx950"),
-    Row("v_cvt_pk_bf16_f32 {d}, -{a}, |{b}|", ("f32", "f32"), "pkbf16",
-        lambda a, b: BF16.encode(-F32.decode(a)) | BF16.encode(abs(F32.decode(b))) << 16, arch="gfx950"),
-    Row("v_cvt_pk_f16_f32 {d}, {a}, {b}", ("f32", "f32"), "pkf16",
-        lambda a, b: F16.encode(F32.decode(a)) | F16.encode(F32.decode(b)) << 16, arch="gfx950"),
+    Row(
+        "v_cvt_pk_bf16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "pkbf16",
+        lambda a, b: BF16.encode(F32.decode(a)) | BF16.encode(F32.decode(b)) << 16,
+        arch="gfx950",
+    ),
+    Row(
+        "v_cvt_pk_bf16_f32 {d}, -{a}, |{b}|",
+        ("f32", "f32"),
+        "pkbf16",
+        lambda a, b: BF16.encode(-F32.decode(a)) | BF16.encode(abs(F32.decode(b))) << 16,
+        arch="gfx950",
+    ),
+    Row(
+        "v_cvt_pk_f16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "pkf16",
+        lambda a, b: F16.encode(F32.decode(a)) | F16.encode(F32.decode(b)) << 16,
+        arch="gfx950",
+    ),
     Row("v_cvt_f32_bf16_e32 {d}, {a}", ("bf16",), "f32", rounded("f32", lambda a: a, ("bf16",)), arch="gfx950"),
-]  # fmt: skip
+]
 
 
 def _ties(target: Format) -> tuple[int, ...]:
@@ -167,13 +217,23 @@ def _ties(target: Format) -> tuple[int, ...]:
 
 TIES = [
     Row("v_cvt_f16_f32_e32 {d}, {a}", ("f32",), "f16", rounded("f16", lambda a: a, ("f32",)), edges=(_ties(F16),)),
-    Row("v_cvt_pk_bf16_f32 {d}, {a}, {b}", ("f32", "f32"), "pkbf16",
-        lambda a, b: BF16.encode(F32.decode(a)) | BF16.encode(F32.decode(b)) << 16, arch="gfx950",
-        edges=(_ties(BF16), (0x3F808000, 0x3F818000))),
-    Row("v_cvt_pk_f16_f32 {d}, {a}, {b}", ("f32", "f32"), "pkf16",
-        lambda a, b: F16.encode(F32.decode(a)) | F16.encode(F32.decode(b)) << 16, arch="gfx950",
-        edges=(_ties(F16), (0x3F801000, 0x3F803000))),
-]  # fmt: skip
+    Row(
+        "v_cvt_pk_bf16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "pkbf16",
+        lambda a, b: BF16.encode(F32.decode(a)) | BF16.encode(F32.decode(b)) << 16,
+        arch="gfx950",
+        edges=(_ties(BF16), (0x3F808000, 0x3F818000)),
+    ),
+    Row(
+        "v_cvt_pk_f16_f32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "pkf16",
+        lambda a, b: F16.encode(F32.decode(a)) | F16.encode(F32.decode(b)) << 16,
+        arch="gfx950",
+        edges=(_ties(F16), (0x3F801000, 0x3F803000)),
+    ),
+]
 
 
 @rows(TABLE + TIES)
@@ -184,24 +244,29 @@ def test_conversion(row: Row) -> None:
 # -- 8-bit floats: the flavour without infinities and negative zero on gfx942, OCP on gfx950
 
 FLOAT8 = {
-    ("gfx942", "fp8"): q.FP8_FNUZ, ("gfx942", "bf8"): q.BF8_FNUZ, ("gfx950", "fp8"): q.FP8_OCP,
-        ("gfx950", "bf8"): q.BF8_OCP,
-}  # fmt: skip
+    ("gfx942", "fp8"): q.FP8_FNUZ,
+    ("gfx942", "bf8"): q.BF8_FNUZ,
+    ("gfx950", "fp8"): q.FP8_OCP,
+    ("gfx950", "bf8"): q.BF8_OCP,
+}
 WIDEN = {
     (arch, kind, select): register(f"v_cvt_f32_{kind}_sdwa v0, v1 src0_sel:BYTE_{select}", arch)
-    for arch, kind in FLOAT8 for select in range(4)
-}  # fmt: skip
+    for arch, kind in FLOAT8
+    for select in range(4)
+}
 PLAIN = {(arch, kind): register(f"v_cvt_f32_{kind}_e32 v0, v1", arch) for arch, kind in FLOAT8}
 WIDEN_PAIR = {
-    (arch, kind,
-        word): register(f"v_cvt_pk_f32_{kind}" + ("_sdwa v[0:1], v2 src0_sel:WORD_1" if word else "_e32 v[0:1], v2"),
-        arch)
-    for arch, kind in FLOAT8 for word in (0, 1)
-}  # fmt: skip
+    (arch, kind, word): register(
+        f"v_cvt_pk_f32_{kind}" + ("_sdwa v[0:1], v2 src0_sel:WORD_1" if word else "_e32 v[0:1], v2"), arch
+    )
+    for arch, kind in FLOAT8
+    for word in (0, 1)
+}
 NARROW = {
     (arch, kind, word): register(f"v_cvt_pk_{kind}_f32 v0, v1, v2" + (" op_sel:[0,0,1]" if word else ""), arch)
-    for arch, kind in FLOAT8 for word in (0, 1)
-}  # fmt: skip
+    for arch, kind in FLOAT8
+    for word in (0, 1)
+}
 
 
 @pytest.mark.parametrize("key", WIDEN, ids=str)
@@ -270,11 +335,12 @@ def test_float8_from_f32(key: tuple[str, str, int]) -> None:
 
 
 STOCHASTIC = {
-    (arch, kind,
-        byte): register(f"v_cvt_sr_{kind}_f32 v0, v1, v2" + (f" op_sel:[0,0,{byte & 1},{byte >> 1}]" if byte else ""),
-        arch)
-    for arch, kind in FLOAT8 for byte in (0, 1, 2, 3)
-}  # fmt: skip
+    (arch, kind, byte): register(
+        f"v_cvt_sr_{kind}_f32 v0, v1, v2" + (f" op_sel:[0,0,{byte & 1},{byte >> 1}]" if byte else ""), arch
+    )
+    for arch, kind in FLOAT8
+    for byte in (0, 1, 2, 3)
+}
 
 
 @pytest.mark.parametrize("key", STOCHASTIC, ids=str)

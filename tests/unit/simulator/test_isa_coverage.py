@@ -94,9 +94,11 @@ def test_float8_agrees_with_pytorch(form: rational.Format) -> None:
     import torch
 
     dtype = {
-        "fp8 fnuz": torch.float8_e4m3fnuz, "bf8 fnuz": torch.float8_e5m2fnuz, "fp8 ocp": torch.float8_e4m3fn,
+        "fp8 fnuz": torch.float8_e4m3fnuz,
+        "bf8 fnuz": torch.float8_e5m2fnuz,
+        "fp8 ocp": torch.float8_e4m3fn,
         "bf8 ocp": torch.float8_e5m2,
-    }[form.name]  # fmt: skip
+    }[form.name]
     values = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float64).tolist()
     for bits, value in enumerate(values):
         number = form.decode(bits)

@@ -27,7 +27,7 @@ from tests.unit.simulator.harness import (
     rows,
     same,
     spread,
-)  # fmt: skip
+)
 from tests.unit.simulator.rational import F16, F32, NAN, Real
 
 F = ("f32", "f32", "f32")
@@ -52,14 +52,35 @@ v_div_fixup_f32 v0, v10, v3, v2
 
 #: pairs whose quotient is subnormal, a tie between two, at the edge of overflow, or whose reciprocal is subnormal
 HARD_QUOTIENTS = (
-    (0x00800000, 0x40000000), (0x00800001, 0x40000000), (0x00000003, 0x40000000), (0x00000001, 0x3F000000),
-    (0x7F7FFFFF, 0x3F7FFFFF), (0x7F7FFFFF, 0x3F800001), (0x7F7FFFFF, 0x00800000), (0x00000001, 0x7F7FFFFF),
-    (0x3F800000, 0x7F7FFFFF), (0x3F800000, 0x7F000000), (0x3F800000, 0x00000001), (0x3F800000, 0x007FFFFF),
-    (0x00FFFFFF, 0x3F7FFFFF), (0x40400000, 0x7F000003), (0x7E967699, 0x7F000001), (0x00012345, 0x00000007),
-    (0x40000000, 0x40400000), (0x3F800000, 0x40400000), (0xC1200000, 0x40400000), (0x01000000, 0x7E000000),
-    (0x1F800001, 0x5F7FFFFF), (0x5F800000, 0x1F800001), (0x7F000000, 0x3F000000), (0x7F7FFFFF, 0x7F7FFFFF),
-    (0x00000001, 0x00000001), (0x80000001, 0x00000002), (0x0C000000, 0x4C000003), (0x0BFFFFFF, 0x4C800001),
-)  # fmt: skip
+    (0x00800000, 0x40000000),
+    (0x00800001, 0x40000000),
+    (0x00000003, 0x40000000),
+    (0x00000001, 0x3F000000),
+    (0x7F7FFFFF, 0x3F7FFFFF),
+    (0x7F7FFFFF, 0x3F800001),
+    (0x7F7FFFFF, 0x00800000),
+    (0x00000001, 0x7F7FFFFF),
+    (0x3F800000, 0x7F7FFFFF),
+    (0x3F800000, 0x7F000000),
+    (0x3F800000, 0x00000001),
+    (0x3F800000, 0x007FFFFF),
+    (0x00FFFFFF, 0x3F7FFFFF),
+    (0x40400000, 0x7F000003),
+    (0x7E967699, 0x7F000001),
+    (0x00012345, 0x00000007),
+    (0x40000000, 0x40400000),
+    (0x3F800000, 0x40400000),
+    (0xC1200000, 0x40400000),
+    (0x01000000, 0x7E000000),
+    (0x1F800001, 0x5F7FFFFF),
+    (0x5F800000, 0x1F800001),
+    (0x7F000000, 0x3F000000),
+    (0x7F7FFFFF, 0x7F7FFFFF),
+    (0x00000001, 0x00000001),
+    (0x80000001, 0x00000002),
+    (0x0C000000, 0x4C000003),
+    (0x0BFFFFFF, 0x4C800001),
+)
 
 
 @pytest.mark.parametrize("estimates", ["nearest", "above", "below"])
@@ -107,31 +128,74 @@ ORDINARY = (0x3F800000, 0xBFC00000, 0x40490FDB, 0x42F6E979, 0xC2F6E979)
 SPECIAL = (0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000)
 #: v_div_scale leaves ordinary operands alone and clears the flag; v_div_fmas without the flag is a fused multiply-add.
 SINGLE = [
-    Row("v_div_fixup_f32 {d}, {a}, {b}, {c}", F, "f32", rounded("f32", _fixup),
-        edges=(ORDINARY, ORDINARY + SPECIAL, ORDINARY + SPECIAL)),
-    Row("v_div_scale_f32 {d}, vcc, {a}, {b}, {a}", ("f32", "f32"), "f32", lambda a, b: (a, 0),
-        edges=(ORDINARY, ORDINARY), mask_out="vcc"),
-    Row("v_div_scale_f32 {d}, s[30:31], {b}, {b}, {a}", ("f32", "f32"), "f32", lambda a, b: (b, 0),
-        edges=(ORDINARY, ORDINARY), mask_out="30"),
+    Row(
+        "v_div_fixup_f32 {d}, {a}, {b}, {c}",
+        F,
+        "f32",
+        rounded("f32", _fixup),
+        edges=(ORDINARY, ORDINARY + SPECIAL, ORDINARY + SPECIAL),
+    ),
+    Row(
+        "v_div_scale_f32 {d}, vcc, {a}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
+        lambda a, b: (a, 0),
+        edges=(ORDINARY, ORDINARY),
+        mask_out="vcc",
+    ),
+    Row(
+        "v_div_scale_f32 {d}, s[30:31], {b}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
+        lambda a, b: (b, 0),
+        edges=(ORDINARY, ORDINARY),
+        mask_out="30",
+    ),
     # numerator / denominator above 2**96: the denominator is scaled by 2**64, the numerator is not, and the flag is set
-    Row("v_div_scale_f32 {d}, vcc, {b}, {b}, {a}", ("f32", "f32"), "f32",
+    Row(
+        "v_div_scale_f32 {d}, vcc, {b}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
         lambda a, b: (F32.encode(q.scale(F32.decode(b), 64)), 1),
-        edges=((0x7E800000, 0x7F000001), (0x0D800000, 0x0A123456)), mask_out="vcc"),
-    Row("v_div_scale_f32 {d}, vcc, {a}, {b}, {a}", ("f32", "f32"), "f32", lambda a, b: (a, 1),
-        edges=((0x7E800000, 0x7F000001), (0x0D800000, 0x0A123456)), mask_out="vcc"),
+        edges=((0x7E800000, 0x7F000001), (0x0D800000, 0x0A123456)),
+        mask_out="vcc",
+    ),
+    Row(
+        "v_div_scale_f32 {d}, vcc, {a}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
+        lambda a, b: (a, 1),
+        edges=((0x7E800000, 0x7F000001), (0x0D800000, 0x0A123456)),
+        mask_out="vcc",
+    ),
     # a subnormal denominator: both are scaled, and the flag stays clear
-    Row("v_div_scale_f32 {d}, vcc, {b}, {b}, {a}", ("f32", "f32"), "f32",
+    Row(
+        "v_div_scale_f32 {d}, vcc, {b}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
         lambda a, b: (F32.encode(q.scale(F32.decode(b), 64)), 0),
-        edges=((0x01000000, 0x02000001), (0x00000001, 0x00712345)), mask_out="vcc"),
-    Row("v_div_scale_f32 {d}, vcc, {a}, {b}, {a}", ("f32", "f32"), "f32",
+        edges=((0x01000000, 0x02000001), (0x00000001, 0x00712345)),
+        mask_out="vcc",
+    ),
+    Row(
+        "v_div_scale_f32 {d}, vcc, {a}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
         lambda a, b: (F32.encode(q.scale(F32.decode(a), 64)), 0),
-        edges=((0x01000000, 0x02000001), (0x00000001, 0x00712345)), mask_out="vcc"),
+        edges=((0x01000000, 0x02000001), (0x00000001, 0x00712345)),
+        mask_out="vcc",
+    ),
     # a tiny numerator: exponent at most 23, so that a remainder would be subnormal
-    Row("v_div_scale_f32 {d}, vcc, {a}, {b}, {a}", ("f32", "f32"), "f32",
+    Row(
+        "v_div_scale_f32 {d}, vcc, {a}, {b}, {a}",
+        ("f32", "f32"),
+        "f32",
         lambda a, b: (F32.encode(q.scale(F32.decode(a), 64)), 0),
-        edges=((0x01000000, 0x0B800000), (0x0C800000, 0x05123456)), mask_out="vcc"),
+        edges=((0x01000000, 0x0B800000), (0x0C800000, 0x05123456)),
+        mask_out="vcc",
+    ),
     Row("v_div_fmas_f32 {d}, {a}, {b}, {c}", F, "f32", lambda a, b, c, k: rounded("f32", q.fma)(a, b, c), vcc=0),
-]  # fmt: skip
+]
 
 
 @rows(SINGLE)
@@ -191,51 +255,116 @@ def rsqrt(a: Real) -> Real:
 
 # Normal arguments whose results are normal: what these instructions do with subnormal numbers is an assumption.
 NORMAL = (
-    0x3F800000, 0xBF800000, 0x40000000, 0x3F000000, 0x40400000, 0x3EAAAAAB, 0x40490FDB, 0x3F7FFFFF, 0x3F800001,
-    0x42F6E979, 0x3DFCD6EA, 0x501502F9, 0x2F2BCC77, 0x7E000000, 0x01800000, 0xC0A00000, 0xBE4CCCCD, 0x4B189680,
-)  # fmt: skip
+    0x3F800000,
+    0xBF800000,
+    0x40000000,
+    0x3F000000,
+    0x40400000,
+    0x3EAAAAAB,
+    0x40490FDB,
+    0x3F7FFFFF,
+    0x3F800001,
+    0x42F6E979,
+    0x3DFCD6EA,
+    0x501502F9,
+    0x2F2BCC77,
+    0x7E000000,
+    0x01800000,
+    0xC0A00000,
+    0xBE4CCCCD,
+    0x4B189680,
+)
 EXPONENTS = (
-    0x3F800000, 0xBF800000, 0x3F000000, 0xBF000000, 0x42FC0000, 0xC2F80000, 0x40490FDB, 0xC0490FDB, 0x3DCCCCCD,
-    0x33800000, 0xB3800000, 0x42FE0000, 0x41200000, 0xC1A55555, 0x42FFFFFF,
-)  # fmt: skip
+    0x3F800000,
+    0xBF800000,
+    0x3F000000,
+    0xBF000000,
+    0x42FC0000,
+    0xC2F80000,
+    0x40490FDB,
+    0xC0490FDB,
+    0x3DCCCCCD,
+    0x33800000,
+    0xB3800000,
+    0x42FE0000,
+    0x41200000,
+    0xC1A55555,
+    0x42FFFFFF,
+)
 SPECIALS = (0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000)
 EXACT = {
-    "v_rcp_f32": reciprocal, "v_rcp_iflag_f32": reciprocal, "v_rsq_f32": rsqrt, "v_sqrt_f32": q.sqrt, "v_exp_f32": exp2,
+    "v_rcp_f32": reciprocal,
+    "v_rcp_iflag_f32": reciprocal,
+    "v_rsq_f32": rsqrt,
+    "v_sqrt_f32": q.sqrt,
+    "v_exp_f32": exp2,
     "v_log_f32": log2,
-}  # fmt: skip
+}
 HALF_NORMAL = (0x3C00, 0xBC00, 0x4000, 0x3800, 0x4200, 0x3555, 0x4248, 0x3BFF, 0x3C01, 0x5640, 0x2E66, 0x7000, 0x0C00)
 HALF_SPECIALS = (0x0000, 0x8000, 0x7C00, 0xFC00, 0x7E00)
 EXACT_F16 = {"v_rcp_f16": reciprocal, "v_rsq_f16": rsqrt, "v_sqrt_f16": q.sqrt, "v_exp_f16": exp2, "v_log_f16": log2}
 
 APPROXIMATE = [
-    Row(f"{name}_e32 {{d}}, {{a}}", ("f32",), "f32", rounded("f32", function), close=1,
-        edges=(EXPONENTS if "exp" in name else NORMAL,))
+    Row(
+        f"{name}_e32 {{d}}, {{a}}",
+        ("f32",),
+        "f32",
+        rounded("f32", function),
+        close=1,
+        edges=(EXPONENTS if "exp" in name else NORMAL,),
+    )
     for name, function in EXACT.items()
-]  # fmt: skip
+]
 APPROXIMATE += [
-    Row(f"{name}_e32 {{d}}, {{a}}", ("f16",), "f16", rounded("f16", function), close=1,
-        edges=(tuple(x for x in HALF_NORMAL if "exp" not in name or x not in (0x5640, 0x7000)),))
+    Row(
+        f"{name}_e32 {{d}}, {{a}}",
+        ("f16",),
+        "f16",
+        rounded("f16", function),
+        close=1,
+        edges=(tuple(x for x in HALF_NORMAL if "exp" not in name or x not in (0x5640, 0x7000)),),
+    )
     for name, function in EXACT_F16.items()
-]  # fmt: skip
+]
 APPROXIMATE_SPECIAL = [
-    Row(f"{name}_e32 {{d}}, {{a}}", ("f32",), "f32", rounded("f32", function), edges=(SPECIALS,)) for name,
-        function in EXACT.items()
-]  # fmt: skip
+    Row(f"{name}_e32 {{d}}, {{a}}", ("f32",), "f32", rounded("f32", function), edges=(SPECIALS,))
+    for name, function in EXACT.items()
+]
 APPROXIMATE_SPECIAL += [
-    Row(f"{name}_e32 {{d}}, {{a}}", ("f16",), "f16", rounded("f16", function), edges=(HALF_SPECIALS,)) for name,
-        function in EXACT_F16.items()
-]  # fmt: skip
+    Row(f"{name}_e32 {{d}}, {{a}}", ("f16",), "f16", rounded("f16", function), edges=(HALF_SPECIALS,))
+    for name, function in EXACT_F16.items()
+]
 APPROXIMATE_SPECIAL += [
     # powers of two are exact
-    Row("v_exp_f32_e32 {d}, {a}", ("f32",), "f32", rounded("f32", exp2),
-        edges=(tuple(f32_bits(x) for x in range(-126, 129, 3)),)),
-    Row("v_log_f32_e32 {d}, {a}", ("f32",), "f32", rounded("f32", log2),
-        edges=(tuple(f32_bits(Fraction(2) ** x) for x in range(-126, 128, 3)),)),
-    Row("v_rcp_f32_e32 {d}, {a}", ("f32",), "f32", rounded("f32", reciprocal),
-        edges=(tuple(f32_bits(Fraction(2) ** x) for x in range(-125, 127, 3)),)),
-    Row("v_exp_f32_e32 {d}, {a}", ("f32",), "f32", rounded("f32", exp2),
-        edges=((f32_bits(128), f32_bits(1000), f32_bits(-1000), 0x7F7FFFFF, 0xFF7FFFFF),)),
-]  # fmt: skip
+    Row(
+        "v_exp_f32_e32 {d}, {a}",
+        ("f32",),
+        "f32",
+        rounded("f32", exp2),
+        edges=(tuple(f32_bits(x) for x in range(-126, 129, 3)),),
+    ),
+    Row(
+        "v_log_f32_e32 {d}, {a}",
+        ("f32",),
+        "f32",
+        rounded("f32", log2),
+        edges=(tuple(f32_bits(Fraction(2) ** x) for x in range(-126, 128, 3)),),
+    ),
+    Row(
+        "v_rcp_f32_e32 {d}, {a}",
+        ("f32",),
+        "f32",
+        rounded("f32", reciprocal),
+        edges=(tuple(f32_bits(Fraction(2) ** x) for x in range(-125, 127, 3)),),
+    ),
+    Row(
+        "v_exp_f32_e32 {d}, {a}",
+        ("f32",),
+        "f32",
+        rounded("f32", exp2),
+        edges=((f32_bits(128), f32_bits(1000), f32_bits(-1000), 0x7F7FFFFF, 0xFF7FFFFF),),
+    ),
+]
 
 
 @rows(APPROXIMATE)
@@ -249,9 +378,17 @@ def test_special_values_exactly(row: Row) -> None:
 
 
 TURNS = (
-    0x00000000, 0x3E800000, 0x3F000000, 0x3F400000, 0x3F800000, 0xBE800000, 0x3DCCCCCD, 0x3E2AAAAB, 0x40200000,
-        0xC0300000,
-)  # fmt: skip
+    0x00000000,
+    0x3E800000,
+    0x3F000000,
+    0x3F400000,
+    0x3F800000,
+    0xBE800000,
+    0x3DCCCCCD,
+    0x3E2AAAAB,
+    0x40200000,
+    0xC0300000,
+)
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])
@@ -275,10 +412,15 @@ def test_sine_of_turns(name: str, kind: str) -> None:
 
 SINES = {(n, k): register(f"v_{n}_{k}_e32 v0, v1") for n in ("sin", "cos") for k in ("f32", "f16")}
 
-FRACT = Row("v_fract_f32_e32 {d}, {a}", ("f32",), "f32",
+FRACT = Row(
+    "v_fract_f32_e32 {d}, {a}",
+    ("f32",),
+    "f32",
     rounded("f32", lambda a: q.sub(a, q.floor(a)) if not a.zero else q.real(0)),
-    edges=((0, 0x3F800000, 0x3FC00000, 0xBFC00000, 0xBF800000, 0x40490FDB, 0xC0490FDB, 0x4B000000, 0x00000001,
-    0x7FC00000),))  # fmt: skip
+    edges=(
+        (0, 0x3F800000, 0x3FC00000, 0xBFC00000, 0xBF800000, 0x40490FDB, 0xC0490FDB, 0x4B000000, 0x00000001, 0x7FC00000),
+    ),
+)
 
 
 def test_fraction() -> None:

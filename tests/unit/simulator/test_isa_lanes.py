@@ -26,12 +26,15 @@ def _in_row(lane: int, source: int) -> int | None:
 
 def _controls() -> dict[str, Control]:
     table: dict[str, Control] = {
-        "row_mirror": lambda n: n ^ 15, "row_half_mirror": lambda n: n ^ 7,
-        "wave_shl:1": lambda n: n + 1 if n < 63 else None, "wave_shr:1": lambda n: n - 1 if n else None,
-        "wave_rol:1": lambda n: (n + 1) % 64, "wave_ror:1": lambda n: (n - 1) % 64,
+        "row_mirror": lambda n: n ^ 15,
+        "row_half_mirror": lambda n: n ^ 7,
+        "wave_shl:1": lambda n: n + 1 if n < 63 else None,
+        "wave_shr:1": lambda n: n - 1 if n else None,
+        "wave_rol:1": lambda n: (n + 1) % 64,
+        "wave_ror:1": lambda n: (n - 1) % 64,
         "row_bcast:15": lambda n: n // 16 * 16 - 1 if n > 15 else UNSTATED,
         "row_bcast:31": lambda n: 31 if n > 31 else UNSTATED,
-    }  # fmt: skip
+    }
     for p in ((1, 0, 3, 2), (2, 3, 0, 1), (0, 0, 0, 0), (3, 2, 1, 0), (1, 1, 3, 3), (0, 1, 2, 3)):
         table[f"quad_perm:[{','.join(map(str, p))}]"] = lambda n, p=p: n // 4 * 4 + p[n % 4]
     for by in (1, 2, 3, 4, 8, 15):
@@ -45,8 +48,14 @@ def _controls() -> dict[str, Control]:
 
 CONTROLS = _controls()
 #: (row_mask, bank_mask, bound_ctrl, EXEC)
-MASKS = ((0xF, 0xF, True, FULL), (0xF, 0xF, False, FULL), (0xA, 0xF, True, FULL), (0xF, 0x5, False, FULL),
-    (0x6, 0xC, True, PARTIAL), (0xF, 0xF, False, PARTIAL))  # fmt: skip
+MASKS = (
+    (0xF, 0xF, True, FULL),
+    (0xF, 0xF, False, FULL),
+    (0xA, 0xF, True, FULL),
+    (0xF, 0x5, False, FULL),
+    (0x6, 0xC, True, PARTIAL),
+    (0xF, 0xF, False, PARTIAL),
+)
 
 
 def _dpp_text(control: str, masks: tuple) -> str:
@@ -58,8 +67,9 @@ def _dpp_text(control: str, masks: tuple) -> str:
 DPP = [(control, masks, _dpp_text(control, masks)) for control in CONTROLS for masks in MASKS]
 
 
-def _dpp_expected(control: str, masks: tuple, old: np.ndarray, source: np.ndarray,
-    combine: Callable[[int, int], int]) -> list[int | None]:  # fmt: skip
+def _dpp_expected(
+    control: str, masks: tuple, old: np.ndarray, source: np.ndarray, combine: Callable[[int, int], int]
+) -> list[int | None]:
     """What each lane holds after; None where it is not stated. combine(moved, lane) makes the result."""
     row_mask, bank_mask, bound_zero, mask = masks
     expected: list[int | None] = []
@@ -110,16 +120,28 @@ OPERATIONS = {
     register(f"v_max_u32_dpp v0, v2, v3 {TAIL.format(by=8)}"): ("row_shr:8", max, "int"),
     register(f"v_min_i32_dpp v0, v2, v3 {TAIL.format(by=1)}"): ("row_shr:1", min, "int"),
     register(f"v_add_f32_dpp v0, v2, v3 {TAIL.format(by=1)}"): ("row_shr:1", _float_add, "float"),
-    register("v_add_f32_dpp v0, v2, v3 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1"): ("row_bcast:31",
-        _float_add, "float"),
-    register("v_add_f32_dpp v0, v2, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf"): ("quad_perm:[1,0,3,2]",
-        _float_add, "float"),
+    register("v_add_f32_dpp v0, v2, v3 row_bcast:31 row_mask:0xf bank_mask:0xf bound_ctrl:1"): (
+        "row_bcast:31",
+        _float_add,
+        "float",
+    ),
+    register("v_add_f32_dpp v0, v2, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf"): (
+        "quad_perm:[1,0,3,2]",
+        _float_add,
+        "float",
+    ),
     register(f"v_max_f32_dpp v0, v2, v3 {TAIL.format(by=4)}"): ("row_shr:4", _float_max, "float"),
-    register("v_add_f32_dpp v0, -v2, |v3| row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"): ("row_shl:1",
-        lambda a, b: _float_add(a ^ 0x80000000, b & 0x7FFFFFFF), "float"),
-    register("v_mul_f32_dpp v0, v2, v3 row_ror:4 row_mask:0xf bank_mask:0xf"): ("row_ror:4",
-        lambda a, b: q.F32.encode(q.mul(q.F32.decode(a), q.F32.decode(b))), "float"),
-}  # fmt: skip
+    register("v_add_f32_dpp v0, -v2, |v3| row_shl:1 row_mask:0xf bank_mask:0xf bound_ctrl:1"): (
+        "row_shl:1",
+        lambda a, b: _float_add(a ^ 0x80000000, b & 0x7FFFFFFF),
+        "float",
+    ),
+    register("v_mul_f32_dpp v0, v2, v3 row_ror:4 row_mask:0xf bank_mask:0xf"): (
+        "row_ror:4",
+        lambda a, b: q.F32.encode(q.mul(q.F32.decode(a), q.F32.decode(b))),
+        "float",
+    ),
+}
 
 
 @pytest.mark.parametrize("text", OPERATIONS)
@@ -165,10 +187,11 @@ def test_the_reduction_that_triton_emits() -> None:
 
 
 SCALARS = {
-    register("v_readlane_b32 s20, v2, 5"): 5, register("v_readlane_b32 s20, v2, 63"): 63,
-        register("v_readlane_b32 s20, v2, s21"): 66 % 64,
+    register("v_readlane_b32 s20, v2, 5"): 5,
+    register("v_readlane_b32 s20, v2, 63"): 63,
+    register("v_readlane_b32 s20, v2, s21"): 66 % 64,
     register("v_readfirstlane_b32 s20, v2"): (PARTIAL & -PARTIAL).bit_length() - 1,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", SCALARS)

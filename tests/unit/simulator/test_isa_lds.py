@@ -32,19 +32,22 @@ def _piece(data: bytes, width: int, at: int = 0) -> list[int]:
 
 # name -> (stride of the lanes' addresses, [(unit, offset of each part)], bytes of each part)
 READS = {
-    "ds_read_b32 v0, v8": (4, [0], 4), "ds_read_b32 v0, v8 offset:20": (4, [20], 4),
-    "ds_read_b64 v[0:1], v8": (8, [0], 8), "ds_read_b64 v[0:1], v8 offset:64": (8, [64], 8),
+    "ds_read_b32 v0, v8": (4, [0], 4),
+    "ds_read_b32 v0, v8 offset:20": (4, [20], 4),
+    "ds_read_b64 v[0:1], v8": (8, [0], 8),
+    "ds_read_b64 v[0:1], v8 offset:64": (8, [64], 8),
     "ds_read_b96 v[0:2], v8 offset:16": (16, [16], 12),
-    "ds_read_b128 v[0:3], v8": (16, [0], 16), "ds_read_b128 v[0:3], v8 offset:4096": (16, [4096], 16),
+    "ds_read_b128 v[0:3], v8": (16, [0], 16),
+    "ds_read_b128 v[0:3], v8 offset:4096": (16, [4096], 16),
     "ds_read2_b32 v[0:1], v8 offset1:1": (4, [0, 4], 4),
-        "ds_read2_b32 v[0:1], v8 offset0:7 offset1:255": (4, [28, 1020], 4),
+    "ds_read2_b32 v[0:1], v8 offset0:7 offset1:255": (4, [28, 1020], 4),
     "ds_read2_b64 v[0:3], v8 offset1:1": (8, [0, 8], 8),
-        "ds_read2_b64 v[0:3], v8 offset0:3 offset1:200": (8, [24, 1600], 8),
+    "ds_read2_b64 v[0:3], v8 offset0:3 offset1:200": (8, [24, 1600], 8),
     "ds_read2st64_b32 v[0:1], v8 offset1:1": (4, [0, 256], 4),
-        "ds_read2st64_b32 v[0:1], v8 offset0:2 offset1:9": (4, [512, 2304], 4),
+    "ds_read2st64_b32 v[0:1], v8 offset0:2 offset1:9": (4, [512, 2304], 4),
     "ds_read2st64_b64 v[0:3], v8 offset1:1": (8, [0, 512], 8),
-        "ds_read2st64_b64 v[0:3], v8 offset0:5 offset1:2": (8, [2560, 1024], 8),
-}  # fmt: skip
+    "ds_read2st64_b64 v[0:3], v8 offset0:5 offset1:2": (8, [2560, 1024], 8),
+}
 READ_TEXTS = {register(text + WAIT): what for text, what in READS.items()}
 
 
@@ -64,19 +67,21 @@ def test_reads(text: str, mask: int) -> None:
 
 
 WRITES = {
-    "ds_write_b32 v8, v0": (4, [0], 4), "ds_write_b32 v8, v0 offset:20": (4, [20], 4),
-        "ds_write_b64 v8, v[0:1] offset:64": (8, [64], 8),
-    "ds_write_b96 v8, v[0:2]": (16, [0], 12), "ds_write_b128 v8, v[0:3]": (16, [0], 16),
-        "ds_write_b128 v8, v[0:3] offset:8192": (16, [8192], 16),
+    "ds_write_b32 v8, v0": (4, [0], 4),
+    "ds_write_b32 v8, v0 offset:20": (4, [20], 4),
+    "ds_write_b64 v8, v[0:1] offset:64": (8, [64], 8),
+    "ds_write_b96 v8, v[0:2]": (16, [0], 12),
+    "ds_write_b128 v8, v[0:3]": (16, [0], 16),
+    "ds_write_b128 v8, v[0:3] offset:8192": (16, [8192], 16),
     "ds_write2_b32 v8, v0, v1 offset1:128": (4, [0, 512], 4),
-        "ds_write2_b32 v8, v0, v1 offset0:100 offset1:200": (4, [400, 800], 4),
+    "ds_write2_b32 v8, v0, v1 offset0:100 offset1:200": (4, [400, 800], 4),
     "ds_write2_b64 v8, v[0:1], v[2:3] offset1:64": (8, [0, 512], 8),
-        "ds_write2_b64 v8, v[0:1], v[2:3] offset0:64 offset1:255": (8, [512, 2040], 8),
+    "ds_write2_b64 v8, v[0:1], v[2:3] offset0:64 offset1:255": (8, [512, 2040], 8),
     "ds_write2st64_b32 v8, v0, v1 offset1:1": (4, [0, 256], 4),
-        "ds_write2st64_b32 v8, v0, v1 offset0:3 offset1:4": (4, [768, 1024], 4),
+    "ds_write2st64_b32 v8, v0, v1 offset0:3 offset1:4": (4, [768, 1024], 4),
     "ds_write2st64_b64 v8, v[0:1], v[2:3] offset1:1": (8, [0, 512], 8),
-        "ds_write2st64_b64 v8, v[0:1], v[2:3] offset0:2 offset1:6": (8, [1024, 3072], 8),
-}  # fmt: skip
+    "ds_write2st64_b64 v8, v[0:1], v[2:3] offset0:2 offset1:6": (8, [1024, 3072], 8),
+}
 WRITE_TEXTS = {register(text): what for text, what in WRITES.items()}
 
 
@@ -117,11 +122,18 @@ def _narrow(name: str) -> Callable[[int, int], int]:
 NARROW = {
     register(f"{name} v0, v8 offset:2" + WAIT): _narrow(name)
     for name in (
-        "ds_read_u8", "ds_read_i8", "ds_read_u16", "ds_read_i16", "ds_read_u8_d16", "ds_read_u8_d16_hi",
-            "ds_read_i8_d16",
-        "ds_read_i8_d16_hi", "ds_read_u16_d16", "ds_read_u16_d16_hi",
+        "ds_read_u8",
+        "ds_read_i8",
+        "ds_read_u16",
+        "ds_read_i16",
+        "ds_read_u8_d16",
+        "ds_read_u8_d16_hi",
+        "ds_read_i8_d16",
+        "ds_read_i8_d16_hi",
+        "ds_read_u16_d16",
+        "ds_read_u16_d16_hi",
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", NARROW)
@@ -137,9 +149,11 @@ def test_narrow_reads(text: str) -> None:
 
 
 NARROW_WRITES = {
-    register("ds_write_b8 v8, v0 offset:1"): (0, 1), register("ds_write_b16 v8, v0 offset:6"): (0, 2),
-    register("ds_write_b8_d16_hi v8, v0 offset:1"): (16, 1), register("ds_write_b16_d16_hi v8, v0 offset:6"): (16, 2),
-}  # fmt: skip
+    register("ds_write_b8 v8, v0 offset:1"): (0, 1),
+    register("ds_write_b16 v8, v0 offset:6"): (0, 2),
+    register("ds_write_b8_d16_hi v8, v0 offset:1"): (16, 1),
+    register("ds_write_b16_d16_hi v8, v0 offset:6"): (16, 2),
+}
 
 
 @pytest.mark.parametrize("text", NARROW_WRITES)
@@ -164,9 +178,11 @@ ACCUMULATOR_ACCESS = register(
 
 def test_accumulation_registers_load_and_store() -> None:
     lds = lds_content()
-    result = execute(ACCUMULATOR_ACCESS,
+    result = execute(
+        ACCUMULATOR_ACCESS,
         v={8: np.arange(LANES, dtype=np.uint32) * 16, 9: np.arange(LANES, dtype=np.uint32) * 16 + 4096},
-        lds=lds.copy())  # fmt: skip
+        lds=lds.copy(),
+    )
     assert not result.findings
     assert (result.lds[4096 : 4096 + 1024] == lds[16 : 16 + 1024]).all()
 
@@ -177,12 +193,19 @@ def test_accumulation_registers_load_and_store() -> None:
 def _unsigned(width: int) -> dict[str, Callable[..., int]]:
     low = (1 << width) - 1
     return {
-        "add_u": lambda m, d: (m + d) & low, "sub_u": lambda m, d: (m - d) & low, "rsub_u": lambda m, d: (d - m) & low,
-        "inc_u": lambda m, d: 0 if m >= d else m + 1, "dec_u": lambda m, d: d if m == 0 or m > d else m - 1,
+        "add_u": lambda m, d: (m + d) & low,
+        "sub_u": lambda m, d: (m - d) & low,
+        "rsub_u": lambda m, d: (d - m) & low,
+        "inc_u": lambda m, d: 0 if m >= d else m + 1,
+        "dec_u": lambda m, d: d if m == 0 or m > d else m - 1,
         "min_i": lambda m, d: min(signed(m, width), signed(d, width)) & low,
-        "max_i": lambda m, d: max(signed(m, width), signed(d, width)) & low, "min_u": min, "max_u": max,
-        "and_b": lambda m, d: m & d, "or_b": lambda m, d: m | d, "xor_b": lambda m, d: m ^ d,
-    }  # fmt: skip
+        "max_i": lambda m, d: max(signed(m, width), signed(d, width)) & low,
+        "min_u": min,
+        "max_u": max,
+        "and_b": lambda m, d: m & d,
+        "or_b": lambda m, d: m | d,
+        "xor_b": lambda m, d: m ^ d,
+    }
 
 
 def _float_atomic(form: q.Format, kind: str) -> Callable[[int, int], int]:
@@ -287,9 +310,10 @@ def test_atomics(case: tuple, apart: bool) -> None:
 
 COMPARE_SWAP = {
     register("ds_cmpst_rtn_b32 v0, v8, v4, v6" + WAIT): 4,
-        register("ds_cmpst_rtn_b64 v[0:1], v8, v[4:5], v[6:7]" + WAIT): 8,
-    register("ds_cmpst_b32 v8, v4, v6" + WAIT): 4, register("ds_cmpst_b64 v8, v[4:5], v[6:7]" + WAIT): 8,
-}  # fmt: skip
+    register("ds_cmpst_rtn_b64 v[0:1], v8, v[4:5], v[6:7]" + WAIT): 8,
+    register("ds_cmpst_b32 v8, v4, v6" + WAIT): 4,
+    register("ds_cmpst_b64 v8, v[4:5], v[6:7]" + WAIT): 8,
+}
 
 
 @pytest.mark.parametrize("text", COMPARE_SWAP)
@@ -336,10 +360,13 @@ def test_float_atomics_round_to_nearest() -> None:
 # -- gfx950: the reads that transpose elements over 16 lanes
 
 TRANSPOSED = {
-    register(f"ds_read_b64_tr_b{bits} v[0:1], v8{' offset:2048' if offset else ''}" + WAIT, "gfx950"): (bits // 8,
-        offset)
-    for bits in (16, 8) for offset in (0, 2048)
-}  # fmt: skip
+    register(f"ds_read_b64_tr_b{bits} v[0:1], v8{' offset:2048' if offset else ''}" + WAIT, "gfx950"): (
+        bits // 8,
+        offset,
+    )
+    for bits in (16, 8)
+    for offset in (0, 2048)
+}
 
 
 @pytest.mark.parametrize("text", TRANSPOSED)

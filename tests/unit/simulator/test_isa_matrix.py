@@ -71,48 +71,56 @@ class Shape:
 BITS = {"f32": 32, "xf32": 32, "f64": 64, "f16": 16, "bf16": 16, "i8": 8, "fp8": 8, "bf8": 8}
 
 SHAPES = [
-    Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1), Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1),
+    Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1),
+    Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1),
     Shape("v_mfma_f32_32x32x1_2b_f32", 32, 1, "f32", "f32", 1, 2),
-        Shape("v_mfma_f32_16x16x1_4b_f32", 16, 1, "f32", "f32", 1, 4),
+    Shape("v_mfma_f32_16x16x1_4b_f32", 16, 1, "f32", "f32", 1, 4),
     Shape("v_mfma_f32_4x4x1_16b_f32", 4, 1, "f32", "f32", 1, 16),
     Shape("v_mfma_f32_32x32x4_xf32", 32, 4, "xf32", "xf32", 2),
-        Shape("v_mfma_f32_16x16x8_xf32", 16, 8, "xf32", "xf32", 2),
-    Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4), Shape("v_mfma_f32_16x16x16_f16", 16, 16, "f16", "f16", 4),
+    Shape("v_mfma_f32_16x16x8_xf32", 16, 8, "xf32", "xf32", 2),
+    Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4),
+    Shape("v_mfma_f32_16x16x16_f16", 16, 16, "f16", "f16", 4),
     Shape("v_mfma_f32_32x32x4_2b_f16", 32, 4, "f16", "f16", 4, 2),
-        Shape("v_mfma_f32_16x16x4_4b_f16", 16, 4, "f16", "f16", 4, 4),
+    Shape("v_mfma_f32_16x16x4_4b_f16", 16, 4, "f16", "f16", 4, 4),
     Shape("v_mfma_f32_4x4x4_16b_f16", 4, 4, "f16", "f16", 4, 16),
     Shape("v_mfma_f32_32x32x8_bf16", 32, 8, "bf16", "bf16", 4),
-        Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4),
+    Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4),
     Shape("v_mfma_f32_32x32x4_2b_bf16", 32, 4, "bf16", "bf16", 4, 2),
-        Shape("v_mfma_f32_16x16x4_4b_bf16", 16, 4, "bf16", "bf16", 4, 4),
+    Shape("v_mfma_f32_16x16x4_4b_bf16", 16, 4, "bf16", "bf16", 4, 4),
     Shape("v_mfma_f32_4x4x4_16b_bf16", 4, 4, "bf16", "bf16", 4, 16),
-    Shape("v_mfma_i32_32x32x16_i8", 32, 16, "i8", "i8", 8), Shape("v_mfma_i32_16x16x32_i8", 16, 32, "i8", "i8", 8),
+    Shape("v_mfma_i32_32x32x16_i8", 32, 16, "i8", "i8", 8),
+    Shape("v_mfma_i32_16x16x32_i8", 16, 32, "i8", "i8", 8),
     Shape("v_mfma_i32_32x32x4_2b_i8", 32, 4, "i8", "i8", 4, 2),
-        Shape("v_mfma_i32_16x16x4_4b_i8", 16, 4, "i8", "i8", 4, 4),
+    Shape("v_mfma_i32_16x16x4_4b_i8", 16, 4, "i8", "i8", 4, 4),
     Shape("v_mfma_i32_4x4x4_16b_i8", 4, 4, "i8", "i8", 4, 16),
-    *(Shape(f"v_mfma_f32_{m}x{m}x{k}_{a}_{b}", m, k, a, b, 8) for m,
-        k in ((32, 16), (16, 32)) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
-    Shape("v_mfma_f64_16x16x4_f64", 16, 4, "f64", "f64", 1), Shape("v_mfma_f64_4x4x4_4b_f64", 4, 4, "f64", "f64", 1, 4),
-]  # fmt: skip
+    *(
+        Shape(f"v_mfma_f32_{m}x{m}x{k}_{a}_{b}", m, k, a, b, 8)
+        for m, k in ((32, 16), (16, 32))
+        for a in ("fp8", "bf8")
+        for b in ("fp8", "bf8")
+    ),
+    Shape("v_mfma_f64_16x16x4_f64", 16, 4, "f64", "f64", 1),
+    Shape("v_mfma_f64_4x4x4_4b_f64", 4, 4, "f64", "f64", 1, 4),
+]
 SHAPES_950 = [
     Shape("v_mfma_f32_32x32x16_f16", 32, 16, "f16", "f16", 8, arch="gfx950"),
-        Shape("v_mfma_f32_16x16x32_f16", 16, 32, "f16", "f16", 8, arch="gfx950"),
+    Shape("v_mfma_f32_16x16x32_f16", 16, 32, "f16", "f16", 8, arch="gfx950"),
     Shape("v_mfma_f32_32x32x16_bf16", 32, 16, "bf16", "bf16", 8, arch="gfx950"),
-        Shape("v_mfma_f32_16x16x32_bf16", 16, 32, "bf16", "bf16", 8, arch="gfx950"),
+    Shape("v_mfma_f32_16x16x32_bf16", 16, 32, "bf16", "bf16", 8, arch="gfx950"),
     Shape("v_mfma_i32_32x32x32_i8", 32, 32, "i8", "i8", 16, arch="gfx950"),
-        Shape("v_mfma_i32_16x16x64_i8", 16, 64, "i8", "i8", 16, arch="gfx950"),
+    Shape("v_mfma_i32_16x16x64_i8", 16, 64, "i8", "i8", 16, arch="gfx950"),
     Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "fp8", "fp8", 32, arch="gfx950"),
-        Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "fp8", "bf8", 32, arch="gfx950", tail=" blgp:1"),
+    Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "fp8", "bf8", 32, arch="gfx950", tail=" blgp:1"),
     Shape("v_mfma_f32_32x32x64_f8f6f4", 32, 64, "bf8", "fp8", 32, arch="gfx950", tail=" cbsz:1"),
-        Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "bf8", "bf8", 32, arch="gfx950", tail=" cbsz:1 blgp:1"),
+    Shape("v_mfma_f32_16x16x128_f8f6f4", 16, 128, "bf8", "bf8", 32, arch="gfx950", tail=" cbsz:1 blgp:1"),
     # the shapes of gfx942 stay
     Shape("v_mfma_f32_32x32x8_f16", 32, 8, "f16", "f16", 4, arch="gfx950"),
-        Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4, arch="gfx950"),
+    Shape("v_mfma_f32_16x16x16_bf16", 16, 16, "bf16", "bf16", 4, arch="gfx950"),
     Shape("v_mfma_f32_32x32x2_f32", 32, 2, "f32", "f32", 1, arch="gfx950"),
-        Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1, arch="gfx950"),
+    Shape("v_mfma_f32_16x16x4_f32", 16, 4, "f32", "f32", 1, arch="gfx950"),
     Shape("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8", "fp8", 8, arch="gfx950"),
-        Shape("v_mfma_f32_16x16x32_bf8_fp8", 16, 32, "bf8", "fp8", 8, arch="gfx950"),
-]  # fmt: skip
+    Shape("v_mfma_f32_16x16x32_bf8_fp8", 16, 32, "bf8", "fp8", 8, arch="gfx950"),
+]
 EVERY = SHAPES + SHAPES_950
 DONE = "\ns_nop 15\ns_nop 15"
 
@@ -195,9 +203,12 @@ def _multiplication(shape: Shape) -> _Multiplication:
     a, b, c = _operands(shape, 17)
     product = np.einsum("bik,bjk->bij", a, b)
     return _Multiplication(
-        _operand(shape, shape.a, a), _operand(shape, shape.b, b), _accumulators(shape, c),
-        _accumulators(shape, product + c), _accumulators(shape, product),
-    )  # fmt: skip
+        _operand(shape, shape.a, a),
+        _operand(shape, shape.b, b),
+        _accumulators(shape, c),
+        _accumulators(shape, product + c),
+        _accumulators(shape, product),
+    )
 
 
 def _check_layout(shape: Shape, form: str, **options: Any) -> None:
@@ -229,9 +240,10 @@ def test_layouts(shape: Shape, form: str) -> None:
 
 VARIANTS = [
     {"mfma_order": order, "mfma_subnormals": subnormals, "xf32": xf32}
-    for order in ("exact", "sequential", "pairs") for subnormals in ("kept", "flushed") for xf32 in ("truncate",
-        "nearest")
-]  # fmt: skip
+    for order in ("exact", "sequential", "pairs")
+    for subnormals in ("kept", "flushed")
+    for xf32 in ("truncate", "nearest")
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS[1:], ids=str)
@@ -240,9 +252,14 @@ def test_exact_sums_hold_under_every_assumption(variant: dict[str, str]) -> None
     from ferryman.backends.simulator.numerics import Assumptions
 
     for name in (
-        "v_mfma_f32_32x32x2_f32", "v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x8_bf16", "v_mfma_f32_4x4x4_16b_f16",
-        "v_mfma_f32_16x16x32_fp8_bf8", "v_mfma_i32_16x16x32_i8", "v_mfma_f32_16x16x32_f16",
-    ):  # fmt: skip
+        "v_mfma_f32_32x32x2_f32",
+        "v_mfma_f32_16x16x8_xf32",
+        "v_mfma_f32_32x32x8_bf16",
+        "v_mfma_f32_4x4x4_16b_f16",
+        "v_mfma_f32_16x16x32_fp8_bf8",
+        "v_mfma_i32_16x16x32_i8",
+        "v_mfma_f32_16x16x32_f16",
+    ):
         _check_layout(_named(name), "accumulators", assumptions=Assumptions(**variant))  # type: ignore[arg-type]
 
 
@@ -280,10 +297,15 @@ def _named(name: str) -> Shape:
 
 
 SINGLE_F32 = (
-    (0x3F800001, 0x3F800001, 0x00000000), (0x3F800001, 0x3F800001, 0xBF800000), (0x7F7FFFFF, 0x40000000, 0x00000000),
-    (0x7F800000, 0x00000000, 0x00000000), (0x7F800000, 0x3F800000, 0xFF800000), (0x7FC00000, 0x3F800000, 0x3F800000),
-    (0x3EAAAAAB, 0x40400000, 0xBF800000), (0x7F800000, 0xBF800000, 0x3F800000),
-)  # fmt: skip
+    (0x3F800001, 0x3F800001, 0x00000000),
+    (0x3F800001, 0x3F800001, 0xBF800000),
+    (0x7F7FFFFF, 0x40000000, 0x00000000),
+    (0x7F800000, 0x00000000, 0x00000000),
+    (0x7F800000, 0x3F800000, 0xFF800000),
+    (0x7FC00000, 0x3F800000, 0x3F800000),
+    (0x3EAAAAAB, 0x40400000, 0xBF800000),
+    (0x7F800000, 0xBF800000, 0x3F800000),
+)
 
 
 @pytest.mark.parametrize("name", ["v_mfma_f32_32x32x2_f32", "v_mfma_f32_16x16x4_f32"])
@@ -302,9 +324,15 @@ def test_one_f32_product(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize(("name", "form"),
-    [("v_mfma_f32_32x32x8_f16", q.F16), ("v_mfma_f32_16x16x16_f16", q.F16), ("v_mfma_f32_32x32x8_bf16", q.BF16),
-    ("v_mfma_f32_16x16x16_bf16", q.BF16)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("v_mfma_f32_32x32x8_f16", q.F16),
+        ("v_mfma_f32_16x16x16_f16", q.F16),
+        ("v_mfma_f32_32x32x8_bf16", q.BF16),
+        ("v_mfma_f32_16x16x16_bf16", q.BF16),
+    ],
+)
 def test_subnormal_16_bit_operands_count(name: str, form: q.Format) -> None:
     """CDNA2 flushes them; CDNA3 does not (PyTorch, numerical accuracy notes: "applies only to MI200")."""
     shape = _named(name)

@@ -40,18 +40,31 @@ def joined(result: Any, lane: int, count: int, bank: str = "v") -> int:
 # -- loads and stores: (name, bytes, what a load does with memory and the register before)
 
 LOADS: dict[str, tuple[int, Callable[[int, int], int]]] = {
-    "ubyte": (1, lambda m, old: m), "sbyte": (1, lambda m, old: signed(m, 8) & M32), "ushort": (2, lambda m, old: m),
-    "sshort": (2, lambda m, old: signed(m, 16) & M32), "dword": (4, lambda m, old: m), "dwordx2": (8, lambda m, old: m),
-    "dwordx3": (12, lambda m, old: m), "dwordx4": (16, lambda m, old: m),
-    "ubyte_d16": (1, lambda m, old: old & 0xFFFF0000 | m), "ubyte_d16_hi": (1, lambda m, old: old & 0xFFFF | m << 16),
+    "ubyte": (1, lambda m, old: m),
+    "sbyte": (1, lambda m, old: signed(m, 8) & M32),
+    "ushort": (2, lambda m, old: m),
+    "sshort": (2, lambda m, old: signed(m, 16) & M32),
+    "dword": (4, lambda m, old: m),
+    "dwordx2": (8, lambda m, old: m),
+    "dwordx3": (12, lambda m, old: m),
+    "dwordx4": (16, lambda m, old: m),
+    "ubyte_d16": (1, lambda m, old: old & 0xFFFF0000 | m),
+    "ubyte_d16_hi": (1, lambda m, old: old & 0xFFFF | m << 16),
     "sbyte_d16": (1, lambda m, old: old & 0xFFFF0000 | signed(m, 8) & 0xFFFF),
     "sbyte_d16_hi": (1, lambda m, old: old & 0xFFFF | (signed(m, 8) & 0xFFFF) << 16),
-    "short_d16": (2, lambda m, old: old & 0xFFFF0000 | m), "short_d16_hi": (2, lambda m, old: old & 0xFFFF | m << 16),
-}  # fmt: skip
+    "short_d16": (2, lambda m, old: old & 0xFFFF0000 | m),
+    "short_d16_hi": (2, lambda m, old: old & 0xFFFF | m << 16),
+}
 STORES = {
-    "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0), "dwordx4": (16, 0),
-    "byte_d16_hi": (1, 16), "short_d16_hi": (2, 16),
-}  # fmt: skip
+    "byte": (1, 0),
+    "short": (2, 0),
+    "dword": (4, 0),
+    "dwordx2": (8, 0),
+    "dwordx3": (12, 0),
+    "dwordx4": (16, 0),
+    "byte_d16_hi": (1, 16),
+    "short_d16_hi": (2, 16),
+}
 
 
 def _registers(width: int, bank: str = "v") -> str:
@@ -61,12 +74,16 @@ def _registers(width: int, bank: str = "v") -> str:
 
 #: space -> (address operands after or before the data, byte offset beyond the lane's own)
 SPACES = {
-    "buffer": ("v8, s[8:11], 0 offen", 0), "buffer offset": ("v8, s[8:11], 0 offen offset:48", 48),
-    "buffer soffset": ("v8, s[8:11], s12 offen offset:16", 80), "global": ("v[8:9], off", 0),
-    "global offset": ("v[8:9], off offset:-32", -32), "global saddr": ("v8, s[14:15]", 0),
-    "global saddr offset": ("v8, s[14:15] offset:4095", 4095), "flat": ("v[8:9]", 0),
-        "flat offset": ("v[8:9] offset:64", 64),
-}  # fmt: skip
+    "buffer": ("v8, s[8:11], 0 offen", 0),
+    "buffer offset": ("v8, s[8:11], 0 offen offset:48", 48),
+    "buffer soffset": ("v8, s[8:11], s12 offen offset:16", 80),
+    "global": ("v[8:9], off", 0),
+    "global offset": ("v[8:9], off offset:-32", -32),
+    "global saddr": ("v8, s[14:15]", 0),
+    "global saddr offset": ("v8, s[14:15] offset:4095", 4095),
+    "flat": ("v[8:9]", 0),
+    "flat offset": ("v[8:9] offset:64", 64),
+}
 
 
 def _load_texts() -> list[tuple[str, str, str]]:
@@ -154,8 +171,8 @@ def test_stores(space: str, name: str, text: str) -> None:
 
 ACCUMULATORS = {
     register("buffer_load_dwordx4 a[0:3], v8, s[8:11], 0 offen" + WAIT),
-        register("global_load_dwordx4 a[0:3], v[10:11], off" + WAIT),
-}  # fmt: skip
+    register("global_load_dwordx4 a[0:3], v[10:11], off" + WAIT),
+}
 
 
 @pytest.mark.parametrize("text", sorted(ACCUMULATORS))
@@ -287,8 +304,9 @@ def _span(count: int) -> str:
 
 SCALAR_LOADS = {
     register(f"s_load_dword{_span(n)}, s[14:15], {offset}\ns_waitcnt lgkmcnt(0)"): (n, offset)
-    for n in (1, 2, 4, 8, 16) for offset in ("0x0", "0x24", "-0x10")
-}  # fmt: skip
+    for n in (1, 2, 4, 8, 16)
+    for offset in ("0x0", "0x24", "-0x10")
+}
 
 
 @pytest.mark.parametrize("text", SCALAR_LOADS)
@@ -304,9 +322,8 @@ def test_scalar_loads(text: str) -> None:
 
 
 SCALAR_BUFFERS = {
-    register(f"s_buffer_load_dword{_span(n)}, s[8:11], 0x8\ns_waitcnt lgkmcnt(0)"): n
-    for n in (1, 2, 4, 8, 16)
-}  # fmt: skip
+    register(f"s_buffer_load_dword{_span(n)}, s[8:11], 0x8\ns_waitcnt lgkmcnt(0)"): n for n in (1, 2, 4, 8, 16)
+}
 SCALAR_REGISTER = register("s_load_dword s20, s[14:15], s16\ns_waitcnt lgkmcnt(0)")
 
 

@@ -136,10 +136,16 @@ ARITHMETIC = [
     Scalar("s_sub_i32 {d}, {a}, {b}", PAIRS32, overflow(lambda a, b: a - b)),
     Scalar("s_addc_u32 {d}, {a}, {b}", PAIRS32, lambda a, b, c: ((a + b + c) & M32, int(a + b + c > M32))),
     Scalar("s_subb_u32 {d}, {a}, {b}", PAIRS32, lambda a, b, c: ((a - b - c) & M32, int(b + c > a))),
-    Scalar("s_min_i32 {d}, {a}, {b}", PAIRS32,
-        lambda a, b, c: (min(signed(a), signed(b)) & M32, int(signed(a) < signed(b)))),
-    Scalar("s_max_i32 {d}, {a}, {b}", PAIRS32,
-        lambda a, b, c: (max(signed(a), signed(b)) & M32, int(signed(a) >= signed(b)))),
+    Scalar(
+        "s_min_i32 {d}, {a}, {b}",
+        PAIRS32,
+        lambda a, b, c: (min(signed(a), signed(b)) & M32, int(signed(a) < signed(b))),
+    ),
+    Scalar(
+        "s_max_i32 {d}, {a}, {b}",
+        PAIRS32,
+        lambda a, b, c: (max(signed(a), signed(b)) & M32, int(signed(a) >= signed(b))),
+    ),
     Scalar("s_min_u32 {d}, {a}, {b}", PAIRS32, lambda a, b, c: (min(a, b), int(a < b))),
     Scalar("s_max_u32 {d}, {a}, {b}", PAIRS32, lambda a, b, c: (max(a, b), int(a >= b))),
     Scalar("s_mul_i32 {d}, {a}, {b}", PAIRS32, plain(lambda a, b: a * b)),
@@ -153,15 +159,21 @@ ARITHMETIC = [
     Scalar("s_lshl4_add_u32 {d}, {a}, {b}", PAIRS32, lambda a, b, c: ((16 * a + b) & M32, int(16 * a + b > M32))),
     Scalar("s_add_i32 {d}, {a}, -7", one(EDGES32), lambda a, c: overflow(lambda x, y: x + y)(a, M32 - 6, c)),
     Scalar("s_sub_i32 {d}, 0, {a}", one(EDGES32), lambda a, c: overflow(lambda x, y: x - y)(0, a, c)),
-    Scalar("s_add_u32 {d}, {a}, 0x12345678", one(EDGES32),
-        lambda a, c: ((a + 0x12345678) & M32, int(a + 0x12345678 > M32))),
-]  # fmt: skip
+    Scalar(
+        "s_add_u32 {d}, {a}, 0x12345678", one(EDGES32), lambda a, c: ((a + 0x12345678) & M32, int(a + 0x12345678 > M32))
+    ),
+]
 
 LOGIC: dict[str, Callable[[int, int], int]] = {
-    "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "andn2": lambda a, b: a & ~b,
-    "orn2": lambda a, b: a | ~b, "nand": lambda a, b: ~(a & b), "nor": lambda a, b: ~(a | b),
-        "xnor": lambda a, b: ~(a ^ b),
-}  # fmt: skip
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "andn2": lambda a, b: a & ~b,
+    "orn2": lambda a, b: a | ~b,
+    "nand": lambda a, b: ~(a & b),
+    "nor": lambda a, b: ~(a | b),
+    "xnor": lambda a, b: ~(a ^ b),
+}
 BITS = [
     made
     for name, function in LOGIC.items()
@@ -177,18 +189,37 @@ BITS += [
     Scalar("s_lshl_b64 {d}, {a}, {b}", SHIFTED64, nonzero(lambda a, b: a << (b & 63), 64), WIDE),
     Scalar("s_lshr_b64 {d}, {a}, {b}", SHIFTED64, nonzero(lambda a, b: a >> (b & 63), 64), WIDE),
     Scalar("s_ashr_i64 {d}, {a}, {b}", SHIFTED64, nonzero(lambda a, b: signed(a, 64) >> (b & 63), 64), WIDE),
-    Scalar("s_bfm_b32 {d}, {a}, {b}", tuple((a, b) for a in SHIFTS for b in (0, 4, 31, 33)),
-        plain(lambda a, b: ((1 << (a & 31)) - 1) << (b & 31))),
-    Scalar("s_bfm_b64 {d}, {a}, {b}", tuple((a, b) for a in SHIFTS for b in (0, 4, 63, 65)),
-        plain(lambda a, b: ((1 << (a & 63)) - 1) << (b & 63), 64), (True, False, False)),
-    Scalar("s_bfe_u32 {d}, {a}, {b}", tuple((a, b) for a in EDGES32 for b in FIELDS), nonzero(bfe(32, False)),
-        sccs=(0,)),
-    Scalar("s_bfe_i32 {d}, {a}, {b}", tuple((a, b) for a in EDGES32 for b in FIELDS), nonzero(bfe(32, True)),
-        sccs=(0,)),
-    Scalar("s_bfe_u64 {d}, {a}, {b}", tuple((a, b) for a in EDGES64 for b in FIELDS64), nonzero(bfe(64, False), 64),
-        WIDE, sccs=(0,)),
-    Scalar("s_bfe_i64 {d}, {a}, {b}", tuple((a, b) for a in EDGES64 for b in FIELDS64), nonzero(bfe(64, True), 64),
-        WIDE, sccs=(0,)),
+    Scalar(
+        "s_bfm_b32 {d}, {a}, {b}",
+        tuple((a, b) for a in SHIFTS for b in (0, 4, 31, 33)),
+        plain(lambda a, b: ((1 << (a & 31)) - 1) << (b & 31)),
+    ),
+    Scalar(
+        "s_bfm_b64 {d}, {a}, {b}",
+        tuple((a, b) for a in SHIFTS for b in (0, 4, 63, 65)),
+        plain(lambda a, b: ((1 << (a & 63)) - 1) << (b & 63), 64),
+        (True, False, False),
+    ),
+    Scalar(
+        "s_bfe_u32 {d}, {a}, {b}", tuple((a, b) for a in EDGES32 for b in FIELDS), nonzero(bfe(32, False)), sccs=(0,)
+    ),
+    Scalar(
+        "s_bfe_i32 {d}, {a}, {b}", tuple((a, b) for a in EDGES32 for b in FIELDS), nonzero(bfe(32, True)), sccs=(0,)
+    ),
+    Scalar(
+        "s_bfe_u64 {d}, {a}, {b}",
+        tuple((a, b) for a in EDGES64 for b in FIELDS64),
+        nonzero(bfe(64, False), 64),
+        WIDE,
+        sccs=(0,),
+    ),
+    Scalar(
+        "s_bfe_i64 {d}, {a}, {b}",
+        tuple((a, b) for a in EDGES64 for b in FIELDS64),
+        nonzero(bfe(64, True), 64),
+        WIDE,
+        sccs=(0,),
+    ),
     Scalar("s_not_b32 {d}, {a}", one(EDGES32), nonzero(lambda a: ~a)),
     Scalar("s_not_b64 {d}, {a}", one(EDGES64), nonzero(lambda a: ~a, 64), ALL),
     Scalar("s_brev_b32 {d}, {a}", one(EDGES32), plain(lambda a: reverse(a, 32))),
@@ -209,20 +240,32 @@ BITS += [
     Scalar("s_sext_i32_i16 {d}, {a}", one(EDGES32), plain(lambda a: signed(a, 16))),
     Scalar("s_bitset0_b32 {d}, {a}", one(SHIFTS), plain(lambda a: 0x89ABCDEF & ~(1 << (a & 31)))),
     Scalar("s_bitset1_b32 {d}, {a}", one(SHIFTS), plain(lambda a: 0x89ABCDEF | 1 << (a & 31))),
-    Scalar("s_bitset0_b64 {d}, {a}", one(SHIFTS), plain(lambda a: 0x1234567_89ABCDEF & ~(1 << (a & 63)), 64),
-        (True, False, False)),
-    Scalar("s_bitset1_b64 {d}, {a}", one(SHIFTS), plain(lambda a: 0x1234567_89ABCDEF | 1 << (a & 63), 64),
-        (True, False, False)),
+    Scalar(
+        "s_bitset0_b64 {d}, {a}",
+        one(SHIFTS),
+        plain(lambda a: 0x1234567_89ABCDEF & ~(1 << (a & 63)), 64),
+        (True, False, False),
+    ),
+    Scalar(
+        "s_bitset1_b64 {d}, {a}",
+        one(SHIFTS),
+        plain(lambda a: 0x1234567_89ABCDEF | 1 << (a & 63), 64),
+        (True, False, False),
+    ),
     Scalar("s_wqm_b32 {d}, {a}", one(EDGES32), nonzero(lambda a: wqm(a, 32))),
     Scalar("s_wqm_b64 {d}, {a}", one(EDGES64), nonzero(lambda a: wqm(a, 64), 64), ALL),
     Scalar("s_quadmask_b32 {d}, {a}", one(EDGES32), nonzero(lambda a: quadmask(a, 32))),
     Scalar("s_quadmask_b64 {d}, {a}", one(EDGES64), nonzero(lambda a: quadmask(a, 64), 64), ALL),
-    Scalar("s_bitreplicate_b64_b32 {d}, {a}", one(EDGES32),
-        plain(lambda a: sum(3 << 2 * n for n in range(32) if a >> n & 1), 64), (True, False, False)),
+    Scalar(
+        "s_bitreplicate_b64_b32 {d}, {a}",
+        one(EDGES32),
+        plain(lambda a: sum(3 << 2 * n for n in range(32) if a >> n & 1), 64),
+        (True, False, False),
+    ),
     Scalar("s_pack_ll_b32_b16 {d}, {a}, {b}", FEWER32, plain(lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16)),
     Scalar("s_pack_lh_b32_b16 {d}, {a}, {b}", FEWER32, plain(lambda a, b: a & 0xFFFF | (b >> 16) << 16)),
     Scalar("s_pack_hh_b32_b16 {d}, {a}, {b}", FEWER32, plain(lambda a, b: a >> 16 | (b >> 16) << 16)),
-]  # fmt: skip
+]
 
 MOVES = [
     Scalar("s_mov_b32 {d}, {a}", one(EDGES32), plain(lambda a: a)),
@@ -240,7 +283,7 @@ MOVES = [
     Scalar("s_movk_i32 {d}, 0x8000", ((),), plain(lambda: -0x8000)),
     Scalar("s_movk_i32 {d}, 0x1234", ((),), plain(lambda: 0x1234)),
     Scalar("s_cmovk_i32 {d}, -2", ((),), lambda c: (M32 - 1 if c else None, KEEP)),
-]  # fmt: skip
+]
 
 
 def _destination_as_source() -> list[Scalar]:
@@ -257,9 +300,13 @@ def _destination_as_source() -> list[Scalar]:
 
 
 COMPARES: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b, "lg": lambda a, b: a != b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-}  # fmt: skip
+    "eq": lambda a, b: a == b,
+    "lg": lambda a, b: a != b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+}
 
 
 def _compares() -> list[Scalar]:
@@ -304,7 +351,7 @@ def _compares() -> list[Scalar]:
                 (False, True, False),
             ),
         ]
-    return table  # fmt: skip
+    return table
 
 
 TABLE = ARITHMETIC + BITS + MOVES + _destination_as_source() + _compares()
@@ -331,11 +378,17 @@ def test_scalar(case: Scalar) -> None:
 # -- EXEC, M0, VCC
 
 SAVES: dict[str, Callable[[int, int], int]] = {
-    "and": lambda s, e: s & e, "or": lambda s, e: s | e, "xor": lambda s, e: s ^ e, "andn2": lambda s, e: s & ~e,
-    "orn2": lambda s, e: s | ~e, "nand": lambda s, e: ~(s & e), "nor": lambda s, e: ~(s | e),
-        "xnor": lambda s, e: ~(s ^ e),
-    "andn1": lambda s, e: ~s & e, "orn1": lambda s, e: ~s | e,
-}  # fmt: skip
+    "and": lambda s, e: s & e,
+    "or": lambda s, e: s | e,
+    "xor": lambda s, e: s ^ e,
+    "andn2": lambda s, e: s & ~e,
+    "orn2": lambda s, e: s | ~e,
+    "nand": lambda s, e: ~(s & e),
+    "nor": lambda s, e: ~(s | e),
+    "xnor": lambda s, e: ~(s ^ e),
+    "andn1": lambda s, e: ~s & e,
+    "orn1": lambda s, e: ~s | e,
+}
 SAVE_TEXTS = {register(f"s_{name}_saveexec_b64 s[20:21], s[22:23]"): function for name, function in SAVES.items()}
 WRITE_TEXTS = {
     register("s_andn1_wrexec_b64 s[20:21], s[22:23]"): lambda s, e: ~s & e,
@@ -370,7 +423,7 @@ SPECIAL = {
     register("s_add_i32 m0, m0, s22"): lambda r, v: int(r.m0) == (v + 9) & M32,
     register("s_cselect_b64 vcc, -1, 0"): lambda r, v: int(r.vcc) == M64,
     register("s_mov_b64 s[20:21], exec"): lambda r, v: int(r.s[20]) == 0xFF and int(r.s[21]) == 0,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", SPECIAL)

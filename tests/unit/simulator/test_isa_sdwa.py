@@ -37,11 +37,17 @@ def _deposit(result: int, old: int, select: str, unused: str) -> int:
 SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
 UNUSED = ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")
 INTEGER_OPERATIONS = {
-    "v_add_u32": lambda a, b: a + b, "v_and_b32": lambda a, b: a & b, "v_lshlrev_b32": lambda a, b: b << (a & 31),
-    "v_sub_u32": lambda a, b: a - b, "v_or_b32": lambda a, b: a | b, "v_xor_b32": lambda a, b: a ^ b,
-    "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF), "v_lshrrev_b32": lambda a, b: b >> (a & 31),
-    "v_max_u32": max, "v_min_u32": min,
-}  # fmt: skip
+    "v_add_u32": lambda a, b: a + b,
+    "v_and_b32": lambda a, b: a & b,
+    "v_lshlrev_b32": lambda a, b: b << (a & 31),
+    "v_sub_u32": lambda a, b: a - b,
+    "v_or_b32": lambda a, b: a | b,
+    "v_xor_b32": lambda a, b: a ^ b,
+    "v_mul_u32_u24": lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF),
+    "v_lshrrev_b32": lambda a, b: b >> (a & 31),
+    "v_max_u32": max,
+    "v_min_u32": min,
+}
 
 
 def _sdwa_cases() -> list[tuple[str, str, str, str, str, str, bool]]:
@@ -85,20 +91,26 @@ def _half(bits: int, upper: bool = False) -> q.Real:
 
 #: text -> the result of (first source, second source, destination before); None: the select by VCC
 FLOAT_SDWA: dict[str, Callable[[int, int, int], int] | None] = {
-    "v_cvt_f32_f16_sdwa v0, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1":
-        lambda a, b, old: q.F32.encode(_half(a, True)),
-    "v_cvt_f32_f16_sdwa v0, -v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0":
-        lambda a, b, old: q.F32.encode(-_half(a)),
-    "v_add_f16_sdwa v0, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_1 src1_sel:WORD_0":
-        lambda a, b, old: old & 0xFFFF | q.F16.encode(q.add(_half(a, True), _half(b))) << 16,
-    "v_mul_f16_sdwa v0, v2, |v3| dst_sel:WORD_0 dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:WORD_1":
-        lambda a, b, old: q.F16.encode(q.mul(_half(a), abs(_half(b, True)))),
-    "v_cvt_f16_f32_sdwa v0, v4 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD":
-        lambda a, b, old: old & 0xFFFF | q.F16.encode(q.F32.decode(0x3F8C0000)) << 16,
-    "v_mov_b32_sdwa v0, v2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0":
-        lambda a, b, old: old & 0xFFFF | (a & 0xFFFF) << 16,
+    "v_cvt_f32_f16_sdwa v0, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1": lambda a, b, old: q.F32.encode(
+        _half(a, True)
+    ),
+    "v_cvt_f32_f16_sdwa v0, -v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0": lambda a, b, old: q.F32.encode(
+        -_half(a)
+    ),
+    "v_add_f16_sdwa v0, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE "
+    "src0_sel:WORD_1 src1_sel:WORD_0": lambda a, b, old: (
+        old & 0xFFFF | q.F16.encode(q.add(_half(a, True), _half(b))) << 16
+    ),
+    "v_mul_f16_sdwa v0, v2, |v3| dst_sel:WORD_0 dst_unused:UNUSED_PAD "
+    "src0_sel:WORD_0 src1_sel:WORD_1": lambda a, b, old: q.F16.encode(q.mul(_half(a), abs(_half(b, True)))),
+    "v_cvt_f16_f32_sdwa v0, v4 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:DWORD": lambda a, b, old: (
+        old & 0xFFFF | q.F16.encode(q.F32.decode(0x3F8C0000)) << 16
+    ),
+    "v_mov_b32_sdwa v0, v2 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0": lambda a, b, old: (
+        old & 0xFFFF | (a & 0xFFFF) << 16
+    ),
     "v_cndmask_b32_sdwa v0, v2, v3, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1": None,
-}  # fmt: skip
+}
 for _text in FLOAT_SDWA:
     register(_text)
 
@@ -131,10 +143,11 @@ def test_sdwa_of_floats_and_moves(text: str) -> None:
 COMPARE_SDWA = {
     "v_cmp_lt_u32_sdwa s[30:31], v2, v3 src0_sel:BYTE_0 src1_sel:DWORD": lambda a, b: a & 0xFF < b,
     "v_cmp_lt_f16_sdwa vcc, v2, v3 src0_sel:WORD_1 src1_sel:DWORD": lambda a, b: q.less(_half(a, True), _half(b)),
-    "v_cmp_o_f16_sdwa vcc, v2, v3 src0_sel:WORD_1 src1_sel:WORD_1":
-        lambda a, b: not (_half(a, True).nan or _half(b, True).nan),
+    "v_cmp_o_f16_sdwa vcc, v2, v3 src0_sel:WORD_1 src1_sel:WORD_1": lambda a, b: (
+        not (_half(a, True).nan or _half(b, True).nan)
+    ),
     "v_cmp_eq_u32_sdwa vcc, sext(v2), v3 src0_sel:WORD_0 src1_sel:DWORD": lambda a, b: signed(a, 16) & M32 == b,
-}  # fmt: skip
+}
 for _text in COMPARE_SDWA:
     register(_text)
 

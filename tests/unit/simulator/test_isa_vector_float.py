@@ -18,7 +18,7 @@ from tests.unit.simulator.harness import (
     rounded,
     rows,
     signed,
-)  # fmt: skip
+)
 from tests.unit.simulator.rational import F16, F32, NAN, Real
 
 F, H, D = ("f32", "f32", "f32"), ("f16", "f16", "f16"), ("f64", "f64", "f64")
@@ -112,8 +112,15 @@ def _arithmetic(kind: str) -> list[Row]:
     made.append(Row(f"v_frexp_exp_{size}_{kind}_e32 {{d}}, {{a}}", (kind,), "b32", frexp(kind, "exponent")))
     by = (0, 1, 0xFFFFFFFF, 5, 0xFFFFFFE0, 24, 127, 0xFFFFFF6B, 0xFFFFFF81, 300, 0xFFFFFE00, 0x7FFFFFFF, 0x80000000)
     by = tuple(x & 0xFFFF for x in by) if kind == "f16" else by
-    made.append(Row(f"v_ldexp_{kind}{'_e32' if kind == 'f16' else ''} {{d}}, {{a}}, {{b}}", (kind, "b32"), kind,
-        ldexp(kind), edges=(None, by)))  # fmt: skip
+    made.append(
+        Row(
+            f"v_ldexp_{kind}{'_e32' if kind == 'f16' else ''} {{d}}, {{a}}, {{b}}",
+            (kind, "b32"),
+            kind,
+            ldexp(kind),
+            edges=(None, by),
+        )
+    )
     three = "f16 kept" if kind == "f16" else kind
     if kind == "f16":  # the OP_SEL form writes one half and keeps the other
         keep = lambda f: lambda a, b, c, old: old & 0xFFFF0000 | rounded(kind, f)(a, b, c)  # noqa: E731
@@ -132,50 +139,105 @@ def _arithmetic(kind: str) -> list[Row]:
 PLAIN = [*_arithmetic("f32"), *_arithmetic("f16"), *_arithmetic("f64")]
 PLAIN += [
     Row("v_fmac_f32_e32 {d}, {a}, {b}", ("f32", "f32", "old:f32"), "f32", rounded("f32", q.fma)),
-    Row("v_fmac_f32_e64 {d}, -{a}, |{b}|", ("f32", "f32", "old:f32"), "f32",
-        rounded("f32", lambda a, b, c: q.fma(-a, abs(b), c))),
+    Row(
+        "v_fmac_f32_e64 {d}, -{a}, |{b}|",
+        ("f32", "f32", "old:f32"),
+        "f32",
+        rounded("f32", lambda a, b, c: q.fma(-a, abs(b), c)),
+    ),
     Row("v_fmac_f64_e32 {d}, {a}, {b}", ("f64", "f64", "old:f64"), "f64", rounded("f64", q.fma)),
-    Row("v_fmac_f32_e32 {d}, 0x3fb8aa3b, {b}", ("f32", "f32", "old:f32"), "f32",
-        rounded("f32", lambda a, b, c: q.fma(F32.decode(0x3FB8AA3B), b, c))),
-    Row("v_fmamk_f32 {d}, {a}, 0x3fb8aa3b, {b}", ("f32", "f32"), "f32",
-        rounded("f32", lambda a, b: q.fma(a, F32.decode(0x3FB8AA3B), b))),
-    Row("v_fmaak_f32 {d}, {a}, {b}, 0xbf317218", ("f32", "f32"), "f32",
-        rounded("f32", lambda a, b: q.fma(a, b, F32.decode(0xBF317218)))),
+    Row(
+        "v_fmac_f32_e32 {d}, 0x3fb8aa3b, {b}",
+        ("f32", "f32", "old:f32"),
+        "f32",
+        rounded("f32", lambda a, b, c: q.fma(F32.decode(0x3FB8AA3B), b, c)),
+    ),
+    Row(
+        "v_fmamk_f32 {d}, {a}, 0x3fb8aa3b, {b}",
+        ("f32", "f32"),
+        "f32",
+        rounded("f32", lambda a, b: q.fma(a, F32.decode(0x3FB8AA3B), b)),
+    ),
+    Row(
+        "v_fmaak_f32 {d}, {a}, {b}, 0xbf317218",
+        ("f32", "f32"),
+        "f32",
+        rounded("f32", lambda a, b: q.fma(a, b, F32.decode(0xBF317218))),
+    ),
     Row("v_mul_legacy_f32 {d}, {a}, {b}", ("f32", "f32"), "f32", rounded("f32", mul_legacy)),
     # a signalling NaN is not passed over: IEEE mode is set
-    Row("v_min_f32_e32 {d}, {a}, {b}", ("f32", "f32"), "f32", lambda a, b: F32.nan,
-        edges=((0x7F800001, 0xFFA00000), None)),
-    Row("v_max_f32_e32 {d}, {a}, {b}", ("f32", "f32"), "f32", lambda a, b: F32.nan,
-        edges=((0x7F800001, 0xFFA00000), None)),
-]  # fmt: skip
+    Row(
+        "v_min_f32_e32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "f32",
+        lambda a, b: F32.nan,
+        edges=((0x7F800001, 0xFFA00000), None),
+    ),
+    Row(
+        "v_max_f32_e32 {d}, {a}, {b}",
+        ("f32", "f32"),
+        "f32",
+        lambda a, b: F32.nan,
+        edges=((0x7F800001, 0xFFA00000), None),
+    ),
+]
 
 MODIFIERS = [
     Row("v_add_f32_e64 {d}, -{a}, {b}", ("f32", "f32"), "f32", rounded("f32", lambda a, b: q.add(-a, b))),
     Row("v_add_f32_e64 {d}, {a}, -{b}", ("f32", "f32"), "f32", rounded("f32", q.sub)),
     Row("v_sub_f32_e64 {d}, 1.0, |{b}|", ("f32", "f32"), "f32", rounded("f32", lambda a, b: q.sub(ONE, abs(b)))),
-    Row("v_mul_f32_e64 {d}, -|{a}|, s20", ("f32",), "f32",
-        rounded("f32", lambda a: q.mul(-abs(a), F32.decode(0x3FB8AA3B))), s={20: 0x3FB8AA3B}),
-    Row("v_mul_f32_e64 {d}, {a}, {b} clamp", ("f32", "f32"), "f32", rounded("f32", lambda a, b: clamp(q.mul(a, b))),
-        edges=((0x3F000000, 0x40000000, 0x7FC00000, 0x7F800000), (0x3F800000, 0x3F000000, 0x00000001, 0x7F800000))),
-    Row("v_add_f32_e64 {d}, {a}, {b} clamp", ("f32", "f32"), "f32", rounded("f32", lambda a, b: clamp(q.add(a, b))),
-        edges=((0xC0000000, 0x3F000000, 0x7FC00000), (0x3F800000, 0xFF800000, 0x3E800000))),
+    Row(
+        "v_mul_f32_e64 {d}, -|{a}|, s20",
+        ("f32",),
+        "f32",
+        rounded("f32", lambda a: q.mul(-abs(a), F32.decode(0x3FB8AA3B))),
+        s={20: 0x3FB8AA3B},
+    ),
+    Row(
+        "v_mul_f32_e64 {d}, {a}, {b} clamp",
+        ("f32", "f32"),
+        "f32",
+        rounded("f32", lambda a, b: clamp(q.mul(a, b))),
+        edges=((0x3F000000, 0x40000000, 0x7FC00000, 0x7F800000), (0x3F800000, 0x3F000000, 0x00000001, 0x7F800000)),
+    ),
+    Row(
+        "v_add_f32_e64 {d}, {a}, {b} clamp",
+        ("f32", "f32"),
+        "f32",
+        rounded("f32", lambda a, b: clamp(q.add(a, b))),
+        edges=((0xC0000000, 0x3F000000, 0x7FC00000), (0x3F800000, 0xFF800000, 0x3E800000)),
+    ),
     Row("v_max_f32_e64 {d}, |{a}|, |{b}|", ("f32", "f32"), "f32", rounded("f32", lambda a, b: fmax(abs(a), abs(b)))),
-    Row("v_min_f32_e64 {d}, |{a}|, s20", ("f32",), "f32", rounded("f32", lambda a: fmin(abs(a), q.real(2))),
-        s={20: 0x40000000}),
+    Row(
+        "v_min_f32_e64 {d}, |{a}|, s20",
+        ("f32",),
+        "f32",
+        rounded("f32", lambda a: fmin(abs(a), q.real(2))),
+        s={20: 0x40000000},
+    ),
     Row("v_fma_f32 {d}, -{a}, {b}, {c}", F, "f32", rounded("f32", lambda a, b, c: q.fma(-a, b, c))),
     Row("v_fma_f32 {d}, -{a}, {b}, 1.0", ("f32", "f32"), "f32", rounded("f32", lambda a, b: q.fma(-a, b, ONE))),
-    Row("v_fma_f32 {d}, s20, {a}, -{b}", ("f32", "f32"), "f32", rounded("f32", lambda a, b: q.fma(q.real(3), a, -b)),
-        s={20: 0x40400000}),
+    Row(
+        "v_fma_f32 {d}, s20, {a}, -{b}",
+        ("f32", "f32"),
+        "f32",
+        rounded("f32", lambda a, b: q.fma(q.real(3), a, -b)),
+        s={20: 0x40400000},
+    ),
     Row("v_fma_f32 {d}, {a}, |{b}|, -|{c}|", F, "f32", rounded("f32", lambda a, b, c: q.fma(a, abs(b), -abs(c)))),
-    Row("v_add_f32_e32 {d}, 0.15915494, {b}", ("f32", "f32"), "f32",
-        rounded("f32", lambda a, b: q.add(F32.decode(0x3E22F983), b))),
+    Row(
+        "v_add_f32_e32 {d}, 0.15915494, {b}",
+        ("f32", "f32"),
+        "f32",
+        rounded("f32", lambda a, b: q.add(F32.decode(0x3E22F983), b)),
+    ),
     Row("v_add_f32_e32 {d}, 0x41c80000, {b}", ("f32", "f32"), "f32", rounded("f32", lambda a, b: q.add(q.real(25), b))),
     # An integer constant in a float operand is its bits, a subnormal; a float one is the float of the operand's width.
     Row("v_add_f32_e32 {d}, 1, {b}", ("f32", "f32"), "f32", rounded("f32", lambda a, b: q.add(F32.decode(1), b))),
     Row("v_add_f16_e32 {d}, 4.0, {b}", ("f16", "f16"), "f16", rounded("f16", lambda a, b: q.add(q.real(4), b))),
     Row("v_mul_f64 {d}, {a}, -0.5", ("f64",), "f64", rounded("f64", lambda a: q.mul(a, q.real(Fraction(-1, 2))))),
     Row("v_max3_f32 {d}, |{a}|, -{b}, {c}", F, "f32", rounded("f32", lambda a, b, c: fmax3(abs(a), -b, c))),
-]  # fmt: skip
+]
 
 
 def minimum(a: Real, b: Real) -> Real:
@@ -188,20 +250,45 @@ def maximum(a: Real, b: Real) -> Real:
 
 
 NEWER = [
-    Row("v_minimum3_f32 {d}, {a}, {b}, {c}", F, "f32", rounded("f32", lambda a, b, c: minimum(minimum(a, b), c)),
-        arch="gfx950"),
-    Row("v_maximum3_f32 {d}, {a}, {b}, {c}", F, "f32", rounded("f32", lambda a, b, c: maximum(maximum(a, b), c)),
-        arch="gfx950"),
-    Row("v_minimum3_f32 {d}, |{a}|, s20, s20", ("f32",), "f32", rounded("f32", lambda a: minimum(abs(a), q.real(3))),
-        arch="gfx950", s={20: 0x40400000}),
-]  # fmt: skip
+    Row(
+        "v_minimum3_f32 {d}, {a}, {b}, {c}",
+        F,
+        "f32",
+        rounded("f32", lambda a, b, c: minimum(minimum(a, b), c)),
+        arch="gfx950",
+    ),
+    Row(
+        "v_maximum3_f32 {d}, {a}, {b}, {c}",
+        F,
+        "f32",
+        rounded("f32", lambda a, b, c: maximum(maximum(a, b), c)),
+        arch="gfx950",
+    ),
+    Row(
+        "v_minimum3_f32 {d}, |{a}|, s20, s20",
+        ("f32",),
+        "f32",
+        rounded("f32", lambda a: minimum(abs(a), q.real(3))),
+        arch="gfx950",
+        s={20: 0x40400000},
+    ),
+]
 
 
 # -- packed and mixed
 
 
-def _pk32(text: str, function: Callable[..., Real], count: int, low=(0, 0, 0), high=(1, 1, 1), neg_low=(0, 0, 0),
-    neg_high=(0, 0, 0), constant: int | None = None, s: dict[int, int] | None = None) -> Row:  # fmt: skip
+def _pk32(
+    text: str,
+    function: Callable[..., Real],
+    count: int,
+    low=(0, 0, 0),
+    high=(1, 1, 1),
+    neg_low=(0, 0, 0),
+    neg_high=(0, 0, 0),
+    constant: int | None = None,
+    s: dict[int, int] | None = None,
+) -> Row:
     """A packed f32 row: low and high say which half of each source makes the lower and the upper result."""
 
     def oracle(*bits: int) -> int:
@@ -218,8 +305,13 @@ def _pk32(text: str, function: Callable[..., Real], count: int, low=(0, 0, 0), h
     return Row(text, ("pkf32",) * count, "pkf32", oracle, s=s or {})
 
 
-def _mix(text: str, low: tuple[int, ...], high: tuple[int, ...], into: str,
-    change: Callable[..., tuple[Real, ...]] = lambda *x: x) -> Row:  # fmt: skip
+def _mix(
+    text: str,
+    low: tuple[int, ...],
+    high: tuple[int, ...],
+    into: str,
+    change: Callable[..., tuple[Real, ...]] = lambda *x: x,
+) -> Row:
     """v_fma_mix: op_sel_hi says that a source is f16, op_sel which half of it."""
 
     def oracle(a: int, b: int, c: int, old: int) -> int:
@@ -258,41 +350,93 @@ PACKED = [
     _pk32("v_pk_mul_f32 {d}, {a}, {b} op_sel_hi:[0,1]", q.mul, 2, high=(0, 1, 1)),
     _pk32("v_pk_mul_f32 {d}, {a}, {b} op_sel:[1,0] op_sel_hi:[0,1]", q.mul, 2, low=(1, 0, 0), high=(0, 1, 1)),
     _pk32("v_pk_mul_f32 {d}, {a}, {b} op_sel:[0,1]", q.mul, 2, low=(0, 1, 0)),
-    _pk32("v_pk_mul_f32 {d}, {a}, s[20:21]", lambda a, b: q.mul(a, b), 1, constant=0xBF800000_40400000,
-        s={20: 0x40400000, 21: 0xBF800000}),
-    _pk32("v_pk_mul_f32 {d}, {a}, s[20:21] op_sel_hi:[1,0]", lambda a, b: q.mul(a, b), 1, high=(1, 0),
-        constant=0xBF800000_40400000, s={20: 0x40400000, 21: 0xBF800000}),
+    _pk32(
+        "v_pk_mul_f32 {d}, {a}, s[20:21]",
+        lambda a, b: q.mul(a, b),
+        1,
+        constant=0xBF800000_40400000,
+        s={20: 0x40400000, 21: 0xBF800000},
+    ),
+    _pk32(
+        "v_pk_mul_f32 {d}, {a}, s[20:21] op_sel_hi:[1,0]",
+        lambda a, b: q.mul(a, b),
+        1,
+        high=(1, 0),
+        constant=0xBF800000_40400000,
+        s={20: 0x40400000, 21: 0xBF800000},
+    ),
     _pk32("v_pk_add_f32 {d}, {a}, {b} neg_lo:[0,1] neg_hi:[0,1]", q.add, 2, neg_low=(0, 1, 0), neg_high=(0, 1, 0)),
-    _pk32("v_pk_add_f32 {d}, {a}, {b} op_sel_hi:[1,0] neg_lo:[0,1] neg_hi:[1,0]", q.add, 2, high=(1, 0, 1),
-        neg_low=(0, 1, 0), neg_high=(1, 0, 0)),
+    _pk32(
+        "v_pk_add_f32 {d}, {a}, {b} op_sel_hi:[1,0] neg_lo:[0,1] neg_hi:[1,0]",
+        q.add,
+        2,
+        high=(1, 0, 1),
+        neg_low=(0, 1, 0),
+        neg_high=(1, 0, 0),
+    ),
     _pk32("v_pk_add_f32 {d}, {a}, 1.0 op_sel_hi:[1,0]", lambda a, b: q.add(a, b), 1, high=(1, 0), constant=0x3F800000),
-    _pk32("v_pk_fma_f32 {d}, {a}, {b}, {c} op_sel_hi:[1,0,1] neg_lo:[1,0,0] neg_hi:[1,0,0]", q.fma, 3, high=(1, 0, 1),
-        neg_low=(1, 0, 0), neg_high=(1, 0, 0)),
-    _pk32("v_pk_fma_f32 {d}, {a}, {b}, {c} op_sel:[0,0,1] op_sel_hi:[1,1,0] neg_lo:[0,0,1] neg_hi:[0,0,1]", q.fma, 3,
-        low=(0, 0, 1), high=(1, 1, 0), neg_low=(0, 0, 1), neg_high=(0, 0, 1)),
+    _pk32(
+        "v_pk_fma_f32 {d}, {a}, {b}, {c} op_sel_hi:[1,0,1] neg_lo:[1,0,0] neg_hi:[1,0,0]",
+        q.fma,
+        3,
+        high=(1, 0, 1),
+        neg_low=(1, 0, 0),
+        neg_high=(1, 0, 0),
+    ),
+    _pk32(
+        "v_pk_fma_f32 {d}, {a}, {b}, {c} op_sel:[0,0,1] op_sel_hi:[1,1,0] neg_lo:[0,0,1] neg_hi:[0,0,1]",
+        q.fma,
+        3,
+        low=(0, 0, 1),
+        high=(1, 1, 0),
+        neg_low=(0, 0, 1),
+        neg_high=(0, 0, 1),
+    ),
     Row("v_pk_add_f16 {d}, {a}, {b}", ("pkf16", "pkf16"), "pkf16", halves(rounded("f16", q.add))),
     Row("v_pk_mul_f16 {d}, {a}, {b}", ("pkf16", "pkf16"), "pkf16", halves(rounded("f16", q.mul))),
     Row("v_pk_min_f16 {d}, {a}, {b}", ("pkf16", "pkf16"), "pkf16", halves(rounded("f16", fmin))),
     Row("v_pk_max_f16 {d}, {a}, {b}", ("pkf16", "pkf16"), "pkf16", halves(rounded("f16", fmax))),
     Row("v_pk_fma_f16 {d}, {a}, {b}, {c}", ("pkf16",) * 3, "pkf16", halves(rounded("f16", q.fma))),
-    Row("v_pk_add_f16 {d}, {a}, {b} neg_lo:[0,1] neg_hi:[0,1]", ("pkf16", "pkf16"), "pkf16",
-        halves(rounded("f16", q.sub))),
-    Row("v_pk_mul_f16 {d}, {a}, {b} op_sel:[1,0] op_sel_hi:[0,1]", ("pkf16", "pkf16"), "pkf16",
-        lambda a, b: rounded("f16", q.mul)(a >> 16, b & 0xFFFF) | rounded("f16", q.mul)(a & 0xFFFF, b >> 16) << 16),
-    Row("v_pk_add_f16 {d}, {a}, 2.0 op_sel_hi:[1,0]", ("pkf16",), "pkf16",
-        halves(rounded("f16", lambda a: q.add(a, q.real(2))))),
+    Row(
+        "v_pk_add_f16 {d}, {a}, {b} neg_lo:[0,1] neg_hi:[0,1]",
+        ("pkf16", "pkf16"),
+        "pkf16",
+        halves(rounded("f16", q.sub)),
+    ),
+    Row(
+        "v_pk_mul_f16 {d}, {a}, {b} op_sel:[1,0] op_sel_hi:[0,1]",
+        ("pkf16", "pkf16"),
+        "pkf16",
+        lambda a, b: rounded("f16", q.mul)(a >> 16, b & 0xFFFF) | rounded("f16", q.mul)(a & 0xFFFF, b >> 16) << 16,
+    ),
+    Row(
+        "v_pk_add_f16 {d}, {a}, 2.0 op_sel_hi:[1,0]",
+        ("pkf16",),
+        "pkf16",
+        halves(rounded("f16", lambda a: q.add(a, q.real(2)))),
+    ),
     _mix("v_fma_mix_f32 {d}, {a}, {b}, {c}", (0, 0, 0), (0, 0, 0), "f32"),
     _mix("v_fma_mix_f32 {d}, {a}, {b}, {c} op_sel_hi:[1,1,0]", (0, 0, 0), (1, 1, 0), "f32"),
     _mix("v_fma_mix_f32 {d}, {a}, {b}, {c} op_sel:[1,1,0] op_sel_hi:[1,1,0]", (1, 1, 0), (1, 1, 0), "f32"),
-    _mix("v_fma_mix_f32 {d}, -{a}, |{b}|, {c} op_sel_hi:[1,1,1]", (0, 0, 0), (1, 1, 1), "f32",
-        lambda a, b, c: (-a, abs(b), c)),
-    _mix("v_fma_mix_f32 {d}, -|{a}|, {b}, {c} op_sel:[1,0,0] op_sel_hi:[1,0,0]", (1, 0, 0), (1, 0, 0), "f32",
-        lambda a, b, c: (-abs(a), b, c)),
+    _mix(
+        "v_fma_mix_f32 {d}, -{a}, |{b}|, {c} op_sel_hi:[1,1,1]",
+        (0, 0, 0),
+        (1, 1, 1),
+        "f32",
+        lambda a, b, c: (-a, abs(b), c),
+    ),
+    _mix(
+        "v_fma_mix_f32 {d}, -|{a}|, {b}, {c} op_sel:[1,0,0] op_sel_hi:[1,0,0]",
+        (1, 0, 0),
+        (1, 0, 0),
+        "f32",
+        lambda a, b, c: (-abs(a), b, c),
+    ),
     _mix("v_fma_mixlo_f16 {d}, {a}, {b}, {c}", (0, 0, 0), (0, 0, 0), "low"),
     _mix("v_fma_mixlo_f16 {d}, {a}, {b}, {c} op_sel_hi:[0,1,1]", (0, 0, 0), (0, 1, 1), "low"),
     _mix("v_fma_mixhi_f16 {d}, {a}, {b}, {c}", (0, 0, 0), (0, 0, 0), "high"),
     _mix("v_fma_mixhi_f16 {d}, {a}, {b}, {c} op_sel:[0,1,1] op_sel_hi:[0,1,1]", (0, 1, 1), (0, 1, 1), "high"),
-]  # fmt: skip
+]
 
 # Sums of two products: the order of rounding is not documented, so the operands are small integers, which are exact.
 SMALL_PAIRS = tuple(
@@ -315,15 +459,37 @@ def _dot2(form: q.Format) -> Callable[[int, int, int], int]:
 
 
 DOTS = [
-    Row("v_dot2_f32_f16 {d}, {a}, {b}, {c}", ("b32", "b32", "f32"), "f32", _dot2(F16),
-        edges=(SMALL_PAIRS, SMALL_PAIRS, SMALL)),
-    Row("v_dot2c_f32_f16_e32 {d}, {a}, {b}", ("b32", "b32", "old:f32"), "f32", _dot2(F16),
-        edges=(SMALL_PAIRS, SMALL_PAIRS, SMALL)),
-    Row("v_dot2_f32_bf16 {d}, {a}, {b}, {c}", ("b32", "b32", "f32"), "f32", _dot2(q.BF16), arch="gfx950",
-        edges=(SMALL_BF, SMALL_BF, SMALL)),
-    Row("v_dot2c_f32_bf16_e32 {d}, {a}, {b}", ("b32", "b32", "old:f32"), "f32", _dot2(q.BF16), arch="gfx950",
-        edges=(SMALL_BF, SMALL_BF, SMALL)),
-]  # fmt: skip
+    Row(
+        "v_dot2_f32_f16 {d}, {a}, {b}, {c}",
+        ("b32", "b32", "f32"),
+        "f32",
+        _dot2(F16),
+        edges=(SMALL_PAIRS, SMALL_PAIRS, SMALL),
+    ),
+    Row(
+        "v_dot2c_f32_f16_e32 {d}, {a}, {b}",
+        ("b32", "b32", "old:f32"),
+        "f32",
+        _dot2(F16),
+        edges=(SMALL_PAIRS, SMALL_PAIRS, SMALL),
+    ),
+    Row(
+        "v_dot2_f32_bf16 {d}, {a}, {b}, {c}",
+        ("b32", "b32", "f32"),
+        "f32",
+        _dot2(q.BF16),
+        arch="gfx950",
+        edges=(SMALL_BF, SMALL_BF, SMALL),
+    ),
+    Row(
+        "v_dot2c_f32_bf16_e32 {d}, {a}, {b}",
+        ("b32", "b32", "old:f32"),
+        "f32",
+        _dot2(q.BF16),
+        arch="gfx950",
+        edges=(SMALL_BF, SMALL_BF, SMALL),
+    ),
+]
 
 
 @rows(PLAIN + MODIFIERS + NEWER + PACKED + DOTS)

@@ -80,17 +80,27 @@ VOP1 = [
     Row("v_mov_b32_e32 {d}, -4.0", B1, "b32", lambda a: 0xC0800000, alias=False),
     Row("v_mov_b32_e32 {d}, s20", B1, "b32", lambda a: 0xFEDCBA98, s={20: 0xFEDCBA98}, alias=False),
     Row("v_mov_b64_e32 {d}, {a}", ("b64",), "b64", lambda a: a),
-    Row("v_mov_b64_e32 {d}, s[20:21]", ("b64",), "b64", lambda a: 0xAAAA5555_00000001, s={20: 1, 21: 0xAAAA5555},
-        alias=False),
+    Row(
+        "v_mov_b64_e32 {d}, s[20:21]",
+        ("b64",),
+        "b64",
+        lambda a: 0xAAAA5555_00000001,
+        s={20: 1, 21: 0xAAAA5555},
+        alias=False,
+    ),
     Row("v_mov_b64_e32 {d}, -1", ("b64",), "b64", lambda a: M64, alias=False),
     Row("v_not_b32_e32 {d}, {a}", B1, "b32", lambda a: a ^ M32),
     Row("v_bfrev_b32_e32 {d}, {a}", B1, "b32", _reverse),
     Row("v_ffbh_u32_e32 {d}, {a}", B1, "b32", lambda a: _first_one(a, 32, True)),
     Row("v_ffbl_b32_e32 {d}, {a}", B1, "b32", lambda a: _first_one(a, 32, False)),
     Row("v_ffbh_i32_e32 {d}, {a}", B1, "b32", _first_sign_change),
-    Row("v_sat_pk_u8_i16_e32 {d}, {a}", ("pk16",), "b32",
-        lambda a: _sat_u8(signed(a, 16)) | _sat_u8(signed(a >> 16, 16)) << 8),
-]  # fmt: skip
+    Row(
+        "v_sat_pk_u8_i16_e32 {d}, {a}",
+        ("pk16",),
+        "b32",
+        lambda a: _sat_u8(signed(a, 16)) | _sat_u8(signed(a >> 16, 16)) << 8,
+    ),
+]
 
 VOP2 = [
     Row("v_add_u32_e32 {d}, {a}, {b}", B2, "b32", lambda a, b: (a + b) & M32),
@@ -133,7 +143,7 @@ VOP2 = [
     Row("v_dot4c_i32_i8_e32 {d}, {a}, {b}", ("b32", "b32", "old:b32"), "b32", lambda a, b, c: _dot(a, b, c, 8, True)),
     Row("v_dot2c_i32_i16_e32 {d}, {a}, {b}", ("b32", "b32", "old:b32"), "b32", lambda a, b, c: _dot(a, b, c, 16, True)),
     Row("v_dot8c_i32_i4_e32 {d}, {a}, {b}", ("b32", "b32", "old:b32"), "b32", lambda a, b, c: _dot(a, b, c, 4, True)),
-]  # fmt: skip
+]
 
 
 def _dot(a: int, b: int, c: int, width: int, with_sign: bool) -> int:
@@ -152,22 +162,35 @@ VOP3 = [
     Row("v_add3_u32 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: (a + b + c) & M32),
     Row("v_add3_u32 {d}, {a}, s20, 7", B3, "b32", lambda a, b, c: (a + 0x80000001 + 7) & M32, s={20: 0x80000001}),
     Row("v_add_lshl_u32 {d}, {a}, {b}, {c}", ("b32", "b32", "shift"), "b32", lambda a, b, c: (a + b) << (c & 31) & M32),
-    Row("v_lshl_add_u32 {d}, {a}, {b}, {c}", ("b32", "shift", "b32"), "b32",
-        lambda a, b, c: ((a << (b & 31)) + c) & M32),
+    Row(
+        "v_lshl_add_u32 {d}, {a}, {b}, {c}", ("b32", "shift", "b32"), "b32", lambda a, b, c: ((a << (b & 31)) + c) & M32
+    ),
     Row("v_lshl_or_b32 {d}, {a}, {b}, {c}", ("b32", "shift", "b32"), "b32", lambda a, b, c: (a << (b & 31) | c) & M32),
     Row("v_and_or_b32 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: a & b | c),
     Row("v_or3_b32 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: a | b | c),
     Row("v_xad_u32 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: ((a ^ b) + c) & M32),
     Row("v_xad_u32 {d}, {a}, -1, 1", B3, "b32", lambda a, b, c: -a & M32),
     Row("v_bfi_b32 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: a & b | (a ^ M32) & c),
-    Row("v_bfe_u32 {d}, {a}, {b}, {c}", ("b32", "shift", "shift"), "b32",
-        lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1)),
+    Row(
+        "v_bfe_u32 {d}, {a}, {b}, {c}",
+        ("b32", "shift", "shift"),
+        "b32",
+        lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1),
+    ),
     Row("v_bfe_i32 {d}, {a}, {b}, {c}", ("b32", "shift", "shift"), "b32", _bfe_i),
     Row("v_bfm_b32 {d}, {a}, {b}", ("shift", "shift"), "b32", lambda a, b: ((1 << (a & 31)) - 1) << (b & 31) & M32),
-    Row("v_alignbit_b32 {d}, {a}, {b}, {c}", ("b32", "b32", "shift"), "b32",
-        lambda a, b, c: (a << 32 | b) >> (c & 31) & M32),
-    Row("v_alignbyte_b32 {d}, {a}, {b}, {c}", ("b32", "b32", "shift"), "b32",
-        lambda a, b, c: (a << 32 | b) >> 8 * (c & 3) & M32),
+    Row(
+        "v_alignbit_b32 {d}, {a}, {b}, {c}",
+        ("b32", "b32", "shift"),
+        "b32",
+        lambda a, b, c: (a << 32 | b) >> (c & 31) & M32,
+    ),
+    Row(
+        "v_alignbyte_b32 {d}, {a}, {b}, {c}",
+        ("b32", "b32", "shift"),
+        "b32",
+        lambda a, b, c: (a << 32 | b) >> 8 * (c & 3) & M32,
+    ),
     Row("v_perm_b32 {d}, {a}, {b}, {c}", B3, "b32", _perm, edges=(None, (0x80FF7F00, 0x00010203, 0xFFFEFDFC), SELECTS)),
     Row("v_perm_b32 {d}, {a}, {b}, s20", B2, "b32", lambda a, b: _perm(a, b, 0x07060302), s={20: 0x07060302}),
     Row("v_min3_i32 {d}, {a}, {b}, {c}", B3, "b32", i(min)),
@@ -183,11 +206,19 @@ VOP3 = [
     Row("v_sad_u8 {d}, {a}, {b}, {c}", B3, "b32", _sad8),
     Row("v_sad_hi_u8 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: ((_sad8(a, b, 0) << 16) + c) & M32),
     Row("v_msad_u8 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _sad8(a, b, c, masked=True)),
-    Row("v_sad_u16 {d}, {a}, {b}, {c}", B3, "b32",
-        lambda a, b, c: (abs((a & 0xFFFF) - (b & 0xFFFF)) + abs((a >> 16) - (b >> 16)) + c) & M32),
+    Row(
+        "v_sad_u16 {d}, {a}, {b}, {c}",
+        B3,
+        "b32",
+        lambda a, b, c: (abs((a & 0xFFFF) - (b & 0xFFFF)) + abs((a >> 16) - (b >> 16)) + c) & M32,
+    ),
     Row("v_sad_u32 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: (abs(a - b) + c) & M32),
-    Row("v_lerp_u8 {d}, {a}, {b}, {c}", B3, "b32",
-        lambda a, b, c: sum(((a >> n & 0xFF) + (b >> n & 0xFF) + (c >> n & 1) >> 1) << n for n in (0, 8, 16, 24))),
+    Row(
+        "v_lerp_u8 {d}, {a}, {b}, {c}",
+        B3,
+        "b32",
+        lambda a, b, c: sum(((a >> n & 0xFF) + (b >> n & 0xFF) + (c >> n & 1) >> 1) << n for n in (0, 8, 16, 24)),
+    ),
     Row("v_bcnt_u32_b32 {d}, {a}, {b}", B2, "b32", lambda a, b: (a.bit_count() + b) & M32),
     Row("v_cvt_pk_u16_u32 {d}, {a}, {b}", B2, "b32", lambda a, b: min(a, 0xFFFF) | min(b, 0xFFFF) << 16),
     Row("v_cvt_pk_i16_i32 {d}, {a}, {b}", B2, "b32", lambda a, b: _sat_i16(a) | _sat_i16(b) << 16),
@@ -195,23 +226,52 @@ VOP3 = [
     Row("v_lshrrev_b64 {d}, {a}, {b}", ("shift", "b64"), "b64", lambda a, b: b >> (a & 63)),
     Row("v_ashrrev_i64 {d}, {a}, {b}", ("shift", "b64"), "b64", lambda a, b: signed(b, 64) >> (a & 63) & M64),
     Row("v_lshlrev_b64 {d}, 2, {b}", ("shift", "b64"), "b64", lambda a, b: b << 2 & M64),
-    Row("v_lshl_add_u64 {d}, {a}, {b}, {c}", ("b64", "b32", "b64"), "b64", lambda a, b, c: ((a << (b & 7)) + c) & M64,
-        edges=(None, (0, 1, 2, 3, 4), None)),
-    Row("v_lshl_add_u64 {d}, {a}, 0, s[20:21]", ("b64",), "b64", lambda a: (a + 0x1_FFFFFFFF) & M64,
-        s={20: M32, 21: 1}),
-    Row("v_pack_b32_f16 {d}, {a}, {b}", B2, "b32", lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16,
-        edges=((0x12345678, 0xFFFF0001), (0x9ABC1234, 0x0003FFFF))),
-    Row("v_pack_b32_f16 {d}, {a}, {b} op_sel:[1,0,0]", B2, "b32", lambda a, b: a >> 16 | (b & 0xFFFF) << 16,
-        edges=((0x12345678, 0x3FFF0001), (0x9ABC1234, 0x0003FFFF))),
-    Row("v_pack_b32_f16 {d}, {a}, {b} op_sel:[1,1,0]", B2, "b32", lambda a, b: a >> 16 | (b >> 16) << 16,
-        edges=((0x12345678, 0x3FFF0001), (0x3ABC1234, 0x0003FFFF))),
+    Row(
+        "v_lshl_add_u64 {d}, {a}, {b}, {c}",
+        ("b64", "b32", "b64"),
+        "b64",
+        lambda a, b, c: ((a << (b & 7)) + c) & M64,
+        edges=(None, (0, 1, 2, 3, 4), None),
+    ),
+    Row(
+        "v_lshl_add_u64 {d}, {a}, 0, s[20:21]", ("b64",), "b64", lambda a: (a + 0x1_FFFFFFFF) & M64, s={20: M32, 21: 1}
+    ),
+    Row(
+        "v_pack_b32_f16 {d}, {a}, {b}",
+        B2,
+        "b32",
+        lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16,
+        edges=((0x12345678, 0xFFFF0001), (0x9ABC1234, 0x0003FFFF)),
+    ),
+    Row(
+        "v_pack_b32_f16 {d}, {a}, {b} op_sel:[1,0,0]",
+        B2,
+        "b32",
+        lambda a, b: a >> 16 | (b & 0xFFFF) << 16,
+        edges=((0x12345678, 0x3FFF0001), (0x9ABC1234, 0x0003FFFF)),
+    ),
+    Row(
+        "v_pack_b32_f16 {d}, {a}, {b} op_sel:[1,1,0]",
+        B2,
+        "b32",
+        lambda a, b: a >> 16 | (b >> 16) << 16,
+        edges=((0x12345678, 0x3FFF0001), (0x3ABC1234, 0x0003FFFF)),
+    ),
     # the forms of GFX9 with op_sel keep the other half of the destination
-    Row("v_mad_u16 {d}, {a}, {b}, {c}", ("b16", "b16", "b16", "old:kept"), "b32",
-        lambda a, b, c, old: old & 0xFFFF0000 | (a * b + c) & 0xFFFF),
+    Row(
+        "v_mad_u16 {d}, {a}, {b}, {c}",
+        ("b16", "b16", "b16", "old:kept"),
+        "b32",
+        lambda a, b, c, old: old & 0xFFFF0000 | (a * b + c) & 0xFFFF,
+    ),
     Row("v_mad_legacy_u16 {d}, {a}, {b}, {c}", ("b16", "b16", "b16"), "b32", lambda a, b, c: (a * b + c) & 0xFFFF),
-    Row("v_mad_i16 {d}, {a}, {b}, {c}", ("b16", "b16", "b16", "old:kept"), "b32",
-        lambda a, b, c, old: old & 0xFFFF0000 | (a * b + c) & 0xFFFF),
-]  # fmt: skip
+    Row(
+        "v_mad_i16 {d}, {a}, {b}, {c}",
+        ("b16", "b16", "b16", "old:kept"),
+        "b32",
+        lambda a, b, c, old: old & 0xFFFF0000 | (a * b + c) & 0xFFFF,
+    ),
+]
 
 
 def _sat_i16(bits: int) -> int:
@@ -225,25 +285,59 @@ CARRIES = [
     Row("v_add_co_u32_e32 {d}, vcc, {a}, {b}", B2, "b32", lambda a, b: ((a + b) & M32, a + b > M32), mask_out="vcc"),
     Row("v_sub_co_u32_e32 {d}, vcc, {a}, {b}", B2, "b32", lambda a, b: ((a - b) & M32, b > a), mask_out="vcc"),
     Row("v_subrev_co_u32_e32 {d}, vcc, {a}, {b}", B2, "b32", lambda a, b: ((b - a) & M32, a > b), mask_out="vcc"),
-    Row("v_add_co_u32_e64 {d}, s[30:31], {a}, {b}", B2, "b32", lambda a, b: ((a + b) & M32, a + b > M32),
-        mask_out="30"),
+    Row(
+        "v_add_co_u32_e64 {d}, s[30:31], {a}, {b}", B2, "b32", lambda a, b: ((a + b) & M32, a + b > M32), mask_out="30"
+    ),
     Row("v_sub_co_u32_e64 {d}, s[30:31], {a}, {b}", B2, "b32", lambda a, b: ((a - b) & M32, b > a), mask_out="30"),
-    Row("v_addc_co_u32_e32 {d}, vcc, {a}, {b}, vcc", B2, "b32", lambda a, b, k: ((a + b + k) & M32, a + b + k > M32),
-        vcc=CARRY_IN, mask_out="vcc"),
-    Row("v_subb_co_u32_e32 {d}, vcc, {a}, {b}, vcc", B2, "b32", lambda a, b, k: ((a - b - k) & M32, b + k > a),
-        vcc=CARRY_IN, mask_out="vcc"),
-    Row("v_subbrev_co_u32_e32 {d}, vcc, {a}, {b}, vcc", B2, "b32", lambda a, b, k: ((b - a - k) & M32, a + k > b),
-        vcc=CARRY_IN, mask_out="vcc"),
-    Row("v_addc_co_u32_e64 {d}, s[30:31], 0, {b}, vcc", B2, "b32", lambda a, b, k: ((b + k) & M32, b + k > M32),
-        vcc=CARRY_IN, mask_out="30"),
-    Row("v_mad_u64_u32 {d}, s[30:31], {a}, {b}, {c}", ("b32", "b32", "b64"), "b64",
-        lambda a, b, c: ((a * b + c) & M64, a * b + c > M64), mask_out="30"),
-    Row("v_mad_i64_i32 {d}, s[30:31], {a}, {b}, {c}", ("b32", "b32", "b64"), "b64",
-        lambda a, b, c: (signed(a) * signed(b) + c) & M64),
+    Row(
+        "v_addc_co_u32_e32 {d}, vcc, {a}, {b}, vcc",
+        B2,
+        "b32",
+        lambda a, b, k: ((a + b + k) & M32, a + b + k > M32),
+        vcc=CARRY_IN,
+        mask_out="vcc",
+    ),
+    Row(
+        "v_subb_co_u32_e32 {d}, vcc, {a}, {b}, vcc",
+        B2,
+        "b32",
+        lambda a, b, k: ((a - b - k) & M32, b + k > a),
+        vcc=CARRY_IN,
+        mask_out="vcc",
+    ),
+    Row(
+        "v_subbrev_co_u32_e32 {d}, vcc, {a}, {b}, vcc",
+        B2,
+        "b32",
+        lambda a, b, k: ((b - a - k) & M32, a + k > b),
+        vcc=CARRY_IN,
+        mask_out="vcc",
+    ),
+    Row(
+        "v_addc_co_u32_e64 {d}, s[30:31], 0, {b}, vcc",
+        B2,
+        "b32",
+        lambda a, b, k: ((b + k) & M32, b + k > M32),
+        vcc=CARRY_IN,
+        mask_out="30",
+    ),
+    Row(
+        "v_mad_u64_u32 {d}, s[30:31], {a}, {b}, {c}",
+        ("b32", "b32", "b64"),
+        "b64",
+        lambda a, b, c: ((a * b + c) & M64, a * b + c > M64),
+        mask_out="30",
+    ),
+    Row(
+        "v_mad_i64_i32 {d}, s[30:31], {a}, {b}, {c}",
+        ("b32", "b32", "b64"),
+        "b64",
+        lambda a, b, c: (signed(a) * signed(b) + c) & M64,
+    ),
     Row("v_cndmask_b32_e32 {d}, {a}, {b}, vcc", B2, "b32", lambda a, b, k: b if k else a, vcc=CARRY_IN),
     Row("v_cndmask_b32_e32 {d}, 3, {b}, vcc", B2, "b32", lambda a, b, k: b if k else 3, vcc=PARTIAL),
     Row("v_cndmask_b32_e64 {d}, {a}, {b}, vcc", B2, "b32", lambda a, b, k: b if k else a, vcc=CARRY_IN),
-]  # fmt: skip
+]
 
 PACKED = [
     Row("v_pk_add_u16 {d}, {a}, {b}", ("pk16", "pk16"), "b32", halves(lambda a, b: a + b)),
@@ -260,8 +354,12 @@ PACKED = [
     Row("v_pk_min_i16 {d}, {a}, {b}", ("pk16", "pk16"), "b32", halves(lambda a, b: min(signed(a, 16), signed(b, 16)))),
     Row("v_pk_max_u16 {d}, {a}, {b}", ("pk16", "pk16"), "b32", halves(max)),
     Row("v_pk_min_u16 {d}, {a}, {b}", ("pk16", "pk16"), "b32", halves(min)),
-    Row("v_pk_add_u16 {d}, {a}, {b} op_sel:[1,0] op_sel_hi:[0,1]", ("pk16", "pk16"), "b32",
-        lambda a, b: ((a >> 16) + (b & 0xFFFF)) & 0xFFFF | ((a & 0xFFFF) + (b >> 16) & 0xFFFF) << 16),
+    Row(
+        "v_pk_add_u16 {d}, {a}, {b} op_sel:[1,0] op_sel_hi:[0,1]",
+        ("pk16", "pk16"),
+        "b32",
+        lambda a, b: ((a >> 16) + (b & 0xFFFF)) & 0xFFFF | ((a & 0xFFFF) + (b >> 16) & 0xFFFF) << 16,
+    ),
     Row("v_pk_mov_b32 {d}, {a}, {b} op_sel:[0,1]", ("b64", "b64"), "b64", lambda a, b: a & M32 | (b >> 32) << 32),
     Row("v_pk_mov_b32 {d}, {a}, {b} op_sel:[1,0]", ("b64", "b64"), "b64", lambda a, b: a >> 32 | (b & M32) << 32),
     Row("v_dot2_i32_i16 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _dot(a, b, c, 16, True)),
@@ -270,7 +368,7 @@ PACKED = [
     Row("v_dot4_u32_u8 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _dot(a, b, c, 8, False)),
     Row("v_dot8_i32_i4 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _dot(a, b, c, 4, True)),
     Row("v_dot8_u32_u4 {d}, {a}, {b}, {c}", B3, "b32", lambda a, b, c: _dot(a, b, c, 4, False)),
-]  # fmt: skip
+]
 
 
 def _ternary(truth: int) -> Callable[[int, int, int], int]:
@@ -281,14 +379,26 @@ def _ternary(truth: int) -> Callable[[int, int, int], int]:
 
 
 TERNARY = [
-    Row(f"v_bitop3_b32 {{d}}, {{a}}, {{b}}, {{c}} bitop3:{truth:#x}", B3, "b32", _ternary(truth), arch="gfx950",
-        limit=128)
+    Row(
+        f"v_bitop3_b32 {{d}}, {{a}}, {{b}}, {{c}} bitop3:{truth:#x}",
+        B3,
+        "b32",
+        _ternary(truth),
+        arch="gfx950",
+        limit=128,
+    )
     for truth in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x96, 0xE8, 0x6C, 0xEC, 0x78, 0xFF)
-]  # fmt: skip
+]
 TERNARY += [
-    Row("v_bitop3_b32 {d}, {a}, 16, s20 bitop3:0xde", B1, "b32", lambda a: _ternary(0xDE)(a, 16, 0xFF00FF0F),
-        arch="gfx950", s={20: 0xFF00FF0F}),
-]  # fmt: skip
+    Row(
+        "v_bitop3_b32 {d}, {a}, 16, s20 bitop3:0xde",
+        B1,
+        "b32",
+        lambda a: _ternary(0xDE)(a, 16, 0xFF00FF0F),
+        arch="gfx950",
+        s={20: 0xFF00FF0F},
+    ),
+]
 
 
 @rows(TERNARY)

@@ -36,9 +36,16 @@ def test_there_are_enough_of_every_kind() -> None:
     assert len({(p.subject, p.old, p.new, p.which, p.kernel, p.after) for p in PLANTS}) == len(PLANTS) >= LEAST
     assert len({str(p) for p in PLANTS}) == len(PLANTS)
     assert {s.op for s in SUBJECTS} >= {
-        "softmax", "rms_norm", "layer_norm", "silu_mul", "rope", "cross_entropy", "linear", "attention",
-            "attention_backward",
-    }  # fmt: skip
+        "softmax",
+        "rms_norm",
+        "layer_norm",
+        "silu_mul",
+        "rope",
+        "cross_entropy",
+        "linear",
+        "attention",
+        "attention_backward",
+    }
     assert {p.subject for p in PLANTS} == set(SUBJECTS)
     for found in (NUMBERS, RACE, WAIT):
         assert sum(p.found == found for p in PLANTS) >= 8

@@ -48,8 +48,9 @@ class Unit(NamedTuple):
 class Runtime(Protocol):
     """Loads a unit on a device and launches its kernel on that device's current stream."""
 
-    def launch(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
-               args: tuple[int | float, ...]) -> None:  # fmt: skip
+    def launch(
+        self, unit: Unit, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
+    ) -> None:
         """Arguments are 64-bit integers (pointers included) and, where a float stands, a 32-bit float."""
         ...
 

@@ -128,13 +128,31 @@ class LoadedUnits(ABC):
         """Load an image on the current device and find its kernel."""
 
     @abstractmethod
-    def start(self, function: Any, stream: int, index: int, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...], overlapping: bool = False) -> None:  # fmt: skip
+    def start(
+        self,
+        function: Any,
+        stream: int,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: tuple[int | float, ...],
+        overlapping: bool = False,
+    ) -> None:
         """Launch on the current device. ``overlapping``: the kernel's unit is so, and its blocks may be started early
         where the device can."""
 
-    def bind(self, function: Any, index: int, grid: int, block: int, shared: int, args: tuple[int | float, ...],
-             varying: Sequence[int], overlapping: bool = False) -> Callable[..., None]:  # fmt: skip
+    def bind(
+        self,
+        function: Any,
+        index: int,
+        grid: int,
+        block: int,
+        shared: int,
+        args: tuple[int | float, ...],
+        varying: Sequence[int],
+        overlapping: bool = False,
+    ) -> Callable[..., None]:
         """This launch on the current device as a function of (stream, and the arguments at ``varying``)."""
 
         def submit(stream: int, *given: int) -> None:
@@ -145,8 +163,9 @@ class LoadedUnits(ABC):
 
         return submit
 
-    def launch(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
-               args: tuple[int | float, ...]) -> None:  # fmt: skip
+    def launch(
+        self, unit: Unit, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
+    ) -> None:
         recording = replay.recording()
         if recording is not None:
             recording.add(self._step(unit, recording.device, grid, block, shared, args))
@@ -161,8 +180,9 @@ class LoadedUnits(ABC):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)
             self.start(function, current_stream(index), index, grid, block, shared, args, unit.overlapping)
 
-    def _step(self, unit: Unit, device: torch.device, grid: int, block: int, shared: int,
-              args: tuple[int | float, ...]) -> replay.Step:  # fmt: skip
+    def _step(
+        self, unit: Unit, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
+    ) -> replay.Step:
         index = device.index
         with torch.cuda.device(index):
             function = self._functions.get((unit.name, index)) or self._load(unit, index)

@@ -27,15 +27,21 @@ ARCHES = ("sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100")
 _CODE_OBJECT = 5
 # As OCML's own control libraries: IEEE throughout. Nothing is approximated, flushed or assumed finite.
 _CONTROLS = {
-    "finite_only_opt": ("i8", 0), "unsafe_math_opt": ("i8", 0), "daz_opt": ("i8", 0),
+    "finite_only_opt": ("i8", 0),
+    "unsafe_math_opt": ("i8", 0),
+    "daz_opt": ("i8", 0),
     "correctly_rounded_sqrt32": ("i8", 1),
-}  # fmt: skip
+}
 # Opt-in shared memory and SMs or CUs of the devices behind ARCHES: they only size plans. Sources: CUDA programming
 # guide, table of compute capabilities; AMD's MI200, MI300 and RDNA3 white papers.
 _LIMITS = {
-    "sm_80": (166_912, 108), "sm_90": (232_448, 132), "gfx90a": (65_536, 110), "gfx942": (65_536, 304),
-    "gfx950": (163_840, 256), "gfx1100": (65_536, 96),
-}  # fmt: skip
+    "sm_80": (166_912, 108),
+    "sm_90": (232_448, 132),
+    "gfx90a": (65_536, 110),
+    "gfx942": (65_536, 304),
+    "gfx950": (163_840, 256),
+    "gfx1100": (65_536, 96),
+}
 _CLUSTERED = ("sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 
 
@@ -88,9 +94,11 @@ def _isa_version(arch: str) -> int:
 
 def _controls(arch: str) -> str:
     values = {
-        **_CONTROLS, "wavefrontsize64": ("i8", int(wave_of(arch) == 64)), "ISA_version": ("i32", _isa_version(arch)),
+        **_CONTROLS,
+        "wavefrontsize64": ("i8", int(wave_of(arch) == 64)),
+        "ISA_version": ("i32", _isa_version(arch)),
         "ABI_version": ("i32", _CODE_OBJECT * 100),
-    }  # fmt: skip
+    }
     lines = [
         f"@__oclc_{name} = linkonce_odr hidden local_unnamed_addr addrspace(4) constant {kind} {value}"
         for name, (kind, value) in values.items()
@@ -124,12 +132,29 @@ def _clang(unit: Unit, arch: str, folder: Path, *output: str) -> str:
     libraries = (bitcode / "ocml.bc", bitcode / "ockl.bc", controls)
     links = [word for lib in libraries for word in ("-mlink-builtin-bitcode", str(lib))]
     return _run(
-        (*_cc1(), "-target-cpu", arch, "-fcuda-is-device", f"-mcode-object-version={_CODE_OBJECT}",
-         "-ffp-contract=fast", "-fgpu-rdc", "-fvisibility=hidden", "-fapply-global-visibility-to-externs",
-         "-x", "hip", "-std=c++17", "-O3", "-Wno-linker-warnings", *(f"-D{d}" for d in defines_for(unit, arch)),
-         *links, *output, source),
-        unit.name, arch,
-    )  # fmt: skip
+        (
+            *_cc1(),
+            "-target-cpu",
+            arch,
+            "-fcuda-is-device",
+            f"-mcode-object-version={_CODE_OBJECT}",
+            "-ffp-contract=fast",
+            "-fgpu-rdc",
+            "-fvisibility=hidden",
+            "-fapply-global-visibility-to-externs",
+            "-x",
+            "hip",
+            "-std=c++17",
+            "-O3",
+            "-Wno-linker-warnings",
+            *(f"-D{d}" for d in defines_for(unit, arch)),
+            *links,
+            *output,
+            source,
+        ),
+        unit.name,
+        arch,
+    )
 
 
 def _compile_amd(unit: Unit, arch: str) -> Artefact:

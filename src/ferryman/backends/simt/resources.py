@@ -9,10 +9,15 @@ from typing import Any
 _PT_NOTE = 4
 _NT_AMDGPU_METADATA = 32
 _FIELDS = {
-    ".vgpr_count": "registers", ".agpr_count": "agprs", ".sgpr_count": "sgprs", ".vgpr_spill_count": "vgpr_spills",
-    ".sgpr_spill_count": "sgpr_spills", ".group_segment_fixed_size": "shared",
-    ".private_segment_fixed_size": "scratch", ".wavefront_size": "wave",
-}  # fmt: skip
+    ".vgpr_count": "registers",
+    ".agpr_count": "agprs",
+    ".sgpr_count": "sgprs",
+    ".vgpr_spill_count": "vgpr_spills",
+    ".sgpr_spill_count": "sgpr_spills",
+    ".group_segment_fixed_size": "shared",
+    ".private_segment_fixed_size": "scratch",
+    ".wavefront_size": "wave",
+}
 
 
 def kernels(image: bytes) -> list[dict[str, Any]]:

@@ -146,8 +146,17 @@ class _Row(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def row_plan(n: int, itemsize: int, vector: bool, wave: int, units: int, shared_memory: int, need: Demand,
-             spread: int = 0, clusters: bool = False) -> RowPlan:  # fmt: skip
+def row_plan(
+    n: int,
+    itemsize: int,
+    vector: bool,
+    wave: int,
+    units: int,
+    shared_memory: int,
+    need: Demand,
+    spread: int = 0,
+    clusters: bool = False,
+) -> RowPlan:
     """The layout of rows of ``n`` elements. ``spread``: `threads_a_row` of their number. ``clusters``: whether the
     device has thread block clusters and bulk copies."""
     row = _Row(n, itemsize, vector, need)
@@ -259,8 +268,17 @@ def _many_rows(row: _Row, wave: int, units: int, shared_memory: int) -> RowPlan:
 
 
 def plan_for(n: int, itemsize: int, vector: bool, target: Target, need: Demand, spread: int = 0) -> RowPlan:
-    return row_plan(n, itemsize, vector, target.wave, target.units, target.shared_memory, need, spread,
-                    "clusters" in target.features)  # fmt: skip
+    return row_plan(
+        n,
+        itemsize,
+        vector,
+        target.wave,
+        target.units,
+        target.shared_memory,
+        need,
+        spread,
+        "clusters" in target.features,
+    )
 
 
 # Widths of real models and around them, whether they can be read in 16-byte words, and the ragged ones.

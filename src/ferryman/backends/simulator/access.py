@@ -18,18 +18,31 @@ from ferryman.errors import SimulationError
 
 # name -> (bytes, sign-extends, half of the register that is written or None for all of it)
 _LOADS: dict[str, tuple[int, bool, int | None]] = {
-    "dword": (4, False, None), "dwordx2": (8, False, None), "dwordx3": (12, False, None),
+    "dword": (4, False, None),
+    "dwordx2": (8, False, None),
+    "dwordx3": (12, False, None),
     "dwordx4": (16, False, None),
-    "ubyte": (1, False, None), "sbyte": (1, True, None), "ushort": (2, False, None), "sshort": (2, True, None),
-    "short_d16": (2, False, 0), "short_d16_hi": (2, False, 1), "ubyte_d16": (1, False, 0),
+    "ubyte": (1, False, None),
+    "sbyte": (1, True, None),
+    "ushort": (2, False, None),
+    "sshort": (2, True, None),
+    "short_d16": (2, False, 0),
+    "short_d16_hi": (2, False, 1),
+    "ubyte_d16": (1, False, 0),
     "ubyte_d16_hi": (1, False, 1),
-    "sbyte_d16": (1, True, 0), "sbyte_d16_hi": (1, True, 1),
-}  # fmt: skip
+    "sbyte_d16": (1, True, 0),
+    "sbyte_d16_hi": (1, True, 1),
+}
 _STORES: dict[str, tuple[int, int]] = {  # bytes, shift of the data
-    "byte": (1, 0), "byte_d16_hi": (1, 16), "short": (2, 0), "short_d16_hi": (2, 16), "dword": (4, 0),
+    "byte": (1, 0),
+    "byte_d16_hi": (1, 16),
+    "short": (2, 0),
+    "short_d16_hi": (2, 16),
+    "dword": (4, 0),
     "dwordx2": (8, 0),
-    "dwordx3": (12, 0), "dwordx4": (16, 0),
-}  # fmt: skip
+    "dwordx3": (12, 0),
+    "dwordx4": (16, 0),
+}
 _CACHE = frozenset({"sc0", "sc1", "nt", "glc", "slc", "dlc", "offset", "offen", "idxen", "lds"})
 Address = Callable[[Machine], tuple[Array, Array | None]]  # (addresses, the active lanes or None for all)
 

@@ -61,10 +61,18 @@ _ENCODINGS = ("e32", "e64", "dpp", "sdwa")
 # Where the named scalar registers lie in the scalar register file (CDNA3 ISA, table of SGPR operands).
 VCC, EXEC, M0, FLAT_SCRATCH, XNACK, TTMP = 106, 126, 124, 102, 104, 108
 _NAMED = {
-    "vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "exec": (EXEC, 2), "exec_lo": (EXEC, 1),
-    "exec_hi": (EXEC + 1, 1), "m0": (M0, 1), "flat_scratch": (FLAT_SCRATCH, 2), "flat_scratch_lo": (FLAT_SCRATCH, 1),
-    "flat_scratch_hi": (FLAT_SCRATCH + 1, 1), "xnack_mask": (XNACK, 2),
-}  # fmt: skip
+    "vcc": (VCC, 2),
+    "vcc_lo": (VCC, 1),
+    "vcc_hi": (VCC + 1, 1),
+    "exec": (EXEC, 2),
+    "exec_lo": (EXEC, 1),
+    "exec_hi": (EXEC + 1, 1),
+    "m0": (M0, 1),
+    "flat_scratch": (FLAT_SCRATCH, 2),
+    "flat_scratch_lo": (FLAT_SCRATCH, 1),
+    "flat_scratch_hi": (FLAT_SCRATCH + 1, 1),
+    "xnack_mask": (XNACK, 2),
+}
 _REGISTER = re.compile(r"([vas]|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])")
 _NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)")
 _FLOAT = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")

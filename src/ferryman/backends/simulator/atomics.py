@@ -48,13 +48,22 @@ def _halves(dtype: str) -> Update:
 
 
 UPDATES: dict[str, Update] = {
-    "swap": lambda old, new: new, "add": lambda old, new: old + new, "sub": lambda old, new: old - new,
-    "and": lambda old, new: old & new, "or": lambda old, new: old | new, "xor": lambda old, new: old ^ new,
-    "smin": _i32(np.minimum), "smax": _i32(np.maximum), "umin": np.minimum, "umax": np.maximum,
+    "swap": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "sub": lambda old, new: old - new,
+    "and": lambda old, new: old & new,
+    "or": lambda old, new: old | new,
+    "xor": lambda old, new: old ^ new,
+    "smin": _i32(np.minimum),
+    "smax": _i32(np.maximum),
+    "umin": np.minimum,
+    "umax": np.maximum,
     "inc": lambda old, new: np.where(old >= new, _U32(0), old + _U32(1)),
     "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - _U32(1)),
-    "add_f32": _f32(lambda a, b: a + b), "pk_add_f16": _halves("f16"), "pk_add_bf16": _halves("bf16"),
-}  # fmt: skip
+    "add_f32": _f32(lambda a, b: a + b),
+    "pk_add_f16": _halves("f16"),
+    "pk_add_bf16": _halves("bf16"),
+}
 
 
 def apply(words: Array, index: Array, operand: Array, update: Update) -> Array:
@@ -121,10 +130,22 @@ def _global(kind: str) -> None:
 for _kind in UPDATES:
     _global(_kind)
 
-_LDS_NAMES = {"add_u32": "add", "sub_u32": "sub", "inc_u32": "inc", "dec_u32": "dec", "min_i32": "smin",
-              "max_i32": "smax", "min_u32": "umin", "max_u32": "umax", "and_b32": "and", "or_b32": "or",
-              "xor_b32": "xor", "add_f32": "add_f32", "pk_add_f16": "pk_add_f16",
-              "pk_add_bf16": "pk_add_bf16"}  # fmt: skip
+_LDS_NAMES = {
+    "add_u32": "add",
+    "sub_u32": "sub",
+    "inc_u32": "inc",
+    "dec_u32": "dec",
+    "min_i32": "smin",
+    "max_i32": "smax",
+    "min_u32": "umin",
+    "max_u32": "umax",
+    "and_b32": "and",
+    "or_b32": "or",
+    "xor_b32": "xor",
+    "add_f32": "add_f32",
+    "pk_add_f16": "pk_add_f16",
+    "pk_add_bf16": "pk_add_bf16",
+}
 
 
 def _local(name: str, kind: str, returns: bool) -> None:

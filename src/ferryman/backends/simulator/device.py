@@ -42,8 +42,16 @@ class Simulator:
 
     on_device = False
 
-    def __init__(self, target: Target, assumptions: Assumptions | None = None, *, sanitize: bool = True,
-                 count: bool = False, budget: int = BUDGET, profile: Any = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        target: Target,
+        assumptions: Assumptions | None = None,
+        *,
+        sanitize: bool = True,
+        count: bool = False,
+        budget: int = BUDGET,
+        profile: Any = None,
+    ) -> None:
         if target.arch not in ARCHES:
             raise SimulationError(f"the simulator executes {', '.join(ARCHES)}; {target.arch} is none of them")
         self.target, self.assumptions = target, assumptions or Assumptions()
@@ -109,8 +117,9 @@ class Simulator:
         shape = (*(int(g) for g in grid), 1, 1)[:3]
         self._run(program, (shape[0], shape[1], shape[2]), resources["threads"], block, regions, resources["shared"])
 
-    def launch(self, unit: Any, device: torch.device, grid: int, block: int, shared: int,
-               args: tuple[int | float, ...]) -> None:  # fmt: skip
+    def launch(
+        self, unit: Any, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
+    ) -> None:
         """A SIMT unit, as `simt.Runtime` has it: pointers are integers."""
         program = _unit_program(unit, self.target.arch, self.assumptions)
         layout = program.kernel.arguments
@@ -142,12 +151,28 @@ class Simulator:
             merged.append(region)
         return merged
 
-    def _run(self, program: Program, grid: tuple[int, int, int], threads: int, arguments: bytes, regions: list[Region],
-             shared: int) -> None:  # fmt: skip
+    def _run(
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: bytes,
+        regions: list[Region],
+        shared: int,
+    ) -> None:
         if 0 in grid:
             return
-        report = program.run(grid, threads, arguments, regions, dynamic_lds=shared, lds_limit=self.target.shared_memory,
-                             sanitize=self.sanitize, count=self.count, budget=self.budget)  # fmt: skip
+        report = program.run(
+            grid,
+            threads,
+            arguments,
+            regions,
+            dynamic_lds=shared,
+            lds_limit=self.target.shared_memory,
+            sanitize=self.sanitize,
+            count=self.count,
+            budget=self.budget,
+        )
         self.reports.append((program.kernel.name, report))
 
 

@@ -28,8 +28,11 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.kernel}, line {self.line}" + (f" ({self.source})" if self.source else "")
-        who = [f"{n} {v}" for n, v in (("workgroup", self.workgroup), ("wave", self.wave), ("lane", self.lane))
-               if v is not None]  # fmt: skip
+        who = [
+            f"{n} {v}"
+            for n, v in (("workgroup", self.workgroup), ("wave", self.wave), ("lane", self.lane))
+            if v is not None
+        ]
         where = f", address {self.address:#x}" if self.address is not None else ""
         times = f" ({self.count} times)" if self.count > 1 else ""
         return f"{self.kind}: {self.message}; {self.instruction} in {place}; {', '.join(who)}{where}{times}"
@@ -43,13 +46,32 @@ class Findings:
     _found: dict[tuple[str, int], Finding] = field(default_factory=dict)
     _counts: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def add(self, kind: Kind, message: str, instruction: Instruction, *, workgroup: int | None = None,
-            wave: int | None = None, lane: int | None = None, address: int | None = None) -> None:  # fmt: skip
+    def add(
+        self,
+        kind: Kind,
+        message: str,
+        instruction: Instruction,
+        *,
+        workgroup: int | None = None,
+        wave: int | None = None,
+        lane: int | None = None,
+        address: int | None = None,
+    ) -> None:
         key = (kind, instruction.line)
         self._counts[key] = self._counts.get(key, 0) + 1
         if key not in self._found:
-            self._found[key] = Finding(kind, message, self.kernel, instruction.text, instruction.line,
-                                       instruction.source, workgroup, wave, lane, address)  # fmt: skip
+            self._found[key] = Finding(
+                kind,
+                message,
+                self.kernel,
+                instruction.text,
+                instruction.line,
+                instruction.source,
+                workgroup,
+                wave,
+                lane,
+                address,
+            )
 
     def all(self) -> list[Finding]:
         return [Finding(**{**f.__dict__, "count": self._counts[k]}) for k, f in self._found.items()]

@@ -106,9 +106,14 @@ def typed(bits: Array, kind: str, negate: bool = False, absolute: bool = False) 
 
 
 _PARTS = {
-    "BYTE_0": (0, 8), "BYTE_1": (8, 8), "BYTE_2": (16, 8), "BYTE_3": (24, 8), "WORD_0": (0, 16), "WORD_1": (16, 16),
+    "BYTE_0": (0, 8),
+    "BYTE_1": (8, 8),
+    "BYTE_2": (16, 8),
+    "BYTE_3": (24, 8),
+    "WORD_0": (0, 16),
+    "WORD_1": (16, 16),
     "DWORD": (0, 32),
-}  # fmt: skip
+}
 
 
 def part_read(operand: Operand, kind: str, part: str, instruction: Instruction, sources: Sources) -> Read:

@@ -14,14 +14,29 @@ from ferryman.backends.simulator.vector import accept
 
 # name -> (bytes, sign-extends, half that is written)
 READS: dict[str, tuple[int, bool, int | None]] = {
-    "b32": (4, False, None), "b64": (8, False, None), "b96": (12, False, None), "b128": (16, False, None),
-    "u8": (1, False, None), "i8": (1, True, None), "u16": (2, False, None), "i16": (2, True, None),
-    "u16_d16": (2, False, 0), "u16_d16_hi": (2, False, 1), "u8_d16": (1, False, 0), "u8_d16_hi": (1, False, 1),
-}  # fmt: skip
+    "b32": (4, False, None),
+    "b64": (8, False, None),
+    "b96": (12, False, None),
+    "b128": (16, False, None),
+    "u8": (1, False, None),
+    "i8": (1, True, None),
+    "u16": (2, False, None),
+    "i16": (2, True, None),
+    "u16_d16": (2, False, 0),
+    "u16_d16_hi": (2, False, 1),
+    "u8_d16": (1, False, 0),
+    "u8_d16_hi": (1, False, 1),
+}
 WRITES: dict[str, tuple[int, int]] = {
-    "b8": (1, 0), "b8_d16_hi": (1, 16), "b16": (2, 0), "b16_d16_hi": (2, 16), "b32": (4, 0), "b64": (8, 0),
-    "b96": (12, 0), "b128": (16, 0),
-}  # fmt: skip
+    "b8": (1, 0),
+    "b8_d16_hi": (1, 16),
+    "b16": (2, 0),
+    "b16_d16_hi": (2, 16),
+    "b32": (4, 0),
+    "b64": (8, 0),
+    "b96": (12, 0),
+    "b128": (16, 0),
+}
 _MANY = np.int64(0xFF)
 _INFINITE = np.uint32(0xFF000000)  # float32's infinity without its sign
 

@@ -50,9 +50,19 @@ class Machine:
     in it. Arrays that instructions read and write have a row for each wave of the current cohort."""
 
     def __init__(
-        self, groups: Array, positions: Array, lds_bytes: int, scratch_bytes: int, memory: Any, findings: Findings,
-        mode: Mode, assumptions: Assumptions, sanitize: bool, first_group: int = 0, counters: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        groups: Array,
+        positions: Array,
+        lds_bytes: int,
+        scratch_bytes: int,
+        memory: Any,
+        findings: Findings,
+        mode: Mode,
+        assumptions: Assumptions,
+        sanitize: bool,
+        first_group: int = 0,
+        counters: Any = None,
+    ) -> None:
         waves = len(groups)
         self.waves, self.groups, self.positions = waves, groups, positions
         self.memory, self.findings, self.mode, self.assumptions = memory, findings, mode, assumptions
@@ -148,8 +158,9 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------ the sanitizer's
 
-    def report(self, kind: Any, message: str, instruction: Instruction, bad: Array | None = None,
-               address: Array | None = None) -> None:  # fmt: skip
+    def report(
+        self, kind: Any, message: str, instruction: Instruction, bad: Array | None = None, address: Array | None = None
+    ) -> None:
         """``bad``: bool [waves] or [waves, 64] of the cohort; ``address``: of the same shape."""
         if kind == "uninitialised" and self.origin:
             message = f"{message} (first read: {self.origin})"
@@ -161,9 +172,14 @@ class Machine:
         lane = int(index[1]) if len(index) > 1 else None
         place = None if address is None else int(np.broadcast_to(address, bad.shape)[tuple(index)])
         self.findings.add(
-            kind, message, instruction, workgroup=self.first_group + int(self.groups[wave]),
-            wave=int(self.positions[wave]), lane=lane, address=place,
-        )  # fmt: skip
+            kind,
+            message,
+            instruction,
+            workgroup=self.first_group + int(self.groups[wave]),
+            wave=int(self.positions[wave]),
+            lane=lane,
+            address=place,
+        )
 
     def taint(self, register: int, instruction: Instruction) -> Array | None:
         """Lanes of a flagged vector register that nothing has written, as bits [waves]; None where all were."""
@@ -216,9 +232,13 @@ class Machine:
             self.report("wave-width", message, instruction, missing)
 
     def define(
-        self, register: int, taint: Array | None, instruction: Instruction, lanes: Array | None = None,
+        self,
+        register: int,
+        taint: Array | None,
+        instruction: Instruction,
+        lanes: Array | None = None,
         behind: Counter | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A vector register was written in the active lanes (or ``lanes``, as bits); those of ``taint`` with what is
         itself undefined. ``behind``: by a load that counts there, and comes back after those that count there too."""
         if self.v_flag[register] & PENDING:
@@ -273,8 +293,13 @@ class Machine:
             del pending[register]
             flags[register] &= ~PENDING
 
-    def issue(self, counter: Counter, vectors: range | tuple[int, ...] = (), scalars: range | tuple[int, ...] = (),
-              ordered: bool = True) -> None:  # fmt: skip
+    def issue(
+        self,
+        counter: Counter,
+        vectors: range | tuple[int, ...] = (),
+        scalars: range | tuple[int, ...] = (),
+        ordered: bool = True,
+    ) -> None:
         """One more memory operation, which will write these registers when it is done."""
         counter.issued[self.sel] += 1
         if not ordered:

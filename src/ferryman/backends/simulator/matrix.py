@@ -116,8 +116,16 @@ def _integer_product(a: Array, b: Array, c: Array, assumptions: Assumptions) -> 
     return ((a @ b.swapaxes(-1, -2)).astype(np.int64) + c).astype(np.int32)
 
 
-def matrix(name: str, shape: Shape, first: Decode, second: Decode, registers: int, integer: bool = False,
-           arches: frozenset[str] | None = None, kinds: Callable[..., Any] | None = None) -> None:  # fmt: skip
+def matrix(
+    name: str,
+    shape: Shape,
+    first: Decode,
+    second: Decode,
+    registers: int,
+    integer: bool = False,
+    arches: frozenset[str] | None = None,
+    kinds: Callable[..., Any] | None = None,
+) -> None:
     """Enter one instruction. ``registers``: of each input operand. ``kinds``: picks the formats from modifiers."""
 
     @register(name, "matrix", arches=arches)
@@ -144,8 +152,10 @@ def matrix(name: str, shape: Shape, first: Decode, second: Decode, registers: in
             taint = (
                 undefined(m, sources, instruction) if m.sanitize and any(m.v_flag[r] for r in sources.vectors) else None
             )
-            x, y = (shape.operand(how(np.stack([m.row(m.v_u32[r]) for r in g], -1), assumptions))
-                    for how, g in zip((left, right), groups, strict=True))  # fmt: skip
+            x, y = (
+                shape.operand(how(np.stack([m.row(m.v_u32[r]) for r in g], -1), assumptions))
+                for how, g in zip((left, right), groups, strict=True)
+            )
             result = shape.spread(multiply(x, y, start(m), assumptions).astype(dtype))
             rows = m.v_i32 if integer else m.v_f32
             for r, value in zip(destination, result, strict=True):
@@ -196,13 +206,25 @@ def _enter(
         )
 
 
-_enter("v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x1_2b_f32 v_mfma_f32_16x16x1_4b_f32 "
-       "v_mfma_f32_4x4x1_16b_f32", _float32, 1)  # fmt: skip
+_enter(
+    "v_mfma_f32_32x32x2_f32 v_mfma_f32_16x16x4_f32 v_mfma_f32_32x32x1_2b_f32 v_mfma_f32_16x16x1_4b_f32 "
+    "v_mfma_f32_4x4x1_16b_f32",
+    _float32,
+    1,
+)
 _enter("v_mfma_f32_32x32x4_xf32 v_mfma_f32_16x16x8_xf32", _xfloat32, 2, arches=_CDNA3)
-_enter("v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x16_f16 v_mfma_f32_32x32x4_2b_f16 v_mfma_f32_16x16x4_4b_f16 "
-       "v_mfma_f32_4x4x4_16b_f16", _float16, 2)  # fmt: skip
-_enter("v_mfma_f32_32x32x8_bf16 v_mfma_f32_16x16x16_bf16 v_mfma_f32_32x32x4_2b_bf16 v_mfma_f32_16x16x4_4b_bf16 "
-       "v_mfma_f32_4x4x4_16b_bf16", _bfloat16, 2)  # fmt: skip
+_enter(
+    "v_mfma_f32_32x32x8_f16 v_mfma_f32_16x16x16_f16 v_mfma_f32_32x32x4_2b_f16 v_mfma_f32_16x16x4_4b_f16 "
+    "v_mfma_f32_4x4x4_16b_f16",
+    _float16,
+    2,
+)
+_enter(
+    "v_mfma_f32_32x32x8_bf16 v_mfma_f32_16x16x16_bf16 v_mfma_f32_32x32x4_2b_bf16 v_mfma_f32_16x16x4_4b_bf16 "
+    "v_mfma_f32_4x4x4_16b_bf16",
+    _bfloat16,
+    2,
+)
 _enter("v_mfma_i32_32x32x16_i8 v_mfma_i32_16x16x32_i8", _integer8, 2, integer=True)
 _enter("v_mfma_i32_32x32x4_2b_i8 v_mfma_i32_16x16x4_4b_i8 v_mfma_i32_4x4x4_16b_i8", _integer8, 1, integer=True)
 _enter("v_mfma_f32_32x32x16_f16 v_mfma_f32_16x16x32_f16", _float16, 4, arches=_CDNA4)
@@ -233,8 +255,21 @@ def _scaled(instruction: Instruction, context: Context) -> tuple[Decode, Decode,
 for _left in ("fp8", "bf8"):
     for _right in ("fp8", "bf8"):
         for _side, _depth in ((32, 16), (16, 32)):
-            matrix(f"v_mfma_f32_{_side}x{_side}x{_depth}_{_left}_{_right}", Shape(_side, _depth), _float32, _float32, 2,
-                   kinds=_eights)  # fmt: skip
+            matrix(
+                f"v_mfma_f32_{_side}x{_side}x{_depth}_{_left}_{_right}",
+                Shape(_side, _depth),
+                _float32,
+                _float32,
+                2,
+                kinds=_eights,
+            )
 for _side, _depth in ((32, 64), (16, 128)):
-    matrix(f"v_mfma_f32_{_side}x{_side}x{_depth}_f8f6f4", Shape(_side, _depth), _float32, _float32, 8, kinds=_scaled,
-           arches=_CDNA4)  # fmt: skip
+    matrix(
+        f"v_mfma_f32_{_side}x{_side}x{_depth}_f8f6f4",
+        Shape(_side, _depth),
+        _float32,
+        _float32,
+        8,
+        kinds=_scaled,
+        arches=_CDNA4,
+    )

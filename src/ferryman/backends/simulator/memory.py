@@ -177,8 +177,9 @@ class Memory:
         group = (m.first_group + m.groups[m.sel] + 1).astype(np.int64) << 32
         return group | ((m.epoch[m.sel] & 0xFFFFFF) << 8) | m.positions[m.sel]
 
-    def note_load(self, m: Machine, offset: Array, size: int, active: Array | None, region: int | None,
-                  instruction: Instruction) -> None:  # fmt: skip
+    def note_load(
+        self, m: Machine, offset: Array, size: int, active: Array | None, region: int | None, instruction: Instruction
+    ) -> None:
         if region is not None and not self.regions[region].writable:
             return
         self._reads.append(_Read(-1 if region is None else region, offset, size, self.stamps(m), active, instruction))
@@ -190,8 +191,16 @@ class Memory:
             self._reads = self._reads[half:]
             self._kept = sum(r.offsets.nbytes for r in self._reads)
 
-    def note_store(self, m: Machine, offset: Array, size: int, active: Array | None, region: int | None,
-                   instruction: Instruction, atomic: bool = False) -> None:  # fmt: skip
+    def note_store(
+        self,
+        m: Machine,
+        offset: Array,
+        size: int,
+        active: Array | None,
+        region: int | None,
+        instruction: Instruction,
+        atomic: bool = False,
+    ) -> None:
         stamps = np.broadcast_to(self.stamps(m)[:, None], offset.shape)
         waves = np.broadcast_to(np.arange(m.count)[:, None], offset.shape)
         if active is not None:
@@ -210,8 +219,17 @@ class Memory:
             )
             self._write(m, int(index), offset[chosen], stamps[chosen], waves[chosen], size, instruction, atomic)
 
-    def _write(self, m: Machine, region: int, offset: Array, stamps: Array, waves: Array, size: int,
-               instruction: Instruction, atomic: bool) -> None:  # fmt: skip
+    def _write(
+        self,
+        m: Machine,
+        region: int,
+        offset: Array,
+        stamps: Array,
+        waves: Array,
+        size: int,
+        instruction: Instruction,
+        atomic: bool,
+    ) -> None:
         if region not in self._writers:
             length = self._ends[region] - self._starts[region]
             self._writers[region] = np.zeros(-(-length // self.granule) + 16, np.int64)
@@ -239,16 +257,19 @@ class Memory:
         different = before ^ mine
         return ((different >> 32) != 0) | (((different & _EPOCH) == 0) & ((different & _WAVE) != 0))
 
-    def _race(self, m: Machine, clash: Array, offset: Array, waves: Array, region: int, instruction: Instruction,
-              who: str) -> None:  # fmt: skip
+    def _race(
+        self, m: Machine, clash: Array, offset: Array, waves: Array, region: int, instruction: Instruction, who: str
+    ) -> None:
         first = int(clash.argmax())
         wave = int(m.members()[waves[first]])
         m.findings.add(
-            "race", f"{who} the same bytes of {self.regions[region].name} with no barrier or atomic between",
+            "race",
+            f"{who} the same bytes of {self.regions[region].name} with no barrier or atomic between",
             instruction,
-            workgroup=m.first_group + int(m.groups[wave]), wave=int(m.positions[wave]),
+            workgroup=m.first_group + int(m.groups[wave]),
+            wave=int(m.positions[wave]),
             address=self.base + int(offset[first]),
-        )  # fmt: skip
+        )
 
     def _judge(self, m: Any, read: _Read) -> None:
         """Whether someone else wrote what a load read, with nothing between."""
@@ -269,10 +290,14 @@ class Memory:
                 first = int(clash.argmax())
                 stamp = int(stamps[first])
                 m.findings.add(
-                    "race", f"a wave reads bytes of {self.regions[region].name} that another writes, with no barrier "
-                    "or atomic between", read.instruction, workgroup=(stamp >> 32) - 1, wave=stamp & 0xFF,
+                    "race",
+                    f"a wave reads bytes of {self.regions[region].name} that another writes, with no barrier "
+                    "or atomic between",
+                    read.instruction,
+                    workgroup=(stamp >> 32) - 1,
+                    wave=stamp & 0xFF,
                     address=self.base + int(offset[inside][first]),
-                )  # fmt: skip
+                )
 
     def finish(self, m: Any) -> None:
         """Judge the loads that are left. ``m``: anything with findings."""

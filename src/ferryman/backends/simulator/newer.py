@@ -29,8 +29,12 @@ def _nan_maximum(a: Array, b: Array) -> Array:
 
 vector("v_minimum3_f32", "f32 = f32 f32 f32", lambda a, b, c: _nan_minimum(_nan_minimum(a, b), c), arches=CDNA4)
 vector("v_maximum3_f32", "f32 = f32 f32 f32", lambda a, b, c: _nan_maximum(_nan_maximum(a, b), c), arches=CDNA4)
-vector("v_cvt_pk_bf16_f32", "b32 = f32 f32",
-       lambda a, b: formats.f32_to_bf16(a) | (formats.f32_to_bf16(b) << _U32(16)), arches=CDNA4)  # fmt: skip
+vector(
+    "v_cvt_pk_bf16_f32",
+    "b32 = f32 f32",
+    lambda a, b: formats.f32_to_bf16(a) | (formats.f32_to_bf16(b) << _U32(16)),
+    arches=CDNA4,
+)
 
 
 @vector_operation("v_cvt_pk_f16_f32", "b32 = f32 f32", arches=CDNA4)

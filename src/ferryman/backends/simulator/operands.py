@@ -21,9 +21,19 @@ from ferryman.errors import UnimplementedInstruction
 Read = Callable[[Machine], Array]
 Write = Callable[[Machine, Array], None]
 DTYPES = {
-    "f32": np.float32, "i32": np.int32, "u32": np.uint32, "b32": np.uint32, "f16": np.float16, "i16": np.int16,
-    "u16": np.uint16, "b16": np.uint16, "f64": np.float64, "i64": np.int64, "u64": np.uint64, "b64": np.uint64,
-}  # fmt: skip
+    "f32": np.float32,
+    "i32": np.int32,
+    "u32": np.uint32,
+    "b32": np.uint32,
+    "f16": np.float16,
+    "i16": np.int16,
+    "u16": np.uint16,
+    "b16": np.uint16,
+    "f64": np.float64,
+    "i64": np.int64,
+    "u64": np.uint64,
+    "b64": np.uint64,
+}
 _FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 

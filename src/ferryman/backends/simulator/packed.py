@@ -47,10 +47,12 @@ def _packed_float(name: str, sources_wanted: int, function: Callable[..., Array]
         halves, seen = [], []
         for part in (0, 1):
             sources = Sources()
-            halves.append([
-                _signed(word_read(o, bool(choose[part][i]), instruction, sources), negate[part][i])
-                for i, o in enumerate(inputs)
-            ])  # fmt: skip
+            halves.append(
+                [
+                    _signed(word_read(o, bool(choose[part][i]), instruction, sources), negate[part][i])
+                    for i, o in enumerate(inputs)
+                ]
+            )
             seen.append(sources)
         what: Any = target.what
         first = vector_index(what)

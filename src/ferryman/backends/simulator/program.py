@@ -78,9 +78,13 @@ class Program:
         self.kernel, self.arch = kernel, arch
         self.assumptions = assumptions or Assumptions()
         d = kernel.descriptor
-        self.mode = Mode(d.get("float_round_mode_32", 0), d.get("float_round_mode_16_64", 0),
-                         d.get("float_denorm_mode_32", 3), d.get("float_denorm_mode_16_64", 3),
-                         bool(d.get("ieee_mode", 1)))  # fmt: skip
+        self.mode = Mode(
+            d.get("float_round_mode_32", 0),
+            d.get("float_round_mode_16_64", 0),
+            d.get("float_denorm_mode_32", 3),
+            d.get("float_denorm_mode_16_64", 3),
+            bool(d.get("ieee_mode", 1)),
+        )
         accesses = [w for i in kernel.instructions if (w := access.widths(i)) is not None]
         self.granule = min([4, *accesses])
         self.lds_granule = min([4, *(w for i in kernel.instructions if (w := smallest(i)) is not None)])
@@ -129,9 +133,18 @@ class Program:
     # ---------------------------------------------------------------------------------------------------- run
 
     def run(
-        self, grid: tuple[int, int, int], threads: int, arguments: bytes, regions: list[Region], *,
-        dynamic_lds: int = 0, lds_limit: int = 65_536, sanitize: bool = True, count: bool = False, budget: int = BUDGET,
-    ) -> Report:  # fmt: skip
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: bytes,
+        regions: list[Region],
+        *,
+        dynamic_lds: int = 0,
+        lds_limit: int = 65_536,
+        sanitize: bool = True,
+        count: bool = False,
+        budget: int = BUDGET,
+    ) -> Report:
         """Execute a launch: ``grid`` workgroups of ``threads``; ``arguments`` is the kernel's argument block.
 
         Raises SimulationError for a launch that a device would refuse, or that spends the instruction budget.
@@ -170,12 +183,22 @@ class Program:
         block = bytearray(-(-size // 16) * 16)
         block[: len(arguments)] = arguments
         known = {
-            "hidden_block_count_x": grid[0], "hidden_block_count_y": grid[1], "hidden_block_count_z": grid[2],
-            "hidden_group_size_x": threads, "hidden_group_size_y": 1, "hidden_group_size_z": 1,
-            "hidden_remainder_x": 0, "hidden_remainder_y": 0, "hidden_remainder_z": 0, "hidden_grid_dims": 3,
-            "hidden_global_offset_x": 0, "hidden_global_offset_y": 0, "hidden_global_offset_z": 0,
-            "hidden_dynamic_lds_size": dynamic_lds, "hidden_none": 0,
-        }  # fmt: skip
+            "hidden_block_count_x": grid[0],
+            "hidden_block_count_y": grid[1],
+            "hidden_block_count_z": grid[2],
+            "hidden_group_size_x": threads,
+            "hidden_group_size_y": 1,
+            "hidden_group_size_z": 1,
+            "hidden_remainder_x": 0,
+            "hidden_remainder_y": 0,
+            "hidden_remainder_z": 0,
+            "hidden_grid_dims": 3,
+            "hidden_global_offset_x": 0,
+            "hidden_global_offset_y": 0,
+            "hidden_global_offset_z": 0,
+            "hidden_dynamic_lds_size": dynamic_lds,
+            "hidden_none": 0,
+        }
         for entry in self.kernel.arguments:
             kind = str(entry[".value_kind"])
             if kind.startswith("hidden") and kind in known:
@@ -197,22 +220,38 @@ class Program:
         if lds_bytes > limit:
             raise SimulationError(f"{name}: {lds_bytes} bytes of LDS for a workgroup, the device has {limit}")
         needed = int(self.kernel.metadata.get(".kernarg_segment_size", 0))
-        explicit = max((a[".offset"] + a[".size"] for a in self.kernel.arguments
-                        if not str(a[".value_kind"]).startswith("hidden")), default=0)  # fmt: skip
+        explicit = max(
+            (
+                a[".offset"] + a[".size"]
+                for a in self.kernel.arguments
+                if not str(a[".value_kind"]).startswith("hidden")
+            ),
+            default=0,
+        )
         if not explicit <= given <= max(needed, explicit):
             raise SimulationError(f"{name}: {given} bytes of arguments, the kernel takes {explicit} to {needed}")
 
     def _machine(
-        self, grid: tuple[int, int, int], first: int, number: int, threads: int, arguments: int, memory: Memory,
-        findings: Findings, lds_bytes: int, sanitize: bool, counters: Counters | None,
-    ) -> Machine:  # fmt: skip
+        self,
+        grid: tuple[int, int, int],
+        first: int,
+        number: int,
+        threads: int,
+        arguments: int,
+        memory: Memory,
+        findings: Findings,
+        lds_bytes: int,
+        sanitize: bool,
+        counters: Counters | None,
+    ) -> Machine:
         waves = -(-threads // LANES)
         groups, positions = np.repeat(np.arange(number), waves), np.tile(np.arange(waves), number)
         d = self.kernel.descriptor
         padded = -(-lds_bytes // 16) * 16
         scratch = max(d.get("private_segment_fixed_size", 0), 0)
-        m = Machine(groups, positions, padded, scratch, memory, findings, self.mode, self.assumptions, sanitize, first,
-                    counters)  # fmt: skip
+        m = Machine(
+            groups, positions, padded, scratch, memory, findings, self.mode, self.assumptions, sanitize, first, counters
+        )
         m.shadow = Shadow(m, self.lds_granule, waves)
         self._start_scalars(m, grid, first + groups, arguments)
         lane = np.arange(LANES, dtype=np.uint32)
@@ -235,9 +274,14 @@ class Program:
         d = self.kernel.descriptor
         at = 0
         for name, size in (
-            ("private_segment_buffer", 4), ("dispatch_ptr", 2), ("queue_ptr", 2), ("kernarg_segment_ptr", 2),
-            ("dispatch_id", 2), ("flat_scratch_init", 2), ("private_segment_size", 1),
-        ):  # fmt: skip
+            ("private_segment_buffer", 4),
+            ("dispatch_ptr", 2),
+            ("queue_ptr", 2),
+            ("kernarg_segment_ptr", 2),
+            ("dispatch_id", 2),
+            ("flat_scratch_init", 2),
+            ("private_segment_size", 1),
+        ):
             if d.get(f"user_sgpr_{name}", 0) != 1:
                 continue
             if name == "kernarg_segment_ptr":

@@ -194,8 +194,11 @@ scalar("s_lshl_b64", "u64 scc = u64 u32", _with_scc(lambda a, n: a << (np.asarra
 scalar("s_lshr_b64", "u64 scc = u64 u32", _with_scc(lambda a, n: a >> (np.asarray(n, _U64) & _63)))
 scalar("s_ashr_i64", "i64 scc = i64 u32", _with_scc(lambda a, n: a >> (np.asarray(n, _I64) & _I64(63))))
 scalar("s_bfm_b32", "u32 = u32 u32", lambda n, o: ((_U32(1) << (n & _31)) - _U32(1)) << (o & _31))
-scalar("s_bfm_b64", "u64 = u32 u32",
-       lambda n, o: ((_U64(1) << (np.asarray(n, _U64) & _63)) - _U64(1)) << (np.asarray(o, _U64) & _63))  # fmt: skip
+scalar(
+    "s_bfm_b64",
+    "u64 = u32 u32",
+    lambda n, o: ((_U64(1) << (np.asarray(n, _U64) & _63)) - _U64(1)) << (np.asarray(o, _U64) & _63),
+)
 scalar("s_pack_ll_b32_b16", "u32 = u32 u32", lambda a, b: (a & _U32(0xFFFF)) | (b << _U32(16)))
 scalar("s_pack_lh_b32_b16", "u32 = u32 u32", lambda a, b: (a & _U32(0xFFFF)) | (b & _U32(0xFFFF0000)))
 scalar("s_pack_hh_b32_b16", "u32 = u32 u32", lambda a, b: (a >> _U32(16)) | (b & _U32(0xFFFF0000)))
@@ -376,10 +379,16 @@ scalar("s_cmp_lg_u64", "scc = u64 u64", np.not_equal)
 
 # -------------------------------------------------------------------------------------------- EXEC and masks
 _SAVES: dict[str, Callable[[Array, Array], Array]] = {
-    "and": lambda e, s: s & e, "or": lambda e, s: s | e, "xor": lambda e, s: s ^ e, "andn2": lambda e, s: s & ~e,
-    "andn1": lambda e, s: ~s & e, "orn2": lambda e, s: s | ~e, "nand": lambda e, s: ~(s & e),
-    "nor": lambda e, s: ~(s | e), "xnor": lambda e, s: ~(s ^ e),
-}  # fmt: skip
+    "and": lambda e, s: s & e,
+    "or": lambda e, s: s | e,
+    "xor": lambda e, s: s ^ e,
+    "andn2": lambda e, s: s & ~e,
+    "andn1": lambda e, s: ~s & e,
+    "orn2": lambda e, s: s | ~e,
+    "nand": lambda e, s: ~(s & e),
+    "nor": lambda e, s: ~(s | e),
+    "xnor": lambda e, s: ~(s ^ e),
+}
 
 
 def _save(operation: str) -> None:

@@ -52,12 +52,26 @@ def _one(values: Array) -> Any:
 
 
 def execute(
-    text: str, *, arch: str = "gfx942", waves: int = 1, v: Mapping[int, Any] | None = None,
-    a: Mapping[int, Any] | None = None, s: Mapping[int, int] | None = None, exec_mask: int = 2**64 - 1, vcc: int = 0,
-    scc: int = 0, m0: int = 0, lds: Array | None = None, buffers: Sequence[Array] = (), denormals: bool = True,
-    assumptions: Assumptions | None = None, scratch: int = 0, sanitize: bool = True, budget: int = BUDGET,
+    text: str,
+    *,
+    arch: str = "gfx942",
+    waves: int = 1,
+    v: Mapping[int, Any] | None = None,
+    a: Mapping[int, Any] | None = None,
+    s: Mapping[int, int] | None = None,
+    exec_mask: int = 2**64 - 1,
+    vcc: int = 0,
+    scc: int = 0,
+    m0: int = 0,
+    lds: Array | None = None,
+    buffers: Sequence[Array] = (),
+    denormals: bool = True,
+    assumptions: Assumptions | None = None,
+    scratch: int = 0,
+    sanitize: bool = True,
+    budget: int = BUDGET,
     count: bool = False,
-) -> Result:  # fmt: skip
+) -> Result:
     """Run ``text`` (an s_endpgm is added) on one workgroup of ``waves`` waves.
 
     v, a: register -> [64] or [waves, 64] of 32-bit values, of which the bits are taken. s: register -> int. lds: its
@@ -74,16 +88,30 @@ def execute(
             code.append(instruction(line, number))
     code.append(instruction("s_endpgm", len(text.splitlines()) + 1))
     flush = 3 if denormals else 0
-    descriptor = {"group_segment_fixed_size": 0 if lds is None else len(lds), "private_segment_fixed_size": scratch,
-                  "float_denorm_mode_32": flush, "float_denorm_mode_16_64": flush}  # fmt: skip
+    descriptor = {
+        "group_segment_fixed_size": 0 if lds is None else len(lds),
+        "private_segment_fixed_size": scratch,
+        "float_denorm_mode_32": flush,
+        "float_denorm_mode_16_64": flush,
+    }
     program = Program(Kernel("snippet", arch, code, labels, descriptor, {}), arch, assumptions)
     findings, counters = Findings("snippet"), Counters(program) if count else None
     regions = [Region(b.ctypes.data, b.ctypes.data + b.nbytes, f"buffer {i}") for i, b in enumerate(buffers)]
     memory = Memory(regions, program.granule)
     size = descriptor["group_segment_fixed_size"]
     padded = -(-size // 16) * 16
-    m = Machine(np.zeros(waves, int), np.arange(waves), padded, scratch, memory, findings, program.mode,
-                program.assumptions, sanitize, counters=counters)  # fmt: skip
+    m = Machine(
+        np.zeros(waves, int),
+        np.arange(waves),
+        padded,
+        scratch,
+        memory,
+        findings,
+        program.mode,
+        program.assumptions,
+        sanitize,
+        counters=counters,
+    )
     m.shadow = Shadow(m, program.lds_granule, waves)
     if lds is not None:
         m.lds[:size] = lds
@@ -105,10 +133,17 @@ def execute(
         if counters is not None:
             counters.finish(counts, size, waves)
     return Result(
-        _File(m.v_u32, 0, False), _File(m.v_u32, 256, False), _File(m.s_u32, 0, True), _one(m.s_u64[EXEC // 2]),
-        _one(m.s_u64[VCC // 2]), _one(m.scc), _one(m.s_u32[M0]), m.lds[:size].copy(), findings.all(),
+        _File(m.v_u32, 0, False),
+        _File(m.v_u32, 256, False),
+        _File(m.s_u32, 0, True),
+        _one(m.s_u64[EXEC // 2]),
+        _one(m.s_u64[VCC // 2]),
+        _one(m.scc),
+        _one(m.s_u32[M0]),
+        m.lds[:size].copy(),
+        findings.all(),
         counters,
-    )  # fmt: skip
+    )
 
 
 __all__ = ["LANES", "Result", "execute"]

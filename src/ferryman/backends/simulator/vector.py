@@ -109,9 +109,13 @@ def flushed(read: Read, kind: str, context: Context) -> Read:
 
 
 def finished(
-    function: Callable[..., Any], kind: str, instruction: Instruction, context: Context, arithmetic: bool,
+    function: Callable[..., Any],
+    kind: str,
+    instruction: Instruction,
+    context: Context,
+    arithmetic: bool,
     obeys: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Output scale, clamp and flushing of results, around an operation with one float result. ``obeys``: it rounds as
     the MODE register says; others are refused in modes other than to nearest."""
     mode = context.mode.round32 if kind == "f32" else context.mode.round64
@@ -160,9 +164,16 @@ def _source(i: int, operand: Operand, kind: str, instruction: Instruction, sourc
 
 
 def build(
-    instruction: Instruction, context: Context, signature: str, function: Callable[..., Any], *,
-    arithmetic: bool = True, keeps_high: bool = False, carries: bool = False, obeys: bool = False,
-) -> Step:  # fmt: skip
+    instruction: Instruction,
+    context: Context,
+    signature: str,
+    function: Callable[..., Any],
+    *,
+    arithmetic: bool = True,
+    keeps_high: bool = False,
+    carries: bool = False,
+    obeys: bool = False,
+) -> Step:
     """A step from a signature: "f32 mask = f32 f32 +f32": results, then sources. "+f32" is the destination read as a
     source, "vcc" a mask that the text does not name. ``arithmetic``: floats obey the MODE register's denormals.
     ``obeys``: see `finished`. ``carries``: the low half of a 64-bit result does not depend on the high halves of its
@@ -248,9 +259,16 @@ def half_write(operand: Operand, kind: str, high: bool, instruction: Instruction
 
 
 def _step(
-    instruction: Instruction, function: Callable[..., Any], reads: list[Read], sources: Sources, writes: list[Write],
-    written: tuple[int, ...], masks: tuple[int, ...], moved: Moved | None, low: Sources | None,
-) -> Step:  # fmt: skip
+    instruction: Instruction,
+    function: Callable[..., Any],
+    reads: list[Read],
+    sources: Sources,
+    writes: list[Write],
+    written: tuple[int, ...],
+    masks: tuple[int, ...],
+    moved: Moved | None,
+    low: Sources | None,
+) -> Step:
     if moved is not None:
         return _moved_step(instruction, function, reads, sources, writes, written, masks, moved)
     only = writes[0] if len(writes) == 1 else None
@@ -293,9 +311,15 @@ def _step(
 
 
 def _moved_step(
-    instruction: Instruction, function: Callable[..., Any], reads: list[Read], sources: Sources, writes: list[Write],
-    written: tuple[int, ...], masks: tuple[int, ...], moved: Moved,
-) -> Step:  # fmt: skip
+    instruction: Instruction,
+    function: Callable[..., Any],
+    reads: list[Read],
+    sources: Sources,
+    writes: list[Write],
+    written: tuple[int, ...],
+    masks: tuple[int, ...],
+    moved: Moved,
+) -> Step:
     if masks or len(written) != 1 or len(writes) != 1:
         raise refuse(instruction, "a DPP operation without one result of 32 bits")
     target = written[0]
@@ -321,8 +345,9 @@ def _moved_step(
     return step
 
 
-def vector(names: str, signature: str, function: Callable[..., Any], *, arches: frozenset[str] | None = None,
-           **options: bool) -> None:  # fmt: skip
+def vector(
+    names: str, signature: str, function: Callable[..., Any], *, arches: frozenset[str] | None = None, **options: bool
+) -> None:
     """Enter a function of arrays under each of ``names``; the signature and the options are those of `build`."""
 
     def decode(instruction: Instruction, context: Context) -> Step:

@@ -89,26 +89,39 @@ vector("v_trunc_f32", "f32 = f32", np.trunc, obeys=True)
 vector("v_fract_f32", "f32 = f32", lambda a: np.minimum(a - np.floor(a), np.float32(1 - 2.0**-24)))
 vector("v_floor_f64", "f64 = f64", np.floor, obeys=True)
 vector("v_rndne_f64", "f64 = f64", np.rint, obeys=True)
-vector("v_ldexp_f32", "f32 = f32 i32",
-       lambda a, n: np.ldexp(a.astype(np.float64), np.clip(n, -300, 300)).astype(np.float32))  # fmt: skip
+vector(
+    "v_ldexp_f32",
+    "f32 = f32 i32",
+    lambda a, n: np.ldexp(a.astype(np.float64), np.clip(n, -300, 300)).astype(np.float32),
+)
 vector("v_ldexp_f64", "f64 = f64 i32", lambda a, n: np.ldexp(a, np.clip(n, -2200, 2200)))
 vector("v_frexp_mant_f32", "f32 = f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[0], a), obeys=True)
 vector("v_frexp_exp_i32_f32", "i32 = f32", lambda a: np.where(np.isfinite(a), np.frexp(a)[1], 0).astype(np.int32))
 
 # ------------------------------------------------------------------------------------------------- estimates
 for _name, _function in {
-    "v_rcp_f32": numerics.reciprocal, "v_rcp_iflag_f32": numerics.reciprocal, "v_rsq_f32": numerics.reciprocal_root,
-    "v_sqrt_f32": np.sqrt, "v_exp_f32": np.exp2, "v_log_f32": np.log2, "v_sin_f32": numerics.turn_sine,
+    "v_rcp_f32": numerics.reciprocal,
+    "v_rcp_iflag_f32": numerics.reciprocal,
+    "v_rsq_f32": numerics.reciprocal_root,
+    "v_sqrt_f32": np.sqrt,
+    "v_exp_f32": np.exp2,
+    "v_log_f32": np.log2,
+    "v_sin_f32": numerics.turn_sine,
     "v_cos_f32": numerics.turn_cosine,
-}.items():  # fmt: skip
+}.items():
 
     def _decode(instruction: Instruction, context: Context, function: Any = _function) -> Step:
         return build(instruction, context, "f32 = f32", numerics.estimate(function, context.assumptions))
 
     register(_name, "vector")(_decode)
 
-for _name, _function in {"v_rcp_f16": numerics.reciprocal, "v_rsq_f16": numerics.reciprocal_root, "v_sqrt_f16": np.sqrt,
-                         "v_exp_f16": np.exp2, "v_log_f16": np.log2}.items():  # fmt: skip
+for _name, _function in {
+    "v_rcp_f16": numerics.reciprocal,
+    "v_rsq_f16": numerics.reciprocal_root,
+    "v_sqrt_f16": np.sqrt,
+    "v_exp_f16": np.exp2,
+    "v_log_f16": np.log2,
+}.items():
     vector(_name, "f16 = f16", lambda a, f=_function: f(a.astype(np.float64)).astype(np.float16))
 
 # --------------------------------------------------------------------------------------------------- division
@@ -144,8 +157,9 @@ vector("v_cvt_f32_f16", "f32 = f16", lambda a: a.astype(np.float32), obeys=True)
 vector("v_cvt_f16_u16", "f16 = u16", lambda a: a.astype(np.float16))
 vector("v_cvt_f16_i16", "f16 = i16", lambda a: a.astype(np.float16))
 for _byte in range(4):
-    vector(f"v_cvt_f32_ubyte{_byte}", "f32 = u32",
-           lambda a, n=_byte: ((a >> _U32(8 * n)) & _U32(0xFF)).astype(np.float32))  # fmt: skip
+    vector(
+        f"v_cvt_f32_ubyte{_byte}", "f32 = u32", lambda a, n=_byte: ((a >> _U32(8 * n)) & _U32(0xFF)).astype(np.float32)
+    )
 
 
 @register("v_cvt_f16_f32", "vector")
@@ -214,9 +228,13 @@ def _ordered(a: Array, b: Array) -> Array:
 
 
 _COMPARISONS: dict[str, Callable[..., Array]] = {
-    **_ORDERED, **{f"n{k}": _unless(f) for k, f in _ORDERED.items()}, "lg": _different, "nlg": _unless(_different),
-    "o": _ordered, "u": _unless(_ordered),
-}  # fmt: skip
+    **_ORDERED,
+    **{f"n{k}": _unless(f) for k, f in _ORDERED.items()},
+    "lg": _different,
+    "nlg": _unless(_different),
+    "o": _ordered,
+    "u": _unless(_ordered),
+}
 for _kind in ("f16", "f32", "f64"):
     for _order, _compare in _COMPARISONS.items():
         vector(f"v_cmp_{_order}_{_kind}", f"mask = {_kind} {_kind}", _compare)

@@ -129,8 +129,7 @@ vector("v_add3_u32", "u32 = u32 u32 u32", lambda a, b, c: a + b + c)
 vector("v_lshl_add_u32", "u32 = u32 u32 u32", lambda a, n, b: (a << (n & _FIVE)) + b)
 vector("v_add_lshl_u32", "u32 = u32 u32 u32", lambda a, b, n: (a + b) << (n & _FIVE))
 vector("v_xad_u32", "u32 = u32 u32 u32", lambda a, b, c: (a ^ b) + c)
-vector("v_lshl_add_u64", "u64 = u64 u32 u64", lambda a, n, b: (a << np.asarray(n & _U32(7), _U64)) + b,
-       carries=True)  # fmt: skip
+vector("v_lshl_add_u64", "u64 = u64 u32 u64", lambda a, n, b: (a << np.asarray(n & _U32(7), _U64)) + b, carries=True)
 vector("v_mul_lo_u32", "u32 = u32 u32", lambda a, b: a * b)
 vector("v_mul_hi_u32", "u32 = u32 u32", lambda a, b: ((np.asarray(a, _U64) * b) >> _U64(32)).astype(_U32))
 vector("v_mul_hi_i32", "i32 = i32 i32", lambda a, b: ((np.asarray(a, _I64) * b) >> _I64(32)).astype(_I32))

@@ -96,11 +96,15 @@ def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up: _check("silu_mul", gate, up),
     meta=lambda gate, up: gate.new_empty(gate.shape),
     cost=lambda gate, up: _cost(gate, 3),
-    bound=_silu_bound, roundings=(ROUNDED_ACTIVATION,),
+    bound=_silu_bound,
+    roundings=(ROUNDED_ACTIVATION,),
     rounded=lambda roundings: functools.partial(_silu, roundings=roundings),
-    batch={"gate": 0, "up": 0, "y": 0}, reduction=_one_term,
-    backward="silu_mul_backward", grads=("gate", "up"), lower="definition",
-)  # fmt: skip
+    batch={"gate": 0, "up": 0, "y": 0},
+    reduction=_one_term,
+    backward="silu_mul_backward",
+    grads=("gate", "up"),
+    lower="definition",
+)
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Gated SiLU (SwiGLU's elementwise part): ``gate * sigmoid(gate) * up``.
 
@@ -116,9 +120,12 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     check=lambda grad, gate, up: _check("silu_mul_backward", gate, up, grad),
     meta=lambda grad, gate, up: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     cost=lambda grad, gate, up: _cost(gate, 5),
-    bound=_silu_gradient_bound, roundings=(ROUNDED_ACTIVATION,), batch=_BACKWARD_BATCH, reduction=_one_term,
+    bound=_silu_gradient_bound,
+    roundings=(ROUNDED_ACTIVATION,),
+    batch=_BACKWARD_BATCH,
+    reduction=_one_term,
     rounded=lambda roundings: functools.partial(_silu_gradient, roundings=roundings),
-)  # fmt: skip
+)
 def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of `silu_mul`: (grad_gate, grad_up)."""
     return _silu_gradient(grad, gate, up)
@@ -197,10 +204,15 @@ def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up, approximate: _check("gelu_mul", gate, up, None, approximate),
     meta=lambda gate, up, approximate: gate.new_empty(gate.shape),
     cost=lambda gate, up, approximate: _cost(gate, 3),
-    bound=_gelu_bound, roundings=(ROUNDED_ACTIVATION,), batch={"gate": 0, "up": 0, "y": 0}, reduction=_one_term,
+    bound=_gelu_bound,
+    roundings=(ROUNDED_ACTIVATION,),
+    batch={"gate": 0, "up": 0, "y": 0},
+    reduction=_one_term,
     rounded=lambda roundings: functools.partial(_gelu, roundings=roundings),
-    backward="gelu_mul_backward", grads=("gate", "up"), lower="definition",
-)  # fmt: skip
+    backward="gelu_mul_backward",
+    grads=("gate", "up"),
+    lower="definition",
+)
 def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     """Gated GELU (GeGLU's elementwise part): ``gelu(gate) * up``.
 
@@ -216,9 +228,12 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     check=lambda grad, gate, up, approximate: _check("gelu_mul_backward", gate, up, grad, approximate),
     meta=lambda grad, gate, up, approximate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     cost=lambda grad, gate, up, approximate: _cost(gate, 5),
-    bound=_gelu_gradient_bound, roundings=(ROUNDED_ACTIVATION,), batch=_BACKWARD_BATCH, reduction=_one_term,
+    bound=_gelu_gradient_bound,
+    roundings=(ROUNDED_ACTIVATION,),
+    batch=_BACKWARD_BATCH,
+    reduction=_one_term,
     rounded=lambda roundings: functools.partial(_gelu_gradient, roundings=roundings),
-)  # fmt: skip
+)
 def gelu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """Gradients of `gelu_mul`: (grad_gate, grad_up)."""
     return _gelu_gradient(grad, gate, up, approximate)

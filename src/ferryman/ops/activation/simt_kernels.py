@@ -23,7 +23,7 @@ from ferryman.backends.simt import (
     runtime,
     unit,
     vectorised,
-)  # fmt: skip
+)
 
 _FILE = Path(__file__).with_name("activation.cuh")
 _STEMS = {"Silu": "silu_mul", "GeluTanh": "gelu_mul", "GeluErf": "gelu_mul"}

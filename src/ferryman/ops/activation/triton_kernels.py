@@ -57,8 +57,19 @@ def _tile(program, rows, width, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: t
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: tl.constexpr, FLAT: tl.constexpr,
-           ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _gated(
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    gate_stride,
+    up_stride,
+    rows,
+    width,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, FLAT, ROWS, BLOCK)
     g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))
     u = widen(tl.load(up_ptr + first * up_stride + start + (row * up_stride + col), mask=mask))
@@ -69,9 +80,21 @@ def _gated(gate_ptr, up_ptr, y_ptr, gate_stride, up_stride, rows, width, KIND: t
 
 @triton.jit(do_not_specialize=["rows"])
 def _gated_backward(
-    grad_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, grad_stride, gate_stride, up_stride, rows, width,
-    KIND: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    gate_ptr,
+    up_ptr,
+    grad_gate_ptr,
+    grad_up_ptr,
+    grad_stride,
+    gate_stride,
+    up_stride,
+    rows,
+    width,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, FLAT, ROWS, BLOCK)
     d = widen(tl.load(grad_ptr + first * grad_stride + start + (row * grad_stride + col), mask=mask))
     g = widen(tl.load(gate_ptr + first * gate_stride + start + (row * gate_stride + col), mask=mask))

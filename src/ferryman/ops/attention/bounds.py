@@ -102,8 +102,12 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     return (
         {"accumulate": error_q, "ds": ds_q, "ds_flush": flush_q, "storage": stored_q, "absolute": flush * flush_q},
         {
-            "accumulate": error_k, "split-k": grouped * ds_k, "ds": ds_k, "ds_flush": flush_k, "storage": stored_k,
+            "accumulate": error_k,
+            "split-k": grouped * ds_k,
+            "ds": ds_k,
+            "ds_flush": flush_k,
+            "storage": stored_k,
             "absolute": flush * flush_k,
         },
         {"accumulate": error_v, "split-k": grouped * p_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
-    )  # fmt: skip
+    )

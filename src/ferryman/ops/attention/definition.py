@@ -67,9 +67,16 @@ def _model_layout(out: Tensor) -> Tensor:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, round_p: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    round_p: bool = False,
+) -> tuple[Tensor, Tensor]:
     s, _ = _scores(q, k, causal, scale, window, softcap, mask)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     values = wide(_grouped(v, q.shape[1]))
@@ -84,10 +91,20 @@ def _forward(
 
 
 def _backward(
-    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None,
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
     roundings: frozenset[str] = frozenset(),
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     batch, heads, _, head_dim = q.shape
     group = k.shape[1]
     s, t = _scores(q, k, causal, scale, window, softcap, mask)
@@ -114,9 +131,16 @@ def _backward(
 
 
 def _check(
-    op: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, **others: Tensor | None,
-) -> None:  # fmt: skip
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    **others: Tensor | None,
+) -> None:
     given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
     checks.one_device(op, **given, mask=mask, **others)
     checks.floating(op, **given)
@@ -169,9 +193,15 @@ def _cost(q: Tensor, k: Tensor, causal: bool, window: int | None, products: int,
 
 
 def _future(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
     mask: Tensor | None,
-) -> tuple[Tensor, ...] | None:  # fmt: skip
+) -> tuple[Tensor, ...] | None:
     """Replace the later half of the keys and values, which the earlier queries of causal attention do not see."""
     sq, sk = q.shape[2], k.shape[2]
     first = sk // 2  # the first key that is replaced
@@ -196,16 +226,27 @@ def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
     ),
     meta=lambda q, k, v, causal, scale, window, softcap, mask: _meta(q),
     cost=lambda q, k, v, causal, scale, window, softcap, mask: _cost(q, k, causal, window, 2, 2),
-    bound=bounds.attention, roundings=(ROUNDED_P,), rounded=_with_roundings,
+    bound=bounds.attention,
+    roundings=(ROUNDED_P,),
+    rounded=_with_roundings,
     dtypes={"mask": (torch.bool, *STORAGE_DTYPES)},
-    backward="attention_backward", grads=("q", "k", "v"), autocast=("low", "aten::scaled_dot_product_attention"),
-    batch={"q": 3, "k": 3, "v": 3, "mask": 3, "out": 3, "lse": 2}, unseen=_future,
+    backward="attention_backward",
+    grads=("q", "k", "v"),
+    autocast=("low", "aten::scaled_dot_product_attention"),
+    batch={"q": 3, "k": 3, "v": 3, "mask": 3, "out": 3, "lse": 2},
+    unseen=_future,
     reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),
-)  # fmt: skip
+)
 def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
     mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """`attention` with every argument positional, returning (out, lse)."""
     return _forward(q, k, v, causal, scale, window, softcap, mask)
 
@@ -215,9 +256,17 @@ _attention_alone = first_of(attention_with_lse)
 
 @public(attention_with_lse)
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, window: int | None = None,
-    softcap: float = 0.0, mask: Tensor | None = None, return_lse: bool = False,
-) -> Any:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    mask: Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
     """Scaled dot-product attention.
 
     q: (batch, heads, Sq, head_dim). k, v: (batch, kv_heads, Sk, head_dim); kv_heads divides heads (grouped-query).
@@ -238,26 +287,58 @@ def attention(
 @primitive(
     outputs=("grad_q", "grad_k", "grad_v"),
     check=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _check(
-        "attention_backward", q, k, v, scale, window, softcap, mask,
-        grad_out=grad_out, grad_lse=grad_lse, out=out, lse=lse,
+        "attention_backward",
+        q,
+        k,
+        v,
+        scale,
+        window,
+        softcap,
+        mask,
+        grad_out=grad_out,
+        grad_lse=grad_lse,
+        out=out,
+        lse=lse,
     ),
     meta=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: (
-        q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+        q.new_empty(q.shape),
+        k.new_empty(k.shape),
+        v.new_empty(v.shape),
     ),
     cost=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _cost(
         q, k, causal, window, 5, 4
     ),
-    bound=bounds.attention_backward, roundings=(ROUNDED_P, ROUNDED_DS),
+    bound=bounds.attention_backward,
+    roundings=(ROUNDED_P, ROUNDED_DS),
     batch={
-        "grad_out": 3, "grad_lse": 2, "q": 3, "k": 3, "v": 3, "out": 3, "lse": 2, "mask": 3,
-        "grad_q": 3, "grad_k": 3, "grad_v": 3,
+        "grad_out": 3,
+        "grad_lse": 2,
+        "q": 3,
+        "k": 3,
+        "v": 3,
+        "out": 3,
+        "lse": 2,
+        "mask": 3,
+        "grad_q": 3,
+        "grad_k": 3,
+        "grad_v": 3,
     },
     reduction=lambda grad_out, grad_lse, q, k, *rest: max(k.shape[2], q.shape[2] * (q.shape[1] // k.shape[1])),
     rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
-)  # fmt: skip
+)
 def attention_backward(
-    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `attention` for q, k and v, from its saved output and log-sum-exp. Source: arXiv:2307.08691."""
     return _backward(grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask)

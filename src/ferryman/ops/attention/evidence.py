@@ -186,10 +186,16 @@ def _named(name: str) -> Case:
         mask = TensorSpec((1, heads, queries, keys), fill="normal")
     elif kind is not None:
         mask = TensorSpec((batch, 1, queries, keys), dtype="bool", fill=kind)
-    return Case(name, {
-        **_dense(batch, (heads, kv), queries, keys, dim), "causal": causal is not None,
-        "window": None if window is None else int(window), "softcap": float(softcap or 0), "mask": mask,
-    })  # fmt: skip
+    return Case(
+        name,
+        {
+            **_dense(batch, (heads, kv), queries, keys, dim),
+            "causal": causal is not None,
+            "window": None if window is None else int(window),
+            "softcap": float(softcap or 0),
+            "mask": mask,
+        },
+    )
 
 
 _HEAD_DIMS = (40, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)

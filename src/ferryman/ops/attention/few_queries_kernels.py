@@ -39,11 +39,36 @@ _ROWS = 16  # the least that a matrix unit takes
 
 @triton.jit
 def _few_range(
-    dq, q, do, k, v, grad_k, grad_v, lse, delta, query, query_inside, lo, hi, num_queries, num_keys, window,
-    stride_kn, stride_vn, score_scale, grad_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
+    dq,
+    q,
+    do,
+    k,
+    v,
+    grad_k,
+    grad_v,
+    lse,
+    delta,
+    query,
+    query_inside,
+    lo,
+    hi,
+    num_queries,
+    num_keys,
+    window,
+    stride_kn,
+    stride_vn,
+    score_scale,
+    grad_scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    WIDE: tl.constexpr,
+    FOLD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EDGE: tl.constexpr,
+):
     """dK and dV of keys [lo, hi) are written, their part of dQ is added. Scores are kept transposed, (keys, queries).
 
     EDGE: a block may reach beyond the keys, the diagonal or the window. Query rows beyond the end are hidden always.
@@ -62,9 +87,17 @@ def _few_range(
         dp = tl.dot(v_tile, tl.trans(do), input_precision=PRECISION)
         if EDGE:
             scores = _hide_queries(
-                scores, query, query_inside, (start + tile)[:, None], num_queries, num_keys, window,
-                CAUSAL, HAS_WINDOW, FOLD,
-            )  # fmt: skip
+                scores,
+                query,
+                query_inside,
+                (start + tile)[:, None],
+                num_queries,
+                num_keys,
+                window,
+                CAUSAL,
+                HAS_WINDOW,
+                FOLD,
+            )
         else:
             scores = tl.where(query_inside, scores, float("-inf"))
         p = tl.exp2(scores - lse)
@@ -92,14 +125,49 @@ def _few_range(
 
 @triton.jit(do_not_specialize=["num_heads", "group", "num_queries", "num_keys", "window", "score_scale", "grad_scale"])
 def attention_backward_few(
-    q, k, v, out, grad_out, grad_lse, lse, parts, grad_k, grad_v,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
-    num_heads, group, num_queries, num_keys, window, score_scale, grad_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_GRAD_LSE: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
+    q,
+    k,
+    v,
+    out,
+    grad_out,
+    grad_lse,
+    lse,
+    parts,
+    grad_k,
+    grad_v,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    stride_gb,
+    stride_gh,
+    stride_gm,
+    num_heads,
+    group,
+    num_queries,
+    num_keys,
+    window,
+    score_scale,
+    grad_scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_GRAD_LSE: tl.constexpr,
+    WIDE: tl.constexpr,
+    FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Grid (batch * KV heads, splits). parts (splits, B, H, Sq, D) float32: dQ, before its scale, of a share of keys.
     A tile's rows are (query, head of the group) pairs, query-major."""
     head_id = tl.program_id(0)
@@ -143,15 +211,67 @@ def attention_backward_few(
     full = tl.maximum(tl.minimum(full // BLOCK_N * BLOCK_N, hi), lo)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dq = _few_range(
-        dq, q_tile, do_tile, k, v, grad_k, grad_v, row_lse[None, :], row_delta[None, :], query[None, :],
-        row_inside[None, :], lo, full, num_queries, num_keys, window, stride_kn, stride_vn, score_scale, grad_scale,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, WIDE, FOLD, PRECISION, False,
-    )  # fmt: skip
+        dq,
+        q_tile,
+        do_tile,
+        k,
+        v,
+        grad_k,
+        grad_v,
+        row_lse[None, :],
+        row_delta[None, :],
+        query[None, :],
+        row_inside[None, :],
+        lo,
+        full,
+        num_queries,
+        num_keys,
+        window,
+        stride_kn,
+        stride_vn,
+        score_scale,
+        grad_scale,
+        HEAD_DIM,
+        BLOCK_D,
+        BLOCK_N,
+        CAUSAL,
+        HAS_WINDOW,
+        WIDE,
+        FOLD,
+        PRECISION,
+        False,
+    )
     dq = _few_range(
-        dq, q_tile, do_tile, k, v, grad_k, grad_v, row_lse[None, :], row_delta[None, :], query[None, :],
-        row_inside[None, :], full, hi, num_queries, num_keys, window, stride_kn, stride_vn, score_scale, grad_scale,
-        HEAD_DIM, BLOCK_D, BLOCK_N, CAUSAL, HAS_WINDOW, WIDE, FOLD, PRECISION, True,
-    )  # fmt: skip
+        dq,
+        q_tile,
+        do_tile,
+        k,
+        v,
+        grad_k,
+        grad_v,
+        row_lse[None, :],
+        row_delta[None, :],
+        query[None, :],
+        row_inside[None, :],
+        full,
+        hi,
+        num_queries,
+        num_keys,
+        window,
+        stride_kn,
+        stride_vn,
+        score_scale,
+        grad_scale,
+        HEAD_DIM,
+        BLOCK_D,
+        BLOCK_N,
+        CAUSAL,
+        HAS_WINDOW,
+        WIDE,
+        FOLD,
+        PRECISION,
+        True,
+    )
     all_rows = _wide(tl.num_programs(0)) * group * num_queries
     to = parts + ((_wide(tl.program_id(1)) * all_rows + per_row) * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(to, dq, mask=inside)
@@ -180,10 +300,20 @@ def _config(target: Target, head_dim: int) -> Config:
 
 
 def attention_backward(
-    grad_out: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: torch.Tensor | None, target: Target,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
@@ -197,20 +327,56 @@ def attention_backward(
     splits = _num_splits(target, batch * kv_heads, keys)
     parts = torch.empty((splits, *grad_q.shape), dtype=torch.float32, device=q.device)
     launch(
-        attention_backward_few, (batch * kv_heads, splits),
-        q, k, v, out, grad_out, grad_lse, lse, parts, grad_k, grad_v,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad_out.stride()[:3],
-        heads, heads // kv_heads, queries, keys, min(window or 0, queries + keys), scale * LOG2E.value, scale,
-        device=q.device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        CAUSAL=causal, HAS_WINDOW=window is not None, HAS_GRAD_LSE=grad_lse is not None,
-        WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2))), FOLD=target.vendor == "amd",
-        PRECISION=_precision(q.dtype), **_options(config),
-    )  # fmt: skip
+        attention_backward_few,
+        (batch * kv_heads, splits),
+        q,
+        k,
+        v,
+        out,
+        grad_out,
+        grad_lse,
+        lse,
+        parts,
+        grad_k,
+        grad_v,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *out.stride()[:3],
+        *grad_out.stride()[:3],
+        heads,
+        heads // kv_heads,
+        queries,
+        keys,
+        min(window or 0, queries + keys),
+        scale * LOG2E.value,
+        scale,
+        device=q.device,
+        HEAD_DIM=dim,
+        BLOCK_D=_block_d(dim),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        CAUSAL=causal,
+        HAS_WINDOW=window is not None,
+        HAS_GRAD_LSE=grad_lse is not None,
+        WIDE=_too_wide(config.block_n * max(k.stride(2), v.stride(2))),
+        FOLD=target.vendor == "amd",
+        PRECISION=_precision(q.dtype),
+        **_options(config),
+    )
     launch(
-        attention_backward_few_sum, (triton.cdiv(grad_q.numel(), 1024),),
-        parts, grad_q, grad_q.numel(), splits, scale,
-        device=q.device, BLOCK=1024, num_warps=4, num_stages=1,
-    )  # fmt: skip
+        attention_backward_few_sum,
+        (triton.cdiv(grad_q.numel(), 1024),),
+        parts,
+        grad_q,
+        grad_q.numel(),
+        splits,
+        scale,
+        device=q.device,
+        BLOCK=1024,
+        num_warps=4,
+        num_stages=1,
+    )
     return grad_q, grad_k, grad_v
 
 

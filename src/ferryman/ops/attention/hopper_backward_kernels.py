@@ -42,10 +42,24 @@ _PARTS_BYTES = 512 << 20  # what the shares' parts of dK and dV may take
 
 @triton.jit(do_not_specialize=["num_heads", "num_queries", "padded"])
 def attention_backward_rows(
-    out, grad_out, grad_lse, lse, rows_lse, rows_delta,
-    stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, num_heads, num_queries, padded,
-    HEAD_DIM: tl.constexpr, HAS_GRAD_LSE: tl.constexpr,
-):  # fmt: skip
+    out,
+    grad_out,
+    grad_lse,
+    lse,
+    rows_lse,
+    rows_delta,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    stride_gb,
+    stride_gh,
+    stride_gm,
+    num_heads,
+    num_queries,
+    padded,
+    HEAD_DIM: tl.constexpr,
+    HAS_GRAD_LSE: tl.constexpr,
+):
     """lse in base 2, +inf where P is 0 (rows that see nothing, and beyond the end); rowsum(out * grad_out) - grad_lse.
 
     (B, H, padded): a tile of rows is read whole.
@@ -107,7 +121,7 @@ def attention_backward_sum(parts, grad_k, grad_v, shares, size, BLOCK: tl.conste
 @functools.lru_cache(maxsize=4096)
 def deal(
     batch: int, kv_heads: int, group: int, queries: int, keys: int, dim: int, causal: bool, units: int, l2_bytes: int
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """(among how many programs a group's query heads are shared, of how many KV heads the tiles are claimed together).
 
     Together, the tiles of heads are claimed longest first, and these heads' tensors should lie in the L2. Shares are
@@ -133,7 +147,7 @@ def deal(
 
 def _last_end(
     kv_heads: int, group: int, shares: int, together: int, queries: int, keys: int, dim: int, causal: bool, units: int
-) -> float:  # fmt: skip
+) -> float:
     """When the last tile ends, in turns of a block of queries, if each program claims the next one as it is done."""
     turns = -(-queries // _block_m(dim))
     seen = [
@@ -158,10 +172,22 @@ def _together(heads: int, most: int) -> int:
 
 
 def attention_backward(
-    grad_out: torch.Tensor, grad_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    out: torch.Tensor, lse: torch.Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: torch.Tensor | None, target: Target, *, deterministic: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+    *,
+    deterministic: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """deterministic: the order in which dQ is added is kept; None asks torch whether it is wanted."""
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -179,11 +205,24 @@ def attention_backward(
     rows_lse, rows_delta = (torch.empty((batch, heads, padded), dtype=torch.float32, device=device) for _ in range(2))
     counters = torch.zeros((2, 4), dtype=torch.int32, device=device)  # 16 bytes apart
     launch(
-        attention_backward_rows, (batch * heads * (padded // 64),),
-        out, grad_out, grad_lse, lse, rows_lse, rows_delta, *_strides(out), *_strides(grad_out),
-        heads, queries, padded,
-        device=device, HEAD_DIM=dim, HAS_GRAD_LSE=grad_lse is not None, num_warps=4,
-    )  # fmt: skip
+        attention_backward_rows,
+        (batch * heads * (padded // 64),),
+        out,
+        grad_out,
+        grad_lse,
+        lse,
+        rows_lse,
+        rows_delta,
+        *_strides(out),
+        *_strides(grad_out),
+        heads,
+        queries,
+        padded,
+        device=device,
+        HEAD_DIM=dim,
+        HAS_GRAD_LSE=grad_lse is not None,
+        num_warps=4,
+    )
     sums = rows_lse if deterministic else torch.zeros((batch, heads, padded, dim), dtype=torch.float32, device=device)
     strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(grad_out))
     score_scale = scale * _LOG2E
@@ -194,29 +233,91 @@ def attention_backward(
         parts = torch.empty((2, batch * kv_heads, shares, keys * dim), dtype=torch.float32, device=device)
         to_k, to_v = parts[0], parts[1]
     launch(
-        attention_backward_dkv_hopper, (min(tiles * shares, target.units),),
-        q, k, v, grad_out, rows_lse, rows_delta, to_k, to_v, sums, counters[0], *strides,
-        heads, kv_heads * shares, shares, group // shares, together * shares, queries, keys, batch, padded,
-        score_scale, scale,
-        device=device, HEAD_DIM=dim, BLOCK_M=_block_m(dim), CAUSAL=causal, FUSED=not deterministic, num_warps=4,
-    )  # fmt: skip
+        attention_backward_dkv_hopper,
+        (min(tiles * shares, target.units),),
+        q,
+        k,
+        v,
+        grad_out,
+        rows_lse,
+        rows_delta,
+        to_k,
+        to_v,
+        sums,
+        counters[0],
+        *strides,
+        heads,
+        kv_heads * shares,
+        shares,
+        group // shares,
+        together * shares,
+        queries,
+        keys,
+        batch,
+        padded,
+        score_scale,
+        scale,
+        device=device,
+        HEAD_DIM=dim,
+        BLOCK_M=_block_m(dim),
+        CAUSAL=causal,
+        FUSED=not deterministic,
+        num_warps=4,
+    )
     if shares > 1:
         launch(
-            attention_backward_sum, (batch * kv_heads * triton.cdiv(keys * dim, 1024), 2),
-            parts, grad_k, grad_v, shares, keys * dim, device=device, BLOCK=1024, num_warps=4,
-        )  # fmt: skip
+            attention_backward_sum,
+            (batch * kv_heads * triton.cdiv(keys * dim, 1024), 2),
+            parts,
+            grad_k,
+            grad_v,
+            shares,
+            keys * dim,
+            device=device,
+            BLOCK=1024,
+            num_warps=4,
+        )
     if deterministic:
         launch(
-            attention_backward_dq_hopper, (min(-(-queries // 128) * batch * heads, target.units),),
-            q, k, v, grad_out, rows_lse, rows_delta, grad_q, counters[1], *strides,
-            heads, kv_heads, group, _together(batch * heads, 8), queries, keys, batch, padded, score_scale, scale,
-            device=device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4,
-        )  # fmt: skip
+            attention_backward_dq_hopper,
+            (min(-(-queries // 128) * batch * heads, target.units),),
+            q,
+            k,
+            v,
+            grad_out,
+            rows_lse,
+            rows_delta,
+            grad_q,
+            counters[1],
+            *strides,
+            heads,
+            kv_heads,
+            group,
+            _together(batch * heads, 8),
+            queries,
+            keys,
+            batch,
+            padded,
+            score_scale,
+            scale,
+            device=device,
+            HEAD_DIM=dim,
+            CAUSAL=causal,
+            num_warps=4,
+        )
     else:
         launch(
-            attention_backward_cast, (batch * heads * -(-queries // 64),), sums, grad_q, queries, padded, scale,
-            device=device, HEAD_DIM=dim, num_warps=4,
-        )  # fmt: skip
+            attention_backward_cast,
+            (batch * heads * -(-queries // 64),),
+            sums,
+            grad_q,
+            queries,
+            padded,
+            scale,
+            device=device,
+            HEAD_DIM=dim,
+            num_warps=4,
+        )
     return grad_q, grad_k, grad_v
 
 

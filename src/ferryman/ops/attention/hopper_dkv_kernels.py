@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
-)  # fmt: skip
+)
 
 from ferryman.ops.attention.hopper_fused_kernels import STAGES, add_dq, consume_member
 from ferryman.ops.attention.hopper_kernels import _barriers, _named_barrier
@@ -73,10 +73,19 @@ def _claim(
 
 @gluon.jit
 def _consume_blocks(
-    dk, dv, step, tile, member, arguments,
-    WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, FUSED: gl.constexpr,
+    dk,
+    dv,
+    step,
+    tile,
+    member,
+    arguments,
+    WORKER: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    FUSED: gl.constexpr,
     TURNS_OF: gl.constexpr,
-):  # fmt: skip
+):
     """dK += dS^T Q and dV += P^T dO over the blocks of queries of one head: those that need masks ("masked"), because
     some query does not see some key, the others ("whole"), or "all".
 
@@ -84,9 +93,32 @@ def _consume_blocks(
     32 bytes, is 10% faster with one. P is rounded as late as dP is there: 16 bits of it beside all of S and dP spill.
     """
     (
-        _, _, sums, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, tile_ring, _, _, _, _,
-        q_full, q_empty, do_full, do_empty, group, num_queries, num_keys, padded, score_scale, _,
-    ) = arguments  # fmt: skip
+        _,
+        _,
+        sums,
+        k_tiles,
+        v_tiles,
+        q_ring,
+        do_ring,
+        lse_ring,
+        delta_ring,
+        ds_ring,
+        tile_ring,
+        _,
+        _,
+        _,
+        _,
+        q_full,
+        q_empty,
+        do_full,
+        do_empty,
+        group,
+        num_queries,
+        num_keys,
+        padded,
+        score_scale,
+        _,
+    ) = arguments
     dtype: gl.constexpr = q_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -154,8 +186,11 @@ def _consume_blocks(
             for other in gl.static_range(WORKERS):
                 dq = warpgroup_mma(
                     ds_ring.index(buffer + other).permute((1, 0)),
-                    k_tiles.index(other).slice(half * WORKER, half, 1), dq, use_acc=other > 0, is_async=True,
-                )  # fmt: skip
+                    k_tiles.index(other).slice(half * WORKER, half, 1),
+                    dq,
+                    use_acc=other > 0,
+                    is_async=True,
+                )
             dk = warpgroup_mma(gl.convert_layout(ds, a_layout), q_tile, dk, is_async=True)
             dv = warpgroup_mma_wait(1 + WORKERS, [dv])
             mbarrier.arrive(do_empty.index(slot))
@@ -173,14 +208,41 @@ def _consume_blocks(
 
 @gluon.jit
 def _consume(
-    arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr,
+    arguments,
+    WORKER: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    CAUSAL: gl.constexpr,
     FUSED: gl.constexpr,
-):  # fmt: skip
+):
     """64 keys of each tile; the heads of a group one after the other, so that dK and dV are sums in one order."""
     (
-        grad_k, grad_v, _, _, _, _, _, _, _, _, tile_ring, tile_full, k_full, v_full, kv_empty, _, _, _, _,
-        group, _, num_keys, _, _, grad_scale,
-    ) = arguments  # fmt: skip
+        grad_k,
+        grad_v,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        tile_ring,
+        tile_full,
+        k_full,
+        v_full,
+        kv_empty,
+        _,
+        _,
+        _,
+        _,
+        group,
+        _,
+        num_keys,
+        _,
+        _,
+        grad_scale,
+    ) = arguments
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     step = 0
     tile = 0
@@ -217,10 +279,37 @@ def _consume(
 def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr):
     """One warp: everything that the consumers read."""
     (
-        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring,
-        tile_ring, tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, counter,
-        batch, kv_heads, shares, group, heads_together, num_queries, num_keys, padded,
-    ) = arguments  # fmt: skip
+        q_desc,
+        do_desc,
+        k_desc,
+        v_desc,
+        lse_desc,
+        delta_desc,
+        k_tiles,
+        v_tiles,
+        q_ring,
+        do_ring,
+        lse_ring,
+        delta_ring,
+        tile_ring,
+        tile_full,
+        k_full,
+        v_full,
+        kv_empty,
+        q_full,
+        q_empty,
+        do_full,
+        do_empty,
+        counter,
+        batch,
+        kv_heads,
+        shares,
+        group,
+        heads_together,
+        num_queries,
+        num_keys,
+        padded,
+    ) = arguments
     num_tiles = gl.cdiv(hidden(num_keys), BLOCK_N)  # computed before, these would be kept by the consumers, too
     all_heads = hidden(batch) * kv_heads
     dtype: gl.constexpr = q_ring.dtype
@@ -238,15 +327,19 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
         mbarrier.expect(k_full, BLOCK_N * HEAD_DIM * 2)
         for worker in gl.static_range(WORKERS):
             tma.async_copy_global_to_shared(
-                k_desc, [batch_id, kv_head // shares, first + 64 * worker, 0], k_full,
+                k_desc,
+                [batch_id, kv_head // shares, first + 64 * worker, 0],
+                k_full,
                 k_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], kv_layout),
-            )  # fmt: skip
+            )
         mbarrier.expect(v_full, BLOCK_N * HEAD_DIM * 2)
         for worker in gl.static_range(WORKERS):
             tma.async_copy_global_to_shared(
-                v_desc, [batch_id, kv_head // shares, first + 64 * worker, 0], v_full,
+                v_desc,
+                [batch_id, kv_head // shares, first + 64 * worker, 0],
+                v_full,
                 v_tiles.index(worker)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], kv_layout),
-            )  # fmt: skip
+            )
         for member in range(group):
             query_head = kv_head * group + member
             rows = (head * group + member) * hidden(padded)
@@ -257,16 +350,20 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
                 mbarrier.wait(q_empty.index(slot), free)
                 mbarrier.expect(q_full.index(slot), BLOCK_M * (HEAD_DIM * 2 + 4))
                 tma.async_copy_global_to_shared(
-                    q_desc, [batch_id, query_head, row, 0], q_full.index(slot),
+                    q_desc,
+                    [batch_id, query_head, row, 0],
+                    q_full.index(slot),
                     q_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_M, HEAD_DIM], q_layout),
-                )  # fmt: skip
+                )
                 tma.async_copy_global_to_shared(lse_desc, [rows + row], q_full.index(slot), lse_ring.index(slot))
                 mbarrier.wait(do_empty.index(slot), free)
                 mbarrier.expect(do_full.index(slot), BLOCK_M * (HEAD_DIM * 2 + 4))
                 tma.async_copy_global_to_shared(
-                    do_desc, [batch_id, query_head, row, 0], do_full.index(slot),
+                    do_desc,
+                    [batch_id, query_head, row, 0],
+                    do_full.index(slot),
                     do_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_M, HEAD_DIM], q_layout),
-                )  # fmt: skip
+                )
                 tma.async_copy_global_to_shared(delta_desc, [rows + row], do_full.index(slot), delta_ring.index(slot))
                 step += 1
         tile += 1
@@ -275,19 +372,60 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: g
 
 
 DYNAMIC = [
-    "num_heads", "kv_heads", "shares", "group", "heads_together", "num_queries", "num_keys", "batch", "padded",
-    "score_scale", "grad_scale",
-]  # fmt: skip
+    "num_heads",
+    "kv_heads",
+    "shares",
+    "group",
+    "heads_together",
+    "num_queries",
+    "num_keys",
+    "batch",
+    "padded",
+    "score_scale",
+    "grad_scale",
+]
 
 
 @gluon.jit(do_not_specialize=DYNAMIC)
 def attention_backward_dkv_hopper(
-    q, k, v, grad_out, rows_lse, rows_delta, grad_k, grad_v, sums, counter,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gm,
-    num_heads, kv_heads, shares, group, heads_together, num_queries, num_keys, batch, padded, score_scale, grad_scale,
-    HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, FUSED: gl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    grad_out,
+    rows_lse,
+    rows_delta,
+    grad_k,
+    grad_v,
+    sums,
+    counter,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_gb,
+    stride_gh,
+    stride_gm,
+    num_heads,
+    kv_heads,
+    shares,
+    group,
+    heads_together,
+    num_queries,
+    num_keys,
+    batch,
+    padded,
+    score_scale,
+    grad_scale,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    FUSED: gl.constexpr,
+):
     """grad_k, grad_v contiguous (B, kv_heads, Sk, D), of which each ``shares`` are of one head of k and v, and of
     ``group`` query heads. rows_lse, rows_delta (B, H, padded) of ``attention_backward_rows``.
 
@@ -298,21 +436,33 @@ def attention_backward_dkv_hopper(
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, BLOCK_M, HEAD_DIM], dtype)
     row_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     q_desc = tma.make_tensor_descriptor(
-        q, [batch, num_heads, num_queries, HEAD_DIM], [stride_qb, stride_qh, stride_qm, 1],
-        [1, 1, BLOCK_M, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        q,
+        [batch, num_heads, num_queries, HEAD_DIM],
+        [stride_qb, stride_qh, stride_qm, 1],
+        [1, 1, BLOCK_M, HEAD_DIM],
+        flat_layout,
+    )
     do_desc = tma.make_tensor_descriptor(
-        grad_out, [batch, num_heads, num_queries, HEAD_DIM], [stride_gb, stride_gh, stride_gm, 1],
-        [1, 1, BLOCK_M, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        grad_out,
+        [batch, num_heads, num_queries, HEAD_DIM],
+        [stride_gb, stride_gh, stride_gm, 1],
+        [1, 1, BLOCK_M, HEAD_DIM],
+        flat_layout,
+    )
     k_desc = tma.make_tensor_descriptor(
-        k, [batch, kv_heads // shares, num_keys, HEAD_DIM], [stride_kb, stride_kh, stride_kn, 1],
-        [1, 1, 64, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        k,
+        [batch, kv_heads // shares, num_keys, HEAD_DIM],
+        [stride_kb, stride_kh, stride_kn, 1],
+        [1, 1, 64, HEAD_DIM],
+        flat_layout,
+    )
     v_desc = tma.make_tensor_descriptor(
-        v, [batch, kv_heads // shares, num_keys, HEAD_DIM], [stride_vb, stride_vh, stride_vn, 1],
-        [1, 1, 64, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        v,
+        [batch, kv_heads // shares, num_keys, HEAD_DIM],
+        [stride_vb, stride_vh, stride_vn, 1],
+        [1, 1, 64, HEAD_DIM],
+        flat_layout,
+    )
     lse_desc = tma.make_tensor_descriptor(rows_lse, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)
     delta_desc = tma.make_tensor_descriptor(rows_delta, [batch * num_heads * padded], [1], [BLOCK_M], row_layout)
     k_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
@@ -335,23 +485,73 @@ def attention_backward_dkv_hopper(
     do_full = _barriers(STAGES, 1)
     do_empty = _barriers(STAGES, WORKERS)
     consumer = (
-        grad_k, grad_v, sums, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, tile_ring,
-        tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty,
-        group, num_queries, num_keys, padded, score_scale, grad_scale,
-    )  # fmt: skip
+        grad_k,
+        grad_v,
+        sums,
+        k_tiles,
+        v_tiles,
+        q_ring,
+        do_ring,
+        lse_ring,
+        delta_ring,
+        ds_ring,
+        tile_ring,
+        tile_full,
+        k_full,
+        v_full,
+        kv_empty,
+        q_full,
+        q_empty,
+        do_full,
+        do_empty,
+        group,
+        num_queries,
+        num_keys,
+        padded,
+        score_scale,
+        grad_scale,
+    )
     producer = (
-        q_desc, do_desc, k_desc, v_desc, lse_desc, delta_desc, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring,
-        tile_ring, tile_full, k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, counter,
-        batch, kv_heads, shares, group, heads_together, num_queries, num_keys, padded,
-    )  # fmt: skip
+        q_desc,
+        do_desc,
+        k_desc,
+        v_desc,
+        lse_desc,
+        delta_desc,
+        k_tiles,
+        v_tiles,
+        q_ring,
+        do_ring,
+        lse_ring,
+        delta_ring,
+        tile_ring,
+        tile_full,
+        k_full,
+        v_full,
+        kv_empty,
+        q_full,
+        q_empty,
+        do_full,
+        do_empty,
+        counter,
+        batch,
+        kv_heads,
+        shares,
+        group,
+        heads_together,
+        num_queries,
+        num_keys,
+        padded,
+    )
     gl.warp_specialize(
         [
             (_consume, (consumer, gl.constexpr(0), HEAD_DIM, BLOCK_M, CAUSAL, FUSED)),
             (_consume, (consumer, gl.constexpr(1), HEAD_DIM, BLOCK_M, CAUSAL, FUSED)),
             (_produce, (producer, HEAD_DIM, BLOCK_M, CAUSAL)),
         ],
-        [4, 1], [240, 24],
-    )  # fmt: skip
+        [4, 1],
+        [240, 24],
+    )
 
 
 attention_backward_dkv_hopper.uses_scratch = True  # TMA descriptors

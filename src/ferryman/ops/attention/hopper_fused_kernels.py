@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
-)  # fmt: skip
+)
 
 from ferryman.ops.attention.hopper_kernels import _named_barrier
 from ferryman.ops.attention.hopper_tile_kernels import (
@@ -89,8 +89,32 @@ def _dq_of(step, ds_ring, k_tiles, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr)
 def _add_turn(dq, turn, tile, member, arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr):
     """Adds what is this worker's of dQ of a turn. Facts are read anew, as everywhere."""
     (
-        _, _, sums, _, _, _, _, _, _, _, tile_ring, _, _, _, _, _, _, _, _, group, _, _, padded, _, _,
-    ) = arguments  # fmt: skip
+        _,
+        _,
+        sums,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        tile_ring,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        _,
+        group,
+        _,
+        _,
+        padded,
+        _,
+        _,
+    ) = arguments
     row = row_of(turn, told(tile_ring, tile, START), told(tile_ring, tile, JUMP), BLOCK_M)
     row += (told(tile_ring, tile, HEAD) * group + member) * hidden(padded)
     add_dq(dq, sums, row + 64 * WORKER, 0, HEAD_DIM)
@@ -98,9 +122,17 @@ def _add_turn(dq, turn, tile, member, arguments, WORKER: gl.constexpr, HEAD_DIM:
 
 @gluon.jit
 def consume_member(
-    dk, dv, step, tile, member, arguments,
-    WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr,
-):  # fmt: skip
+    dk,
+    dv,
+    step,
+    tile,
+    member,
+    arguments,
+    WORKER: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
     """dK += dS^T Q, dV += P^T dO, and dQ of the queries of one head, which sees the tile's keys.
 
     dS lies in two buffers by turns. Four barriers, of each buffer and writer: a worker that is a step ahead cannot
@@ -108,9 +140,32 @@ def consume_member(
     too few registers.
     """
     (
-        _, _, _, k_tiles, v_tiles, q_ring, do_ring, lse_ring, delta_ring, ds_ring, tile_ring, _, _, _, _,
-        q_full, q_empty, do_full, do_empty, _, num_queries, num_keys, _, score_scale, _,
-    ) = arguments  # fmt: skip
+        _,
+        _,
+        _,
+        k_tiles,
+        v_tiles,
+        q_ring,
+        do_ring,
+        lse_ring,
+        delta_ring,
+        ds_ring,
+        tile_ring,
+        _,
+        _,
+        _,
+        _,
+        q_full,
+        q_empty,
+        do_full,
+        do_empty,
+        _,
+        num_queries,
+        num_keys,
+        _,
+        score_scale,
+        _,
+    ) = arguments
     dtype: gl.constexpr = q_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])

@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
-)  # fmt: skip
+)
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
@@ -56,9 +56,14 @@ def _named_barrier(INSTRUCTION: gl.constexpr, barrier):
 
 @gluon.jit
 def _place(
-    index, num_tiles, batch_heads, heads_together, num_queries, num_keys,
+    index,
+    num_tiles,
+    batch_heads,
+    heads_together,
+    num_queries,
+    num_keys,
     CAUSAL: gl.constexpr,
-):  # fmt: skip
+):
     """(first query row, head of the batch, blocks of keys that some row sees, leading blocks that all rows see)."""
     group_size = heads_together * num_tiles
     head_first = (index // group_size) * heads_together
@@ -79,8 +84,15 @@ def _place(
 
 @gluon.jit
 def _softmax_block(
-    scores, row_max, position, first_key, num_keys, score_scale, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
-):  # fmt: skip
+    scores,
+    row_max,
+    position,
+    first_key,
+    num_keys,
+    score_scale,
+    CAUSAL: gl.constexpr,
+    EDGE: gl.constexpr,
+):
     """(p, new row maximum in base 2, factor for what was summed before)."""
     if EDGE:
         layout: gl.constexpr = gl.SliceLayout(0, scores.type.layout)
@@ -136,10 +148,29 @@ def _operand(packed, dtype: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _consume_blocks(
-    acc, p, row_max, row_sum, step, first, last, q_tile, k_ring, v_ring, k_full, k_empty, v_full, v_empty,
-    position, num_keys, score_scale,
-    WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, dtype: gl.constexpr, CAUSAL: gl.constexpr, EDGE: gl.constexpr,
-):  # fmt: skip
+    acc,
+    p,
+    row_max,
+    row_sum,
+    step,
+    first,
+    last,
+    q_tile,
+    k_ring,
+    v_ring,
+    k_full,
+    k_empty,
+    v_full,
+    v_empty,
+    position,
+    num_keys,
+    score_scale,
+    WORKER: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    dtype: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    EDGE: gl.constexpr,
+):
     """Blocks ``first`` down to ``last``: each one's softmax beside the product of the block before with V.
 
     No product is under way at the end of an iteration: there ptxas would serialise them all.
@@ -178,9 +209,26 @@ def _consume_blocks(
 def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
     """64 query rows of each tile."""
     (
-        out_desc, lse, q_ring, k_ring, v_ring, out_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        num_tiles, num_heads, batch_heads, heads_together, num_queries, num_keys, score_scale,
-    ) = arguments  # fmt: skip
+        out_desc,
+        lse,
+        q_ring,
+        k_ring,
+        v_ring,
+        out_ring,
+        q_full,
+        q_empty,
+        k_full,
+        k_empty,
+        v_full,
+        v_empty,
+        num_tiles,
+        num_heads,
+        batch_heads,
+        heads_together,
+        num_queries,
+        num_keys,
+        score_scale,
+    ) = arguments
     dtype: gl.constexpr = q_ring.dtype
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -222,15 +270,53 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             step += 1
             middle = gl.minimum(full, blocks - 1)
             acc, p, row_max, row_sum, step = _consume_blocks(
-                acc, p, row_max, row_sum, step, blocks - 2, middle, q_tile, k_ring, v_ring,
-                k_full, k_empty, v_full, v_empty, position, num_keys, score_scale,
-                WORKER, HEAD_DIM, dtype, CAUSAL, True,
-            )  # fmt: skip
+                acc,
+                p,
+                row_max,
+                row_sum,
+                step,
+                blocks - 2,
+                middle,
+                q_tile,
+                k_ring,
+                v_ring,
+                k_full,
+                k_empty,
+                v_full,
+                v_empty,
+                position,
+                num_keys,
+                score_scale,
+                WORKER,
+                HEAD_DIM,
+                dtype,
+                CAUSAL,
+                True,
+            )
             acc, p, row_max, row_sum, step = _consume_blocks(
-                acc, p, row_max, row_sum, step, middle - 1, 0, q_tile, k_ring, v_ring,
-                k_full, k_empty, v_full, v_empty, position, num_keys, score_scale,
-                WORKER, HEAD_DIM, dtype, CAUSAL, False,
-            )  # fmt: skip
+                acc,
+                p,
+                row_max,
+                row_sum,
+                step,
+                middle - 1,
+                0,
+                q_tile,
+                k_ring,
+                v_ring,
+                k_full,
+                k_empty,
+                v_full,
+                v_empty,
+                position,
+                num_keys,
+                score_scale,
+                WORKER,
+                HEAD_DIM,
+                dtype,
+                CAUSAL,
+                False,
+            )
             mbarrier.arrive(q_empty.index(q_slot))
             before = step - 1
             mbarrier.wait(v_full.index(before % STAGES), (before // STAGES) & 1)
@@ -255,9 +341,10 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
             gl.thread_barrier()
             flat: gl.constexpr = out_desc.layout
             tma.async_copy_shared_to_global(
-                out_desc, [head // num_heads, head % num_heads, row, 0],
+                out_desc,
+                [head // num_heads, head % num_heads, row, 0],
                 out_tile._reinterpret(dtype, [1, 1, 64, HEAD_DIM], flat),
-            )  # fmt: skip
+            )
     tma.store_wait(0)
 
 
@@ -265,9 +352,26 @@ def _consume(arguments, WORKER: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl
 def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
     """One warp: everything that the consumers read."""
     (
-        q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        num_tiles, num_heads, group, batch_heads, heads_together, num_queries, num_keys,
-    ) = arguments  # fmt: skip
+        q_desc,
+        k_desc,
+        v_desc,
+        q_ring,
+        k_ring,
+        v_ring,
+        q_full,
+        q_empty,
+        k_full,
+        k_empty,
+        v_full,
+        v_empty,
+        num_tiles,
+        num_heads,
+        group,
+        batch_heads,
+        heads_together,
+        num_queries,
+        num_keys,
+    ) = arguments
     dtype: gl.constexpr = q_ring.dtype
     q_layout: gl.constexpr = q_desc.layout
     kv_layout: gl.constexpr = k_desc.layout
@@ -289,24 +393,30 @@ def _produce(arguments, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr):
                 mbarrier.wait(k_empty.index(slot), free)
                 mbarrier.expect(k_full.index(slot), BLOCK_N * size)
                 tma.async_copy_global_to_shared(
-                    k_desc, [batch, kv_head, block * BLOCK_N, 0], k_full.index(slot),
+                    k_desc,
+                    [batch, kv_head, block * BLOCK_N, 0],
+                    k_full.index(slot),
                     k_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
-                )  # fmt: skip
+                )
                 if block == blocks - 1:
                     for worker in gl.static_range(WORKERS):
                         q_slot = turn % 2 * WORKERS + worker
                         mbarrier.wait(q_empty.index(q_slot), turn // 2 & 1 ^ 1)
                         mbarrier.expect(q_full.index(q_slot), 64 * size)
                         tma.async_copy_global_to_shared(
-                            q_desc, [batch, head % num_heads, row + 64 * worker, 0], q_full.index(q_slot),
+                            q_desc,
+                            [batch, head % num_heads, row + 64 * worker, 0],
+                            q_full.index(q_slot),
                             q_ring.index(q_slot)._reinterpret(dtype, [1, 1, 64, HEAD_DIM], q_layout),
-                        )  # fmt: skip
+                        )
                 mbarrier.wait(v_empty.index(slot), free)
                 mbarrier.expect(v_full.index(slot), BLOCK_N * size)
                 tma.async_copy_global_to_shared(
-                    v_desc, [batch, kv_head, block * BLOCK_N, 0], v_full.index(slot),
+                    v_desc,
+                    [batch, kv_head, block * BLOCK_N, 0],
+                    v_full.index(slot),
                     v_ring.index(slot)._reinterpret(dtype, [1, 1, BLOCK_N, HEAD_DIM], kv_layout),
-                )  # fmt: skip
+                )
                 step += 1
 
 
@@ -323,12 +433,34 @@ _DYNAMIC = ["num_heads", "kv_heads", "group", "heads_together", "num_queries", "
 
 @gluon.jit(do_not_specialize=_DYNAMIC)
 def attention_forward_hopper(
-    q, k, v, out, lse,
-    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_om,
-    num_heads, kv_heads, group, heads_together, num_queries, num_keys, batch_heads, score_scale,
-    HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    lse,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_om,
+    num_heads,
+    kv_heads,
+    group,
+    heads_together,
+    num_queries,
+    num_keys,
+    batch_heads,
+    score_scale,
+    HEAD_DIM: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):
     """out (B, H, Sq, D) by its strides; lse (B, H, Sq) float32, natural logarithm; score_scale is in base 2, above 0.
 
     A persistent program takes tiles of 128 rows, the longest first among as many heads as fit the L2.
@@ -339,21 +471,33 @@ def attention_forward_hopper(
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, HEAD_DIM], dtype)
     q_desc = tma.make_tensor_descriptor(
-        q, [batch, num_heads, num_queries, HEAD_DIM], [stride_qb, stride_qh, stride_qm, 1],
-        [1, 1, 64, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        q,
+        [batch, num_heads, num_queries, HEAD_DIM],
+        [stride_qb, stride_qh, stride_qm, 1],
+        [1, 1, 64, HEAD_DIM],
+        flat_layout,
+    )
     k_desc = tma.make_tensor_descriptor(
-        k, [batch, kv_heads, num_keys, HEAD_DIM], [stride_kb, stride_kh, stride_kn, 1],
-        [1, 1, BLOCK_N, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        k,
+        [batch, kv_heads, num_keys, HEAD_DIM],
+        [stride_kb, stride_kh, stride_kn, 1],
+        [1, 1, BLOCK_N, HEAD_DIM],
+        flat_layout,
+    )
     v_desc = tma.make_tensor_descriptor(
-        v, [batch, kv_heads, num_keys, HEAD_DIM], [stride_vb, stride_vh, stride_vn, 1],
-        [1, 1, BLOCK_N, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        v,
+        [batch, kv_heads, num_keys, HEAD_DIM],
+        [stride_vb, stride_vh, stride_vn, 1],
+        [1, 1, BLOCK_N, HEAD_DIM],
+        flat_layout,
+    )
     out_desc = tma.make_tensor_descriptor(
-        out, [batch, num_heads, num_queries, HEAD_DIM], [stride_ob, stride_oh, stride_om, 1],
-        [1, 1, 64, HEAD_DIM], flat_layout,
-    )  # fmt: skip
+        out,
+        [batch, num_heads, num_queries, HEAD_DIM],
+        [stride_ob, stride_oh, stride_om, 1],
+        [1, 1, 64, HEAD_DIM],
+        flat_layout,
+    )
     q_ring = gl.allocate_shared_memory(dtype, [2 * WORKERS, 64, HEAD_DIM], tile_layout)
     out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)
@@ -365,13 +509,47 @@ def attention_forward_hopper(
     v_full = _barriers(STAGES, 1)
     v_empty = _barriers(STAGES, WORKERS)
     consumer = (
-        out_desc, lse, q_ring, k_ring, v_ring, out_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        num_tiles, num_heads, batch_heads, heads_together, num_queries, num_keys, score_scale,
-    )  # fmt: skip
+        out_desc,
+        lse,
+        q_ring,
+        k_ring,
+        v_ring,
+        out_ring,
+        q_full,
+        q_empty,
+        k_full,
+        k_empty,
+        v_full,
+        v_empty,
+        num_tiles,
+        num_heads,
+        batch_heads,
+        heads_together,
+        num_queries,
+        num_keys,
+        score_scale,
+    )
     producer = (
-        q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        num_tiles, num_heads, group, batch_heads, heads_together, num_queries, num_keys,
-    )  # fmt: skip
+        q_desc,
+        k_desc,
+        v_desc,
+        q_ring,
+        k_ring,
+        v_ring,
+        q_full,
+        q_empty,
+        k_full,
+        k_empty,
+        v_full,
+        v_empty,
+        num_tiles,
+        num_heads,
+        group,
+        batch_heads,
+        heads_together,
+        num_queries,
+        num_keys,
+    )
     # A name would make tensors of the constants.
     gl.warp_specialize(
         [
@@ -379,8 +557,9 @@ def attention_forward_hopper(
             (_consume, (consumer, gl.constexpr(1), HEAD_DIM, CAUSAL)),
             (_produce, (producer, HEAD_DIM, CAUSAL)),
         ],
-        [4, 1], [240, 24],
-    )  # fmt: skip
+        [4, 1],
+        [240, 24],
+    )
 
 
 attention_forward_hopper.uses_scratch = True  # TMA descriptors
@@ -407,9 +586,16 @@ def operand(x: torch.Tensor) -> torch.Tensor:
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
-    softcap: float, mask: torch.Tensor | None, target: Target,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     out, lse = outputs(q)
@@ -424,11 +610,30 @@ def attention(
     tiles = -(-queries // BLOCK_M.value) * batch * heads
     scale = dim**-0.5 if scale is None else scale
     launch(
-        attention_forward_hopper, (min(tiles, target.units),),
-        q, k, v, out, lse, *_strides(q), *_strides(k), *_strides(v), *_strides(out.transpose(1, 2)),
-        heads, kv_heads, heads // kv_heads, together, queries, keys, batch * heads, scale * _LOG2E,
-        device=q.device, HEAD_DIM=dim, CAUSAL=causal, num_warps=4,
-    )  # fmt: skip
+        attention_forward_hopper,
+        (min(tiles, target.units),),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        *_strides(q),
+        *_strides(k),
+        *_strides(v),
+        *_strides(out.transpose(1, 2)),
+        heads,
+        kv_heads,
+        heads // kv_heads,
+        together,
+        queries,
+        keys,
+        batch * heads,
+        scale * _LOG2E,
+        device=q.device,
+        HEAD_DIM=dim,
+        CAUSAL=causal,
+        num_warps=4,
+    )
     return out.transpose(1, 2), lse
 
 

@@ -80,9 +80,7 @@ def below(bounds, columns):
 
 
 @gluon.jit
-def masks(
-    first_key, row, num_queries, num_keys, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, layout: gl.constexpr
-):  # fmt: skip
+def masks(first_key, row, num_queries, num_keys, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, layout: gl.constexpr):
     """(which pairs of 64 keys and the queries from ``row`` on are there, which of them see each other)."""
     columns = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     keys = first_key + gl.arange(0, 64, gl.SliceLayout(1, layout))

@@ -38,34 +38,48 @@ def _rows_of(view: View) -> tuple[int, int]:
 
 
 _SQUARE = Clause(
-    "as many queries as keys where causal, or one query", ("q.shape[2]", "k.shape[2]", "causal"),
-    lambda view: (*_rows_of(view), bool(view.args["causal"])), lambda m: not m[2] or m[0] in (1, m[1]),
-)  # fmt: skip
+    "as many queries as keys where causal, or one query",
+    ("q.shape[2]", "k.shape[2]", "causal"),
+    lambda view: (*_rows_of(view), bool(view.args["causal"])),
+    lambda m: not m[2] or m[0] in (1, m[1]),
+)
 _EVERY_ROW_SEES = Clause(
-    "no more queries than keys where causal or windowed", ("q.shape[2]", "k.shape[2]", "causal", "window"),
+    "no more queries than keys where causal or windowed",
+    ("q.shape[2]", "k.shape[2]", "causal", "window"),
     lambda view: (*_rows_of(view), bool(view.args["causal"]) or view.args["window"] is not None),
     lambda m: not m[2] or m[0] <= m[1],
-)  # fmt: skip
+)
 _ONE_SIDED = Clause(
-    "a window only where causal", ("causal", "window"),
-    lambda view: (bool(view.args["causal"]), view.args["window"]), lambda m: m[0] or m[1] is None,
-)  # fmt: skip
+    "a window only where causal",
+    ("causal", "window"),
+    lambda view: (bool(view.args["causal"]), view.args["window"]),
+    lambda m: m[0] or m[1] is None,
+)
 _ONE_TILE = Clause(
-    f"at most {_FEW} rows of queries for a key head (Sq * H / Hk)", ("q.shape", "k.shape"),
+    f"at most {_FEW} rows of queries for a key head (Sq * H / Hk)",
+    ("q.shape", "k.shape"),
     lambda view: view.args["q"].shape[2] * (view.args["q"].shape[1] // view.args["k"].shape[1]),
     lambda rows: rows <= _FEW,
-)  # fmt: skip
+)
 _NUMBERED = Clause(
-    "fewer than 2^31 rows of queries, and elements of a head", ("q.shape", "k.shape"),
+    "fewer than 2^31 rows of queries, and elements of a head",
+    ("q.shape", "k.shape"),
     lambda view: max(
         view.args["q"].shape[0] * view.args["q"].shape[1] * (view.args["q"].shape[2] + 128),
         max(_rows_of(view)) * view.args["q"].shape[3],
     ),
     lambda n: n < 2**31,
-)  # fmt: skip
+)
 
-_ON_HOPPER = (compiled(), feature("wgmma"), release("triton", "3.6"), _HALF, one_of("q.shape[-1]", 64, 128), *_PLAIN,
-              at_least("q.shape[2]", 128))  # fmt: skip
+_ON_HOPPER = (
+    compiled(),
+    feature("wgmma"),
+    release("triton", "3.6"),
+    _HALF,
+    one_of("q.shape[-1]", 64, 128),
+    *_PLAIN,
+    at_least("q.shape[2]", 128),
+)
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), *_UNIT)
 _CUDNN = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
 _CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), one_of("q.shape[2]", 1))
@@ -79,9 +93,10 @@ _CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, _SQUARE, at_least("k
 # dK and dV before a group's sum.
 _NORMAL = Clause(
     "as many queries as keys where float16, whose P of many keys is below its normal range",
-    ("q.shape[2]", "k.shape[2]", "q.dtype"), lambda view: (*_rows_of(view), view.args["q"].dtype),
+    ("q.shape[2]", "k.shape[2]", "q.dtype"),
+    lambda view: (*_rows_of(view), view.args["q"].dtype),
     lambda m: m[2] != torch.float16 or m[0] == m[1],
-)  # fmt: skip
+)
 _NO_LSE = (absent("grad_lse"), _NORMAL)
 _ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}
 _TRACED: dict[str, Any] = {"roundings": ("p",), "partial": True, "traced": "attention_traced"}
@@ -89,34 +104,98 @@ _TRACED: dict[str, Any] = {"roundings": ("p",), "partial": True, "traced": "atte
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch.cudnn", "attention", function="attention_cudnn", when=_CUDNN, **_TRACED),
     # of one query cuDNN divides the keys, and adds the parts as they come
-    *menu(_HERE, "torch.cudnn_decode", "attention", function="attention_cudnn", when=_CUDNN_DECODE,
-          deterministic=False, **_TRACED),
+    *menu(
+        _HERE,
+        "torch.cudnn_decode",
+        "attention",
+        function="attention_cudnn",
+        when=_CUDNN_DECODE,
+        deterministic=False,
+        **_TRACED,
+    ),
     *menu(_HERE, "torch.flash", "attention", function="attention_flash", when=_FLASH_NVIDIA, **_TRACED),
     *menu(_HERE, "torch.aotriton", "attention", function="attention_flash", when=_FLASH_AMD, **_TRACED),
     *menu(_HERE, "torch.efficient", "attention", function="attention_efficient", when=_EFFICIENT, **_TRACED),
     *menu(_HERE, "torch.cpu", "attention", function="attention_cpu", when=_CPU, **_TRACED),
     *menu(_HERE, "torch.composed", "attention", function="attention_composed", composed=True),
-    *menu(_HERE, "torch.cudnn", "attention_backward", function="attention_backward_cudnn",
-          when=(*_CUDNN, absent("mask"), *_NO_LSE), **_ADDED),
-    *menu(_HERE, "torch.flash", "attention_backward", function="attention_backward_flash",
-          when=(*_FLASH_NVIDIA, *_NO_LSE), **_ADDED),
-    *menu(_HERE, "torch.aotriton", "attention_backward", function="attention_backward_flash",
-          when=(*_FLASH_AMD, *_NO_LSE), **_ADDED),
-    *menu(_HERE, "torch.efficient", "attention_backward", function="attention_backward_efficient",
-          when=(*_EFFICIENT, *_NO_LSE), **_ADDED),
+    *menu(
+        _HERE,
+        "torch.cudnn",
+        "attention_backward",
+        function="attention_backward_cudnn",
+        when=(*_CUDNN, absent("mask"), *_NO_LSE),
+        **_ADDED,
+    ),
+    *menu(
+        _HERE,
+        "torch.flash",
+        "attention_backward",
+        function="attention_backward_flash",
+        when=(*_FLASH_NVIDIA, *_NO_LSE),
+        **_ADDED,
+    ),
+    *menu(
+        _HERE,
+        "torch.aotriton",
+        "attention_backward",
+        function="attention_backward_flash",
+        when=(*_FLASH_AMD, *_NO_LSE),
+        **_ADDED,
+    ),
+    *menu(
+        _HERE,
+        "torch.efficient",
+        "attention_backward",
+        function="attention_backward_efficient",
+        when=(*_EFFICIENT, *_NO_LSE),
+        **_ADDED,
+    ),
     *menu(_HERE, "torch.composed", "attention_backward", function="attention_backward_composed", composed=True),
-    *menu(_HERE, "triton.hopper", "attention", module="hopper_kernels", when=(*_ON_HOPPER, positive("scale")),
-          roundings=("p",), replayable=True, partial=True),
-    *menu(_HERE, "triton.decode", "attention", function="attention_decode", when=(*_DOT, _ONE_TILE), roundings=("p",),
-          replayable=True, configurations="configurations", partial=True),
+    *menu(
+        _HERE,
+        "triton.hopper",
+        "attention",
+        module="hopper_kernels",
+        when=(*_ON_HOPPER, positive("scale")),
+        roundings=("p",),
+        replayable=True,
+        partial=True,
+    ),
+    *menu(
+        _HERE,
+        "triton.decode",
+        "attention",
+        function="attention_decode",
+        when=(*_DOT, _ONE_TILE),
+        roundings=("p",),
+        replayable=True,
+        configurations="configurations",
+        partial=True,
+    ),
     *menu(_HERE, "triton.tiled", "attention", when=_DOT, roundings=("p",), replayable=True),
     # On Hopper the tiles of keys add to dQ in the order in which they come.
-    *menu(_HERE, "triton.hopper", "attention_backward", module="hopper_backward_kernels",
-          when=(*_ON_HOPPER, _NUMBERED), roundings=("p", "ds"), deterministic="asked", replayable=True,
-          reads=("deterministic",), partial=True),
+    *menu(
+        _HERE,
+        "triton.hopper",
+        "attention_backward",
+        module="hopper_backward_kernels",
+        when=(*_ON_HOPPER, _NUMBERED),
+        roundings=("p", "ds"),
+        deterministic="asked",
+        replayable=True,
+        reads=("deterministic",),
+        partial=True,
+    ),
     # RDNA3's matrix instruction wants both operands twice in registers: there it spills at any tile from D128 on.
-    *menu(_HERE, "triton.decode", "attention_backward", module="few_queries_kernels",
-          when=(*_DOT, _HALF, *_PLAIN[1:], _ONE_TILE, lacking("wmma")), roundings=("p", "ds"), replayable=True,
-          partial=True),
+    *menu(
+        _HERE,
+        "triton.decode",
+        "attention_backward",
+        module="few_queries_kernels",
+        when=(*_DOT, _HALF, *_PLAIN[1:], _ONE_TILE, lacking("wmma")),
+        roundings=("p", "ds"),
+        replayable=True,
+        partial=True,
+    ),
     *menu(_HERE, "triton.tiled", "attention_backward", when=_DOT, roundings=("p", "ds"), replayable=True),
-)  # fmt: skip
+)

@@ -34,9 +34,15 @@ def expressible(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """PyTorch's causality is aligned top-left, the op's bottom-right: they agree where there are as many keys."""
     if (
         dropout_p == 0.0

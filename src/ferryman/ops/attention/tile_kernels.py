@@ -118,9 +118,17 @@ def _hide_keys(
 
 @triton.jit
 def _hide_queries(
-    scores, query, query_inside, key, num_queries, num_keys, window,
-    CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, FOLD: tl.constexpr,
-):  # fmt: skip
+    scores,
+    query,
+    query_inside,
+    key,
+    num_queries,
+    num_keys,
+    window,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    FOLD: tl.constexpr,
+):
     """-inf where ``query``, a row of the tile's queries, is past the end or does not see ``key``, a column."""
     if FOLD and (CAUSAL or HAS_WINDOW):
         row = key + (num_queries - num_keys)  # that the key is aligned with
@@ -149,9 +157,7 @@ def _mask_index(index, limit, FOLD: tl.constexpr):
 
 
 @triton.jit
-def _add_mask(
-    scores, pointers, kept_inside, tile_inside, MASK: tl.constexpr, FOLD: tl.constexpr, EDGE: tl.constexpr
-):  # fmt: skip
+def _add_mask(scores, pointers, kept_inside, tile_inside, MASK: tl.constexpr, FOLD: tl.constexpr, EDGE: tl.constexpr):
     """Scores are in base 2. A bool mask arrives as int8. ``kept_inside`` is of the dimension that stays put."""
     if FOLD:
         if EDGE:
@@ -169,9 +175,15 @@ def _add_mask(
 
 @triton.jit
 def _key_ranges(
-    first, last, num_queries, num_keys, window,
-    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-):  # fmt: skip
+    first,
+    last,
+    num_queries,
+    num_keys,
+    window,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
     """[lo, hi) holds every key that a row in first..last sees, [full_lo, full_hi) whole blocks that all of them see."""
     shift = num_keys - num_queries
     lo = 0

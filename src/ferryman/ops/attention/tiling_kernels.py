@@ -71,18 +71,30 @@ _BLACKWELL: dict[int, _Tiles] = {
 }
 _CDNA: dict[int, _Tiles] = {
     64: (
-        (128, 64, 4, 1, _TWO_WAVES), (128, 64, 4, 1), (64, 64, 4, 1, _SMALL_MFMA),
-        (128, 32, 8, 1, _SMALL_TWO_WAVES), (128, 32, 8, 1, _SMALL_TWO_WAVES), (32, 64, 8, 1, _SMALL_MFMA),
+        (128, 64, 4, 1, _TWO_WAVES),
+        (128, 64, 4, 1),
+        (64, 64, 4, 1, _SMALL_MFMA),
+        (128, 32, 8, 1, _SMALL_TWO_WAVES),
+        (128, 32, 8, 1, _SMALL_TWO_WAVES),
+        (32, 64, 8, 1, _SMALL_MFMA),
     ),
     128: (
-        (128, 64, 8, 1, _SMALL_MFMA), (64, 64, 4, 1), (32, 64, 4, 1, _SMALL_MFMA),
-        (128, 32, 8, 1, _SMALL_TWO_WAVES), (64, 32, 8, 1, _SMALL_MFMA), (32, 64, 8, 1, _SMALL_MFMA),
+        (128, 64, 8, 1, _SMALL_MFMA),
+        (64, 64, 4, 1),
+        (32, 64, 4, 1, _SMALL_MFMA),
+        (128, 32, 8, 1, _SMALL_TWO_WAVES),
+        (64, 32, 8, 1, _SMALL_MFMA),
+        (32, 64, 8, 1, _SMALL_MFMA),
     ),
     256: (
-        (128, 32, 8, 1), (32, 32, 4, 1), (16, 64, 8, 1),
-        (64, 32, 8, 1, _SMALL_MFMA), (64, 16, 8, 1, _SMALL_TWO_WAVES), (16, 64, 4, 1, _SMALL_MFMA),
+        (128, 32, 8, 1),
+        (32, 32, 4, 1),
+        (16, 64, 8, 1),
+        (64, 32, 8, 1, _SMALL_MFMA),
+        (64, 16, 8, 1, _SMALL_TWO_WAVES),
+        (16, 64, 4, 1, _SMALL_MFMA),
     ),
-}  # fmt: skip
+}
 _HALF: dict[str, dict[int, _Tiles]] = {
     "nvidia-227k": _HOPPER,
     "nvidia-tmem": _BLACKWELL,

@@ -112,9 +112,16 @@ def _is_blank(q: Tensor, k: Tensor) -> bool:
 
 
 def attention_cudnn(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
         return _blank(q)
     diagonal = _needs_diagonal(q, causal)
@@ -133,9 +140,16 @@ def attention_cudnn(
 
 
 def attention_flash(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
         return _blank(q)
     diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
@@ -146,9 +160,18 @@ def attention_flash(
         return _model_layout(found[0]), found[1].float().contiguous()
     left, right = _window_sides(window, causal)
     got = aten._flash_attention_forward(
-        *map(_rows_first, (q, k, v)), None, None, q.shape[2], k.shape[2], 0.0, diagonal, False, scale=factor,
-        window_size_left=left, window_size_right=right,
-    )  # fmt: skip
+        *map(_rows_first, (q, k, v)),
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        diagonal,
+        False,
+        scale=factor,
+        window_size_left=left,
+        window_size_right=right,
+    )
     return _model_layout(got[0].transpose(1, 2)), got[1].float().contiguous()
 
 
@@ -194,24 +217,47 @@ def _without_blind(
 
 
 def attention_efficient(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
         return _blank(q)
     heads = q.shape[1]
     got = aten._efficient_attention_forward(
-        *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))), _bias(q, k, mask), None, None, None, None, 0.0,
-        _BOTTOM_RIGHT if causal else _NO_DIAGONAL, True, scale=_scale(q, scale), window_size=window,
-    )  # fmt: skip
+        *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))),
+        _bias(q, k, mask),
+        None,
+        None,
+        None,
+        None,
+        0.0,
+        _BOTTOM_RIGHT if causal else _NO_DIAGONAL,
+        True,
+        scale=_scale(q, scale),
+        window_size=window,
+    )
     out, lse = _model_layout(got[0].transpose(1, 2)), got[1][..., : q.shape[2]].contiguous()
     return _without_blind(out, lse, q, k, causal, window, mask)
 
 
 def attention_cpu(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
         return _blank(q)
     keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
@@ -224,9 +270,16 @@ def attention_cpu(
 
 
 def attention_composed(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     heads = q.shape[1]
     s, _ = _composed_scores(q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
@@ -259,9 +312,16 @@ def _vectorised_when_traced(x: Tensor) -> bool:
 
 
 def attention_traced(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float,
-    mask: Tensor | None, features: str,
-) -> Tensor | None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    features: str,
+) -> Tensor | None:
     """`attention`'s output as one ATen call that autograd and Inductor know; None where only the whole kernel will do.
 
     A decoder layer of 512 tokens is bound by the host on an H200: the opaque op costs 63 us of it, this call 16.
@@ -303,23 +363,55 @@ def _per_key_head(x: Tensor, like: Tensor) -> Tensor:
 
 
 def attention_backward_cudnn(
-    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
         return _none(q, k, v)
     layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
     grads = aten._scaled_dot_product_cudnn_attention_backward(
-        *layout, lse.unsqueeze(-1), _nothing(q), _nothing(q), None, None, None, q.shape[2], k.shape[2], 0.0,
-        _needs_diagonal(q, causal), scale=_scale(q, scale),
-    )  # fmt: skip
+        *layout,
+        lse.unsqueeze(-1),
+        _nothing(q),
+        _nothing(q),
+        None,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        _needs_diagonal(q, causal),
+        scale=_scale(q, scale),
+    )
     return tuple(g.contiguous() for g in grads)
 
 
 def attention_backward_flash(
-    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
         return _none(q, k, v)
     diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
@@ -331,16 +423,38 @@ def attention_backward_flash(
         return tuple(g.contiguous() for g in grads)
     left, right = _window_sides(window, causal)
     grads = aten._flash_attention_backward(
-        *map(_rows_first, (grad_out, q, k, v, out)), lse, None, None, q.shape[2], k.shape[2], 0.0, diagonal,
-        _nothing(q), _nothing(q), scale=factor, window_size_left=left, window_size_right=right,
-    )  # fmt: skip
+        *map(_rows_first, (grad_out, q, k, v, out)),
+        lse,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        diagonal,
+        _nothing(q),
+        _nothing(q),
+        scale=factor,
+        window_size_left=left,
+        window_size_right=right,
+    )
     return tuple(g.transpose(1, 2).contiguous() for g in grads)
 
 
 def attention_backward_efficient(
-    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
         return _none(q, k, v)
     heads, rows = q.shape[1], q.shape[2]
@@ -349,17 +463,41 @@ def attention_backward_efficient(
     sums[..., :rows] = lse.masked_fill(lse == -math.inf, math.inf)  # no part of a row that sees nothing
     given = map(_rows_first, (grad_out, q, _grouped(k, heads), _grouped(v, heads)))
     grads = aten._efficient_attention_backward(
-        *given, _bias(q, k, mask), _rows_first(out), None, None, rows, k.shape[2], sums, 0.0, _nothing(q), _nothing(q),
-        _BOTTOM_RIGHT if causal else _NO_DIAGONAL, False, scale=_scale(q, scale), window_size=window,
-    )  # fmt: skip
+        *given,
+        _bias(q, k, mask),
+        _rows_first(out),
+        None,
+        None,
+        rows,
+        k.shape[2],
+        sums,
+        0.0,
+        _nothing(q),
+        _nothing(q),
+        _BOTTOM_RIGHT if causal else _NO_DIAGONAL,
+        False,
+        scale=_scale(q, scale),
+        window_size=window,
+    )
     grad_q, grad_k, grad_v = (g.transpose(1, 2) for g in grads[:3])
     return grad_q.contiguous(), _per_key_head(grad_k, k), _per_key_head(grad_v, v)
 
 
 def attention_backward_composed(
-    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-    scale: float | None, window: int | None, softcap: float, mask: Tensor | None, target: Target,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, ...]:
     heads, factor = q.shape[1], _scale(q, scale)
     keys, values = _grouped(k, heads), _grouped(v, heads)
     s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)

@@ -108,9 +108,16 @@ def _own_splits(config: Config, target: Target, dtype: torch.dtype, head_dim: in
 
 
 def configurations(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, window: int | None,
-    softcap: float, mask: torch.Tensor | None, target: Target,
-) -> dict[str, float]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: torch.Tensor | None,
+    target: Target,
+) -> dict[str, float]:
     """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
     times in blocks of keys that a program reads, one wave of programs after another, and the merging of pieces."""
     keys, programs = k.shape[2], k.shape[0] * k.shape[1]
@@ -233,30 +240,73 @@ def _run_forward(
     score_scale, score_cap = _score_factors(abs(scale), softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     wide = _too_wide(
-        config.block_n * k.stride(2), config.block_n * v.stride(2), config.block_n * mask_strides[3],
-    )  # fmt: skip
+        config.block_n * k.stride(2),
+        config.block_n * v.stride(2),
+        config.block_n * mask_strides[3],
+    )
     if splits > 1:
         to = torch.empty((splits, *lse.shape, dim), dtype=torch.float32, device=device)
         to_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=device)
     else:
         to, to_lse = out, lse
     launch(
-        attention_forward, (programs, splits),
-        q, k, v, mask, to, to_lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask_strides,
-        heads, heads // kv_heads, together, queries, keys, min(window or 0, queries + keys), batch * heads, score_scale,
+        attention_forward,
+        (programs, splits),
+        q,
+        k,
+        v,
+        mask,
+        to,
+        to_lse,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *mask_strides,
+        heads,
+        heads // kv_heads,
+        together,
+        queries,
+        keys,
+        min(window or 0, queries + keys),
+        batch * heads,
+        score_scale,
         score_cap,
         device=device,
         **_forward_constexprs(
-            config, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide,
-            scale < 0, pack, splits > 1,
+            config,
+            target,
+            q.dtype,
+            dim,
+            causal,
+            window is not None,
+            softcap > 0,
+            mask_kind,
+            wide,
+            scale < 0,
+            pack,
+            splits > 1,
         ),
         **_options(config),
-    )  # fmt: skip
+    )
     if splits > 1:
         launch(
-            attention_merge, (lse.numel(),), to, to_lse, out, lse, heads, queries, splits, batch * heads,
-            device=device, HEAD_DIM=dim, BLOCK_D=_block_d(dim), TOGETHER=16, num_warps=4, num_stages=1,
-        )  # fmt: skip
+            attention_merge,
+            (lse.numel(),),
+            to,
+            to_lse,
+            out,
+            lse,
+            heads,
+            queries,
+            splits,
+            batch * heads,
+            device=device,
+            HEAD_DIM=dim,
+            BLOCK_D=_block_d(dim),
+            TOGETHER=16,
+            num_warps=4,
+            num_stages=1,
+        )
 
 
 def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -305,23 +355,66 @@ def attention_backward(
         max(dq.block_n, dkv.block_n) * max(k.stride(2), v.stride(2), mask_strides[3]),
     )
     launch(
-        attention_backward_dq, (batch * heads * triton.cdiv(queries, dq.block_m),),
-        q, k, v, mask, out, grad_out, grad_lse, lse, delta, grad_q,
-        *strides, *out.stride()[:3], *grad_out.stride()[:3], *mask_strides,
-        heads, group, together * group, queries, keys, seen, batch * heads, score_scale, score_cap, scale,
-        device=device, HAS_GRAD_LSE=grad_lse is not None,
+        attention_backward_dq,
+        (batch * heads * triton.cdiv(queries, dq.block_m),),
+        q,
+        k,
+        v,
+        mask,
+        out,
+        grad_out,
+        grad_lse,
+        lse,
+        delta,
+        grad_q,
+        *strides,
+        *out.stride()[:3],
+        *grad_out.stride()[:3],
+        *mask_strides,
+        heads,
+        group,
+        together * group,
+        queries,
+        keys,
+        seen,
+        batch * heads,
+        score_scale,
+        score_cap,
+        scale,
+        device=device,
+        HAS_GRAD_LSE=grad_lse is not None,
         **_backward_constexprs(dq, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
         **_options(dq),
-    )  # fmt: skip
+    )
     launch(
-        attention_backward_dkv, (batch * kv_heads * triton.cdiv(keys, dkv.block_n),),
-        q, k, v, mask, grad_out, lse, delta, grad_k, grad_v,
-        *strides, *grad_out.stride()[:3], *mask_strides,
-        heads, group, together, queries, keys, seen, batch * heads, score_scale, score_cap, scale,
+        attention_backward_dkv,
+        (batch * kv_heads * triton.cdiv(keys, dkv.block_n),),
+        q,
+        k,
+        v,
+        mask,
+        grad_out,
+        lse,
+        delta,
+        grad_k,
+        grad_v,
+        *strides,
+        *grad_out.stride()[:3],
+        *mask_strides,
+        heads,
+        group,
+        together,
+        queries,
+        keys,
+        seen,
+        batch * heads,
+        score_scale,
+        score_cap,
+        scale,
         device=device,
         **_backward_constexprs(dkv, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
         **_options(dkv),
-    )  # fmt: skip
+    )
     return grad_q, grad_k, grad_v
 
 
@@ -331,21 +424,46 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 def _backward_constexprs(
-    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int,
+    config: Config,
+    target: Target,
+    dtype: torch.dtype,
+    dim: int,
+    causal: bool,
+    window: bool,
+    cap: bool,
+    mask: int,
     wide: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
-        "HEAD_DIM": dim, "BLOCK_D": _block_d(dim), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
-        "CAUSAL": causal, "HAS_WINDOW": window, "HAS_CAP": cap, "MASK": mask, "WIDE": wide,
-        "FOLD": target.vendor == "amd", "NUM_XCD": _xcds(target),
+        "HEAD_DIM": dim,
+        "BLOCK_D": _block_d(dim),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "CAUSAL": causal,
+        "HAS_WINDOW": window,
+        "HAS_CAP": cap,
+        "MASK": mask,
+        "WIDE": wide,
+        "FOLD": target.vendor == "amd",
+        "NUM_XCD": _xcds(target),
         "PRECISION": _precision(dtype),
-    }  # fmt: skip
+    }
 
 
 def _forward_constexprs(
-    config: Config, target: Target, dtype: torch.dtype, dim: int, causal: bool, window: bool, cap: bool, mask: int,
-    wide: bool, negate: bool, pack: bool, split: bool,
-) -> dict[str, Any]:  # fmt: skip
+    config: Config,
+    target: Target,
+    dtype: torch.dtype,
+    dim: int,
+    causal: bool,
+    window: bool,
+    cap: bool,
+    mask: int,
+    wide: bool,
+    negate: bool,
+    pack: bool,
+    split: bool,
+) -> dict[str, Any]:
     shared = _backward_constexprs(config, target, dtype, dim, causal, window, cap, mask, wide)
     return {**shared, "NEGATE": negate, "PACK": pack, "SPLIT": split}
 
@@ -361,11 +479,17 @@ def forms(target: Target, dtype: torch.dtype, head_dims: tuple[int, ...]) -> lis
     (window, softcap, float mask).
     """
     kinds: list[tuple[int, bool, int | None, float, torch.dtype | None, int]] = [
-        (4096, True, None, 0.0, None, 2), (4096, False, None, 0.0, None, 2), (4096, True, 512, 0.0, None, 2),
-        (4096, True, 512, 20.0, None, 2), (4096, False, None, 0.0, torch.bool, 2), (4096, True, 512, 20.0, dtype, 2),
-        (1, True, None, 0.0, None, 2), (1, True, 512, 0.0, None, 2), (1, True, 512, 20.0, dtype, 2),
+        (4096, True, None, 0.0, None, 2),
+        (4096, False, None, 0.0, None, 2),
+        (4096, True, 512, 0.0, None, 2),
+        (4096, True, 512, 20.0, None, 2),
+        (4096, False, None, 0.0, torch.bool, 2),
+        (4096, True, 512, 20.0, dtype, 2),
+        (1, True, None, 0.0, None, 2),
+        (1, True, 512, 0.0, None, 2),
+        (1, True, 512, 20.0, dtype, 2),
         (1, True, None, 0.0, None, target.units),
-    ]  # fmt: skip
+    ]
     found = []
     for dim in head_dims:
         for queries, causal, window, cap, mask, batch in kinds:

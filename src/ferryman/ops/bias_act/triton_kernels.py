@@ -116,9 +116,18 @@ def _tile(program, rows, width, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: t
 
 @triton.jit(do_not_specialize=["rows", "alpha"])
 def _forward(
-    x_ptr, bias_ptr, y_ptr, x_stride, rows, width, alpha,
-    KIND: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    bias_ptr,
+    y_ptr,
+    x_stride,
+    rows,
+    width,
+    alpha,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, FLAT, ROWS, BLOCK)
     z = widen(tl.load(x_ptr + first * x_stride + start + (row * x_stride + col), mask=mask))
     if bias_ptr is not None:
@@ -129,9 +138,19 @@ def _forward(
 
 @triton.jit(do_not_specialize=["rows", "alpha"])
 def _backward(
-    grad_ptr, x_ptr, out_ptr, grad_stride, x_stride, rows, width, alpha,
-    KIND: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    x_ptr,
+    out_ptr,
+    grad_stride,
+    x_stride,
+    rows,
+    width,
+    alpha,
+    KIND: tl.constexpr,
+    FLAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     first, start, row, col, mask = _tile(tl.program_id(0), rows, width, FLAT, ROWS, BLOCK)
     d = widen(tl.load(grad_ptr + first * grad_stride + start + (row * grad_stride + col), mask=mask))
     z = widen(tl.load(x_ptr + first * x_stride + start + (row * x_stride + col), mask=mask))
@@ -141,9 +160,21 @@ def _backward(
 
 @triton.jit(do_not_specialize=["rows", "rows_each", "alpha"])
 def _backward_columns(
-    grad_ptr, x_ptr, bias_ptr, out_ptr, partial_ptr, grad_stride, x_stride, rows, rows_each, width, alpha,
-    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    x_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    grad_stride,
+    x_stride,
+    rows,
+    rows_each,
+    width,
+    alpha,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Of a block of columns over a span of rows: x's gradient, and the sum of its float32 values."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     row = tl.arange(0, ROWS)[:, None]
@@ -219,10 +250,23 @@ def bias_act(x: Tensor, bias: Tensor | None, activation: str, alpha: float | Non
     together, block = _blocks(target, width, rows, stride)
     grid = (triton.cdiv(rows, together) * triton.cdiv(width, block),)
     launch(
-        _forward, grid, x, None if bias is None else bias.contiguous(), y, stride, rows, width,
-        _alpha(activation, alpha), _KINDS[activation], flat, together, block, device=y.device, num_warps=WARPS,
+        _forward,
+        grid,
+        x,
+        None if bias is None else bias.contiguous(),
+        y,
+        stride,
+        rows,
+        width,
+        _alpha(activation, alpha),
+        _KINDS[activation],
+        flat,
+        together,
+        block,
+        device=y.device,
+        num_warps=WARPS,
         **_options(target),
-    )  # fmt: skip
+    )
     return y
 
 
@@ -240,9 +284,23 @@ def bias_act_backward(
         together, block = _blocks(target, width, rows, max(strides))
         grid = (triton.cdiv(rows, together) * triton.cdiv(width, block),)
         launch(
-            _backward, grid, grad, x, out, *strides, rows, width, slope, kind, flat, together, block,
-            device=out.device, num_warps=WARPS, **options,
-        )  # fmt: skip
+            _backward,
+            grid,
+            grad,
+            x,
+            out,
+            *strides,
+            rows,
+            width,
+            slope,
+            kind,
+            flat,
+            together,
+            block,
+            device=out.device,
+            num_warps=WARPS,
+            **options,
+        )
         return out, nothing
     total = torch.empty(bias.shape, dtype=bias.dtype, device=x.device)
     if x.numel() == 0:
@@ -255,15 +313,39 @@ def bias_act_backward(
     spans = triton.cdiv(rows, each)
     partial = torch.empty(spans, width, dtype=torch.float32, device=out.device)
     launch(
-        _backward_columns, (across, spans), grad, x, bias.contiguous(), out, partial, *strides, rows, each, width,
-        slope, kind, together, block, device=out.device, num_warps=WARPS, **options,
-    )  # fmt: skip
+        _backward_columns,
+        (across, spans),
+        grad,
+        x,
+        bias.contiguous(),
+        out,
+        partial,
+        *strides,
+        rows,
+        each,
+        width,
+        slope,
+        kind,
+        together,
+        block,
+        device=out.device,
+        num_warps=WARPS,
+        **options,
+    )
     # of many spans, which are many for short rows: few columns and much at once, or few blocks wait for long
     lines, columns, warps = (32, 64, 4) if spans <= 32 else (512, 16, 8)
     launch(
-        _sum_partials, (triton.cdiv(width, columns),), total, partial, spans, width, lines, columns,
-        device=out.device, num_warps=warps,
-    )  # fmt: skip
+        _sum_partials,
+        (triton.cdiv(width, columns),),
+        total,
+        partial,
+        spans,
+        width,
+        lines,
+        columns,
+        device=out.device,
+        num_warps=warps,
+    )
     return out, total
 
 

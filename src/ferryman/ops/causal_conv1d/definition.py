@@ -17,9 +17,15 @@ ACTIVATIONS = (None, "silu", "swish")
 
 
 def _check(
-    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, activation: str | None,
-    grad_y: Tensor | None = None, grad_final_state: Tensor | None = None,
-) -> None:  # fmt: skip
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
+    grad_y: Tensor | None = None,
+    grad_final_state: Tensor | None = None,
+) -> None:
     own = {"x": x, "initial_state": initial_state, "grad_y": grad_y, "grad_final_state": grad_final_state}
     checks.one_device(op, **own, weight=weight, bias=bias)
     checks.floating(op, **own, weight=weight, bias=bias)

@@ -31,9 +31,13 @@ def _taps(padded: Tensor, weight: Tensor, bias: Tensor | None, length: int) -> T
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, activation: str | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
     target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     length, width = x.shape[2], weight.shape[1]
     padded = _padded(x, initial_state, width)
     z = _taps(padded.float(), weight.float(), bias, length)
@@ -42,9 +46,15 @@ def causal_conv1d(
 
 
 def causal_conv1d_backward(
-    grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None,
-    initial_state: Tensor | None, activation: str | None, target: Target,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_y: Tensor,
+    grad_final_state: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     length, width = x.shape[2], weight.shape[1]
     padded, taps = _padded(x, initial_state, width).float(), weight.float()
     g = grad_y.float()

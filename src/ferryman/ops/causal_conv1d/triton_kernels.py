@@ -51,9 +51,28 @@ def _sum(
 
 @triton.jit
 def _slope(
-    dy_ptr, x_ptr, state_ptr, weight_ptr, bias_ptr, d, known, at, t, length, g_d, g_l, x_d, x_l, s_d, s_l, w_d, w_k,
-    WIDTH: tl.constexpr, ACTIVE: tl.constexpr, EXACT: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    x_ptr,
+    state_ptr,
+    weight_ptr,
+    bias_ptr,
+    d,
+    known,
+    at,
+    t,
+    length,
+    g_d,
+    g_l,
+    x_d,
+    x_l,
+    s_d,
+    s_l,
+    w_d,
+    w_k,
+    WIDTH: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    EXACT: tl.constexpr,
+):
     """The gradient of the sum at positions at + t; 0 outside x."""
     valid = known & (t >= -at) & (t < length - at)
     g = widen(tl.load(dy_ptr + (d * g_d + t * g_l), mask=valid, other=0.0))
@@ -76,10 +95,31 @@ def _place(channels, across, BLOCK_D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["length", "across"])
 def _forward(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, y_ptr, final_ptr, channels, length, across,
-    x_b, x_d, x_l, w_d, w_k, s_b, s_d, s_l, y_b, y_d, y_l,
-    WIDTH: tl.constexpr, ACTIVE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    y_ptr,
+    final_ptr,
+    channels,
+    length,
+    across,
+    x_b,
+    x_d,
+    x_l,
+    w_d,
+    w_k,
+    s_b,
+    s_d,
+    s_l,
+    y_b,
+    y_d,
+    y_l,
+    WIDTH: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     sample, first, block = _place(channels, across, BLOCK_D)
     start = block * BLOCK_L
     d = tl.arange(0, BLOCK_D)[:, None]
@@ -112,10 +152,42 @@ def _forward(
 
 @triton.jit(do_not_specialize=["length", "across", "each"])
 def _backward(
-    dy_ptr, df_ptr, x_ptr, weight_ptr, bias_ptr, state_ptr, dx_ptr, ds_ptr, part_ptr, channels, length, across, each,
-    g_b, g_d, g_l, f_b, f_d, f_l, x_b, x_d, x_l, w_d, w_k, s_b, s_d, s_l, y_b, y_d, y_l,
-    WIDTH: tl.constexpr, ACTIVE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    dy_ptr,
+    df_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    state_ptr,
+    dx_ptr,
+    ds_ptr,
+    part_ptr,
+    channels,
+    length,
+    across,
+    each,
+    g_b,
+    g_d,
+    g_l,
+    f_b,
+    f_d,
+    f_l,
+    x_b,
+    x_d,
+    x_l,
+    w_d,
+    w_k,
+    s_b,
+    s_d,
+    s_l,
+    y_b,
+    y_d,
+    y_l,
+    WIDTH: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """part: (programs of a block of channels, channels, COLUMNS): the weight's gradient, then the bias's."""
     sample, first, block = _place(channels, across, BLOCK_D)
     d = tl.arange(0, BLOCK_D)[:, None]
@@ -149,15 +221,53 @@ def _backward(
         for j in tl.range(WIDTH - 1, num_stages=1):
             ahead = WIDTH - 1 - j
             g = _slope(
-                dy, x_at, state_ptr, weight_ptr, bias_ptr, d, known, at, t + ahead, length, g_d, g_l, x_d, x_l,
-                s_d, s_l, w_d, w_k, WIDTH, ACTIVE, EXACT,
-            )  # fmt: skip
+                dy,
+                x_at,
+                state_ptr,
+                weight_ptr,
+                bias_ptr,
+                d,
+                known,
+                at,
+                t + ahead,
+                length,
+                g_d,
+                g_l,
+                x_d,
+                x_l,
+                s_d,
+                s_l,
+                w_d,
+                w_k,
+                WIDTH,
+                ACTIVE,
+                EXACT,
+            )
             weight = widen(tl.load(weight_ptr + d * w_d + j * w_k, mask=known, other=0.0))
             total += tl.where((t + ahead >= -at) & (t + ahead < length - at), weight * g, 0.0)
         g = _slope(
-            dy, x_at, state_ptr, weight_ptr, bias_ptr, d, known, at, t, length, g_d, g_l, x_d, x_l, s_d, s_l, w_d, w_k,
-            WIDTH, ACTIVE, EXACT,
-        )  # fmt: skip
+            dy,
+            x_at,
+            state_ptr,
+            weight_ptr,
+            bias_ptr,
+            d,
+            known,
+            at,
+            t,
+            length,
+            g_d,
+            g_l,
+            x_d,
+            x_l,
+            s_d,
+            s_l,
+            w_d,
+            w_k,
+            WIDTH,
+            ACTIVE,
+            EXACT,
+        )
         valid = (t >= -at) & (t < length - at)
         weight = widen(tl.load(weight_ptr + d * w_d + (WIDTH - 1) * w_k, mask=known, other=0.0))
         total += tl.where(valid, weight * g, 0.0)
@@ -181,9 +291,16 @@ def _backward(
 
 @triton.jit(do_not_specialize=["parts"])
 def _add(
-    part_ptr, weight_ptr, bias_ptr, parts, channels,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    part_ptr,
+    weight_ptr,
+    bias_ptr,
+    parts,
+    channels,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Adds the programs' parts in a fixed order. A part is a row of channels x COLUMNS numbers."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = at // COLUMNS
@@ -234,9 +351,13 @@ def _empty(x: Tensor) -> Tensor:
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, activation: str | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
     target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     batch, channels, length = x.shape
     width = weight.shape[1]
     y, final = _empty(x), torch.empty(batch, channels, width - 1, dtype=x.dtype, device=x.device)
@@ -246,18 +367,41 @@ def causal_conv1d(
     x = _near(x, tile)
     across = max(1, triton.cdiv(length, tile.length))
     launch(
-        _forward, (batch * triton.cdiv(channels, tile.d) * across,), x, weight,
-        None if bias is None else bias.contiguous(), initial_state, y, final, channels, length, across,
-        *x.stride(), *weight.stride(), *((0, 0, 0) if initial_state is None else initial_state.stride()), *y.stride(),
-        width, activation is not None, tile.d, tile.length, device=x.device, num_warps=tile.warps,
-    )  # fmt: skip
+        _forward,
+        (batch * triton.cdiv(channels, tile.d) * across,),
+        x,
+        weight,
+        None if bias is None else bias.contiguous(),
+        initial_state,
+        y,
+        final,
+        channels,
+        length,
+        across,
+        *x.stride(),
+        *weight.stride(),
+        *((0, 0, 0) if initial_state is None else initial_state.stride()),
+        *y.stride(),
+        width,
+        activation is not None,
+        tile.d,
+        tile.length,
+        device=x.device,
+        num_warps=tile.warps,
+    )
     return y, final
 
 
 def causal_conv1d_backward(
-    grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None,
-    initial_state: Tensor | None, activation: str | None, target: Target,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_y: Tensor,
+    grad_final_state: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    activation: str | None,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, channels, length = x.shape
     width = weight.shape[1]
     dx, own = _empty(x), torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
@@ -278,17 +422,51 @@ def causal_conv1d_backward(
     part = torch.empty(batch * across, channels, columns, dtype=torch.float32, device=x.device)
     none = (0, 0, 0)
     launch(
-        _backward, (batch * blocks * across,), grad_y, grad_final_state, x, weight,
-        None if bias is None else bias.contiguous(), initial_state, dx, of_state, part, channels, length, across, each,
-        *grad_y.stride(), *(none if grad_final_state is None else grad_final_state.stride()), *x.stride(),
-        *weight.stride(), *(none if initial_state is None else initial_state.stride()), *dx.stride(),
-        width, activation is not None, tile.d, tile.length, columns, device=x.device, num_warps=tile.warps,
-    )  # fmt: skip
+        _backward,
+        (batch * blocks * across,),
+        grad_y,
+        grad_final_state,
+        x,
+        weight,
+        None if bias is None else bias.contiguous(),
+        initial_state,
+        dx,
+        of_state,
+        part,
+        channels,
+        length,
+        across,
+        each,
+        *grad_y.stride(),
+        *(none if grad_final_state is None else grad_final_state.stride()),
+        *x.stride(),
+        *weight.stride(),
+        *(none if initial_state is None else initial_state.stride()),
+        *dx.stride(),
+        width,
+        activation is not None,
+        tile.d,
+        tile.length,
+        columns,
+        device=x.device,
+        num_warps=tile.warps,
+    )
     rows, block = (8, 128) if batch * across <= 8 else (64, 64)
     launch(
-        _add, (triton.cdiv(channels * columns, block),), part, own, None if bias is None else of_bias, batch * across,
-        channels, width, columns, rows, block, device=x.device, num_warps=4,
-    )  # fmt: skip
+        _add,
+        (triton.cdiv(channels * columns, block),),
+        part,
+        own,
+        None if bias is None else of_bias,
+        batch * across,
+        channels,
+        width,
+        columns,
+        rows,
+        block,
+        device=x.device,
+        num_warps=4,
+    )
     return dx, own, of_bias, of_state
 
 

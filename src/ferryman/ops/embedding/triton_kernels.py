@@ -23,9 +23,18 @@ RUN = 4  # places that are added up at a time
 
 @triton.jit(do_not_specialize=["count"])
 def _embedding(
-    ids_ptr, weight_ptr, y_ptr, weight_row, count, height, width, scale, SCALED: tl.constexpr, ROWS: tl.constexpr,
+    ids_ptr,
+    weight_ptr,
+    y_ptr,
+    weight_row,
+    count,
+    height,
+    width,
+    scale,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     across = tl.cdiv(width, BLOCK)
     first = (tl.program_id(0) // across).to(tl.int64) * ROWS
     start = (tl.program_id(0) % across) * BLOCK
@@ -44,9 +53,17 @@ def _embedding(
 
 @triton.jit
 def _embedding_backward(
-    grad_ptr, order_ptr, bounds_ptr, out_ptr, grad_row, width, scale, SCALED: tl.constexpr, RUN: tl.constexpr,
+    grad_ptr,
+    order_ptr,
+    bounds_ptr,
+    out_ptr,
+    grad_row,
+    width,
+    scale,
+    SCALED: tl.constexpr,
+    RUN: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """bounds: where the run of each row of the table begins in ``order``, and where the last one ends."""
     across = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // across).to(tl.int64)

@@ -13,9 +13,14 @@ _INTEGERS = (torch.int64, torch.int32)
 
 
 def _check(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None,
     v_scale: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     op, floats = "kv_append", {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
     checks.one_device(op, **floats, slots=slots)
     checks.floating(op, **floats)
@@ -75,9 +80,14 @@ def _like(cache: Tensor) -> Tensor:
     dtypes={"slots": _INTEGERS},
 )
 def kv_append_over(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None = None,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """What `kv_append` leaves in k_cache and v_cache."""
     return _appended(k, k_cache, slots), _appended(v, v_cache, slots)
 

@@ -25,9 +25,9 @@ def _slots(d: Draw) -> Tensor:
     hostile = torch.tensor([-1, places, -(2**31), 2**31 - 1, places + 1], dtype=torch.float64, device=d.device)
     at = torch.arange(tokens, device=d.device)
     strange = hostile[(at // 4) % len(hostile)]
-    longer = Draw(
-        (max(places, tokens),), d.dtype, d.device, d.key, d.op, d.parameter
-    ).words(5).argsort()[:tokens].double()  # fmt: skip
+    longer = (
+        Draw((max(places, tokens),), d.dtype, d.device, d.key, d.op, d.parameter).words(5).argsort()[:tokens].double()
+    )
     return torch.where((at % 4 == 1) | (longer >= places), strange, longer)
 
 

@@ -23,9 +23,15 @@ def _append(new: Tensor, cache: Tensor, slots: Tensor) -> None:
 
 
 def kv_append(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None,
-    v_scale: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     _append(k, k_cache, slots)
     _append(v, v_cache, slots)
     return k_cache, v_cache

@@ -16,9 +16,23 @@ PIECE = 1024  # elements of a token that a program moves at most
 
 @triton.jit
 def _move(
-    new_ptr, cache_ptr, token, page, place, block, new_token, new_head, new_dim, cache_page, cache_place, cache_head,
-    cache_dim, heads, dim, BLOCK: tl.constexpr,
-):  # fmt: skip
+    new_ptr,
+    cache_ptr,
+    token,
+    page,
+    place,
+    block,
+    new_token,
+    new_head,
+    new_dim,
+    cache_page,
+    cache_place,
+    cache_head,
+    cache_dim,
+    heads,
+    dim,
+    BLOCK: tl.constexpr,
+):
     """A piece of one token: element e is that of head ``e // dim``."""
     at = block * BLOCK + tl.arange(0, BLOCK)
     head = (at // dim).to(tl.int64)
@@ -31,10 +45,33 @@ def _move(
 
 @triton.jit
 def _append(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slots_ptr, k_token, k_head, k_unit, v_token, v_head, v_unit,
-    k_cache_page, k_cache_place, k_cache_head, k_cache_unit, v_cache_page, v_cache_place, v_cache_head, v_cache_unit,
-    places, page_size, k_heads, k_dim, v_heads, v_dim, BLOCK: tl.constexpr,
-):  # fmt: skip
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    k_token,
+    k_head,
+    k_unit,
+    v_token,
+    v_head,
+    v_unit,
+    k_cache_page,
+    k_cache_place,
+    k_cache_head,
+    k_cache_unit,
+    v_cache_page,
+    v_cache_place,
+    v_cache_head,
+    v_cache_unit,
+    places,
+    page_size,
+    k_heads,
+    k_dim,
+    v_heads,
+    v_dim,
+    BLOCK: tl.constexpr,
+):
     """A program moves a piece of one token's key, or of its value."""
     k_blocks = tl.cdiv(k_heads * k_dim, BLOCK)
     blocks = k_blocks + tl.cdiv(v_heads * v_dim, BLOCK)
@@ -45,11 +82,43 @@ def _append(
         page = slot // page_size
         place = slot % page_size
         if block < k_blocks:
-            _move(k_ptr, k_cache_ptr, token, page, place, block, k_token, k_head, k_unit, k_cache_page, k_cache_place,
-                  k_cache_head, k_cache_unit, k_heads, k_dim, BLOCK)  # fmt: skip
+            _move(
+                k_ptr,
+                k_cache_ptr,
+                token,
+                page,
+                place,
+                block,
+                k_token,
+                k_head,
+                k_unit,
+                k_cache_page,
+                k_cache_place,
+                k_cache_head,
+                k_cache_unit,
+                k_heads,
+                k_dim,
+                BLOCK,
+            )
         else:
-            _move(v_ptr, v_cache_ptr, token, page, place, block - k_blocks, v_token, v_head, v_unit, v_cache_page,
-                  v_cache_place, v_cache_head, v_cache_unit, v_heads, v_dim, BLOCK)  # fmt: skip
+            _move(
+                v_ptr,
+                v_cache_ptr,
+                token,
+                page,
+                place,
+                block - k_blocks,
+                v_token,
+                v_head,
+                v_unit,
+                v_cache_page,
+                v_cache_place,
+                v_cache_head,
+                v_cache_unit,
+                v_heads,
+                v_dim,
+                BLOCK,
+            )
 
 
 def _plan(new: Tensor, cache: Tensor) -> tuple[int, int]:
@@ -60,9 +129,15 @@ def _plan(new: Tensor, cache: Tensor) -> tuple[int, int]:
 
 
 def kv_append(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None,
-    v_scale: Tensor | None, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     tokens, page_size = k.shape[0], k_cache.shape[1]
     places = k_cache.shape[0] * page_size
     k_size, v_size = (x.shape[1] * x.shape[2] for x in (k, v))
@@ -78,9 +153,24 @@ def kv_append(
     if v_size == 0:
         sizes = (*sizes[:2], 0, 1)
     launch(
-        _append, (tokens * pieces,), k, v, k_cache, v_cache, slots.contiguous(), *k.stride(), *v.stride(),
-        *k_cache.stride(), *v_cache.stride(), places, page_size, *sizes, block, device=k.device, num_warps=warps,
-    )  # fmt: skip
+        _append,
+        (tokens * pieces,),
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slots.contiguous(),
+        *k.stride(),
+        *v.stride(),
+        *k_cache.stride(),
+        *v_cache.stride(),
+        places,
+        page_size,
+        *sizes,
+        block,
+        device=k.device,
+        num_warps=warps,
+    )
     return k_cache, v_cache
 
 

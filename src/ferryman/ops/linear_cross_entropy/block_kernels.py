@@ -48,9 +48,16 @@ def _blocks(rows: int, x: Tensor, weight: Tensor, extra: int) -> Iterator[slice]
 
 
 def forward(
-    parts: Parts, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, ignore_index: int, smoothing: float,
-    z_loss: float, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    parts: Parts,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     flat, goal, device = _rows(x), labels.reshape(-1).contiguous(), x.device
     rows, classes = len(goal), weight.shape[0]
     picked = torch.full((rows,), math.nan, dtype=torch.float32, device=device)
@@ -72,9 +79,20 @@ def forward(
 
 
 def backward(
-    parts: Parts, grad: Tensor, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, lse: Tensor,
-    ignore_index: int, smoothing: float, z_loss: float, need_x: bool, need_weight: bool, target: Target,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    parts: Parts,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    lse: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    need_x: bool,
+    need_weight: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
     flat, goal, device = _rows(x), labels.reshape(-1).contiguous(), x.device
     lse, rows = lse.reshape(-1).contiguous(), labels.numel()
     count = (goal != ignore_index).sum()

@@ -16,9 +16,15 @@ ROUNDED_SLOPE = Rounding("slope", "a block of the logits' gradient is rounded to
 
 
 def _check(
-    op: str, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, smoothing: float, z_loss: float,
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    smoothing: float,
+    z_loss: float,
     **others: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     floats = {"x": x, "weight": weight, "bias": bias}
     checks.one_device(op, **floats, target=target, **others)
     checks.floating(op, **floats)
@@ -117,9 +123,14 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
     dtypes={"target": (torch.int64,)},
 )
 def linear_cross_entropy_with_lse(
-    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """`linear_cross_entropy`, with each row's natural log-sum-exp (float32, target's shape) beside the loss."""
     z, flat = _logits(x, weight, bias), target.reshape(-1)
     lse, counted = torch.logsumexp(z, -1), flat != ignore_index
@@ -136,9 +147,14 @@ def linear_cross_entropy_with_lse(
 
 @public(linear_cross_entropy_with_lse)
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, ignore_index: int = -100,
-    label_smoothing: float = 0.0, z_loss: float = 0.0,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
     """Mean cross entropy of the logits ``x @ weight.T + bias``, which exist in blocks of the vocabulary alone.
 
     x: (..., K), float32, float16 or bfloat16, any strides. weight: (V, K), bias: (V,) or None, both in x's dtype.
@@ -237,9 +253,18 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
     reduction=lambda grad, x, weight, target, *rest: max(x.shape[-1], weight.shape[0], target.numel()),
 )
 def linear_cross_entropy_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, lse: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, need_x: bool, need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    need_x: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `linear_cross_entropy` from each row's log-sum-exp; an empty tensor where not needed or no bias."""
     z = _logits(x, weight, bias)
     d, counted = _slope(z, target.reshape(-1), lse.reshape(-1), ignore_index, label_smoothing, z_loss)

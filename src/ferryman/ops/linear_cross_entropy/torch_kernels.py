@@ -23,9 +23,17 @@ def _measure(z: Tensor, goal: Tensor, start: int, picked: Tensor, total: Tensor,
 
 
 def _slope(
-    z: Tensor, goal: Tensor, lse: Tensor, start: int, classes: int, ignore_index: int, smoothing: float, z_loss: float,
-    factor: float, target: Target,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    goal: Tensor,
+    lse: Tensor,
+    start: int,
+    classes: int,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    factor: float,
+    target: Target,
+) -> Tensor:
     counted, place = goal != ignore_index, goal - start
     here = (place >= 0) & (place < z.shape[-1])
     d = torch.exp_(z.float() - lse.unsqueeze(-1))
@@ -44,16 +52,32 @@ _PARTS = blocks.Parts(products.linear, products.linear_backward, _measure, _slop
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, ignore_index: int, label_smoothing: float,
-    z_loss: float, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     return blocks.forward(_PARTS, x, weight, labels, bias, ignore_index, label_smoothing, z_loss, target)
 
 
 def linear_cross_entropy_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, lse: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, need_x: bool, need_weight: bool, target: Target,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    need_x: bool,
+    need_weight: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
     return blocks.backward(
         _PARTS, grad, x, weight, labels, bias, lse, ignore_index, label_smoothing, z_loss, need_x, need_weight, target
     )

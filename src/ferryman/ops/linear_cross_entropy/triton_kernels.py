@@ -87,9 +87,17 @@ def _measured(z: Tensor, goal: Tensor, start: int, picked: Tensor, total: Tensor
 
 
 def _sloped(
-    z: Tensor, goal: Tensor, lse: Tensor, start: int, classes: int, ignore_index: int, smoothing: float, z_loss: float,
-    factor: float, target: Target,
-) -> Tensor:  # fmt: skip
+    z: Tensor,
+    goal: Tensor,
+    lse: Tensor,
+    start: int,
+    classes: int,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    factor: float,
+    target: Target,
+) -> Tensor:
     width = z.shape[-1]
     block, warps = _shape(target, width)
     args = (z, goal, lse, start, width, classes, ignore_index, float(smoothing), float(z_loss), factor, block)
@@ -101,16 +109,32 @@ _PARTS = blocks.Parts(products.linear, products.linear_backward, _measured, _slo
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, ignore_index: int, label_smoothing: float,
-    z_loss: float, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     return blocks.forward(_PARTS, x, weight, labels, bias, ignore_index, label_smoothing, z_loss, target)
 
 
 def linear_cross_entropy_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, lse: Tensor, ignore_index: int,
-    label_smoothing: float, z_loss: float, need_x: bool, need_weight: bool, target: Target,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    need_x: bool,
+    need_weight: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
     return blocks.backward(
         _PARTS, grad, x, weight, labels, bias, lse, ignore_index, label_smoothing, z_loss, need_x, need_weight, target
     )

@@ -21,9 +21,23 @@ from ferryman.errors import Unsupported
 
 @triton.jit(do_not_specialize=["m"])
 def linear_w4_tile(
-    x_ptr, weight_ptr, scales_ptr, bias_ptr, y_ptr, m, n, k, group, x_row, weight_row, scale_row, scale_col,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    bias_ptr,
+    y_ptr,
+    m,
+    n,
+    k,
+    group,
+    x_row,
+    weight_row,
+    scale_row,
+    scale_col,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """y (m, n), dense = x (m, k) @ w (n, k).T + bias (n). A block of BLOCK_K columns lies in one group."""
     down = tl.cdiv(m, BLOCK_M)
     tile_m = (tl.program_id(0) % down) * BLOCK_M
@@ -88,11 +102,28 @@ def linear_w4(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, gr
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
     tile = _tile(target, x.element_size(), m, group)
     launch(
-        linear_w4_tile, (triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n),),
-        x, weight, scales, None if bias is None else bias.contiguous(), y, m, n, depth, group,
-        x_row, weight.stride(0), *scales.stride(), tile.m, tile.n, tile.k,
-        device=x.device, num_warps=tile.warps, num_stages=tile.stages, **tile.options,
-    )  # fmt: skip
+        linear_w4_tile,
+        (triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n),),
+        x,
+        weight,
+        scales,
+        None if bias is None else bias.contiguous(),
+        y,
+        m,
+        n,
+        depth,
+        group,
+        x_row,
+        weight.stride(0),
+        *scales.stride(),
+        tile.m,
+        tile.n,
+        tile.k,
+        device=x.device,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **tile.options,
+    )
     return y
 
 

@@ -79,9 +79,13 @@ def _product_bytes(x: Tensor, weight: Tensor) -> float:
     meta=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     cost=lambda x, weight, bias: Cost(2.0 * x.numel() * weight.shape[0], _product_bytes(x, weight)),
     bound=_bound,
-    backward="linear_backward", grads=("x", "weight", "bias"), lower=functional.linear,
-    autocast=("low", "aten::linear"), batch={"x": 1, "y": 1}, reduction=lambda x, weight, bias: x.shape[-1],
-)  # fmt: skip
+    backward="linear_backward",
+    grads=("x", "weight", "bias"),
+    lower=functional.linear,
+    autocast=("low", "aten::linear"),
+    batch={"x": 1, "y": 1},
+    reduction=lambda x, weight, bias: x.shape[-1],
+)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``.
 

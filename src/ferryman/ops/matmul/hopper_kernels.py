@@ -103,9 +103,16 @@ _STEP = {(256, 2): 1.0, (256, 1): 1.03, (192, 1): 0.78, (128, 2): 0.5, (128, 1):
 # forms chosen are 3.0% behind the best on average, before 6.4%; over the 22 of the first fit 0.2% with either).
 _TILE, _SPLIT = 2.0, 10.0
 _TALL = (
-    Wide(128, 256, 4, 2), Wide(128, 256, 4), Wide(128, 192, 4), Wide(128, 128, 6, 2), Wide(128, 128, 6),
-    Wide(128, 64, 8), Wide(128, 128, 6, split=2), Wide(128, 64, 8, split=2), Wide(128, 64, 8, split=4),
-)  # fmt: skip
+    Wide(128, 256, 4, 2),
+    Wide(128, 256, 4),
+    Wide(128, 192, 4),
+    Wide(128, 128, 6, 2),
+    Wide(128, 128, 6),
+    Wide(128, 64, 8),
+    Wide(128, 128, 6, split=2),
+    Wide(128, 64, 8, split=2),
+    Wide(128, 64, 8, split=4),
+)
 _CROWDED = 0.85  # of the SMs: what clusters of 4 can fill
 
 
@@ -187,9 +194,18 @@ def product(form: Wide, x: Tensor, weight: Tensor, bias: Tensor | None, target: 
     # tensor maps are made in the kernel, by every block for itself: a launch is its addresses and nothing else
     maps = torch.empty(grid * 3 * _MAP_BYTES, dtype=torch.uint8, device=x.device)
     given = (
-        x.data_ptr(), x_stride, weight.data_ptr(), w_stride, pointer(bias), y.data_ptr(), m, n, k, maps.data_ptr(),
+        x.data_ptr(),
+        x_stride,
+        weight.data_ptr(),
+        w_stride,
+        pointer(bias),
+        y.data_ptr(),
+        m,
+        n,
+        k,
+        maps.data_ptr(),
         _ROWS_TOGETHER,
-    )  # fmt: skip
+    )
     runtime(target).launch(_unit(form, type_name(x.dtype)), y.device, grid, form.threads, form.shared, given)
     return y
 

@@ -13,9 +13,13 @@ _ALL = "linear linear_backward"
 _DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
 # wgmma and 16-byte copies: of the weight where it lies (x is copied where its rows are not 16 bytes apart).
 _HOPPER = (
-    feature("wgmma"), dtypes("x", torch.float16, torch.bfloat16), multiple_of("weight.shape[0]", 8),
-    multiple_of("weight.shape[1]", 8), unit_stride("weight"), multiple_of("weight.stride[0]", 8),
-)  # fmt: skip
+    feature("wgmma"),
+    dtypes("x", torch.float16, torch.bfloat16),
+    multiple_of("weight.shape[0]", 8),
+    multiple_of("weight.shape[1]", 8),
+    unit_stride("weight"),
+    multiple_of("weight.stride[0]", 8),
+)
 
 IMPLEMENTATIONS = (
     # cuBLAS may round split-K partials to the storage dtype: torch allows it by default.

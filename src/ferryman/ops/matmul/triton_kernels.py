@@ -22,11 +22,28 @@ from ferryman.errors import Unsupported
 
 
 def _matmul(
-    a_ptr, b_ptr, bias_ptr, c_ptr, m, n, k, a_row, a_col, b_row, b_col,
-    A_DENSE_K: tl.constexpr, B_DENSE_K: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr, XCDS: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    a_ptr,
+    b_ptr,
+    bias_ptr,
+    c_ptr,
+    m,
+    n,
+    k,
+    a_row,
+    a_col,
+    b_row,
+    b_col,
+    A_DENSE_K: tl.constexpr,
+    B_DENSE_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+    XCDS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-):  # fmt: skip
+):
     """c (m, n), dense = a (m, k) @ b (k, n) + bias (n), accumulated in float32."""
     down = tl.cdiv(m, BLOCK_M)
     across = tl.cdiv(n, BLOCK_N)
@@ -109,38 +126,66 @@ _CDNA = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
 # Shared memory: stages x (m + n) x k x itemsize on NVIDIA, (stages - 1) x that on AMD, inside each family's limit.
 _TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "hopper": {  # 227 KiB: sm_90, sm_100
-        "half": (Tile(128, 256, 64, 8, 4), Tile(128, 128, 64, 8, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4),
-                 Tile(16, 64, 256, 4, 4), Tile(16, 32, 128, 4, 6)),
+        "half": (
+            Tile(128, 256, 64, 8, 4),
+            Tile(128, 128, 64, 8, 4),
+            Tile(64, 64, 64, 4, 5),
+            Tile(64, 32, 128, 4, 4),
+            Tile(16, 64, 256, 4, 4),
+            Tile(16, 32, 128, 4, 6),
+        ),
         "tf32": (Tile(128, 128, 32, 8, 4), Tile(64, 64, 64, 4, 4), Tile(64, 32, 64, 4, 4), Tile(16, 32, 128, 4, 4)),
         "ieee": (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3)),
     },
     "ampere": {  # 163 KiB: sm_80, sm_87
-        "half": (Tile(128, 128, 32, 4, 4), Tile(64, 64, 64, 4, 4), Tile(64, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4),
-                 Tile(16, 32, 128, 4, 6)),
+        "half": (
+            Tile(128, 128, 32, 4, 4),
+            Tile(64, 64, 64, 4, 4),
+            Tile(64, 32, 128, 4, 4),
+            Tile(16, 64, 128, 4, 4),
+            Tile(16, 32, 128, 4, 6),
+        ),
         "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 64, 4, 3), Tile(64, 32, 64, 4, 4), Tile(16, 32, 128, 4, 4)),
         "ieee": (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3)),
     },
     "ada": {  # 99 KiB: sm_86, sm_89, sm_120
-        "half": (Tile(128, 128, 32, 4, 3), Tile(64, 64, 64, 4, 4), Tile(64, 32, 128, 4, 3), Tile(16, 64, 128, 4, 4),
-                 Tile(16, 32, 128, 4, 6)),
+        "half": (
+            Tile(128, 128, 32, 4, 3),
+            Tile(64, 64, 64, 4, 4),
+            Tile(64, 32, 128, 4, 3),
+            Tile(16, 64, 128, 4, 4),
+            Tile(16, 32, 128, 4, 6),
+        ),
         "tf32": (Tile(128, 128, 32, 8, 2), Tile(64, 64, 32, 4, 4), Tile(64, 32, 64, 4, 3), Tile(16, 32, 128, 4, 3)),
         "ieee": (Tile(64, 64, 16, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3)),
     },
     "cdna3": {  # 64 KiB: gfx90a, gfx942
-        "half": (Tile(256, 256, 64, 8, 2, _CDNA), Tile(128, 128, 128, 8, 2, _CDNA), Tile(64, 64, 128, 4, 2, _CDNA),
-                 Tile(64, 32, 128, 4, 2, _CDNA), Tile(16, 64, 256, 4, 2, _CDNA), Tile(16, 32, 256, 4, 2, _CDNA)),
+        "half": (
+            Tile(256, 256, 64, 8, 2, _CDNA),
+            Tile(128, 128, 128, 8, 2, _CDNA),
+            Tile(64, 64, 128, 4, 2, _CDNA),
+            Tile(64, 32, 128, 4, 2, _CDNA),
+            Tile(16, 64, 256, 4, 2, _CDNA),
+            Tile(16, 32, 256, 4, 2, _CDNA),
+        ),
         "ieee": (Tile(128, 128, 32, 8, 2, _CDNA), Tile(64, 64, 64, 4, 2, _CDNA), Tile(16, 32, 128, 4, 2, _CDNA)),
     },
     "cdna4": {  # 160 KiB: gfx950
-        "half": (Tile(256, 256, 64, 8, 2, _CDNA), Tile(128, 128, 128, 8, 2, _CDNA), Tile(64, 64, 128, 4, 3, _CDNA),
-                 Tile(64, 32, 128, 4, 3, _CDNA), Tile(16, 64, 256, 4, 2, _CDNA), Tile(16, 32, 256, 4, 3, _CDNA)),
+        "half": (
+            Tile(256, 256, 64, 8, 2, _CDNA),
+            Tile(128, 128, 128, 8, 2, _CDNA),
+            Tile(64, 64, 128, 4, 3, _CDNA),
+            Tile(64, 32, 128, 4, 3, _CDNA),
+            Tile(16, 64, 256, 4, 2, _CDNA),
+            Tile(16, 32, 256, 4, 3, _CDNA),
+        ),
         "ieee": (Tile(128, 128, 32, 8, 2, _CDNA), Tile(64, 64, 64, 4, 2, _CDNA), Tile(16, 32, 128, 4, 2, _CDNA)),
     },
     "rdna": {  # 64 KiB, 32 lanes: gfx11, gfx12. 128 x 128 on 4 warps, or with 2 stages, spills
         "half": (Tile(128, 128, 32, 8, 1), Tile(64, 64, 64, 4, 2), Tile(16, 32, 128, 2, 2)),
         "ieee": (Tile(64, 64, 16, 8, 1), Tile(32, 32, 32, 4, 1), Tile(16, 32, 32, 2, 1)),
     },
-}  # fmt: skip
+}
 
 
 def _family(target: Target) -> str:
@@ -168,10 +213,11 @@ def _candidates(target: Target, itemsize: int, precision: str) -> tuple[Tile, ..
     if target.vendor not in ("nvidia", "amd"):
         return tiles
     able = [
-        t for t in tiles
+        t
+        for t in tiles
         if t.warps * target.wave <= target.max_threads
         and _shared_bytes(t, target.vendor, itemsize) <= target.shared_memory
-    ]  # fmt: skip
+    ]
     # of 16 rows and of more, where only one kind fits that one serves both
     return tuple(able) or (min(tiles, key=lambda t: _shared_bytes(t, target.vendor, itemsize)),)
 
@@ -210,11 +256,32 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None, target: Target, precisio
         tile = tile._replace(k=min(tile.k, 32))
     wide = max(tile.m * a.stride(0), tile.k * a.stride(1), tile.k * b.stride(0), tile.n * b.stride(1), tile.m * n)
     launch(
-        _by_rows if a_dense else _over_rows, (triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n),), a, b, bias, c, m, n, k,
-        *a.stride(), *b.stride(), a_dense, b_dense, a_dense and k % tile.k == 0, precision, wide >= 2**31,
-        8 if target.arch in ("gfx942", "gfx950") else 1, 8, tile.m, tile.n, tile.k,
-        device=a.device, num_warps=tile.warps, num_stages=tile.stages, **tile.options,
-    )  # fmt: skip
+        _by_rows if a_dense else _over_rows,
+        (triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n),),
+        a,
+        b,
+        bias,
+        c,
+        m,
+        n,
+        k,
+        *a.stride(),
+        *b.stride(),
+        a_dense,
+        b_dense,
+        a_dense and k % tile.k == 0,
+        precision,
+        wide >= 2**31,
+        8 if target.arch in ("gfx942", "gfx950") else 1,
+        8,
+        tile.m,
+        tile.n,
+        tile.k,
+        device=a.device,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **tile.options,
+    )
     return c
 
 

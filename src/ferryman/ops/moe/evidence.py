@@ -75,9 +75,15 @@ _EXPERT_FILLS = (
 
 
 def _grouped(
-    rows: int, experts: int, n: int, k: int, ends: str = "ends", layout: str = "contiguous",
-    fill: str | None = None, weight_fill: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    rows: int,
+    experts: int,
+    n: int,
+    k: int,
+    ends: str = "ends",
+    layout: str = "contiguous",
+    fill: str | None = None,
+    weight_fill: str | None = None,
+) -> dict[str, Any]:
     return {
         "x": TensorSpec((rows, k), fill=fill, layout=layout),
         "weight": TensorSpec((experts, n, k), fill=weight_fill or fill, layout=layout),
@@ -116,10 +122,20 @@ def _grouped_cases() -> Sequence[Case]:
 
 
 def _layer(
-    tokens: int, experts: int, slots: int, width: int, inner: int, *, activation: str = "silu", biased: bool = False,
-    ids: str = "chosen", ids_dtype: str = "int32", weights: str = "storage", layout: str = "contiguous",
+    tokens: int,
+    experts: int,
+    slots: int,
+    width: int,
+    inner: int,
+    *,
+    activation: str = "silu",
+    biased: bool = False,
+    ids: str = "chosen",
+    ids_dtype: str = "int32",
+    weights: str = "storage",
+    layout: str = "contiguous",
     fill: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     return {
         "x": TensorSpec((tokens, width), fill=fill, layout=layout),
         "gate_up": TensorSpec((experts, 2 * inner, width), fill="weight" if fill is None else None, layout=layout),

@@ -39,13 +39,15 @@ def _layers(up: str, down: str, turn: str, experts: int, width: int, inner: int)
             yield Layer(
                 "moe_experts",
                 f"ops.moe_experts(a0, self.{up}{turn}, self.{down}{turn}, a{ids}, a{shares}, {activation!r})",
-                sizes, functools.partial(_draw, sizes[experts], sizes[width], ids == 1), 8,
+                sizes,
+                functools.partial(_draw, sizes[experts], sizes[width], ids == 1),
+                8,
                 f"a0.dim() == 2 and a{ids}.dim() == 2 and a{shares}.shape == a{ids}.shape"
                 f" and a{ids}.shape[0] == a0.shape[0] and a0.dtype is self.{up}.dtype and a0.dtype is self.{down}.dtype"
                 f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
                 f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8",
                 gradient=False,
-            )  # fmt: skip
+            )
 
 
 def _draw(experts: int, width: int, ids_first: bool, seed: int) -> tuple[Tensor, ...]:

@@ -77,9 +77,15 @@ def _activated(gate: Tensor, activation: str) -> Tensor:
 
 
 def _layer(
-    x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor, activation: str,
-    bias: Tensor | None, product: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    product: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
     experts, width, inner = down.shape
     slots = topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
@@ -105,16 +111,28 @@ def _layer(
 
 
 def moe_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor, activation: str,
-    bias: Tensor | None, target: Target,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    target: Target,
+) -> Tensor:
     return _layer(x, gate_up, down, topk_ids, topk_weights, activation, bias, _product)
 
 
 def moe_experts_grouped_mm(
-    x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor, activation: str,
-    bias: Tensor | None, target: Target,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    target: Target,
+) -> Tensor:
     def product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         return grouped_mm(rows, weight, ends, target) if weight.numel() else _product(rows, weight, ends)
 

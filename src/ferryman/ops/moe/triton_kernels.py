@@ -60,11 +60,34 @@ def _tile_of(offsets_ptr, place, rows, experts, BY_ROW: tl.constexpr, BLOCK_M: t
 
 @triton.jit(do_not_specialize=["rows"])
 def grouped_tile(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, offsets_ptr, take_ptr, put_ptr, rows, tiles, n, k, experts, slots, x_row, x_col,
-    weight_expert, weight_row, weight_col, bias_expert,
-    GATED: tl.constexpr, KIND: tl.constexpr, BY_ROW: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    offsets_ptr,
+    take_ptr,
+    put_ptr,
+    rows,
+    tiles,
+    n,
+    k,
+    experts,
+    slots,
+    x_row,
+    x_col,
+    weight_expert,
+    weight_row,
+    weight_col,
+    bias_expert,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """y (rows, n), dense = x @ weight[e].T + bias[e]. take: a place's row of x is take[place] // slots; put: its row of
     y. GATED: act(product with the first n rows of the weight) * (product with the next n)."""
     place = tl.program_id(0) % tiles
@@ -122,9 +145,23 @@ def grouped_tile(
 
 @triton.jit(do_not_specialize=["rows"])
 def grouped_weight_gradient(
-    grad_ptr, x_ptr, out_ptr, offsets_ptr, rows, n, k, experts, grad_row, grad_col, x_row, x_col,
-    BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    x_ptr,
+    out_ptr,
+    offsets_ptr,
+    rows,
+    n,
+    k,
+    experts,
+    grad_row,
+    grad_col,
+    x_row,
+    x_col,
+    BLOCK_E: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """out (experts, n, k), dense = grad[rows of e].T @ x[rows of e]."""
     across = tl.cdiv(n, BLOCK_N) * tl.cdiv(k, BLOCK_K)
     expert = tl.program_id(0) // across
@@ -143,12 +180,14 @@ def grouped_weight_gradient(
         wide_row = row.to(tl.int64)
         a = tl.load(
             grad_ptr + wide_row[None, :] * grad_row + col[:, None] * grad_col,
-            mask=inside[None, :] & (col < n)[:, None], other=0.0,
-        )  # fmt: skip
+            mask=inside[None, :] & (col < n)[:, None],
+            other=0.0,
+        )
         b = tl.load(
             x_ptr + wide_row[:, None] * x_row + deep[None, :] * x_col,
-            mask=inside[:, None] & (deep < k)[None, :], other=0.0,
-        )  # fmt: skip
+            mask=inside[:, None] & (deep < k)[None, :],
+            other=0.0,
+        )
         total = tl.dot(a, b, total, input_precision="ieee")
     out_ptrs = out_ptr + (expert.to(tl.int64) * n + col.to(tl.int64)[:, None]) * k + deep[None, :]
     tl.store(out_ptrs, narrow(total, out_ptr.dtype.element_ty), mask=(col < n)[:, None] & (deep < k)[None, :])
@@ -156,9 +195,19 @@ def grouped_weight_gradient(
 
 @triton.jit
 def combine_rows(
-    y_ptr, ids_ptr, weights_ptr, out_ptr, width, slots, experts, ids_row, ids_col, weights_row, weights_col,
+    y_ptr,
+    ids_ptr,
+    weights_ptr,
+    out_ptr,
+    width,
+    slots,
+    experts,
+    ids_row,
+    ids_col,
+    weights_row,
+    weights_col,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """out (T, width) = the weighted sum of y's rows of a token; slots of no expert are left out."""
     across = tl.cdiv(width, BLOCK)
     token = (tl.program_id(0) // across).to(tl.int64)
@@ -209,9 +258,19 @@ def _experts_block(experts: int) -> int:
 
 
 def _launch(
-    x: Tensor, weight: Tensor, offsets: Tensor, y: Tensor, target: Target, *, rows: int, bias: Tensor | None = None,
-    take: Tensor | None = None, put: Tensor | None = None, slots: int = 1, activation: str | None = None,
-) -> None:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    offsets: Tensor,
+    y: Tensor,
+    target: Target,
+    *,
+    rows: int,
+    bias: Tensor | None = None,
+    take: Tensor | None = None,
+    put: Tensor | None = None,
+    slots: int = 1,
+    activation: str | None = None,
+) -> None:
     experts, n, k = len(weight), y.shape[1], weight.shape[2]
     gated = activation is not None
     tile = _tile(target, x.element_size(), rows, experts, gated)
@@ -220,12 +279,36 @@ def _launch(
     if by_row:
         tiles = rows
     launch(
-        grouped_tile, (tiles * triton.cdiv(n, tile.n),),
-        x, weight, bias, y, offsets, take, put, rows, tiles, n, k, experts, slots, *x.stride(), *weight.stride(),
-        0 if bias is None else bias.stride(0), gated, _KINDS[activation or "silu"], by_row, k % tile.k == 0,
-        _experts_block(experts), tile.m, tile.n, tile.k,
-        device=x.device, num_warps=tile.warps, num_stages=_stages(target, tile, x.element_size(), gated),
-    )  # fmt: skip
+        grouped_tile,
+        (tiles * triton.cdiv(n, tile.n),),
+        x,
+        weight,
+        bias,
+        y,
+        offsets,
+        take,
+        put,
+        rows,
+        tiles,
+        n,
+        k,
+        experts,
+        slots,
+        *x.stride(),
+        *weight.stride(),
+        0 if bias is None else bias.stride(0),
+        gated,
+        _KINDS[activation or "silu"],
+        by_row,
+        k % tile.k == 0,
+        _experts_block(experts),
+        tile.m,
+        tile.n,
+        tile.k,
+        device=x.device,
+        num_warps=tile.warps,
+        num_stages=_stages(target, tile, x.element_size(), gated),
+    )
 
 
 def _grouped(x: Tensor, weight: Tensor, offsets: Tensor, target: Target) -> Tensor:
@@ -256,17 +339,39 @@ def grouped_linear_backward(
     grad_weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device)
     size, deep = (32, 32) if x.element_size() == 4 else (64, 32)
     launch(
-        grouped_weight_gradient, (experts * triton.cdiv(n, size) * triton.cdiv(k, size),),
-        grad, x, grad_weight, offsets.contiguous(), x.shape[0], n, k, experts, *grad.stride(), *x.stride(),
-        _experts_block(experts), deep, size, size, device=x.device, num_warps=4, num_stages=2,
-    )  # fmt: skip
+        grouped_weight_gradient,
+        (experts * triton.cdiv(n, size) * triton.cdiv(k, size),),
+        grad,
+        x,
+        grad_weight,
+        offsets.contiguous(),
+        x.shape[0],
+        n,
+        k,
+        experts,
+        *grad.stride(),
+        *x.stride(),
+        _experts_block(experts),
+        deep,
+        size,
+        size,
+        device=x.device,
+        num_warps=4,
+        num_stages=2,
+    )
     return grad_x, grad_weight
 
 
 def moe_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, topk_ids: Tensor, topk_weights: Tensor, activation: str,
-    bias: Tensor | None, target: Target,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    target: Target,
+) -> Tensor:
     _refuse(x)
     (experts, width, inner), (tokens, slots) = down.shape, topk_ids.shape
     if not x.numel() or not topk_ids.numel():
@@ -283,16 +388,29 @@ def moe_experts(
     y = torch.zeros if not inner else torch.empty
     made = y(len(ids), width, dtype=x.dtype, device=x.device)
     if inner:
-        _launch(x, gate_up, ends, hidden, target, rows=len(ids), bias=bias, take=order, slots=slots,
-                activation=activation)  # fmt: skip
+        _launch(
+            x, gate_up, ends, hidden, target, rows=len(ids), bias=bias, take=order, slots=slots, activation=activation
+        )
     own = None if bias is None else bias[:, 2 * inner :]
     _launch(hidden, down, ends, made, target, rows=len(ids), bias=own, put=order)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(width))
     launch(
-        combine_rows, (tokens * triton.cdiv(width, block),), made, topk_ids, topk_weights, out, width, slots, experts,
-        *topk_ids.stride(), *topk_weights.stride(), block, device=x.device, num_warps=4,
-    )  # fmt: skip
+        combine_rows,
+        (tokens * triton.cdiv(width, block),),
+        made,
+        topk_ids,
+        topk_weights,
+        out,
+        width,
+        slots,
+        experts,
+        *topk_ids.stride(),
+        *topk_weights.stride(),
+        block,
+        device=x.device,
+        num_warps=4,
+    )
     return out
 
 

@@ -47,10 +47,15 @@ def _rms_cost(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: 
     outputs=("y",),
     check=lambda x, weight, eps, cast_before_weight: _check("rms_norm", x, weight, eps),
     meta=lambda x, weight, eps, cast_before_weight: x.new_empty(x.shape),
-    cost=_rms_cost, bound=bounds.rms_norm,
-    backward="rms_norm_backward", grads=("x", "weight"), lower="definition", autocast=("fp32", "aten::rms_norm"),
-    batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
-)  # fmt: skip
+    cost=_rms_cost,
+    bound=bounds.rms_norm,
+    backward="rms_norm_backward",
+    grads=("x", "weight"),
+    lower="definition",
+    autocast=("fp32", "aten::rms_norm"),
+    batch={"x": 1, "y": 1},
+    reduction=lambda x, *rest: x.shape[-1],
+)
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x * rsqrt(mean(x**2) + eps) * weight``.
 
@@ -103,9 +108,13 @@ def _check_add(op: str, x: Tensor, residual: Tensor, weight: Tensor | None, eps:
     meta=lambda x, residual, weight, eps, cast_before_weight: (x.new_empty(x.shape), x.new_empty(x.shape)),
     cost=lambda x, residual, weight, eps, cast_before_weight: Cost(5.0 * x.numel(), _bytes(x, x, x, x, weight)),
     bound=bounds.add_rms_norm,
-    backward="add_rms_norm_backward", grads=(("x", "residual"), "weight"), lower="definition",
-    autocast=("fp32", "aten::rms_norm"), batch={"x": 1, "residual": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
-)  # fmt: skip
+    backward="add_rms_norm_backward",
+    grads=(("x", "residual"), "weight"),
+    lower="definition",
+    autocast=("fp32", "aten::rms_norm"),
+    batch={"x": 1, "residual": 1, "y": 1},
+    reduction=lambda x, *rest: x.shape[-1],
+)
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -166,9 +175,13 @@ def _check_layer(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     meta=lambda x, weight, bias, eps: x.new_empty(x.shape),
     cost=lambda x, weight, bias, eps: Cost(7.0 * x.numel(), _bytes(x, x, weight, bias)),
     bound=bounds.layer_norm,
-    backward="layer_norm_backward", grads=("x", "weight", "bias"), lower="definition",
-    autocast=("fp32", "aten::layer_norm"), batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1],
-)  # fmt: skip
+    backward="layer_norm_backward",
+    grads=("x", "weight", "bias"),
+    lower="definition",
+    autocast=("fp32", "aten::layer_norm"),
+    batch={"x": 1, "y": 1},
+    reduction=lambda x, *rest: x.shape[-1],
+)
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) * rsqrt(var + eps) * weight + bias``, biased variance.
 
@@ -190,11 +203,15 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     outputs=("grad_x", "grad_weight", "grad_bias"),
     check=lambda grad, x, weight, bias, eps: _check_layer("layer_norm_backward", x, weight, bias, eps),
     meta=lambda grad, x, weight, bias, eps: (
-        x.new_empty(x.shape), _weight_gradient(x, weight), _weight_gradient(x, bias)
+        x.new_empty(x.shape),
+        _weight_gradient(x, weight),
+        _weight_gradient(x, bias),
     ),
     cost=lambda grad, x, weight, bias, eps: Cost(16.0 * x.numel(), _bytes(grad, x, x, weight, weight, bias)),
-    bound=bounds.layer_norm_backward, batch={"grad": 1, "x": 1, "grad_x": 1}, reduction=_most_summed,
-)  # fmt: skip
+    bound=bounds.layer_norm_backward,
+    batch={"grad": 1, "x": 1, "grad_x": 1},
+    reduction=_most_summed,
+)
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

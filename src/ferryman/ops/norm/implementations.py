@@ -27,10 +27,16 @@ _SIMT = tuple(
     for backend in ("cuda", "hip")
     for line in (
         *menu(_HERE, backend, "rms_norm layer_norm", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
-        *menu(_HERE, backend, "add_rms_norm", module="simt_kernels",
-              when=(unit_stride("x"), unit_stride("residual")), replayable=True),
+        *menu(
+            _HERE,
+            backend,
+            "add_rms_norm",
+            module="simt_kernels",
+            when=(unit_stride("x"), unit_stride("residual")),
+            replayable=True,
+        ),
     )
-)  # fmt: skip
+)
 
 
 def _row_bytes_at_most(arg: str, limit: int) -> Clause:
@@ -38,18 +44,27 @@ def _row_bytes_at_most(arg: str, limit: int) -> Clause:
         x = view.args[arg]
         return int(x.shape[-1]) * int(x.element_size())
 
-    return Clause(f"rows of {arg} of at most {limit} bytes", (f"{arg}.shape[-1]", f"{arg}.dtype"), measure,
-                  lambda size: size <= limit)  # fmt: skip
+    return Clause(
+        f"rows of {arg} of at most {limit} bytes",
+        (f"{arg}.shape[-1]", f"{arg}.dtype"),
+        measure,
+        lambda size: size <= limit,
+    )
 
 
 def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
     """Up to 8192 columns Triton's kernel keeps the sums over rows in registers, too, and reads memory once."""
     width = f"{x}.shape[-1]"
     when = (
-        feature("clusters"), shared_memory(WIDE_SHARED_MEMORY), dtypes(x, torch.float32, torch.float16, torch.bfloat16),
-        at_least(width, 8193), multiple_of(width, 8), _row_bytes_at_most(x, WIDE_BYTES), unit_stride(x),
+        feature("clusters"),
+        shared_memory(WIDE_SHARED_MEMORY),
+        dtypes(x, torch.float32, torch.float16, torch.bfloat16),
+        at_least(width, 8193),
+        multiple_of(width, 8),
+        _row_bytes_at_most(x, WIDE_BYTES),
+        unit_stride(x),
         *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
-    )  # fmt: skip
+    )
     return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True, partial=True)
 
 

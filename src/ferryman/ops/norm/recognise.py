@@ -73,9 +73,12 @@ def _rows(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bia
 
 
 def layer_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     if _rows(input, normalized_shape, weight, bias):
         return op_layer_norm(input, weight, bias, eps)
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)

@@ -76,9 +76,16 @@ _WIDER = (Form(2, 4, 2, 0, 0), Form(4, 4, 2, 0, 0), Form(8, 4, 2, 0, 0))
 FORMS = {
     "scaled": (Form(2, 2, 3, 0, 0), Form(2, 4, 3, 1, 1), Form(8, 2, 6, 1, 0), Form(8, 4, 3, 1, 1)),
     "added": (Form(2, 2, 3, 1, 0), Form(4, 2, 4, 1, 0), Form(8, 2, 4, 1, 0), Form(8, 4, 2, 1, 1), Form(8, 4, 2, 0, 4)),
-    "centred": (Form(2, 2, 4, 1, 0), Form(2, 4, 3, 1, 0), Form(2, 4, 3, 1, 1), Form(4, 4, 3, 1, 0), Form(4, 4, 3, 1, 1),
-                Form(8, 4, 3, 1, 0), Form(8, 4, 3, 1, 1)),
-}  # fmt: skip
+    "centred": (
+        Form(2, 2, 4, 1, 0),
+        Form(2, 4, 3, 1, 0),
+        Form(2, 4, 3, 1, 1),
+        Form(4, 4, 3, 1, 0),
+        Form(4, 4, 3, 1, 1),
+        Form(8, 4, 3, 1, 0),
+        Form(8, 4, 3, 1, 1),
+    ),
+}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -95,8 +102,23 @@ def _unit(
     kind: str, weight: str, centred: bool, biased: bool, added: bool, lanes: int, exact: bool, form: Form
 ) -> Unit:
     source = family_source(_FILE, True, True)
-    found = unit(source, "FERRYMAN_NORM_BACKWARD", "norm_backward", kind, weight, centred, biased, added, lanes,
-                 form.packs, form.stages, form.lag, form.held, exact, form.cluster)  # fmt: skip
+    found = unit(
+        source,
+        "FERRYMAN_NORM_BACKWARD",
+        "norm_backward",
+        kind,
+        weight,
+        centred,
+        biased,
+        added,
+        lanes,
+        form.packs,
+        form.stages,
+        form.lag,
+        form.held,
+        exact,
+        form.cluster,
+    )
     return found._replace(cluster=form.cluster, overlapping=True)
 
 
@@ -116,8 +138,17 @@ def _whole_words(x: Tensor) -> tuple[Tensor, int, int]:
     return rows
 
 
-def _gradients(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
-               centred: bool, target: Target, form: Form | None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _gradients(
+    grad: Tensor,
+    extra: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    target: Target,
+    form: Form | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     n, device, itemsize = x.shape[-1], x.device, x.element_size()
     out = torch.empty(x.shape, dtype=x.dtype, device=device)
     grads = [
@@ -142,18 +173,46 @@ def _gradients(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | N
     partial = torch.empty(wanted, clusters, n, dtype=torch.float32, device=device) if wanted else None
     run = runtime(target).launch
     run(
-        _unit(type_name(x.dtype), kinds[0], centred, kinds[1] != "none", extra is not None, lanes,
-              form.exact(n, itemsize), form), device,
-        clusters * form.cluster, lanes, form.shared(lanes, itemsize, tensors, _SIZES[kinds[0]]),
-        (grad.data_ptr(), grad_stride, x.data_ptr(), x_stride, pointer(extra), extra_stride, pointer(weight),
-         out.data_ptr(), pointer(partial), rows, n, clusters, float(eps)),
-    )  # fmt: skip
+        _unit(
+            type_name(x.dtype),
+            kinds[0],
+            centred,
+            kinds[1] != "none",
+            extra is not None,
+            lanes,
+            form.exact(n, itemsize),
+            form,
+        ),
+        device,
+        clusters * form.cluster,
+        lanes,
+        form.shared(lanes, itemsize, tensors, _SIZES[kinds[0]]),
+        (
+            grad.data_ptr(),
+            grad_stride,
+            x.data_ptr(),
+            x_stride,
+            pointer(extra),
+            extra_stride,
+            pointer(weight),
+            out.data_ptr(),
+            pointer(partial),
+            rows,
+            n,
+            clusters,
+            float(eps),
+        ),
+    )
     if partial is not None:
         blocks = -(-n // _SUM_COLUMNS)
         run(
-            _sum_unit(kinds[0], kinds[1]), device, blocks * wanted, _SUM_WAVES * _WAVE, 0,
+            _sum_unit(kinds[0], kinds[1]),
+            device,
+            blocks * wanted,
+            _SUM_WAVES * _WAVE,
+            0,
             (partial.data_ptr(), grads[0].data_ptr(), grads[1].data_ptr(), clusters, n, blocks),
-        )  # fmt: skip
+        )
     return out, grads[0], grads[1]
 
 

@@ -67,8 +67,15 @@ def demand(op: str, wave: int, itemsize: int, weights: tuple[int, ...] = (0,)) -
 
 
 @functools.lru_cache(maxsize=4096)
-def _choose(op: str, dtypes: tuple[torch.dtype | None, ...], cast: bool | None, n: int, vector: bool, spread: int,
-            target: Target) -> tuple[Unit, RowPlan]:  # fmt: skip
+def _choose(
+    op: str,
+    dtypes: tuple[torch.dtype | None, ...],
+    cast: bool | None,
+    n: int,
+    vector: bool,
+    spread: int,
+    target: Target,
+) -> tuple[Unit, RowPlan]:
     itemsize, *weights = [0 if d is None else d.itemsize for d in dtypes]
     plan = plan_for(n, itemsize, vector, target, demand(op, target.wave, itemsize, tuple(weights)), spread)
     return _unit(op, tuple(type_name(d) for d in dtypes), cast, plan), plan
@@ -88,18 +95,30 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: b
     source, scale, result = x.data_ptr(), pointer(weight), y.data_ptr()
     vector = vectorised(x.element_size(), n | stride if rows > 1 else n, source | scale | result)
     dtypes = (x.dtype, None) if weight is None else (x.dtype, weight.dtype)
-    chosen, plan = _choose("rms_norm", dtypes, cast_before_weight and weight is not None, n, vector,
-                           threads_a_row(rows, target.units), target)  # fmt: skip
+    chosen, plan = _choose(
+        "rms_norm",
+        dtypes,
+        cast_before_weight and weight is not None,
+        n,
+        vector,
+        threads_a_row(rows, target.units),
+        target,
+    )
     blocks = plan.blocks(rows)
     runtime(target).launch(
-        chosen, x.device, blocks, plan.threads, plan.shared,
+        chosen,
+        x.device,
+        blocks,
+        plan.threads,
+        plan.shared,
         (source, stride, scale, result, rows, n, plan.slots, blocks, float(eps)),
-    )  # fmt: skip
+    )
     return y
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool,
-                 target: Target) -> tuple[Tensor, Tensor]:  # fmt: skip
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, cast_before_weight: bool, target: Target
+) -> tuple[Tensor, Tensor]:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sums = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
@@ -118,13 +137,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float,
     lengths = n | stride | residual_stride if rows > 1 else n
     vector = vectorised(x.element_size(), lengths, source | other | scale | result | total)
     dtypes = (x.dtype, None) if weight is None else (x.dtype, weight.dtype)
-    chosen, plan = _choose("add_rms_norm", dtypes, cast_before_weight and weight is not None, n, vector,
-                           threads_a_row(rows, target.units), target)  # fmt: skip
+    chosen, plan = _choose(
+        "add_rms_norm",
+        dtypes,
+        cast_before_weight and weight is not None,
+        n,
+        vector,
+        threads_a_row(rows, target.units),
+        target,
+    )
     blocks = plan.blocks(rows)
     runtime(target).launch(
-        chosen, x.device, blocks, plan.threads, plan.shared,
+        chosen,
+        x.device,
+        blocks,
+        plan.threads,
+        plan.shared,
         (source, stride, other, residual_stride, scale, result, total, rows, n, plan.slots, blocks, float(eps)),
-    )  # fmt: skip
+    )
     return y, sums
 
 
@@ -143,9 +173,13 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
         blocks = plan.blocks(rows)
         taken = min(rows, plan.rows_of(blocks)) if plan.on_hopper else rows
         runtime(target).launch(
-            chosen, x.device, blocks, plan.threads, plan.shared,
+            chosen,
+            x.device,
+            blocks,
+            plan.threads,
+            plan.shared,
             (source, stride, scale, shift, result, taken, n, plan.slots, blocks, float(eps)),
-        )  # fmt: skip
+        )
         rows -= taken
         source += taken * stride * x.element_size()
         result += taken * n * x.element_size()

@@ -31,9 +31,23 @@ def _over(total, n, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, x_stride, residual_stride, rows, width, eps,
-    CENTRED: tl.constexpr, CAST: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    x_stride,
+    residual_stride,
+    rows,
+    width,
+    eps,
+    CENTRED: tl.constexpr,
+    CAST: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -106,9 +120,21 @@ def _long_statistics(
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_long(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, sum_ptr, x_stride, residual_stride, rows, width, eps,
-    CENTRED: tl.constexpr, CAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    sum_ptr,
+    x_stride,
+    residual_stride,
+    rows,
+    width,
+    eps,
+    CENTRED: tl.constexpr,
+    CAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     y_ptr += row * width
@@ -158,10 +184,28 @@ def _tile_of(ptr, first, stride, row, col, mask):
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
 def _norm_backward(
-    grad_ptr, x_ptr, weight_ptr, extra_ptr, out_ptr, partial_ptr, statistics_ptr, grad_stride, x_stride, extra_stride,
-    rows, tiles, width, eps, CENTRED: tl.constexpr, WEIGHT_GRAD: tl.constexpr, BIAS_GRAD: tl.constexpr,
-    AHEAD: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    extra_ptr,
+    out_ptr,
+    partial_ptr,
+    statistics_ptr,
+    grad_stride,
+    x_stride,
+    extra_stride,
+    rows,
+    tiles,
+    width,
+    eps,
+    CENTRED: tl.constexpr,
+    WEIGHT_GRAD: tl.constexpr,
+    BIAS_GRAD: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Persistent over tiles of rows, the next of which is read AHEAD while one is reduced: one tile at a time reached
     half of a copy's speed on an H200 (8192 x 8192 bf16, 189.5 us). Sums for weight and bias stay in registers until the
     end (``partial_ptr``), or the row statistics go to ``statistics_ptr`` for `_norm_columns`, where a row is too wide
@@ -246,9 +290,21 @@ def _norm_backward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _norm_long_backward(
-    grad_ptr, x_ptr, weight_ptr, extra_ptr, out_ptr, statistics_ptr, grad_stride, x_stride, extra_stride,
-    rows, width, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    extra_ptr,
+    out_ptr,
+    statistics_ptr,
+    grad_stride,
+    x_stride,
+    extra_stride,
+    rows,
+    width,
+    eps,
+    CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     grad_ptr += row * grad_stride
@@ -287,9 +343,21 @@ def _norm_long_backward(
 
 @triton.jit(do_not_specialize=["rows", "rows_each"])
 def _norm_columns(
-    grad_ptr, x_ptr, statistics_ptr, partial_ptr, grad_stride, x_stride, rows, rows_each, width,
-    CENTRED: tl.constexpr, WEIGHT_GRAD: tl.constexpr, BIAS_GRAD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    x_ptr,
+    statistics_ptr,
+    partial_ptr,
+    grad_stride,
+    x_stride,
+    rows,
+    rows_each,
+    width,
+    CENTRED: tl.constexpr,
+    WEIGHT_GRAD: tl.constexpr,
+    BIAS_GRAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     """Sums over a span of rows of grad * normalised x, and of grad, for a block of columns."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
     inside = col < width
@@ -358,8 +426,16 @@ def _whole(tile: RowTile, width: int) -> bool:
     return tile.block == width <= SHORT
 
 
-def _forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool,
-             cast: bool, target: Target) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    cast: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor | None]:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = None if residual is None else torch.empty_like(y)
     if x.numel() == 0:
@@ -381,8 +457,16 @@ def _forward(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Te
     return y, total
 
 
-def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
-              centred: bool, target: Target) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _backward(
+    grad: Tensor,
+    extra: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
     width, device = x.shape[-1], x.device
     out = torch.empty(x.shape, dtype=x.dtype, device=device)
     grads = [
@@ -417,15 +501,54 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
         if ahead and target.vendor == "nvidia" and target.registers_per_unit:
             capped = {"maxnreg": target.registers_per_unit // RESIDENT}
         launch(
-            _norm_backward, (programs,), grad, x, weight, extra, out, partial, statistics, grad_stride, x_stride,
-            extra_stride, rows, tiles, width, float(eps), centred, fused and wanted[0], fused and wanted[1], ahead,
-            _whole(tile, width), tile.rows, tile.block, device=device, num_warps=tile.warps, **capped,
-        )  # fmt: skip
+            _norm_backward,
+            (programs,),
+            grad,
+            x,
+            weight,
+            extra,
+            out,
+            partial,
+            statistics,
+            grad_stride,
+            x_stride,
+            extra_stride,
+            rows,
+            tiles,
+            width,
+            float(eps),
+            centred,
+            fused and wanted[0],
+            fused and wanted[1],
+            ahead,
+            _whole(tile, width),
+            tile.rows,
+            tile.block,
+            device=device,
+            num_warps=tile.warps,
+            **capped,
+        )
     else:
         launch(
-            _norm_long_backward, (rows,), grad, x, weight, extra, out, statistics, grad_stride, x_stride, extra_stride,
-            rows, width, float(eps), centred, LONG_BLOCK, device=device, num_warps=long_warps(target),
-        )  # fmt: skip
+            _norm_long_backward,
+            (rows,),
+            grad,
+            x,
+            weight,
+            extra,
+            out,
+            statistics,
+            grad_stride,
+            x_stride,
+            extra_stride,
+            rows,
+            width,
+            float(eps),
+            centred,
+            LONG_BLOCK,
+            device=device,
+            num_warps=long_warps(target),
+        )
     if statistics is not None:
         blocks = triton.cdiv(width, COLUMNS)
         programs = max(1, min(triton.cdiv(rows, 4 * COLUMN_ROWS), 4 * target.units // blocks))
@@ -433,17 +556,42 @@ def _backward(grad: Tensor, extra: Tensor | None, x: Tensor, weight: Tensor | No
         programs = triton.cdiv(rows, each)
         partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
         launch(
-            _norm_columns, (blocks, programs), grad, x, statistics, partial, grad_stride, x_stride, rows, each, width,
-            centred, wanted[0], wanted[1], COLUMN_ROWS, COLUMNS, device=device, num_warps=4,
-        )  # fmt: skip
+            _norm_columns,
+            (blocks, programs),
+            grad,
+            x,
+            statistics,
+            partial,
+            grad_stride,
+            x_stride,
+            rows,
+            each,
+            width,
+            centred,
+            wanted[0],
+            wanted[1],
+            COLUMN_ROWS,
+            COLUMNS,
+            device=device,
+            num_warps=4,
+        )
     if partial is not None:
         results = [g for g, w in zip(grads, wanted, strict=True) if w]
         # of many programs, which are many for short rows: few columns and much at once, or few blocks wait for long
         together, columns, warps = (32, 64, 4) if partial.shape[1] <= 32 else (512, 16, 8)
         launch(
-            _sum_partials, (triton.cdiv(width, columns), len(results)), results[0], results[-1], partial,
-            partial.shape[1], width, together, columns, device=device, num_warps=warps,
-        )  # fmt: skip
+            _sum_partials,
+            (triton.cdiv(width, columns), len(results)),
+            results[0],
+            results[-1],
+            partial,
+            partial.shape[1],
+            width,
+            together,
+            columns,
+            device=device,
+            num_warps=warps,
+        )
     return out, grads[0], grads[1]
 
 
@@ -482,8 +630,11 @@ def layer_norm_backward(
 
 
 # What `ferryman compile` accepts: bytes a thread on NVIDIA, registers on AMD. All others spill nothing.
-_SPILLS = {("sm_100", "float32", "_norm_long_backward"): 8, ("gfx90a", "bfloat16", "_norm"): 2,
-           ("gfx90a", "float16", "_norm"): 2}  # fmt: skip
+_SPILLS = {
+    ("sm_100", "float32", "_norm_long_backward"): 8,
+    ("gfx90a", "bfloat16", "_norm"): 2,
+    ("gfx90a", "float16", "_norm"): 2,
+}
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:

@@ -27,12 +27,37 @@ _MOST_SPLITS = 64
 
 @triton.jit(do_not_specialize=["most_pages", "page_size", "group", "heads", "share", "score_scale"])
 def paged_attention_parts(
-    q, k_cache, v_cache, page_table, lengths, parts, tops, sums,
-    stride_qb, stride_qh, stride_kp, stride_ks, stride_kh, stride_vp, stride_vs, stride_vh, stride_tb, stride_tj,
-    stride_length, most_pages, page_size, group, heads, share, score_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    lengths,
+    parts,
+    tops,
+    sums,
+    stride_qb,
+    stride_qh,
+    stride_kp,
+    stride_ks,
+    stride_kh,
+    stride_vp,
+    stride_vs,
+    stride_vh,
+    stride_tb,
+    stride_tj,
+    stride_length,
+    most_pages,
+    page_size,
+    group,
+    heads,
+    share,
+    score_scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Grid (batch * KV heads, splits, tiles of a group's heads). parts (splits, B, H, D), tops and sums (splits, B, H),
     float32: of the keys [split * share, (split + 1) * share), P @ V, the largest score times log2(e), the sum of P."""
     kv_heads = heads // group
@@ -47,8 +72,9 @@ def paged_attention_parts(
     lo = tl.program_id(1) * share
     hi = tl.minimum(lo + share, length)
 
-    q_tile = tl.load(q + batch * stride_qb + head.to(tl.int64)[:, None] * stride_qh + dim[None, :], mask=inside,
-                     other=0.0)  # fmt: skip
+    q_tile = tl.load(
+        q + batch * stride_qb + head.to(tl.int64)[:, None] * stride_qh + dim[None, :], mask=inside, other=0.0
+    )
     keys_of = k_cache + kv_head.to(tl.int64) * stride_kh
     values_of = v_cache + kv_head.to(tl.int64) * stride_vh
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -57,8 +83,9 @@ def paged_attention_parts(
     for start in range(lo, hi, BLOCK_N):
         place = start + tl.arange(0, BLOCK_N)
         there = place < hi
-        page = tl.load(page_table + batch * stride_tb + (place // page_size).to(tl.int64) * stride_tj, mask=there,
-                       other=0).to(tl.int64)  # fmt: skip
+        page = tl.load(
+            page_table + batch * stride_tb + (place // page_size).to(tl.int64) * stride_tj, mask=there, other=0
+        ).to(tl.int64)
         slot = (place % page_size).to(tl.int64)
         seen = there[:, None] & (dim < HEAD_DIM)[None, :]
         k = tl.load(keys_of + (page * stride_kp + slot * stride_ks)[:, None] + dim[None, :], mask=seen, other=0.0)
@@ -149,17 +176,52 @@ def paged_attention(
     block_d = max(16, triton.next_power_of_2(dim))
     factor = dim**-0.5 if scale is None else scale
     launch(
-        paged_attention_parts, (batch * groups, splits, triton.cdiv(group, _ROWS)),
-        q, k_cache, v_cache, page_table, lengths, parts, tops, sums,
-        *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *page_table.stride(), lengths.stride(0),
-        page_table.shape[1], size, group, heads, share, factor * LOG2E.value,
-        device=q.device, HEAD_DIM=dim, BLOCK_D=block_d, BLOCK_M=_ROWS, BLOCK_N=config.block_n, PRECISION="ieee",
-        num_warps=config.warps, num_stages=config.stages, **config.options,
-    )  # fmt: skip
+        paged_attention_parts,
+        (batch * groups, splits, triton.cdiv(group, _ROWS)),
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        lengths,
+        parts,
+        tops,
+        sums,
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        *page_table.stride(),
+        lengths.stride(0),
+        page_table.shape[1],
+        size,
+        group,
+        heads,
+        share,
+        factor * LOG2E.value,
+        device=q.device,
+        HEAD_DIM=dim,
+        BLOCK_D=block_d,
+        BLOCK_M=_ROWS,
+        BLOCK_N=config.block_n,
+        PRECISION="ieee",
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **config.options,
+    )
     launch(
-        paged_attention_join, (batch * heads,), parts, tops, sums, result, batch * heads, splits,
-        device=q.device, HEAD_DIM=dim, BLOCK_D=block_d, num_warps=1, num_stages=1,
-    )  # fmt: skip
+        paged_attention_join,
+        (batch * heads,),
+        parts,
+        tops,
+        sums,
+        result,
+        batch * heads,
+        splits,
+        device=q.device,
+        HEAD_DIM=dim,
+        BLOCK_D=block_d,
+        num_warps=1,
+        num_stages=1,
+    )
     return result
 
 

@@ -109,10 +109,14 @@ def _cost(q: Tensor, k: Tensor, cos: Tensor, touched: float = 1.0) -> Cost:
     check=lambda q, k, cos, sin, interleaved: _check("rope", cos, sin, q=q, k=k),
     meta=lambda q, k, cos, sin, interleaved: (_empty(q), _empty(k)),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos),
-    bound=_bound, name="rope",
-    backward="rope_backward", grads=("q", "k"), lower=_lowered,
-    batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2,
-)  # fmt: skip
+    bound=_bound,
+    name="rope",
+    backward="rope_backward",
+    grads=("q", "k"),
+    lower=_lowered,
+    batch={"q": 3, "k": 3, "cos": 2, "sin": 2},
+    reduction=lambda *args: 2,
+)
 def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """`rope` with every argument positional."""
     return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
@@ -154,14 +158,19 @@ def _check_writable(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved:
     outputs=("q", "k"),
     check=_check_writable,
     meta=lambda q, k, cos, sin, interleaved: (
-        q.new_empty_strided(q.shape, q.stride()), k.new_empty_strided(k.shape, k.stride())
+        q.new_empty_strided(q.shape, q.stride()),
+        k.new_empty_strided(k.shape, k.stride()),
     ),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos, cos.shape[-1] / q.shape[-1] if q.shape[-1] else 1.0),
-    bound=_bound, name="rope_",
-    backward="rope_backward", grads=("q", "k"), lower=_lowered,
-    batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2,
+    bound=_bound,
+    name="rope_",
+    backward="rope_backward",
+    grads=("q", "k"),
+    lower=_lowered,
+    batch={"q": 3, "k": 3, "cos": 2, "sin": 2},
+    reduction=lambda *args: 2,
     mutates={"q": "q", "k": "k"},
-)  # fmt: skip
+)
 def rope_over(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """What `rope_` leaves in q and k."""
     return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)

@@ -79,8 +79,16 @@ class _Walk(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _choose(kind: torch.dtype, table: torch.dtype, interleaved: bool, vector: bool, narrow: bool, way: str,
-            sizes: tuple[int, ...], target: Target) -> _Walk:  # fmt: skip
+def _choose(
+    kind: torch.dtype,
+    table: torch.dtype,
+    interleaved: bool,
+    vector: bool,
+    narrow: bool,
+    way: str,
+    sizes: tuple[int, ...],
+    target: Target,
+) -> _Walk:
     q_heads, k_heads, batch, tokens, dim, rotary = sizes
     names = type_name(kind), type_name(table)
     turned, over = rotary if interleaved else rotary // 2, way == _OVER
@@ -174,9 +182,13 @@ class _Packs(NamedTuple):
     @property
     def arguments(self) -> tuple[int, ...]:
         return (
-            self.lanes.bit_length() - 1, self.tokens.bit_length() - 1, self.heads, self.stretch, self.groups,
+            self.lanes.bit_length() - 1,
+            self.tokens.bit_length() - 1,
+            self.heads,
+            self.stretch,
+            self.groups,
             *(-(-(2**32) // n) for n in (self.stretch, self.groups, self.batch)),
-        )  # fmt: skip
+        )
 
 
 def _unit_stride(x: Tensor) -> Tensor:
@@ -206,9 +218,16 @@ def _elsewhere(
 
 
 def _launch(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, way: str, q_out: Tensor, k_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    way: str,
+    q_out: Tensor,
+    k_out: Tensor,
     target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
     cos, sin = _unit_stride(cos), _unit_stride(sin)
@@ -228,7 +247,7 @@ def units(target: Target) -> list[Unit]:
     found = []
     for way, (kind, (one, vector)), table, interleaved in itertools.product(
         (_FORWARD, _OVER, _BACKWARD), widths.items(), widths, (False, True)
-    ):  # fmt: skip
+    ):
         found += [_unit(way, kind, table, width, interleaved) for width in (one, vector)]
         if _takes_packs(target):
             found += [_unit(way, kind, table, vector, interleaved, form) for form in dict.fromkeys(_FORMS[way])]

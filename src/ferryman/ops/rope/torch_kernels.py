@@ -8,9 +8,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 
 
-def _turn(
-    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float, over: Tensor | None = None
-) -> Tensor:  # fmt: skip
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, sign: float, over: Tensor | None = None) -> Tensor:
     """``over``: where the result goes, which may be x itself."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if over is None else over
     width = cos.shape[-1]

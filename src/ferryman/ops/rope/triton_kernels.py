@@ -20,10 +20,25 @@ from ferryman.backends.triton_rows import lanes
 
 @triton.jit
 def _rotate(
-    x_ptr, out_ptr, lines, x_stride, out_stride, first_cos, second_cos, first_sin, second_sin, rotary, dim,
-    INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr, LINES: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    WIDE: tl.constexpr, OVER: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    out_ptr,
+    lines,
+    x_stride,
+    out_stride,
+    first_cos,
+    second_cos,
+    first_sin,
+    second_sin,
+    rotary,
+    dim,
+    INTERLEAVED: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    LINES: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    WIDE: tl.constexpr,
+    OVER: tl.constexpr,
+):
     """Pairs (a, b) of ``lines`` lines become (a cos_a - b sin_a, b cos_b + a sin_b); backward is its transpose."""
     line = tl.arange(0, LINES)[:, None]
     inside = line < lines
@@ -81,11 +96,38 @@ def _angles(ptr, lines, stride, rotary, INTERLEAVED: tl.constexpr, LINES: tl.con
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rope(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, q_batch, q_head, q_token, k_batch, k_head, k_token,
-    cos_batch, cos_token, sin_batch, sin_token, out_head, q_heads, k_heads, tokens, rotary, dim,
-    INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr, BY_TOKEN: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, OVER: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    q_batch,
+    q_head,
+    q_token,
+    k_batch,
+    k_head,
+    k_token,
+    cos_batch,
+    cos_token,
+    sin_batch,
+    sin_token,
+    out_head,
+    q_heads,
+    k_heads,
+    tokens,
+    rotary,
+    dim,
+    INTERLEAVED: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    WIDE: tl.constexpr,
+    OVER: tl.constexpr,
+):
     """A program rotates TOKENS tokens of HEADS heads of q or of k. BY_TOKEN, its lines are the tokens of one head at a
     time, so that a head's segment of the result is written in one piece; else they are the heads of one token. OVER,
     the result goes where the input was; no two programs share an element."""
@@ -110,13 +152,49 @@ def _rope(
             q_out_ptr += (batch * q_heads + head) * out_head + token * dim
         if BY_TOKEN:
             for _ in range(tl.minimum(q_heads - head, HEADS)):
-                _rotate(q_ptr, q_out_ptr, tokens - token, q_token, q_out_token, first_cos, second_cos, first_sin,
-                        second_sin, rotary, dim, INTERLEAVED, BACKWARD, TOKENS, HALF, REST, WIDE, OVER)  # fmt: skip
+                _rotate(
+                    q_ptr,
+                    q_out_ptr,
+                    tokens - token,
+                    q_token,
+                    q_out_token,
+                    first_cos,
+                    second_cos,
+                    first_sin,
+                    second_sin,
+                    rotary,
+                    dim,
+                    INTERLEAVED,
+                    BACKWARD,
+                    TOKENS,
+                    HALF,
+                    REST,
+                    WIDE,
+                    OVER,
+                )
                 q_ptr += q_head
                 q_out_ptr += q_out_head
         else:
-            _rotate(q_ptr, q_out_ptr, q_heads - head, q_head, q_out_head, first_cos, second_cos, first_sin, second_sin,
-                    rotary, dim, INTERLEAVED, BACKWARD, HEADS, HALF, REST, WIDE, OVER)  # fmt: skip
+            _rotate(
+                q_ptr,
+                q_out_ptr,
+                q_heads - head,
+                q_head,
+                q_out_head,
+                first_cos,
+                second_cos,
+                first_sin,
+                second_sin,
+                rotary,
+                dim,
+                INTERLEAVED,
+                BACKWARD,
+                HEADS,
+                HALF,
+                REST,
+                WIDE,
+                OVER,
+            )
     else:
         head = (block - q_blocks) * HEADS
         k_ptr += batch * k_batch + token * k_token + head.to(tl.int64) * k_head
@@ -127,13 +205,49 @@ def _rope(
             k_out_ptr += (batch * k_heads + head) * out_head + token * dim
         if BY_TOKEN:
             for _ in range(tl.minimum(k_heads - head, HEADS)):
-                _rotate(k_ptr, k_out_ptr, tokens - token, k_token, k_out_token, first_cos, second_cos, first_sin,
-                        second_sin, rotary, dim, INTERLEAVED, BACKWARD, TOKENS, HALF, REST, WIDE, OVER)  # fmt: skip
+                _rotate(
+                    k_ptr,
+                    k_out_ptr,
+                    tokens - token,
+                    k_token,
+                    k_out_token,
+                    first_cos,
+                    second_cos,
+                    first_sin,
+                    second_sin,
+                    rotary,
+                    dim,
+                    INTERLEAVED,
+                    BACKWARD,
+                    TOKENS,
+                    HALF,
+                    REST,
+                    WIDE,
+                    OVER,
+                )
                 k_ptr += k_head
                 k_out_ptr += k_out_head
         else:
-            _rotate(k_ptr, k_out_ptr, k_heads - head, k_head, k_out_head, first_cos, second_cos, first_sin, second_sin,
-                    rotary, dim, INTERLEAVED, BACKWARD, HEADS, HALF, REST, WIDE, OVER)  # fmt: skip
+            _rotate(
+                k_ptr,
+                k_out_ptr,
+                k_heads - head,
+                k_head,
+                k_out_head,
+                first_cos,
+                second_cos,
+                first_sin,
+                second_sin,
+                rotary,
+                dim,
+                INTERLEAVED,
+                BACKWARD,
+                HEADS,
+                HALF,
+                REST,
+                WIDE,
+                OVER,
+            )
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -141,9 +255,15 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _launch(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, backward: bool, target: Target,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    backward: bool,
+    target: Target,
     over: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """``over``: the result is written over q and k, whose last dimension is dense."""
     q_out = q if over else torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = k if over else torch.empty(k.shape, dtype=k.dtype, device=k.device)
@@ -168,11 +288,38 @@ def _launch(
     wide = lines * max(*q.stride()[1:3], *k.stride()[1:3], out_head) >= 2**31
     shared = cos.shape[0] == 1
     args = (
-        q, k, cos, sin, q_out, k_out, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), k.stride(2),
-        0 if shared else cos.stride(0), cos.stride(1), 0 if shared else sin.stride(0), sin.stride(1), out_head,
-        q_heads, k_heads, tokens, rotary, dim, interleaved, backward, by_token, token_lines, heads, half, rest, wide,
+        q,
+        k,
+        cos,
+        sin,
+        q_out,
+        k_out,
+        q.stride(0),
+        q.stride(1),
+        q.stride(2),
+        k.stride(0),
+        k.stride(1),
+        k.stride(2),
+        0 if shared else cos.stride(0),
+        cos.stride(1),
+        0 if shared else sin.stride(0),
+        sin.stride(1),
+        out_head,
+        q_heads,
+        k_heads,
+        tokens,
+        rotary,
+        dim,
+        interleaved,
+        backward,
+        by_token,
+        token_lines,
+        heads,
+        half,
+        rest,
+        wide,
         over,
-    )  # fmt: skip
+    )
     blocks = triton.cdiv(q_heads, heads) + triton.cdiv(k_heads, heads)
     grid = (batch * triton.cdiv(tokens, token_lines) * blocks,)
     launch(_rope, grid, *args, device=q.device, num_warps=warps)

@@ -50,9 +50,13 @@ def _check_softmax(op: str, **tensors: Tensor) -> None:
     meta=lambda x: x.new_empty(x.shape),
     cost=lambda x: Cost(5.0 * x.numel(), 2.0 * x.numel() * x.element_size()),
     bound=_softmax_bound,
-    backward="softmax_backward", grads=("x",), lower="definition", autocast=("fp32", "aten::softmax.int"),
-    batch={"x": 1, "y": 1}, reduction=lambda x: x.shape[-1],
-)  # fmt: skip
+    backward="softmax_backward",
+    grads=("x",),
+    lower="definition",
+    autocast=("fp32", "aten::softmax.int"),
+    batch={"x": 1, "y": 1},
+    reduction=lambda x: x.shape[-1],
+)
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, shifted by the row's maximum.
 
@@ -68,8 +72,10 @@ def softmax(x: Tensor) -> Tensor:
     check=lambda grad, y: _check_softmax("softmax_backward", grad=grad, y=y),
     meta=lambda grad, y: y.new_empty(y.shape),
     cost=lambda grad, y: Cost(4.0 * y.numel(), 3.0 * y.numel() * y.element_size()),
-    bound=_softmax_gradient_bound, batch={"grad": 1, "y": 1, "grad_x": 1}, reduction=lambda grad, y: y.shape[-1],
-)  # fmt: skip
+    bound=_softmax_gradient_bound,
+    batch={"grad": 1, "y": 1, "grad_x": 1},
+    reduction=lambda grad, y: y.shape[-1],
+)
 def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
     """Gradient of `softmax` from its result: ``y * (grad - sum(grad * y))``."""
     g, p = wide(grad), wide(y)
@@ -153,10 +159,13 @@ def _float32(like: Tensor) -> torch.dtype:
     ),
     bound=_loss_bound,
     dtypes={"target": (torch.int64,)},
-    backward="cross_entropy_backward", grads=("logits",), autocast=("fp32", "aten::nll_loss"),
-    nondifferentiable=("lse",), batch={"logits": 1, "target": 0, "lse": 0},
+    backward="cross_entropy_backward",
+    grads=("logits",),
+    autocast=("fp32", "aten::nll_loss"),
+    nondifferentiable=("lse",),
+    batch={"logits": 1, "target": 0, "lse": 0},
     reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
-)  # fmt: skip
+)
 def cross_entropy_with_lse(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
@@ -255,11 +264,13 @@ def _check_over(logits: Tensor, target: Tensor, ignore_index: int, label_smoothi
     ),
     bound=_over_bound,
     dtypes={"target": (torch.int64,)},
-    backward="cross_entropy_inplace_grad_backward", grads=("logits",), nondifferentiable=("lse", "logits"),
+    backward="cross_entropy_inplace_grad_backward",
+    grads=("logits",),
+    nondifferentiable=("lse", "logits"),
     batch="the loss and every gradient are divided by the number of rows that count",
     reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
     mutates={"logits": "logits"},
-)  # fmt: skip
+)
 def cross_entropy_with_gradient(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,13 +311,13 @@ def _check_scaled(grad: Tensor, out_logits: Tensor) -> None:
     outputs=("grad_logits",),
     check=_check_scaled,
     meta=lambda grad, out_logits: out_logits.new_empty_strided(out_logits.shape, out_logits.stride()),
-    cost=lambda grad, out_logits: Cost(
-        float(out_logits.numel()), 2.0 * out_logits.numel() * out_logits.element_size()
-    ),
+    cost=lambda grad, out_logits: Cost(float(out_logits.numel()), 2.0 * out_logits.numel() * out_logits.element_size()),
     bound=lambda args, outputs: ({"accumulate": outputs[0].abs(), "absolute": torch.full_like(outputs[0], FLUSH)},),
-    lower="definition", reduction=lambda grad, out_logits: 1, batch={"out_logits": 1, "grad_logits": 1},
+    lower="definition",
+    reduction=lambda grad, out_logits: 1,
+    batch={"out_logits": 1, "grad_logits": 1},
     mutates={"out_logits": "grad_logits"},
-)  # fmt: skip
+)
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor) -> Tensor:
     """Gradient of `cross_entropy_inplace_grad` for its logits: what it left there times the loss's gradient, in place.
 

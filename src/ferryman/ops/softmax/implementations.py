@@ -11,9 +11,11 @@ _OVER = "cross_entropy_inplace_grad cross_entropy_inplace_grad_backward"
 # A row is spread over a cluster of up to 8 blocks of 1024 threads, each of which keeps 128 bytes. Up to 16384 classes
 # Triton's kernel, too, keeps it in registers and reads it once.
 _CLUSTERS = (
-    feature("clusters"), unit_stride("logits"), at_least("logits.shape[-1]", 2**14 + 1),
+    feature("clusters"),
+    unit_stride("logits"),
+    at_least("logits.shape[-1]", 2**14 + 1),
     at_most("logits.shape[-1]", 2**18 - 64),
-)  # fmt: skip
+)
 # Of a gradient nothing is asked: autograd makes it (of a sum it is expanded), and the launcher copies it if need be.
 _BACKWARD = (same_dtype("grad", "y"), unit_stride("y"))
 # Rows of multiples of 16 are read in whole words by Triton too, and faster: the row streams through.
@@ -25,10 +27,24 @@ IMPLEMENTATIONS = (
     *menu(_HERE, "triton", _OVER, module="loss_kernels", replayable=True),
     *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
     *menu(_HERE, "cuda", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
-    *menu(_HERE, "cuda", "cross_entropy_inplace_grad", module="simt_loss_kernels", when=_CLUSTERS, replayable=True,
-          partial=True),
-    *menu(_HERE, "cuda", "cross_entropy cross_entropy_backward", module="simt_loss_kernels", when=_ODD,
-          replayable=True, partial=True),
+    *menu(
+        _HERE,
+        "cuda",
+        "cross_entropy_inplace_grad",
+        module="simt_loss_kernels",
+        when=_CLUSTERS,
+        replayable=True,
+        partial=True,
+    ),
+    *menu(
+        _HERE,
+        "cuda",
+        "cross_entropy cross_entropy_backward",
+        module="simt_loss_kernels",
+        when=_ODD,
+        replayable=True,
+        partial=True,
+    ),
     *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
     *menu(_HERE, "hip", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
-)  # fmt: skip
+)

@@ -27,9 +27,20 @@ FLAT_BYTES, FLAT_WARPS, FLAT_PROGRAMS = 16384, 4, 8
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def _loss_over(
-    x_ptr, target_ptr, loss_ptr, lse_ptr, scale_ptr, x_stride, rows, width, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    target_ptr,
+    loss_ptr,
+    lse_ptr,
+    scale_ptr,
+    x_stride,
+    rows,
+    width,
+    ignore_index,
+    smoothing,
+    SMOOTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Programs share the rows out among them. scale is 1 over the rows that count."""
     scale = tl.load(scale_ptr)
     place = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -77,9 +88,20 @@ def _loss_over(
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def _loss_over_short(
-    x_ptr, target_ptr, loss_ptr, lse_ptr, scale_ptr, x_stride, rows, width, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    target_ptr,
+    loss_ptr,
+    lse_ptr,
+    scale_ptr,
+    x_stride,
+    rows,
+    width,
+    ignore_index,
+    smoothing,
+    SMOOTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """`_loss_over` for rows that fit in registers: read once, several a program where they are short."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     line = tl.arange(0, ROWS)
@@ -169,8 +191,25 @@ def cross_entropy_inplace_grad(
         launch(_loss_over_short, grid, *args, tile.rows, tile.block, device=device, num_warps=tile.warps)
     else:
         programs, block, warps = _long_plan(target, rows, width, logits.element_size(), smoothing != 0.0)
-        launch(_loss_over, (programs,), work, labels, losses, lse, scale, stride, rows, width, ignore_index,
-               smoothing, smoothing != 0.0, block, _group(logits), device=device, num_warps=warps)  # fmt: skip
+        launch(
+            _loss_over,
+            (programs,),
+            work,
+            labels,
+            losses,
+            lse,
+            scale,
+            stride,
+            rows,
+            width,
+            ignore_index,
+            smoothing,
+            smoothing != 0.0,
+            block,
+            _group(logits),
+            device=device,
+            num_warps=warps,
+        )
     launch(_mean_loss, (1,), losses, labels, loss, rows, ignore_index, True, 1024, device=device, num_warps=4)
     if work is not logits:
         logits.copy_(work)

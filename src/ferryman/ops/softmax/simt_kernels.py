@@ -58,9 +58,13 @@ def softmax(x: Tensor, target: Target) -> Tensor:
     chosen, plan = _choose(x.dtype, n, vector, threads_a_row(rows, target.units), target)
     blocks = plan.blocks(rows)
     runtime(target).launch(
-        chosen, x.device, blocks, plan.threads, plan.shared,
+        chosen,
+        x.device,
+        blocks,
+        plan.threads,
+        plan.shared,
         (source, stride, result, rows, n, plan.slots, blocks),
-    )  # fmt: skip
+    )
     return y
 
 

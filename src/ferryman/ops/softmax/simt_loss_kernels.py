@@ -111,10 +111,28 @@ def losses(
     run = runtime(target).launch
     run(_counting(), device, 1, _COUNTING_THREADS, 0, (labels.data_ptr(), facts.data_ptr(), rows, ignore_index))
     run(
-        _unit(form, type_name(x.dtype), gradient), device, rows * form.cluster, waves * _WAVE, 0,
-        (x.data_ptr(), stride, labels.data_ptr(), facts.data_ptr(), each.data_ptr(), lse.data_ptr(), loss.data_ptr(),
-         rows, n, ignore_index, _line(shifted), waves, ahead, float(smoothing)),
-    )  # fmt: skip
+        _unit(form, type_name(x.dtype), gradient),
+        device,
+        rows * form.cluster,
+        waves * _WAVE,
+        0,
+        (
+            x.data_ptr(),
+            stride,
+            labels.data_ptr(),
+            facts.data_ptr(),
+            each.data_ptr(),
+            lse.data_ptr(),
+            loss.data_ptr(),
+            rows,
+            n,
+            ignore_index,
+            _line(shifted),
+            waves,
+            ahead,
+            float(smoothing),
+        ),
+    )
     return loss, lse
 
 
@@ -154,10 +172,26 @@ def cross_entropy_backward(
     run = runtime(target).launch
     run(_counting(), device, 1, _COUNTING_THREADS, 0, (labels.data_ptr(), facts.data_ptr(), rows, ignore_index))
     run(
-        _backward_unit(type_name(logits.dtype), same), device, rows * chunks, _BACKWARD_THREADS, 0,
-        (grad.data_ptr(), logits.data_ptr(), stride, labels.data_ptr(), lse.data_ptr(), facts.data_ptr(),
-         out.data_ptr(), n, ignore_index, _line(shifted), chunks, float(label_smoothing)),
-    )  # fmt: skip
+        _backward_unit(type_name(logits.dtype), same),
+        device,
+        rows * chunks,
+        _BACKWARD_THREADS,
+        0,
+        (
+            grad.data_ptr(),
+            logits.data_ptr(),
+            stride,
+            labels.data_ptr(),
+            lse.data_ptr(),
+            facts.data_ptr(),
+            out.data_ptr(),
+            n,
+            ignore_index,
+            _line(shifted),
+            chunks,
+            float(label_smoothing),
+        ),
+    )
     return out
 
 

@@ -84,8 +84,9 @@ def _softmax_long(x_ptr, y_ptr, x_stride, rows, width, BLOCK: tl.constexpr, GROU
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _softmax_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, width, ROWS: tl.constexpr,
-                      BLOCK: tl.constexpr):  # fmt: skip
+def _softmax_backward(
+    grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows, width, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     first = tl.program_id(0).to(tl.int64) * ROWS
     row = tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
@@ -123,9 +124,19 @@ def _softmax_long_backward(grad_ptr, y_ptr, out_ptr, grad_stride, y_stride, rows
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def _loss(
-    x_ptr, target_ptr, loss_ptr, lse_ptr, x_stride, rows, width, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    target_ptr,
+    loss_ptr,
+    lse_ptr,
+    x_stride,
+    rows,
+    width,
+    ignore_index,
+    smoothing,
+    SMOOTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     label = tl.load(target_ptr + row)
@@ -153,9 +164,19 @@ def _loss(
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def _loss_short(
-    x_ptr, target_ptr, loss_ptr, lse_ptr, x_stride, rows, width, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    target_ptr,
+    loss_ptr,
+    lse_ptr,
+    x_stride,
+    rows,
+    width,
+    ignore_index,
+    smoothing,
+    SMOOTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """`_loss` for few classes: several rows a program."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     line = tl.arange(0, ROWS)
@@ -200,9 +221,19 @@ def _mean_loss(value_ptr, target_ptr, out_ptr, rows, ignore_index, ROW_LOSS: tl.
 
 @triton.jit(do_not_specialize=["rows", "ignore_index"])
 def _loss_backward(
-    x_ptr, target_ptr, lse_ptr, scale_ptr, out_ptr, x_stride, rows, width, ignore_index, smoothing,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    target_ptr,
+    lse_ptr,
+    scale_ptr,
+    out_ptr,
+    x_stride,
+    rows,
+    width,
+    ignore_index,
+    smoothing,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     across = tl.cdiv(width, BLOCK)
     first = (tl.program_id(0) // across).to(tl.int64) * ROWS
     start = (tl.program_id(0) % across) * BLOCK

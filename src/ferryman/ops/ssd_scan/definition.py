@@ -14,9 +14,16 @@ from ferryman.ops.ssd_scan import bounds
 
 
 def _check(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, dt_bias: Tensor | None,
-    initial_state: Tensor | None, dt_softplus: bool,
-) -> None:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+) -> None:
     op = "ssd_scan"
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "initial_state": initial_state}
     checks.one_device(op, **given)
@@ -44,9 +51,16 @@ def _meta(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Tens
 
 
 def _cost(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, dt_bias: Tensor | None,
-    initial_state: Tensor | None, dt_softplus: bool,
-) -> Cost:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+) -> Cost:
     """Each token's part of the state, its decay, and what is read of it: 6 operations of an element of the state."""
     batch, _, heads, dim = x.shape
     given = (x, x, dt, b, c, *(t for t in (a, d, dt_bias, initial_state) if t is not None))

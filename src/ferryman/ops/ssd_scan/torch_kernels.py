@@ -21,9 +21,17 @@ def _chunks(x: Tensor, count: int, chunk: int) -> Tensor:
 
 
 def ssd_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, dt_bias: Tensor | None,
-    initial_state: Tensor | None, dt_softplus: bool, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     batch, length, heads, dim = x.shape
     groups, width = b.shape[2:]
     if initial_state is None:

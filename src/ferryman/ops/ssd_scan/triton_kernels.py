@@ -36,10 +36,46 @@ def _softplus(z):
 
 @triton.jit(do_not_specialize=["length"])
 def _scan(
-    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, bias_ptr, state_ptr, y_ptr, final_ptr, length, heads, shared, dim, width,
-    x_b, x_l, x_h, x_p, t_b, t_l, t_h, b_b, b_l, b_g, b_n, c_b, c_l, c_g, c_n, s_b, s_h, s_p, s_n,
-    SOFTPLUS: tl.constexpr, PRECISION: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    dt_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    d_ptr,
+    bias_ptr,
+    state_ptr,
+    y_ptr,
+    final_ptr,
+    length,
+    heads,
+    shared,
+    dim,
+    width,
+    x_b,
+    x_l,
+    x_h,
+    x_p,
+    t_b,
+    t_l,
+    t_h,
+    b_b,
+    b_l,
+    b_g,
+    b_n,
+    c_b,
+    c_l,
+    c_g,
+    c_n,
+    s_b,
+    s_h,
+    s_p,
+    s_n,
+    SOFTPLUS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     across = tl.cdiv(dim, BLOCK_P)
     program = tl.program_id(0)
     first = (program % across) * BLOCK_P
@@ -98,9 +134,17 @@ def _power(n: int, most: int) -> int:
 
 
 def ssd_scan(
-    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, dt_bias: Tensor | None,
-    initial_state: Tensor | None, dt_softplus: bool, target: Target,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
     batch, length, heads, dim = x.shape
     groups, width = b.shape[2:]
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -114,11 +158,35 @@ def ssd_scan(
     chunk = 16 if nvidia or length <= 16 or block_n > 128 else 32
     own = [None if t is None else t.contiguous() for t in (d, dt_bias)]
     launch(
-        _scan, (batch * heads * triton.cdiv(dim, block_p),), x, dt, a.contiguous(), b, c, *own, initial_state, y, final,
-        length, heads, heads // groups, dim, width, *x.stride(), *dt.stride(), *b.stride(), *c.stride(),
-        *((0, 0, 0, 0) if initial_state is None else initial_state.stride()), dt_softplus,
-        "tf32x3" if nvidia else "ieee", chunk, block_p, block_n, device=x.device, num_warps=8 if nvidia else 4,
-    )  # fmt: skip
+        _scan,
+        (batch * heads * triton.cdiv(dim, block_p),),
+        x,
+        dt,
+        a.contiguous(),
+        b,
+        c,
+        *own,
+        initial_state,
+        y,
+        final,
+        length,
+        heads,
+        heads // groups,
+        dim,
+        width,
+        *x.stride(),
+        *dt.stride(),
+        *b.stride(),
+        *c.stride(),
+        *((0, 0, 0, 0) if initial_state is None else initial_state.stride()),
+        dt_softplus,
+        "tf32x3" if nvidia else "ieee",
+        chunk,
+        block_p,
+        block_n,
+        device=x.device,
+        num_warps=8 if nvidia else 4,
+    )
     return y, final
 
 

@@ -18,9 +18,15 @@ _MOST_BYTES = 64 * 2**20
 _DIGEST = hashlib.sha256().digest_size
 # What compiles, and reads what was compiled: a change of these makes every entry old.
 _READERS = (
-    "triton.py", "triton_host.py", "triton_resources.py", "triton_artefacts.py", "code_objects.py", "cuda.py",
-    "simt/offline.py", "simt/resources.py",
-)  # fmt: skip
+    "triton.py",
+    "triton_host.py",
+    "triton_resources.py",
+    "triton_artefacts.py",
+    "code_objects.py",
+    "cuda.py",
+    "simt/offline.py",
+    "simt/resources.py",
+)
 
 
 class DamagedEntry(Exception):

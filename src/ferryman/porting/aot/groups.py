@@ -67,9 +67,12 @@ def families_of(ops: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def groups_of(
-    known: Profile, backends: Iterable[str], families: Iterable[str], dtypes: Sequence[str] = DTYPES,
+    known: Profile,
+    backends: Iterable[str],
+    families: Iterable[str],
+    dtypes: Sequence[str] = DTYPES,
     serving: Shapes | None = None,
-) -> Iterator[Group]:  # fmt: skip
+) -> Iterator[Group]:
     """Every group of a profile that has a kernel file."""
     for backend in backends:
         for family in families:

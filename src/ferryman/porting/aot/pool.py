@@ -75,16 +75,25 @@ class Worker:
         # A process of its own group, so that the compilers that it starts end with it. A Triton cache of its own: what
         # lies in the user's was never checked.
         env = {
-            **os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TRITON_INTERPRET": "0",
+            **os.environ,
+            **parentage(),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": path,
+            "TRITON_INTERPRET": "0",
             "TRITON_CACHE_DIR": self._folder.name,
-        }  # fmt: skip
+        }
         env.pop("FERRYMAN_ARTEFACTS", None)
         self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._answers = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints, env=env, text=True,
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=env,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
         threading.Thread(target=_pump, args=(self._process.stdout, self._answers), daemon=True).start()
         process = self._process
         self._answer(START_SECONDS)  # it is ready

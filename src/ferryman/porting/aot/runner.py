@@ -39,11 +39,17 @@ class Compiled:
 
 
 def compile_all(
-    profiles: Sequence[Profile], *, ops: Sequence[str] | None = None, backends: Sequence[str] | None = None,
-    dtypes: Sequence[str] | None = None, serving: Shapes | None = None, jobs: int | None = None,
-    timeout: float = TIMEOUT_SECONDS, progress: Progress | None = None,
+    profiles: Sequence[Profile],
+    *,
+    ops: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    serving: Shapes | None = None,
+    jobs: int | None = None,
+    timeout: float = TIMEOUT_SECONDS,
+    progress: Progress | None = None,
     command: Sequence[str] | None = None,
-) -> Compiled:  # fmt: skip
+) -> Compiled:
     """Compile for every profile. A toolchain that refuses, dies or hangs gives a QUARANTINED entry with its log.
 
     ops: only the families that these belong to. dtypes: only these of Triton's kernels, and of the calls of models that
@@ -149,9 +155,12 @@ def write(made: Compiled, folder: Path) -> None:
 
 
 def _groups(
-    profiles: Sequence[Profile], ops: Sequence[str] | None, backends: Sequence[str] | None, dtypes: Sequence[str],
+    profiles: Sequence[Profile],
+    ops: Sequence[str] | None,
+    backends: Sequence[str] | None,
+    dtypes: Sequence[str],
     serving: Shapes | None,
-) -> list[Group]:  # fmt: skip
+) -> list[Group]:
     for dtype in dtypes:
         if dtype not in groups.DTYPES:
             raise UnknownName("dtype", dtype, groups.DTYPES)
@@ -177,10 +186,17 @@ def _groups(
 
 def _entry(group: Group, row: dict[str, Any], answer: dict[str, Any], known: Profile) -> Entry:
     facts = {
-        "key": row["key"], "profile": known.name, "arch": known.arch, "backend": group.backend, "family": group.family,
-        "kernel": row["kernel"], "dtype": group.dtype, "signature": row.get("signature", {}),
-        "constexprs": row.get("constexprs", {}), "options": row.get("options", {}),
-    }  # fmt: skip
+        "key": row["key"],
+        "profile": known.name,
+        "arch": known.arch,
+        "backend": group.backend,
+        "family": group.family,
+        "kernel": row["kernel"],
+        "dtype": group.dtype,
+        "signature": row.get("signature", {}),
+        "constexprs": row.get("constexprs", {}),
+        "options": row.get("options", {}),
+    }
     reason = answer.get("error") or answer.get("refused")
     if reason is not None:
         return Entry(**facts, verdict="QUARANTINED", reason=reason)
@@ -188,10 +204,18 @@ def _entry(group: Group, row: dict[str, Any], answer: dict[str, Any], known: Pro
     failed = gates.failures(judged)
     metadata = f"{OBJECTS}/{hashlib.sha256(_metadata(answer)).hexdigest()}.json" if answer["metadata"] else None
     return Entry(
-        **facts, verdict="COMPILED_ONLY" if failed is None else "FAIL", reason=failed, kind=answer["kind"],
-        file=f"{OBJECTS}/{answer['sha256']}.{answer['kind']}", sha256=answer["sha256"], metadata=metadata,
-        resources=answer["resources"], gates=judged, seconds=answer.get("seconds"), cached=answer["cached"],
-    )  # fmt: skip
+        **facts,
+        verdict="COMPILED_ONLY" if failed is None else "FAIL",
+        reason=failed,
+        kind=answer["kind"],
+        file=f"{OBJECTS}/{answer['sha256']}.{answer['kind']}",
+        sha256=answer["sha256"],
+        metadata=metadata,
+        resources=answer["resources"],
+        gates=judged,
+        seconds=answer.get("seconds"),
+        cached=answer["cached"],
+    )
 
 
 def _module(row: dict[str, Any], answer: dict[str, Any]) -> Module:
@@ -207,14 +231,32 @@ def _metadata(answer: dict[str, Any]) -> bytes:
 def _unlisted(group: Group, known: Profile, reason: str) -> Entry:
     """A group that could not even be listed: one entry stands for all its kernels."""
     digest = hashlib.sha256(repr(group).encode()).hexdigest()
-    return Entry(key=digest, profile=known.name, arch=known.arch, backend=group.backend, family=group.family,
-                 kernel="all", dtype=group.dtype, verdict="QUARANTINED", reason=reason)  # fmt: skip
+    return Entry(
+        key=digest,
+        profile=known.name,
+        arch=known.arch,
+        backend=group.backend,
+        family=group.family,
+        kernel="all",
+        dtype=group.dtype,
+        verdict="QUARANTINED",
+        reason=reason,
+    )
 
 
 def _manifest(
-    profiles: Sequence[Profile], versions: dict[str, str], entries: list[Entry], seconds: float,
+    profiles: Sequence[Profile],
+    versions: dict[str, str],
+    entries: list[Entry],
+    seconds: float,
     modules: Sequence[Module] = (),
-) -> Manifest:  # fmt: skip
+) -> Manifest:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return Manifest(time=now, toolchain=versions, profiles=[p.name for p in profiles],
-                    seconds=round(seconds, 3), entries=entries, modules=list(modules))  # fmt: skip
+    return Manifest(
+        time=now,
+        toolchain=versions,
+        profiles=[p.name for p in profiles],
+        seconds=round(seconds, 3),
+        entries=entries,
+        modules=list(modules),
+    )

@@ -28,9 +28,11 @@ def measure(device: torch.device, dtype: torch.dtype) -> Ceilings:
     a, b = (torch.randn(side, side, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     product = _best(lambda: torch.mm(a, b), device)
     return Ceilings(
-        copy_bytes_per_s=2 * size / copy, copy_bytes=2 * size, product_flops_per_s=2 * side**3 / product,
+        copy_bytes_per_s=2 * size / copy,
+        copy_bytes=2 * size,
+        product_flops_per_s=2 * side**3 / product,
         product=f"{dtype_name(dtype)} {side}^3",
-    )  # fmt: skip
+    )
 
 
 def _best(call: clock.Call, device: torch.device) -> float:

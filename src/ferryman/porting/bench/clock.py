@@ -71,7 +71,7 @@ class DeviceTimer(Timer):
 
     def __init__(
         self, calls: Sequence[Call], device: torch.device, watching: Call = lambda: None, restore: Call | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(calls, device, restore)
         self.watching = watching
         self.others: torch.Tensor | None = None  # what displaces everything else from the last cache
@@ -167,7 +167,7 @@ def _leave_capture(device: torch.device) -> None:
 
 def timer(
     calls: Sequence[Call], device: torch.device, watching: Call = lambda: None, restore: Call | None = None
-) -> Timer:  # fmt: skip
+) -> Timer:
     if device.type == "cuda":
         return DeviceTimer(calls, device, watching, restore)
     return Timer(calls, device, restore)

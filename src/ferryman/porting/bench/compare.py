@@ -12,9 +12,18 @@ from ferryman.porting.bench.document import Benchmark, Cell, Role, Times
 from ferryman.porting.results import Environment
 
 Verdict = Literal[
-    "slower", "peer slower", "device slower", "no longer timed", "not confirmed", "faster", "same", "untrusted",
-    "too noisy", "only before", "only now",
-]  # fmt: skip
+    "slower",
+    "peer slower",
+    "device slower",
+    "no longer timed",
+    "not confirmed",
+    "faster",
+    "same",
+    "untrusted",
+    "too noisy",
+    "only before",
+    "only now",
+]
 _SLOWER: dict[Role, Verdict] = {"implementation": "slower", "peer": "peer slower", "reference": "device slower"}
 LEAST_NOISE = 0.01  # clocks and neighbours move by as much between processes, however still one process is
 Again = Callable[[frozenset[tuple[str, str]]], Benchmark]
@@ -40,9 +49,7 @@ class Change:
     reason: str | None = None
 
 
-def compare(
-    before: Benchmark, now: Benchmark, again: Again | None = None, asked: Collection[str] = ()
-) -> list[Change]:  # fmt: skip
+def compare(before: Benchmark, now: Benchmark, again: Again | None = None, asked: Collection[str] = ()) -> list[Change]:
     """Changes of every contender, slowest first. ``again`` times (op, case) pairs afresh, to confirm what is slower.
 
     asked: the implementations that were asked for; empty: all.
@@ -87,9 +94,11 @@ def _require_common(before: Benchmark, now: Benchmark) -> None:
     """The copy does not count: it stands in every cell, and tells of the device alone."""
     old = {(*cell.key, t.name) for cell in before.cells for t in cell.times if t.role != "reference" and t.trials}
     new = {
-        (*cell.key, t.name) for cell in now.cells for t in cell.times
+        (*cell.key, t.name)
+        for cell in now.cells
+        for t in cell.times
         if t.role == "implementation" or (t.role == "peer" and t.trials)
-    }  # fmt: skip
+    }
     if old.isdisjoint(new):
         raise ResultError(
             f"nothing can be compared: the earlier benchmark timed {_counted(old)}, this one has {_counted(new)}, and "
@@ -129,9 +138,7 @@ def _changes(before: Benchmark, now: Benchmark, asked: Collection[str]) -> list[
     return made
 
 
-def _change(
-    key: tuple[str, str, str, str], old_cell: Cell, old: Times, new_cell: Cell, new: Times
-) -> list[Change]:  # fmt: skip
+def _change(key: tuple[str, str, str, str], old_cell: Cell, old: Times, new_cell: Cell, new: Times) -> list[Change]:
     if old.seconds is None or new.seconds is None:
         if old.seconds is None and new.seconds is None:
             return []

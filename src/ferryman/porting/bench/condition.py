@@ -14,9 +14,13 @@ from ferryman.porting.bench.document import Condition
 
 # NVML's reasons for lowered clocks. Being idle or set by the user is no throttling.
 _REASONS = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown", 0x80: "hardware power brake",
-}  # fmt: skip
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
 # Large products run at it for ever. Contenders take turns and meet the same clocks, so that their times are trusted
 # while those of one and the same hold still.
 STEADY = frozenset({"power cap"})
@@ -48,9 +52,13 @@ class Watch:
         sm, memory, power, heat, _ = zip(*self.samples, strict=True)
         reasons = dict.fromkeys(reason for *_, found in self.samples for reason in found)
         return Condition(
-            source=self.source, sm_clock_mhz=(min(sm), max(sm)), memory_clock_mhz=(min(memory), max(memory)),
-            power_w=(min(power), max(power)), temperature_c=max(heat), throttled_by=list(reasons),
-        )  # fmt: skip
+            source=self.source,
+            sm_clock_mhz=(min(sm), max(sm)),
+            memory_clock_mhz=(min(memory), max(memory)),
+            power_w=(min(power), max(power)),
+            temperature_c=max(heat),
+            throttled_by=list(reasons),
+        )
 
 
 def watch(device: torch.device) -> Watch:

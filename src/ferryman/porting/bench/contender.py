@@ -39,9 +39,12 @@ class Contender:
 
 
 def prepare(
-    contender: Contender, sets: Sequence[tuple[Any, ...]], device: torch.device, sample: Any,
+    contender: Contender,
+    sets: Sequence[tuple[Any, ...]],
+    device: torch.device,
+    sample: Any,
     restore: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Compile, warm up and capture; what fails is skipped, with its reason."""
     if contender.skipped is not None:
         return
@@ -86,7 +89,7 @@ def promising(contenders: Sequence[Contender], starting: Callable[[str], None] =
 
 def steady_trials(
     contenders: Sequence[Contender], seen: Watch, starting: Callable[[str], None] = lambda name: None
-) -> tuple[float | None, list[str]]:  # fmt: skip
+) -> tuple[float | None, list[str]]:
     """(noise, why the trials are not to be trusted): `trials`, repeated where clocks moved.
 
     A device that was cold at first holds its clocks once it is warm. One at its power cap never does, and what draws
@@ -105,7 +108,7 @@ def steady_trials(
 
 def trials(
     contenders: Sequence[Contender], starting: Callable[[str], None] = lambda name: None, turns: int = 1
-) -> float | None:  # fmt: skip
+) -> float | None:
     """All contenders in turn, the order reversed every other time; the first of ours twice: the noise.
 
     turns: that a trial is divided into, by samples: clocks that move faster than a trial lasts are then met by all.

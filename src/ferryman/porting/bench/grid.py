@@ -78,9 +78,12 @@ def _without_data(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _backwards(
-    op: Primitive, forward: Primitive, values: Sequence[Any], outputs: Sequence[Tensor],
+    op: Primitive,
+    forward: Primitive,
+    values: Sequence[Any],
+    outputs: Sequence[Tensor],
     gradient: Callable[[Tensor], Tensor],
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """A backward's arguments from its forward's and what that gave; gradients that are optional are absent."""
     given = dict(zip(forward.names, values, strict=True))
     for name, tensor in zip(forward.outputs, outputs, strict=True):

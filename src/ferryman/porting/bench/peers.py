@@ -117,7 +117,7 @@ def _package(folder: Path) -> None:
 
 def wrong(
     op: Primitive, args: tuple[Any, ...], result: Any, exact: tuple[Tensor, ...] | None = None, units: float = _UNITS
-) -> str | None:  # fmt: skip
+) -> str | None:
     """How far a result is from the float64 meaning of the op (or from ``exact``), in words; None where it is near.
 
     A peer may return the first outputs only. Where it returns None in an output's place, that one is not judged.

@@ -46,7 +46,7 @@ class Plan:
 
 def cells_of(
     ops: Sequence[str] | None, grid_name: str, device: torch.device, only: Container[tuple[str, str]] | None = None
-) -> tuple[tuple[Primitive, Case], ...]:  # fmt: skip
+) -> tuple[tuple[Primitive, Case], ...]:
     """What `run` times. Raises UnknownName for an op or grid, FerrymanError where nothing is left."""
     size = grid.grid_of(grid_name)
     chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
@@ -57,12 +57,17 @@ def cells_of(
 
 
 def run(
-    ops: Sequence[str] | None = None, implementations: Sequence[str] | None = None, grid_name: str = "small",
-    device: str | torch.device | None = None, dtype: torch.dtype = torch.bfloat16,
-    peer_names: Sequence[str] | None = (), peers_from: Path = peers.DEFAULT, seed: int = 0,
+    ops: Sequence[str] | None = None,
+    implementations: Sequence[str] | None = None,
+    grid_name: str = "small",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    peer_names: Sequence[str] | None = (),
+    peers_from: Path = peers.DEFAULT,
+    seed: int = 0,
     only: frozenset[tuple[str, str]] | None = None,
     advance: Advance = lambda done, total, label: None,
-) -> Benchmark:  # fmt: skip
+) -> Benchmark:
     """Time every op, or those named, on a grid. ``peer_names``: None is every adapter there is, () is none.
 
     ``only``: (op, case) pairs of the grid. Raises UnknownName for an op, implementation, grid or peer.
@@ -75,9 +80,14 @@ def run(
     announced = [adapter.peer() for adapter in found]
     profile = select.profile_for(place)
     plan = Plan(
-        place, profile, dtype, cells, tuple(implementations or ()),
-        tuple(a for a, peer in zip(found, announced, strict=True) if peer.reason is None), seed,
-    )  # fmt: skip
+        place,
+        profile,
+        dtype,
+        cells,
+        tuple(implementations or ()),
+        tuple(a for a, peer in zip(found, announced, strict=True) if peer.reason is None),
+        seed,
+    )
     _require_served(plan)
     with quiet(), _current(place):
         limits = ceilings.measure(place, dtype)
@@ -134,13 +144,25 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     if floor.peak_seconds and rotated_bytes >= rotation.CACHES * cache:
         untrusted += [
             f"{t.name} is faster than the device's peaks allow: the measurement is wrong"
-            for t in times if t.role != "reference" and t.seconds is not None and t.seconds < floor.peak_seconds
-        ]  # fmt: skip
+            for t in times
+            if t.role != "reference" and t.seconds is not None and t.seconds < floor.peak_seconds
+        ]
     return Cell(
-        op=op.name, case=case.name, dtype=dtype_name(plan.dtype), bytes=cost.bytes, flops=cost.flops,
-        floor_seconds=floor.seconds, bound_by=floor.bound, sets=len(sets), rotated_bytes=rotated_bytes,
-        rotated_over_cache=rotated_bytes / cache, noise=noise, times=times, condition=condition, untrusted=untrusted,
-    )  # fmt: skip
+        op=op.name,
+        case=case.name,
+        dtype=dtype_name(plan.dtype),
+        bytes=cost.bytes,
+        flops=cost.flops,
+        floor_seconds=floor.seconds,
+        bound_by=floor.bound,
+        sets=len(sets),
+        rotated_bytes=rotated_bytes,
+        rotated_over_cache=rotated_bytes / cache,
+        noise=noise,
+        times=times,
+        condition=condition,
+        untrusted=untrusted,
+    )
 
 
 def _not_timed(plan: Plan, op: Primitive, case: Case, why: str) -> Cell:
@@ -150,11 +172,19 @@ def _not_timed(plan: Plan, op: Primitive, case: Case, why: str) -> Cell:
     times = [
         Times(name=c.name, role=c.role, skipped=c.skipped or f"its cell failed: {why}")
         for c in implementations(plan, op, args)
-    ]  # fmt: skip
+    ]
     return Cell(
-        op=op.name, case=case.name, dtype=dtype_name(plan.dtype), bytes=cost.bytes, flops=cost.flops, sets=0,
-        rotated_bytes=0, times=times, condition=watch(plan.device).condition(), untrusted=[f"it failed: {why}"],
-    )  # fmt: skip
+        op=op.name,
+        case=case.name,
+        dtype=dtype_name(plan.dtype),
+        bytes=cost.bytes,
+        flops=cost.flops,
+        sets=0,
+        rotated_bytes=0,
+        times=times,
+        condition=watch(plan.device).condition(),
+        untrusted=[f"it failed: {why}"],
+    )
 
 
 def rotated(plan: Plan, op: Primitive, case: Case) -> tuple[list[tuple[Any, ...]], int]:
@@ -272,8 +302,14 @@ def _times(contender: Contender, copied: Contender, flops: float, limits: Ceilin
     copy = sorted(copied.trials)[len(copied.trials) // 2] if copied.trials else None
     product = flops / limits.product_flops_per_s
     return Times(
-        name=contender.name, role=contender.role, method=contender.method, trials=contender.trials,
-        warm_seconds=contender.warm, host_seconds=contender.host, of_copy=None if copy is None else copy / middle,
-        of_product=product / middle if flops else None, of_roofline=None if floor is None else floor / middle,
+        name=contender.name,
+        role=contender.role,
+        method=contender.method,
+        trials=contender.trials,
+        warm_seconds=contender.warm,
+        host_seconds=contender.host,
+        of_copy=None if copy is None else copy / middle,
+        of_product=product / middle if flops else None,
+        of_roofline=None if floor is None else floor / middle,
         note=contender.note,
-    )  # fmt: skip
+    )

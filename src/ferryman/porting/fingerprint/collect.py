@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ class Step:
     def fact(self, found: Found) -> Fact:
         key = self.prefix if self.merged else f"{self.prefix}.{found.name}"
         route = f"{self.route} {found.name}" if self.merged else self.route
-        return Fact(key=key, route=route, format=self.format, value=found.value, reason=found.reason,
-                    detail=found.detail)  # fmt: skip
+        return Fact(
+            key=key, route=route, format=self.format, value=found.value, reason=found.reason, detail=found.detail
+        )
 
 
 def fingerprint(device: torch.device | str | None = None, progress: Progress | None = None) -> Fingerprint:
@@ -134,10 +136,16 @@ def _matrix_steps(route: Route) -> list[Step]:
     return [
         step(short, lambda: matrix.probe_matrix(reduce, form)),
         step(("input_bits", "input_rounding"), lambda: matrix.probe_inputs(reduce, form)),
-        step(("subnormal_inputs", "subnormal_outputs"),
-             lambda: matrix.probe_subnormals(route.multiply, form, route.result)),
+        step(
+            ("subnormal_inputs", "subnormal_outputs"),
+            lambda: matrix.probe_subnormals(route.multiply, form, route.result),
+        ),
         step((f"order_{matrix.LONG}", "partial_bits", "partial_rounding"), lambda: matrix.probe_long(reduce, form)),
-    ]  # fmt: skip
+    ]
+
+
+def _overflow(apply: elementwise.Apply, dtype: torch.dtype) -> list[Found]:
+    return [elementwise.probe_overflow(apply, dtype)]
 
 
 def _elementwise_steps(
@@ -151,15 +159,28 @@ def _elementwise_steps(
         Step(route, f"ulp.{route}", (name,), lambda name=name: [elementwise.probe_ulp(apply, name)])  # type: ignore[misc]
         for name in FUNCTIONS
     ]
-    found.append(Step(route, "contraction", (route,),
-                      lambda: [_renamed(elementwise.probe_contraction(apply), route)]))  # fmt: skip
+    found.append(Step(route, "contraction", (route,), lambda: [_renamed(elementwise.probe_contraction(apply), route)]))
     for dtype, short in _SHORT.items():
         if casts or dtype == torch.float32:  # the SIMT kernel is float32
-            found.append(Step(route, f"subnormals.{short}", ops,
-                              lambda dtype=dtype: elementwise.probe_subnormals(apply, dtype, ops), merged=True))  # type: ignore[misc]  # fmt: skip
+            found.append(
+                Step(
+                    route,
+                    f"subnormals.{short}",
+                    ops,
+                    functools.partial(elementwise.probe_subnormals, apply, dtype, ops),
+                    merged=True,
+                )
+            )
     for name, dtype in _FP8.items() if casts else ():
-        found.append(Step(route, f"overflow.{route}", (name,),
-                          lambda dtype=dtype: [elementwise.probe_overflow(apply, dtype)], name))  # type: ignore[misc]  # fmt: skip
+        found.append(
+            Step(
+                route,
+                f"overflow.{route}",
+                (name,),
+                functools.partial(_overflow, apply, dtype),
+                name,
+            )
+        )
     rounded = {"float16": FORMATS["float16"], "bfloat16": FORMATS["bfloat16"]} | {n: FORMATS[n] for n in _FP8}
     for name, form in rounded.items() if casts else ():
         found.append(Step(route, f"rounding.{route}", (name,), lambda form=form: [_cast(apply, form)], name))  # type: ignore[misc]
@@ -177,9 +198,11 @@ def _renamed(found: Found, name: str) -> Found:
 def _absent(route: str, backend: str, profile: Profile) -> str | None:
     """Why a toolchain cannot say anything about this device."""
     if profile.vendor == "cpu":
-        return f"{route} does not run on a CPU: Triton's interpreter says nothing about a device's arithmetic" if (
-            route == "triton"
-        ) else f"{route} kernels run on NVIDIA and AMD devices"  # fmt: skip
+        return (
+            f"{route} does not run on a CPU: Triton's interpreter says nothing about a device's arithmetic"
+            if (route == "triton")
+            else f"{route} kernels run on NVIDIA and AMD devices"
+        )
     if profile.vendor not in registry.backends()[backend].vendors:
         return f"{backend} does not serve {profile.vendor} devices"
     return "; ".join(registry.probe(backend, profile.vendor)) or None

@@ -44,10 +44,14 @@ def compare(profile: Profile, facts: Collection[Fact], *, unstated: bool = True)
     found = [_judge(claim, facts) for claim in claims]
     if "bias" in {path.split(".")[1] for path in profile.provenance if path.startswith("numerics.")}:
         found += [
-            Finding(path=f"numerics.bias.{d}", outcome="not measured", stated=value,
-                    reason="a mean error over given inputs; the fingerprint takes no such mean")
+            Finding(
+                path=f"numerics.bias.{d}",
+                outcome="not measured",
+                stated=value,
+                reason="a mean error over given inputs; the fingerprint takes no such mean",
+            )
             for d, value in profile.biases.items()
-        ]  # fmt: skip
+        ]
     if unstated:
         said = {claim.path for claim in claims}
         for key in ARITHMETIC:

@@ -21,10 +21,14 @@ Apply = Callable[[str, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 _POINTS = 2**16
 _BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 _REFERENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "exp": lambda x, y: torch.exp(x), "exp2": lambda x, y: torch.exp2(x), "log": lambda x, y: torch.log(x),
-    "rsqrt": lambda x, y: torch.rsqrt(x), "sqrt": lambda x, y: torch.sqrt(x), "div": lambda x, y: x / y,
+    "exp": lambda x, y: torch.exp(x),
+    "exp2": lambda x, y: torch.exp2(x),
+    "log": lambda x, y: torch.log(x),
+    "rsqrt": lambda x, y: torch.rsqrt(x),
+    "sqrt": lambda x, y: torch.sqrt(x),
+    "div": lambda x, y: x / y,
     "tanh": lambda x, y: torch.tanh(x),
-}  # fmt: skip
+}
 
 
 def torch_apply(device: torch.device) -> Apply:
@@ -35,9 +39,12 @@ def torch_apply(device: torch.device) -> Apply:
 
     ops: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         **{name: unary(getattr(torch, name)) for name in FUNCTIONS if name != "div"},
-        "div": lambda x, y, z: x / y, "add": lambda x, y, z: x + y, "mul": lambda x, y, z: x * y,
-        "contraction": lambda x, y, z: torch.addcmul(z, x, y), "cast": lambda x, y, z: x,
-    }  # fmt: skip
+        "div": lambda x, y, z: x / y,
+        "add": lambda x, y, z: x + y,
+        "mul": lambda x, y, z: x * y,
+        "contraction": lambda x, y, z: torch.addcmul(z, x, y),
+        "cast": lambda x, y, z: x,
+    }
 
     def apply(op: str, x: Tensor, y: Tensor, z: Tensor, result: torch.dtype) -> Tensor:
         sides = [t.to(device) for t in (x, y, z)]

@@ -129,8 +129,10 @@ def _exact_blocks(table: Sequence[Sequence[int]]) -> Node | None:
         return None
     first = next(iter(sizes[0][1]))
     joined = first % block == 1
-    number = [[1 if i == j else (next(iter(s)) - joined) // block + joined for j, s in enumerate(row)]
-              for i, row in enumerate(sizes)]  # fmt: skip
+    number = [
+        [1 if i == j else (next(iter(s)) - joined) // block + joined for j, s in enumerate(row)]
+        for i, row in enumerate(sizes)
+    ]
     if any((next(iter(s)) - joined) % block for i, row in enumerate(sizes) for j, s in enumerate(row) if i != j):
         return None
     return _expand(_build(number, list(range(len(groups)))), block, joined)
@@ -325,9 +327,12 @@ def _pairwise(node: Node) -> bool:
     if not node.children:
         return True
     left, right = node.children if len(node.children) == 2 else (node, None)
-    return right is not None and left.size == right.size and left.leaves[-1] < right.leaves[0] and (
-        _pairwise(left) and _pairwise(right)
-    )  # fmt: skip
+    return (
+        right is not None
+        and left.size == right.size
+        and left.leaves[-1] < right.leaves[0]
+        and (_pairwise(left) and _pairwise(right))
+    )
 
 
 def _pattern(kids: Sequence[Node]) -> str:

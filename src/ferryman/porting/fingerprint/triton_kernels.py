@@ -19,9 +19,16 @@ _BLOCK = 1024
 
 @triton.jit
 def product_kernel(
-    left, right, out, K: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-    PROMOTE: tl.constexpr, INTEGER: tl.constexpr,
-):  # fmt: skip
+    left,
+    right,
+    out,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PROMOTE: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
     rows = tl.arange(0, TILE)
     depth = tl.arange(0, BLOCK_K)
     if INTEGER:
@@ -76,10 +83,21 @@ def product(precision: str, promote: int | None, result: torch.dtype = torch.flo
     def run(left: Tensor, right: Tensor) -> Tensor:
         out = torch.empty(left.shape[0], right.shape[0], dtype=result, device=left.device)
         launch(
-            product_kernel, (1,), left.contiguous(), right.contiguous(), out, device=left.device, K=left.shape[1],
-            TILE=left.shape[0], BLOCK_K=_BLOCK_K, PRECISION=precision, PROMOTE=promote,
-            INTEGER=result == torch.int32, num_warps=8, num_stages=1,
-        )  # fmt: skip
+            product_kernel,
+            (1,),
+            left.contiguous(),
+            right.contiguous(),
+            out,
+            device=left.device,
+            K=left.shape[1],
+            TILE=left.shape[0],
+            BLOCK_K=_BLOCK_K,
+            PRECISION=precision,
+            PROMOTE=promote,
+            INTEGER=result == torch.int32,
+            num_warps=8,
+            num_stages=1,
+        )
         return out
 
     return run

@@ -26,11 +26,21 @@ _Key = tuple[str, str, str, str]  # op, implementation, dtype, case
 
 
 def run(
-    on: str, known: Profile, ops: Sequence[str] | None = None, backends: Sequence[str] | None = None,
-    dtypes: Iterable[str | torch.dtype] | None = None, tier: str | None = None, seed: int = 0, full: bool = False,
-    workers: int = 1, earlier: Iterable[Path] = (), journal: Path | None = None, times: Path | None = None,
-    progress: Callable[[int, int, str], None] | None = None, say: Callable[[str], None] = lambda text: None,
-) -> Results:  # fmt: skip
+    on: str,
+    known: Profile,
+    ops: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = 0,
+    full: bool = False,
+    workers: int = 1,
+    earlier: Iterable[Path] = (),
+    journal: Path | None = None,
+    times: Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Results:
     """Check every requested op x implementation, as `runner.run` does, on a cluster's workers.
 
     on: "ray", a cluster of ``workers`` cores on this machine, or "ray@HOST:PORT". known: the device that each worker
@@ -44,10 +54,14 @@ def run(
         registry.primitive(op)
     claim, spent = Claim.of(known), shards.measured(earlier)
     ask = {
-        "ops": None if ops is None else list(ops), "backends": None if backends is None else list(backends),
-        "dtypes": [str(d).removeprefix("torch.") for d in dtypes_of(dtypes)], "tier": tier, "seed": seed, "full": full,
+        "ops": None if ops is None else list(ops),
+        "backends": None if backends is None else list(backends),
+        "dtypes": [str(d).removeprefix("torch.") for d in dtypes_of(dtypes)],
+        "tier": tier,
+        "seed": seed,
+        "full": full,
         "device": claim.device,
-    }  # fmt: skip
+    }
     with cluster.connected(on, workers) as ray:
         count = cluster.require(ray, claim)
         pool.agree(ray, claim)
@@ -70,8 +84,9 @@ def run(
             document = results(
                 facts, ordered([*made.cells(), *map(Cell.model_validate, plan["skipped"])], plan["tier"])
             )
-            late = pool.once(ray, claim, remote.finish, document.model_dump(mode="json"), plan["lines"]["compiled"],
-                             ask["dtypes"])  # fmt: skip
+            late = pool.once(
+                ray, claim, remote.finish, document.model_dump(mode="json"), plan["lines"]["compiled"], ask["dtypes"]
+            )
         except BaseException:
             record.close(done=False)
             raise
@@ -79,16 +94,22 @@ def run(
         times.parent.mkdir(parents=True, exist_ok=True)
         times.write_text(json.dumps(shards.document(made.seconds), indent=1) + "\n", encoding="utf-8")
     record.close(done=True)
-    return document.model_copy(update={
-        "environment": facts.model_copy(update={"seconds": round(time.perf_counter() - began, 3)}),
-        "timings": [Timing.model_validate(one) for one in late["timings"]],
-        "numerics": [Finding.model_validate(one) for one in late["numerics"]],
-    })  # fmt: skip
+    return document.model_copy(
+        update={
+            "environment": facts.model_copy(update={"seconds": round(time.perf_counter() - began, 3)}),
+            "timings": [Timing.model_validate(one) for one in late["timings"]],
+            "numerics": [Finding.model_validate(one) for one in late["numerics"]],
+        }
+    )
 
 
 def _sizes(plan: Mapping[str, Any]) -> dict[Group, float]:
-    cases = {(op, case.name): case for ways in plan["lines"].values() for op in ways
-             for case in tier_cases(registry.primitive(op), plan["tier"])}  # fmt: skip
+    cases = {
+        (op, case.name): case
+        for ways in plan["lines"].values()
+        for op in ways
+        for case in tier_cases(registry.primitive(op), plan["tier"])
+    }
     return {
         tuple(g): shards.sized(cases[g[1], g[3]], len(plan["lines"][g[0]][g[1]])) * (10 if g[0] == "interpreted" else 1)
         for g in plan["groups"]
@@ -99,8 +120,17 @@ def _job(plan: Mapping[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
     """The job of a shard: every implementation of its groups."""
     way = groups[0][0]
     menus = {op: plan["lines"][way][op] for op in dict.fromkeys(g[1] for g in groups)}
-    return asdict(Job(menus, plan["dtypes"], plan["tier"], plan["seed"], plan["device"],
-                      interpret=way == "interpreted", only=[(g[1], g[2], g[3]) for g in groups]))  # fmt: skip
+    return asdict(
+        Job(
+            menus,
+            plan["dtypes"],
+            plan["tier"],
+            plan["seed"],
+            plan["device"],
+            interpret=way == "interpreted",
+            only=[(g[1], g[2], g[3]) for g in groups],
+        )
+    )
 
 
 class _Cells:
@@ -108,7 +138,7 @@ class _Cells:
 
     def __init__(
         self, plan: Mapping[str, Any], journal: Journal, progress: Callable[[int, int, str], None] | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._plan, self._journal, self._progress = plan, journal, progress
         self._found: dict[_Key, Cell] = {}
         self._again: set[str] = set()  # cells whose process died once
@@ -116,8 +146,9 @@ class _Cells:
         self.done: set[Group] = set()
         self._expected = {
             (op, line, dtype, case): (way, op, dtype, case)
-            for way, op, dtype, case in map(tuple, plan["groups"]) for line in plan["lines"][way][op]
-        }  # fmt: skip
+            for way, op, dtype, case in map(tuple, plan["groups"])
+            for line in plan["lines"][way][op]
+        }
         for entry in journal.found:
             self._keep(entry)
         counts: dict[Group, int] = {}
@@ -169,8 +200,15 @@ class _Cells:
         job, _ = given
         for op, dtype, case in job["only"]:
             for name in job["lines"].get(op, ()):
-                cell = Cell(op=op, implementation=name, device=job["device"], dtype=dtype, case=case,
-                            verdict="NOT_RUN", reason=why)  # fmt: skip
+                cell = Cell(
+                    op=op,
+                    implementation=name,
+                    device=job["device"],
+                    dtype=dtype,
+                    case=case,
+                    verdict="NOT_RUN",
+                    reason=why,
+                )
                 self._found.setdefault((op, name, dtype, case), cell)
         self._tell("lost")
 

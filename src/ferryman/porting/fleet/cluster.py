@@ -49,8 +49,12 @@ class Claim:
     def options(self) -> dict[str, Any]:
         """Of a Ray task. Ray retries nothing by itself: the driver does, and counts."""
         own = {name: n for name, n in self.resources.items() if name not in ("CPU", "GPU")}
-        return {"num_cpus": self.resources.get("CPU", 0), "num_gpus": self.resources.get("GPU", 0), "resources": own,
-                "max_retries": 0}  # fmt: skip
+        return {
+            "num_cpus": self.resources.get("CPU", 0),
+            "num_gpus": self.resources.get("GPU", 0),
+            "resources": own,
+            "max_retries": 0,
+        }
 
     def fits(self, offered: Mapping[str, float]) -> int:
         """How many workers a node's resources hold at once."""
@@ -94,9 +98,11 @@ def connected(on: str, workers: int) -> Iterator[Any]:
             raise FleetError("this process uses a Ray cluster already; run ferryman in a process of its own")
         if where is None:
             options: dict[str, Any] = {
-                "num_cpus": workers, "_temp_dir": str(folder), "object_store_memory": _STORE_BYTES,
+                "num_cpus": workers,
+                "_temp_dir": str(folder),
+                "object_store_memory": _STORE_BYTES,
                 "include_dashboard": False,
-            }  # fmt: skip
+            }
         else:
             _answers(where)
             options = {"address": where}

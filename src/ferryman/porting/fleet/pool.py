@@ -56,9 +56,13 @@ def once(ray: Any, claim: Claim, function: Callable[..., Any], *arguments: Any) 
 
 
 def spread(
-    ray: Any, claim: Claim, function: Callable[..., Any], shards: Mapping[str, Sequence[Any]],
-    take: Callable[[Sequence[Any], Any], Mapping[str, Sequence[Any]]], lost: Callable[[Sequence[Any], str], None],
-) -> None:  # fmt: skip
+    ray: Any,
+    claim: Claim,
+    function: Callable[..., Any],
+    shards: Mapping[str, Sequence[Any]],
+    take: Callable[[Sequence[Any], Any], Mapping[str, Sequence[Any]]],
+    lost: Callable[[Sequence[Any], str], None],
+) -> None:
     """Run ``function(*shards[name])`` for every shard, all of them at once as far as the claim allows.
 
     take(arguments, value): hears of each value once, and returns shards to run beside. lost(arguments, why): of a shard

@@ -74,14 +74,20 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
         for name in ops:
             for c, case in enumerate(tier_cases(registry.primitive(name), tier)):
                 groups += [
-                    [way, name, dtype, case.name] for d, dtype in enumerate(interpreted.dtypes)
+                    [way, name, dtype, case.name]
+                    for d, dtype in enumerate(interpreted.dtypes)
                     if way == "compiled" or turns(c, d, len(chosen), ask["full"])
-                ]  # fmt: skip
+                ]
     return {
-        "tier": tier, "seed": seed, "device": str(place), "dtypes": interpreted.dtypes, "lines": lines,
-        "groups": groups, "skipped": [c.model_dump(mode="json") for c in made.skipped],
-        "environment": environment(place, profile, seed, tier).model_dump(mode="json")
-    }  # fmt: skip
+        "tier": tier,
+        "seed": seed,
+        "device": str(place),
+        "dtypes": interpreted.dtypes,
+        "lines": lines,
+        "groups": groups,
+        "skipped": [c.model_dump(mode="json") for c in made.skipped],
+        "environment": environment(place, profile, seed, tier).model_dump(mode="json"),
+    }
 
 
 def check(job: dict[str, Any], profile_name: str) -> dict[str, Any]:

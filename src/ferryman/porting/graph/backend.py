@@ -23,9 +23,12 @@ _INLINE = ("tag_activation_checkpoint", "invoke_subgraph", "wrap")
 
 
 def backend(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:  # fmt: skip
+) -> Callable[..., Any]:
     """Compile a graph of Dynamo's.
 
     mode: as for Inductor. options: ``place``: "auto" (see `policy`), "all", "none", or names of ops; ``inner``: the
@@ -81,9 +84,10 @@ def _rewritten(gm: fx.GraphModule, wanted: str | tuple[str, ...]) -> GraphReport
     found = candidates.find(gm.graph)
     regions = {node for c in found.candidates for node in c.region}
     made.others = Counter(
-        name_of(n) for n in gm.graph.nodes
+        name_of(n)
+        for n in gm.graph.nodes
         if n.op in ("call_function", "call_method") and n not in regions and _computes(n)
-    )  # fmt: skip
+    )
     placed: list[Candidate] = []
     changed = False
     for candidate in found.candidates:

@@ -72,9 +72,12 @@ def find(graph: fx.Graph) -> Found:
 
 
 def _proposed(
-    graph: fx.Graph, normal: Normal, order: Mapping[fx.Node, int], taken: set[fx.Node],
+    graph: fx.Graph,
+    normal: Normal,
+    order: Mapping[fx.Node, int],
+    taken: set[fx.Node],
     refused: dict[tuple[str, str], Stayed],
-) -> Iterator[Candidate]:  # fmt: skip
+) -> Iterator[Candidate]:
     for candidate in functions.proposed(graph, normal):
         if not taken.intersection(candidate.region):
             yield candidate
@@ -92,9 +95,15 @@ def _proposed(
 
 
 def _completed(
-    pattern: Pattern, matcher: Matcher, normal: Normal, node: fx.Node, binding: Binding, order: Mapping[fx.Node, int],
-    taken: set[fx.Node], refused: dict[tuple[str, str], Stayed],
-) -> Candidate | None:  # fmt: skip
+    pattern: Pattern,
+    matcher: Matcher,
+    normal: Normal,
+    node: fx.Node,
+    binding: Binding,
+    order: Mapping[fx.Node, int],
+    taken: set[fx.Node],
+    refused: dict[tuple[str, str], Stayed],
+) -> Candidate | None:
     outputs = {0: node}
     for index in range(1, len(pattern.roots)):
         inner = (binding.roots or {}).get(index)
@@ -135,9 +144,15 @@ def _completed(
 
 
 def _partner(
-    pattern: Pattern, matcher: Matcher, normal: Normal, node: fx.Node, binding: Binding, index: int,
-    order: Mapping[fx.Node, int], taken: set[fx.Node],
-) -> tuple[fx.Node, Binding] | None:  # fmt: skip
+    pattern: Pattern,
+    matcher: Matcher,
+    normal: Normal,
+    node: fx.Node,
+    binding: Binding,
+    index: int,
+    order: Mapping[fx.Node, int],
+    taken: set[fx.Node],
+) -> tuple[fx.Node, Binding] | None:
     """The nearest node beside one that is another output under the same binding."""
     same = bare(normal.term[node])
     nodes = [n for n in normal.term if bare(normal.term[n]) is not same and n not in taken]

@@ -57,8 +57,9 @@ def _linear(normal: Normal, node: fx.Node, x: Any, weight: Any, bias: Any = None
 
 
 @_of("addmm", "linear")
-def _addmm(normal: Normal, node: fx.Node, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1,
-           out: Any = None) -> _Made | None:  # fmt: skip
+def _addmm(
+    normal: Normal, node: fx.Node, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1, out: Any = None
+) -> _Made | None:
     """A weight that lies (K, N), as a Conv1D's of transformers."""
     if beta != 1 or alpha != 1 or out is not None or value(bias).dim() != 1:
         return None
@@ -66,9 +67,18 @@ def _addmm(normal: Normal, node: fx.Node, bias: Any, x: Any, weight: Any, *, bet
 
 
 @_of("cross_entropy", "cross_entropy")
-def _cross_entropy(normal: Normal, node: fx.Node, logits: Any, target: Any, weight: Any = None,
-                   size_average: Any = None, ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
-                   label_smoothing: float = 0.0) -> _Made | None:  # fmt: skip
+def _cross_entropy(
+    normal: Normal,
+    node: fx.Node,
+    logits: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> _Made | None:
     plain = weight is None and size_average is None and reduce is None and reduction == "mean"
     if not plain or value(target).dtype != torch.int64 or value(logits).dim() != 2:
         return None
@@ -83,9 +93,18 @@ def _cross_entropy(normal: Normal, node: fx.Node, logits: Any, target: Any, weig
 
 
 @_of("scaled_dot_product_attention", "attention")
-def _attention(normal: Normal, node: fx.Node, query: Any, key: Any, value_: Any = None, attn_mask: Any = None,
-               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-               enable_gqa: bool = False) -> _Made | None:  # fmt: skip
+def _attention(
+    normal: Normal,
+    node: fx.Node,
+    query: Any,
+    key: Any,
+    value_: Any = None,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> _Made | None:
     v = value_
     if not isinstance(v, fx.Node) or dropout_p != 0.0 or not isinstance(is_causal, bool):
         return None

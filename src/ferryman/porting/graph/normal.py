@@ -52,11 +52,23 @@ CASTS = frozenset(["to", "float", "half", "bfloat16", "double", "type", "type_as
 SAME = frozenset(["contiguous", "identity"])
 _RULES: dict[str, Callable[..., Term | None]] = {}
 _ALIASES = {
-    "truediv": "div", "true_divide": "div", "multiply": "mul", "subtract": "sub", "divide": "div", "concat": "cat",
-    "concatenate": "cat", "swapaxes": "transpose", "swapdims": "transpose", "negative": "neg", "logistic": "sigmoid",
-    "expit": "sigmoid", "special_expit": "sigmoid", "special_erf": "erf", "vector_norm": "norm",
+    "truediv": "div",
+    "true_divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "concat": "cat",
+    "concatenate": "cat",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "negative": "neg",
+    "logistic": "sigmoid",
+    "expit": "sigmoid",
+    "special_expit": "sigmoid",
+    "special_erf": "erf",
+    "vector_norm": "norm",
     "linalg_vector_norm": "norm",
-}  # fmt: skip
+}
 
 
 def value(node: Any) -> Any:
@@ -280,8 +292,11 @@ def _power(power: Fraction) -> Callable[..., Term]:
 
 
 for _name, _exponent in {
-    "square": Fraction(2), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2), "reciprocal": Fraction(-1),
-}.items():  # fmt: skip
+    "square": Fraction(2),
+    "sqrt": Fraction(1, 2),
+    "rsqrt": Fraction(-1, 2),
+    "reciprocal": Fraction(-1),
+}.items():
     _RULES[_name] = _power(_exponent)
 
 
@@ -390,8 +405,16 @@ def _sum(n: Normal, node: fx.Node, x: Any, dim: Any = None, keepdim: bool = Fals
 
 
 @rule("norm")
-def _norm(n: Normal, node: fx.Node, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False,
-          dtype: Any = None, ord: Any = None) -> Term | None:  # fmt: skip
+def _norm(
+    n: Normal,
+    node: fx.Node,
+    x: Any,
+    p: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+    ord: Any = None,
+) -> Term | None:
     axis = axis_of(value(x), dim)
     size = value(x).shape[axis]
     if not keepdim or (p if ord is None else ord) not in (2, 2.0, "fro") or not isinstance(size, int):
@@ -406,8 +429,15 @@ def _variance(n: Normal, x: Term, axis: int) -> Term:
 
 
 @rule("var", "std")
-def _var(n: Normal, node: fx.Node, x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False,
-         correction: Any = None) -> Term | None:  # fmt: skip
+def _var(
+    n: Normal,
+    node: fx.Node,
+    x: Any,
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    correction: Any = None,
+) -> Term | None:
     axis = axis_of(value(x), dim)
     size, taken = value(x).shape[axis], int(unbiased) if correction is None else correction
     if not keepdim or not isinstance(size, int) or not isinstance(taken, int) or size <= taken:
@@ -417,8 +447,16 @@ def _var(n: Normal, node: fx.Node, x: Any, dim: Any = None, unbiased: bool = Tru
 
 
 @rule("layer_norm")
-def _layer_norm(n: Normal, node: fx.Node, x: Any, shape: Any, weight: Any = None, bias: Any = None,
-                eps: float = 1e-5, cudnn_enable: bool = True) -> Term | None:  # fmt: skip
+def _layer_norm(
+    n: Normal,
+    node: fx.Node,
+    x: Any,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Term | None:
     if len(shape) != 1:
         return None
     h, pool = n.of(x), n.pool

@@ -166,9 +166,16 @@ def _recorded(
                 sizes.setdefault(shape[axis] // divisor, []).append((name, axis, divisor))
     fixed = {n: v for n, v in options.items() if n not in scalars and v is not TensorSpec}
     return Pattern(
-        op, roots, variables, scalars, fixed, half, {k: tuple(v) for k, v in sizes.items()},
-        sum(_size(term) for term in roots), {name: node.meta["example_value"].dim() for name, node in inputs.items()},
-    )  # fmt: skip
+        op,
+        roots,
+        variables,
+        scalars,
+        fixed,
+        half,
+        {k: tuple(v) for k, v in sizes.items()},
+        sum(_size(term) for term in roots),
+        {name: node.meta["example_value"].dim() for name, node in inputs.items()},
+    )
 
 
 def _is_sentinel(op: Primitive, name: str, value: Any) -> bool:

@@ -39,11 +39,19 @@ def check_place(place: object, ops: Collection[str]) -> str | tuple[str, ...]:
     if isinstance(place, str):
         if place in PLACES:
             return place
-        raise ArgumentError("torch.compile(backend='ferryman')", "options['place']", repr(place),
-                            f"one of {', '.join(PLACES)}, or a list of ops")  # fmt: skip
+        raise ArgumentError(
+            "torch.compile(backend='ferryman')",
+            "options['place']",
+            repr(place),
+            f"one of {', '.join(PLACES)}, or a list of ops",
+        )
     if not isinstance(place, (list, tuple, set, frozenset)):
-        raise ArgumentError("torch.compile(backend='ferryman')", "options['place']", type(place).__name__,
-                            f"one of {', '.join(PLACES)}, or a list of ops")  # fmt: skip
+        raise ArgumentError(
+            "torch.compile(backend='ferryman')",
+            "options['place']",
+            type(place).__name__,
+            f"one of {', '.join(PLACES)}, or a list of ops",
+        )
     for name in place:
         if name not in ops:
             raise UnknownName("op", str(name), ops)

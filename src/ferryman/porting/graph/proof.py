@@ -63,11 +63,17 @@ def signature(candidate: Candidate) -> Any:
 
     lines = tuple((name_of(n), written(n.args), written(dict(n.kwargs))) for n in (*candidate.given, *candidate.region))
     facts = tuple(
-        (n, str(tuple(value(a.node).shape)), str(value(a.node).stride()), value(a.node).dtype,
-         str(value(a.node).device),
-         a.view, names.get(a.node))
+        (
+            n,
+            str(tuple(value(a.node).shape)),
+            str(value(a.node).stride()),
+            value(a.node).dtype,
+            str(value(a.node).device),
+            a.view,
+            names.get(a.node),
+        )
         for n, a in candidate.inputs.items()
-    )  # fmt: skip
+    )
     outputs = tuple((i, names[n], value(n).dtype) for i, n in candidate.outputs.items())
     return candidate.op.name, repr(candidate.options), lines, facts, outputs
 
@@ -127,8 +133,14 @@ def _tensor(x: Tensor, draw: Draw, generator: torch.Generator, name: str, candid
             made[..., 0] = True  # each row sees something
             made = made.movedim(-1, order.index(len(shape) - 1))
     elif not x.dtype.is_floating_point:
-        most = max((draw.size(value(a.node).shape[-1]) for a in candidate.inputs.values()
-                    if value(a.node).dtype.is_floating_point), default=2)  # fmt: skip
+        most = max(
+            (
+                draw.size(value(a.node).shape[-1])
+                for a in candidate.inputs.values()
+                if value(a.node).dtype.is_floating_point
+            ),
+            default=2,
+        )
         made = torch.randint(0, most, laid, generator=generator).to(x.dtype)
     else:
         made = torch.randn(laid, generator=generator, dtype=torch.float64)
@@ -191,8 +203,9 @@ def _roundings(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw
         names = [r.name for r in candidate.op.roundings]
         bodies += [
             candidate.op.rounded(frozenset(chosen))
-            for count in range(1, len(names) + 1) for chosen in itertools.combinations(names, count)
-        ]  # fmt: skip
+            for count in range(1, len(names) + 1)
+            for chosen in itertools.combinations(names, count)
+        ]
     best: float | None = None
     for body in bodies:
         defined = _defined(candidate, drawn, body)

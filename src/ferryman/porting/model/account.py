@@ -30,11 +30,20 @@ from ferryman.porting.model.port import STATE, port, unport
 
 # Ops that move no data: they make a view, or ask for something. Anything that returns an alias of its argument is one.
 _FREE = {
-    "aten::detach", "aten::lift_fresh", "aten::alias", "aten::view", "aten::_unsafe_view", "aten::reshape",
+    "aten::detach",
+    "aten::lift_fresh",
+    "aten::alias",
+    "aten::view",
+    "aten::_unsafe_view",
+    "aten::reshape",
     "aten::expand",
-    "aten::sym_size", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::item",
+    "aten::sym_size",
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::item",
     "aten::_local_scalar_dense",
-}  # fmt: skip
+}
 _GATHERS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"}
 _NO_WORK = {"prim", "profiler", "c10d", "_c10d_functional"}  # spaces of ops that compute nothing here
 
@@ -189,8 +198,12 @@ class Account:
         before, left = self.unported.total(), Work()
         for work in self.ported.left.values():
             left += work
-        pairs = {"flops": (left.flops, before.flops), "bytes": (left.bytes, before.bytes),
-                 "launches": (left.calls, before.calls), "time": (left.seconds, before.seconds)}  # fmt: skip
+        pairs = {
+            "flops": (left.flops, before.flops),
+            "bytes": (left.bytes, before.bytes),
+            "launches": (left.calls, before.calls),
+            "time": (left.seconds, before.seconds),
+        }
         return {name: max(0.0, 1.0 - after / whole) if whole else 0.0 for name, (after, whole) in pairs.items()}
 
     def rows(self) -> Iterator[tuple[str, str, str, Work]]:

@@ -41,8 +41,11 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
     layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
     if not layers:
         return None
-    key = (recognise.state_of(module), tuple(block.tensors.items()),
-           tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None))  # fmt: skip
+    key = (
+        recognise.state_of(module),
+        tuple(block.tensors.items()),
+        tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None),
+    )
     if key not in _roles:
         _roles[key] = _role_of(module, block, layers, tuple(children))
         _keep.append(module.__dict__.copy())
@@ -121,8 +124,9 @@ def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...],
         proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient)
         if not proof.ok:
             return proof
-    return _close(functools.partial(_original, followed, type(module), state, names, False, count), candidate, inputs,
-                  proof)  # fmt: skip
+    return _close(
+        functools.partial(_original, followed, type(module), state, names, False, count), candidate, inputs, proof
+    )
 
 
 def _original(

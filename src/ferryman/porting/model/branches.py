@@ -23,9 +23,29 @@ from ferryman.porting.model.source import MISSING
 
 _TRUSTED = ("torch", "math", "builtins", "operator", "typing", "_operator")
 _BUILTINS = {
-    "len", "int", "float", "bool", "tuple", "list", "isinstance", "min", "max", "abs", "slice", "type", "sum", "round",
-    "getattr", "hasattr", "callable", "super", "range", "print", "str", "repr",
-}  # fmt: skip
+    "len",
+    "int",
+    "float",
+    "bool",
+    "tuple",
+    "list",
+    "isinstance",
+    "min",
+    "max",
+    "abs",
+    "slice",
+    "type",
+    "sum",
+    "round",
+    "getattr",
+    "hasattr",
+    "callable",
+    "super",
+    "range",
+    "print",
+    "str",
+    "repr",
+}
 _DEPTH = 4
 
 

@@ -19,16 +19,50 @@ from ferryman.errors import ArgumentError, UnknownName
 Run = Callable[[nn.Module], Any]
 # What tiny configs shrink, wherever a config has it.
 _TINY: dict[str, Any] = {
-    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "intermediate_size": 96, "encoder_ffn_dim": 96,
-    "decoder_ffn_dim": 96, "d_ff": 96, "ffn_dim": 96, "num_attention_heads": 4, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "n_head": 4, "num_heads": 4, "num_key_value_heads": 2, "vocab_size": 97,
-    "head_dim": 16, "d_kv": 16, "max_position_embeddings": 128, "n_positions": 128, "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32, "sliding_window": 6, "local_attention": 6, "num_experts": 4,
-    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0, "eos_token_id": None,
-    "bos_token_id": None, "image_size": 32, "patch_size": 8, "projection_dim": 32,
-}  # fmt: skip
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-           "num_encoder_layers")  # fmt: skip
+    "hidden_size": 64,
+    "d_model": 64,
+    "n_embd": 64,
+    "dim": 64,
+    "intermediate_size": 96,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "d_ff": 96,
+    "ffn_dim": 96,
+    "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "n_head": 4,
+    "num_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "head_dim": 16,
+    "d_kv": 16,
+    "max_position_embeddings": 128,
+    "n_positions": 128,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "sliding_window": 6,
+    "local_attention": 6,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "image_size": 32,
+    "patch_size": 8,
+    "projection_dim": 32,
+}
+_LAYERS = (
+    "num_hidden_layers",
+    "n_layer",
+    "num_layers",
+    "num_decoder_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+)
 _DEEP = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "mlp_only_layers")
 
 
@@ -53,45 +87,140 @@ def _language(*names: str, **changes: Any) -> list[Family]:
 def _all() -> dict[str, Family]:
     found = [
         *_language(
-            "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi3", "glm", "glm4", "olmo", "olmo2", "granite",
-            "cohere", "cohere2", "smollm3", "gpt2", "gpt_neox", "phi", "stablelm", "starcoder2", "opt", "ernie4_5",
-            "helium", "seed_oss", "arcee", "exaone4", "nanochat", "bloom", "falcon",
+            "llama",
+            "qwen2",
+            "qwen3",
+            "mistral",
+            "gemma",
+            "gemma2",
+            "phi3",
+            "glm",
+            "glm4",
+            "olmo",
+            "olmo2",
+            "granite",
+            "cohere",
+            "cohere2",
+            "smollm3",
+            "gpt2",
+            "gpt_neox",
+            "phi",
+            "stablelm",
+            "starcoder2",
+            "opt",
+            "ernie4_5",
+            "helium",
+            "seed_oss",
+            "arcee",
+            "exaone4",
+            "nanochat",
+            "bloom",
+            "falcon",
         ),
         *_language("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "glm4_moe", "qwen2_moe", "granitemoe", "phimoe"),
         Family("gemma3", "AutoModelForCausalLM", "tokens", "gemma3_text"),
-        Family("deepseek_v3", "AutoModelForCausalLM", "tokens", tiny={
-            "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
-            "n_group": 2, "topk_group": 1, "num_key_value_heads": 4, "n_routed_experts": 4,
-            "first_k_dense_replace": 1}, real={"first_k_dense_replace": 1}),
-        Family("mamba2", "AutoModelForCausalLM", "tokens", tiny={
-            "num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 8}),
-        Family("falcon_h1", "AutoModelForCausalLM", "tokens", tiny={
-            "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}),
-        Family("jamba", "AutoModelForCausalLM", "tokens", tiny={"use_mamba_kernels": False, "mamba_dt_rank": 8},
-               real={"use_mamba_kernels": False}, length=32),  # its scan is a loop over tokens
+        Family(
+            "deepseek_v3",
+            "AutoModelForCausalLM",
+            "tokens",
+            tiny={
+                "kv_lora_rank": 16,
+                "q_lora_rank": 24,
+                "qk_rope_head_dim": 16,
+                "qk_nope_head_dim": 16,
+                "v_head_dim": 16,
+                "n_group": 2,
+                "topk_group": 1,
+                "num_key_value_heads": 4,
+                "n_routed_experts": 4,
+                "first_k_dense_replace": 1,
+            },
+            real={"first_k_dense_replace": 1},
+        ),
+        Family(
+            "mamba2",
+            "AutoModelForCausalLM",
+            "tokens",
+            tiny={"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 8},
+        ),
+        Family(
+            "falcon_h1",
+            "AutoModelForCausalLM",
+            "tokens",
+            tiny={
+                "mamba_d_ssm": 64,
+                "mamba_n_heads": 4,
+                "mamba_d_head": 16,
+                "mamba_d_state": 16,
+                "mamba_chunk_size": 8,
+            },
+        ),
+        Family(
+            "jamba",
+            "AutoModelForCausalLM",
+            "tokens",
+            tiny={"use_mamba_kernels": False, "mamba_dt_rank": 8},
+            real={"use_mamba_kernels": False},
+            length=32,
+        ),  # its scan is a loop over tokens
         Family("nemotron_h", "AutoModelForCausalLM", "tokens"),
-        Family("qwen3_next", "AutoModelForCausalLM", "tokens", tiny={
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16}, layers=4),
+        Family(
+            "qwen3_next",
+            "AutoModelForCausalLM",
+            "tokens",
+            tiny={
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+            },
+            layers=4,
+        ),
         Family("lfm2", "AutoModelForCausalLM", "tokens"),
-        *(Family(n, "AutoModel", "tokens") for n in (
-            "bert", "roberta", "modernbert", "electra", "deberta-v2", "albert", "xlm-roberta", "mpnet",
-            "eurobert", "camembert")),
+        *(
+            Family(n, "AutoModel", "tokens")
+            for n in (
+                "bert",
+                "roberta",
+                "modernbert",
+                "electra",
+                "deberta-v2",
+                "albert",
+                "xlm-roberta",
+                "mpnet",
+                "eurobert",
+                "camembert",
+            )
+        ),
         *(Family(n, "AutoModel", "pair") for n in ("t5", "bart", "marian", "mt5", "mbart", "pegasus", "blenderbot")),
-        *(Family(n, "AutoModel", "image") for n in (
-            "vit", "deit", "vit_mae", "ijepa", "vitdet", "yolos", "audio-spectrogram-transformer")),
+        *(
+            Family(n, "AutoModel", "image")
+            for n in ("vit", "deit", "vit_mae", "ijepa", "vitdet", "yolos", "audio-spectrogram-transformer")
+        ),
         Family("siglip_vision_model", "AutoModel", "image"),
         Family("clip_vision_model", "AutoModel", "image"),
         Family("whisper", "AutoModel", "mel", tiny={"max_source_positions": 20, "max_target_positions": 40}),
         Family("moonshine", "AutoModel", "speech_pair"),
-        *(Family(n, "AutoModel", "speech", tiny={
-            "conv_dim": [16, 16], "conv_stride": [5, 4], "conv_kernel": [10, 8], "num_feat_extract_layers": 2,
-            "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}) for n in (
-            "wav2vec2", "wav2vec2-conformer", "hubert", "wavlm")),
+        *(
+            Family(
+                n,
+                "AutoModel",
+                "speech",
+                tiny={
+                    "conv_dim": [16, 16],
+                    "conv_stride": [5, 4],
+                    "conv_kernel": [10, 8],
+                    "num_feat_extract_layers": 2,
+                    "num_conv_pos_embeddings": 16,
+                    "num_conv_pos_embedding_groups": 4,
+                },
+            )
+            for n in ("wav2vec2", "wav2vec2-conformer", "hubert", "wavlm")
+        ),
         Family("encodec", "AutoModel", "audio", tiny={"hidden_size": 128}),
         Family("vits", "AutoModel", "tokens"),
         Family("fastspeech2_conformer", "AutoModel", "tokens"),
-    ]  # fmt: skip
+    ]
     return {family.name: family for family in found}
 
 

@@ -65,11 +65,21 @@ class Porter(Protocol):
 
 
 def check_model(
-    model: str | os.PathLike[str], *, porter: Porter, device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "bfloat16", tiny: bool = False, layers: int = 4, batch: int = 2,
-    tokens: int | None = None, steps: int = 16, backward: bool = True, seed: int = 0, run_modes: bool = True,
+    model: str | os.PathLike[str],
+    *,
+    porter: Porter,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "bfloat16",
+    tiny: bool = False,
+    layers: int = 4,
+    batch: int = 2,
+    tokens: int | None = None,
+    steps: int = 16,
+    backward: bool = True,
+    seed: int = 0,
+    run_modes: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> ModelResult:  # fmt: skip
+) -> ModelResult:
     """Build a transformers model with random weights, port it, and compare it with itself unported.
 
     model: "qwen3", "llama", "qwen2", "mistral", "gemma" at their published widths, or a local config.json. layers: how
@@ -102,9 +112,18 @@ def _threads(wanted: int | None) -> Iterator[None]:
 
 
 def _check(
-    wanted: model_config.ModelSpec, porter: Porter, place: torch.device, storage: torch.dtype, batch: int, length: int,
-    steps: int, backward: bool, seed: int, run_modes: bool, told: Callable[[str], None],
-) -> ModelResult:  # fmt: skip
+    wanted: model_config.ModelSpec,
+    porter: Porter,
+    place: torch.device,
+    storage: torch.dtype,
+    batch: int,
+    length: int,
+    steps: int,
+    backward: bool,
+    seed: int,
+    run_modes: bool,
+    told: Callable[[str], None],
+) -> ModelResult:
     began = time.perf_counter()
     told("build")
     # Weights, and with gradients the reference's, the floor's or the port's, and the ones being accumulated.
@@ -171,24 +190,48 @@ def _check(
     reasons += _reasons(errors, logits, said, slopes, calls, restored, spoken.passes, steps)
     simulated = interpreting() and any("triton" in c.served for c in calls)
     return ModelResult(
-        model=wanted.title, family=wanted.family, config=dict(wanted.fields), cuts=list(wanted.cuts),
-        ignored_keys=list(wanted.ignored), parameters=sum(p.numel() for p in built.parameters()), device=str(place),
-        device_name=detect(place).name, dtype=str(storage).removeprefix("torch."), batch=batch, tokens=length,
-        seed=seed, versions={name: metadata.version(name) for name in ("torch", "transformers")},
+        model=wanted.title,
+        family=wanted.family,
+        config=dict(wanted.fields),
+        cuts=list(wanted.cuts),
+        ignored_keys=list(wanted.ignored),
+        parameters=sum(p.numel() for p in built.parameters()),
+        device=str(place),
+        device_name=detect(place).name,
+        dtype=str(storage).removeprefix("torch."),
+        batch=batch,
+        tokens=length,
+        seed=seed,
+        versions={name: metadata.version(name) for name in ("torch", "transformers")},
         ported=report.calls(1),
         unsupported=[{"path": u.path, "module": u.module, "reason": u.reason} for u in report.unsupported],
-        layers=errors, logits=logits, greedy=said, gradients=slopes, calls=calls,
+        layers=errors,
+        logits=logits,
+        greedy=said,
+        gradients=slopes,
+        calls=calls,
         fallbacks=[f"{op}: {served} served it: {why} ({n} calls)" for (op, served, why), n in fallbacks.items()],
-        restored=restored, floor_meaning=FLOOR_MEANING, limits_meaning=LIMITS_MEANING,
+        restored=restored,
+        floor_meaning=FLOOR_MEANING,
+        limits_meaning=LIMITS_MEANING,
         seconds=round(time.perf_counter() - began, 2),
-        verdict="FAIL" if reasons else "SIMULATED" if simulated else "PASS", reasons=reasons, **found_modules,
-    )  # fmt: skip
+        verdict="FAIL" if reasons else "SIMULATED" if simulated else "PASS",
+        reasons=reasons,
+        **found_modules,
+    )
 
 
 def _examine(
-    built: Any, porter: Porter, prompt: Tensor, backward: bool, floor: _Floor, unported: Tensor, ported: Tensor,
-    run_modes: bool, told: Callable[[str], None],
-) -> dict[str, Any]:  # fmt: skip
+    built: Any,
+    porter: Porter,
+    prompt: Tensor,
+    backward: bool,
+    floor: _Floor,
+    unported: Tensor,
+    ported: Tensor,
+    run_modes: bool,
+    told: Callable[[str], None],
+) -> dict[str, Any]:
     """The fields of the result that say how far each module and mode is from the exact or the eager result."""
     also = twin(built)
     report = porter.port(also)
@@ -210,9 +253,13 @@ def _examine(
     narrow = bench.reduced + (["the logits"] if wide != torch.float64 else [])
     said = f"float64; float32 where float64 does not fit here: {', '.join(narrow)}" if narrow else "float64"
     return {
-        "modules": modules, "first_divergence": first_divergence(modules), "exact": said, "exact_logits": logits,
-        "modes": ran, "modules_meaning": MODULES_MEANING,
-    }  # fmt: skip
+        "modules": modules,
+        "first_divergence": first_divergence(modules),
+        "exact": said,
+        "exact_logits": logits,
+        "modes": ran,
+        "modules_meaning": MODULES_MEANING,
+    }
 
 
 def judged_sites(report: Any) -> set[str]:
@@ -230,8 +277,9 @@ def _module_reasons(found: dict[str, Any]) -> list[str]:
             reasons.append(f"{len(others)} more modules beyond a limit: {', '.join(others)}")
     reasons += [
         f"exact {m.name}: {m.value:.3g}; limit {m.limit:.3g} (floor {m.floor:.3g})"
-        for m in found["exact_logits"] if not m.ok
-    ]  # fmt: skip
+        for m in found["exact_logits"]
+        if not m.ok
+    ]
     return reasons + [f"{mode.mode}: {mode.reason}" for mode in found["modes"] if mode.verdict == "FAIL"]
 
 
@@ -256,9 +304,14 @@ class _Floor:
     """What one ulp does to the unported model, in every measure."""
 
     def __init__(
-        self, model: Any, prompt: Tensor, steps: int, free: measure.Observation, alone: measure.Observation,
+        self,
+        model: Any,
+        prompt: Tensor,
+        steps: int,
+        free: measure.Observation,
+        alone: measure.Observation,
         reference: dict[str, Tensor] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.accumulated = [0.0] * len(free.outputs)
         self.alone = [0.0] * len(free.outputs)
         self.worst = [0.0] * len(free.outputs)
@@ -299,11 +352,14 @@ class _Floor:
         return [
             limited("KL divergence", found.kl, max(self.kl, held.kl), AMPLITUDE**2),
             Measure(
-                name="top-1 disagreement", value=found.disagreements / tokens, floor=differing / tokens,
-                limit=allowed / tokens, ok=found.disagreements <= allowed,
+                name="top-1 disagreement",
+                value=found.disagreements / tokens,
+                floor=differing / tokens,
+                limit=allowed / tokens,
+                ok=found.disagreements <= allowed,
             ),
             limited("largest logit change", found.largest, max(self.largest, held.largest)),
-        ]  # fmt: skip
+        ]
 
     def gradient_measures(self, slopes: dict[str, Tensor]) -> list[Measure]:
         if self.reference is None:
@@ -323,11 +379,16 @@ def _greedy(reference: measure.Generated, found: measure.Generated, floor: _Floo
     sequences = reference.tokens.shape[0]
     limit = 2 * AMPLITUDE * floor.largest
     return Greedy(
-        sequences=sequences, steps=steps, identical=sequences - len(parted),
+        sequences=sequences,
+        steps=steps,
+        identical=sequences - len(parted),
         identical_at_floor=sequences - len(measure.divergences(reference, floor.spoken)),
-        partings=[(d.sequence, d.step, d.gap) for d in parted], gap_limit=limit, reference=reference.tokens.tolist(),
-        ported=found.tokens.tolist(), ok=all(d.gap <= limit for d in parted),
-    )  # fmt: skip
+        partings=[(d.sequence, d.step, d.gap) for d in parted],
+        gap_limit=limit,
+        reference=reference.tokens.tolist(),
+        ported=found.tokens.tolist(),
+        ok=all(d.gap <= limit for d in parted),
+    )
 
 
 def _calls(phase: Any, served: Counter[tuple[str, str]], expected: dict[str, int]) -> list[Calls]:
@@ -341,9 +402,15 @@ def _calls(phase: Any, served: Counter[tuple[str, str]], expected: dict[str, int
 
 
 def _reasons(
-    layers: list[LayerErrors], logits: list[Measure], greedy: Greedy, slopes: list[Measure], calls: list[Calls],
-    restored: bool, passes: int, steps: int,
-) -> list[str]:  # fmt: skip
+    layers: list[LayerErrors],
+    logits: list[Measure],
+    greedy: Greedy,
+    slopes: list[Measure],
+    calls: list[Calls],
+    restored: bool,
+    passes: int,
+    steps: int,
+) -> list[str]:
     def over(what: str, m: Measure) -> list[str]:
         return [] if m.ok else [f"{what}: {m.value:.3g}; limit {m.limit:.3g} (floor {m.floor:.3g})"]
 

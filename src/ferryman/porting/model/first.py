@@ -80,9 +80,13 @@ def _kept(value: Any) -> Any:
 
 
 def first_divergence(
-    model: nn.Module, run: Callable[[nn.Module], Any], paths: Iterable[str], ported: Callable[[], Any],
-    unported: Callable[[], Any], distance: Callable[[Any, Any], float],
-) -> Divergence | None:  # fmt: skip
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    paths: Iterable[str],
+    ported: Callable[[], Any],
+    unported: Callable[[], Any],
+    distance: Callable[[Any, Any], float],
+) -> Divergence | None:
     """The first of the modules at ``paths`` beyond its limit, or None.
 
     The model comes unported, and is left so. ported, unported: put it in that state. distance: of two results. A module

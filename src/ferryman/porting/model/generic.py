@@ -171,9 +171,10 @@ def _miscounted(
     said, open_ended = report.calls(runs=runs, gradients=gradients), report.maybe()
     made = {op: n for op, n in calls.items() if not op.endswith("_backward")}
     return {
-        op: (said.get(op, 0), made.get(op, 0)) for op in sorted(said.keys() | made.keys())
+        op: (said.get(op, 0), made.get(op, 0))
+        for op in sorted(said.keys() | made.keys())
         if made.get(op, 0) != said.get(op, 0) and not (op in open_ended and made.get(op, 0) > said.get(op, 0))
-    }  # fmt: skip
+    }
 
 
 def _worst(

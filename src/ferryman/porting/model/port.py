@@ -64,9 +64,7 @@ class PortReport:
     ported: tuple[Site, ...]
     unsupported: tuple[Left, ...]
 
-    def calls(
-        self, steps: int = 1, runs: Mapping[str, int] | None = None, gradients: bool = True
-    ) -> dict[str, int]:  # fmt: skip
+    def calls(self, steps: int = 1, runs: Mapping[str, int] | None = None, gradients: bool = True) -> dict[str, int]:
         """Calls of each op that ``steps`` forward passes make.
 
         gradients: False for passes under `torch.no_grad`; what serves there only is counted then.
@@ -157,9 +155,10 @@ def port(model: nn.Module) -> PortReport:
     try:
         for index, interface in enumerate(interfaces):
             readers = [
-                (path, m) for path, m in model.named_modules(remove_duplicate=True)
+                (path, m)
+                for path, m in model.named_modules(remove_duplicate=True)
                 if path in recipes and id(interface.registry) in _interfaces_of(m, recipes[path])
-            ]  # fmt: skip
+            ]
             if readers:
                 done, refused = interface.switch(model, readers)
                 switched.append((index, done))

@@ -72,9 +72,16 @@ def drawn(*shape: int, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
 
 
 def prove(
-    original: Function, candidate: Function, inputs: Sequence[tuple[Any, ...]], *, forms: Sequence[Function] = (),
-    storage: Sequence[torch.dtype] = STORAGE, narrow: int = 3, gradients: bool = True, limit: float = LIMIT,
-) -> Proof:  # fmt: skip
+    original: Function,
+    candidate: Function,
+    inputs: Sequence[tuple[Any, ...]],
+    *,
+    forms: Sequence[Function] = (),
+    storage: Sequence[torch.dtype] = STORAGE,
+    narrow: int = 3,
+    gradients: bool = True,
+    limit: float = LIMIT,
+) -> Proof:
     """Run ``original(*x)`` and ``candidate(*x)`` on each input and compare results, and gradients of floating tensors.
 
     inputs: tuples; floating tensors in them are float64 and on the CPU, anything else is passed as it is. forms: what
@@ -99,9 +106,15 @@ def _plain_kernels() -> Iterator[None]:
 
 
 def _prove(
-    original: Function, candidate: Function, inputs: Sequence[tuple[Any, ...]], forms: Sequence[Function],
-    storage: Sequence[torch.dtype], narrow: int, gradients: bool, limit: float,
-) -> Proof:  # fmt: skip
+    original: Function,
+    candidate: Function,
+    inputs: Sequence[tuple[Any, ...]],
+    forms: Sequence[Function],
+    storage: Sequence[torch.dtype],
+    narrow: int,
+    gradients: bool,
+    limit: float,
+) -> Proof:
     worst = gradient = 0.0
     try:
         for given in inputs:

@@ -63,9 +63,10 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     if any(p.dim() > 2 or not p.is_floating_point() for p in held.values()):
         return None
     numbers = {
-        n: float(v) for n, v in vars(module).items()
+        n: float(v)
+        for n, v in vars(module).items()
         if isinstance(v, float) and not isinstance(v, bool) and n.isidentifier()
-    }  # fmt: skip
+    }
     constants: list[float] = []
     for function in source.methods(type(module)).values():
         inner = source.innermost(function)
@@ -74,10 +75,11 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     return Leaf(
         {n: p.shape[0] for n, p in held.items() if p.dim() == 1},
         {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
-        numbers, tuple(dict.fromkeys(constants)),
+        numbers,
+        tuple(dict.fromkeys(constants)),
         tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
         tuple(n for n, p in held.items() if p.dim() == 0),
-    )  # fmt: skip
+    )
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
@@ -159,9 +161,16 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     except Unproven as error:
         return Refusal(str(error))
     return Role(
-        candidate.op, candidate.expression, ("x",), (parameter,), _tests(candidate, names), guards, proof,
-        digest_of(type(module)), candidate.gradient,
-    )  # fmt: skip
+        candidate.op,
+        candidate.expression,
+        ("x",),
+        (parameter,),
+        _tests(candidate, names),
+        guards,
+        proof,
+        digest_of(type(module)),
+        candidate.gradient,
+    )
 
 
 def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
@@ -307,9 +316,10 @@ def gate_of(activation: Any) -> Gate | None:
     """The gated op whose activation a module without tensors, or a function, is proven to compute."""
     module = isinstance(activation, nn.Module)
     if module and (
-        next(activation.children(), None) or any(True for _ in activation.parameters())
+        next(activation.children(), None)
+        or any(True for _ in activation.parameters())
         or any(True for _ in activation.buffers())
-    ):  # fmt: skip
+    ):
         return None
     key = state_of(activation) if module else activation
     if key not in _gates:

@@ -123,9 +123,13 @@ class _Class:
                 else:
                     made[name] = wrapped
         return Rewritten(
-            made, tuple(self.uses), frozenset(self.interfaces), tuple(self.opaque), frozenset(self.products),
+            made,
+            tuple(self.uses),
+            frozenset(self.interfaces),
+            tuple(self.opaque),
+            frozenset(self.products),
             frozenset(self.passed),
-        )  # fmt: skip
+        )
 
     def helper(
         self, function: types.FunctionType, home: types.FunctionType, depth: int, conditions: Conditions
@@ -158,9 +162,14 @@ def _one_served(function: types.FunctionType, forms: Any) -> Any:
 
 class _Serve(ast.NodeTransformer):
     def __init__(
-        self, owner: _Class, function: types.FunctionType, tree: ast.FunctionDef, method: bool, depth: int,
+        self,
+        owner: _Class,
+        function: types.FunctionType,
+        tree: ast.FunctionDef,
+        method: bool,
+        depth: int,
         conditions: Conditions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.conditions = conditions
         self.owner, self.own, self.depth = owner, function, depth
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
@@ -170,9 +179,12 @@ class _Serve(ast.NodeTransformer):
         loads = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         products = {
-            side.id for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)
-            for side in (n.left, n.right) if isinstance(side, ast.Name)
-        }  # fmt: skip
+            side.id
+            for n in ast.walk(tree)
+            if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)
+            for side in (n.left, n.right)
+            if isinstance(side, ast.Name)
+        }
         # locals that hold an activation's result for one product alone, and that product stands in the same block
         self.single = {name for name in products if loads[name] == 1 and stores[name] == 1 and name not in arguments}
         self.pending: dict[str, ast.Call] = {}
@@ -260,9 +272,12 @@ class _Serve(ast.NodeTransformer):
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """A statement list: an activation's result that one product of the same list alone reads waits for it."""
         read = {
-            n.id: i for i, s in enumerate(body) if not isinstance(s, ast.If | ast.For | ast.While | ast.Try | ast.With)
-            for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-        }  # fmt: skip
+            n.id: i
+            for i, s in enumerate(body)
+            if not isinstance(s, ast.If | ast.For | ast.While | ast.Try | ast.With)
+            for n in ast.walk(s)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+        }
         made: list[ast.stmt] = []
         for i, statement in enumerate(body):
             target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None

@@ -94,10 +94,21 @@ def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[s
     if private and owner.isidentifier():
         body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[])]
     maker = ast.FunctionDef(
-        name="_maker", body=body, decorator_list=[], returns=None, type_comment=None,
-        args=ast.arguments(posonlyargs=[], args=[ast.arg(arg=n) for n in free], vararg=None, kwonlyargs=[],
-                           kw_defaults=[], kwarg=None, defaults=[]),
-    )  # fmt: skip
+        name="_maker",
+        body=body,
+        decorator_list=[],
+        returns=None,
+        type_comment=None,
+        args=ast.arguments(
+            posonlyargs=[],
+            args=[ast.arg(arg=n) for n in free],
+            vararg=None,
+            kwonlyargs=[],
+            kw_defaults=[],
+            kwarg=None,
+            defaults=[],
+        ),
+    )
     for node in (maker, *body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             node.__dict__.setdefault("type_params", [])  # Python 3.12 and on require it

@@ -209,24 +209,39 @@ def trial(
         said = account(model.to("cpu"), built.run, profile or ("h100" if device == "cpu" else device))
     except Exception as error:  # noqa: BLE001 - the model's own code ran on tensors without data
         reason = f"no account: {type(error).__name__}: {error}".split("\n", 1)[0][:200]
-    lines = [] if said is None else [
-        Line(what=w, op=o, implementation=i, calls=k.calls, flops=k.flops, bytes=k.bytes, seconds=k.seconds)
-        for w, o, i, k in said.rows()
-    ]  # fmt: skip
+    lines = (
+        []
+        if said is None
+        else [
+            Line(what=w, op=o, implementation=i, calls=k.calls, flops=k.flops, bytes=k.bytes, seconds=k.seconds)
+            for w, o, i, k in said.rows()
+        ]
+    )
     report = found.report
     return Trial(
-        model=built.name, device=device, dtype=str(_dtype_of(model)).removeprefix("torch."),
-        parameters=sum(p.numel() for p in model.parameters()), verdict="PASS" if found.ok else "FAIL",
-        reasons=list(found.reasons), parity=[Measured(**vars(d), ok=d.ok) for d in found.distances],
-        first_divergence=found.first.path if found.first else "", restored=found.restored, calls=dict(found.calls),
-        ported=report.calls(runs=found.runs, gradients=backward), runs=dict(found.runs),
+        model=built.name,
+        device=device,
+        dtype=str(_dtype_of(model)).removeprefix("torch."),
+        parameters=sum(p.numel() for p in model.parameters()),
+        verdict="PASS" if found.ok else "FAIL",
+        reasons=list(found.reasons),
+        parity=[Measured(**vars(d), ok=d.ok) for d in found.distances],
+        first_divergence=found.first.path if found.first else "",
+        restored=found.restored,
+        calls=dict(found.calls),
+        ported=report.calls(runs=found.runs, gradients=backward),
+        runs=dict(found.runs),
         left=[{"path": x.path, "module": x.module, "reason": x.reason} for x in report.unsupported],
-        kinds=report.text().split("\n"), accounted_for=said.device if said else reason,
-        shares=said.shares() if said else {}, account=lines,
+        kinds=report.text().split("\n"),
+        accounted_for=said.device if said else reason,
+        shares=said.shares() if said else {},
+        account=lines,
         places={k: w.seconds for k, w in sorted(said.ported.places.items(), key=lambda p: -p[1].seconds)[:12]}
-        if said else {},
-        seconds=seconds, port_seconds=ported_in,
-    )  # fmt: skip
+        if said
+        else {},
+        seconds=seconds,
+        port_seconds=ported_in,
+    )
 
 
 def _on(run: Run, model: nn.Module, device: str) -> Any:

@@ -11,11 +11,27 @@ from ferryman.porting.report import plots
 from ferryman.porting.report.text import short, table_row
 from ferryman.porting.results import Results, Timing
 
-_COLUMNS = ("op", "case", "dtype", "contender", "us cold", "spread", "us warm", "us host", "of copy", "of product",
-            "of roofline", "GB/s", "TFLOP/s", "")  # fmt: skip
+_COLUMNS = (
+    "op",
+    "case",
+    "dtype",
+    "contender",
+    "us cold",
+    "spread",
+    "us warm",
+    "us host",
+    "of copy",
+    "of product",
+    "of roofline",
+    "GB/s",
+    "TFLOP/s",
+    "",
+)
 # the report's colours by day, for a plot that stands alone
-_COLOURS = ("--text:#1b1f24;--line:#d5dae1;--wrong:#b3102a;--panel:#fff;--series-0:#0060a8;--series-1:#b45300;"
-            "--series-2:#00735a;--series-3:#9a3a78;--series-4:#5f6670;--series-5:#6a4fc4")  # fmt: skip
+_COLOURS = (
+    "--text:#1b1f24;--line:#d5dae1;--wrong:#b3102a;--panel:#fff;--series-0:#0060a8;--series-1:#b45300;"
+    "--series-2:#00735a;--series-3:#9a3a78;--series-4:#5f6670;--series-5:#6a4fc4"
+)
 
 
 def rows(document: Benchmark) -> list[list[str]]:
@@ -36,9 +52,20 @@ def _row(cell: Cell, times: Times) -> list[str]:
         said = f"not timed: {times.skipped}"
     name = times.name if times.role == "implementation" else f"{times.name} ({times.role})"
     return [
-        cell.op, cell.case, short(cell.dtype), name, _us(seconds), _two(times.spread), _us(times.warm_seconds),
-        _us(times.host_seconds), _two(times.of_copy), _two(times.of_product), _two(times.of_roofline), *rates, said,
-    ]  # fmt: skip
+        cell.op,
+        cell.case,
+        short(cell.dtype),
+        name,
+        _us(seconds),
+        _two(times.spread),
+        _us(times.warm_seconds),
+        _us(times.host_seconds),
+        _two(times.of_copy),
+        _two(times.of_product),
+        _two(times.of_roofline),
+        *rates,
+        said,
+    ]
 
 
 def _us(seconds: float | None) -> str:
@@ -93,8 +120,10 @@ def standing(document: Benchmark) -> list[str]:
     for op in dict.fromkeys(cell.op for cell in document.cells):
         ratios: list[tuple[float, str]] = []
         for cell in (c for c in document.cells if c.op == op and not c.untrusted):
-            best = {role: min((t.seconds for t in cell.times if t.role == role and t.seconds is not None), default=None)
-                    for role in ("implementation", "peer")}  # fmt: skip
+            best = {
+                role: min((t.seconds for t in cell.times if t.role == role and t.seconds is not None), default=None)
+                for role in ("implementation", "peer")
+            }
             if best["implementation"] is not None and best["peer"] is not None:
                 ratios.append((best["peer"] / best["implementation"], cell.case))
         if ratios:
@@ -126,15 +155,17 @@ def change_rows(changes: Sequence[Change]) -> list[list[str]]:
     return [
         [c.op, c.case, c.name, c.verdict, _two(c.ratio), "" if c.noise is None else f"{c.noise:.1%}", _two(c.confirmed)]
         for c in changes
-    ]  # fmt: skip
+    ]
 
 
 def figures(document: Benchmark) -> dict[str, str]:
     """The report's roofline plots as SVG files by name. Raises BackendUnavailable without matplotlib."""
     timings = [
-        _timing(document, cell, times) for cell in document.cells for times in cell.times
+        _timing(document, cell, times)
+        for cell in document.cells
+        for times in cell.times
         if times.seconds is not None and times.role != "reference"
-    ]  # fmt: skip
+    ]
     shown = Results(environment=document.environment, cells=[], timings=timings)
     names = plots.implementations(shown)
     made = {plot.title.lower().replace(" ", "-"): plot.svg for plot in plots.roofline(shown)}
@@ -145,10 +176,17 @@ def figures(document: Benchmark) -> dict[str, str]:
 def _timing(document: Benchmark, cell: Cell, times: Times) -> Timing:
     share = None if times.of_roofline is None else 100 * times.of_roofline
     return Timing(
-        op=cell.op, implementation=times.name, device=document.environment.device, dtype=cell.dtype, case=cell.case,
-        seconds=times.seconds or 0.0, clock="host clock" if times.method == "host clock" else "device events",
-        floor_seconds=cell.floor_seconds, bound_by=cell.bound_by, percent_of_roofline=share,
-    )  # fmt: skip
+        op=cell.op,
+        implementation=times.name,
+        device=document.environment.device,
+        dtype=cell.dtype,
+        case=cell.case,
+        seconds=times.seconds or 0.0,
+        clock="host clock" if times.method == "host clock" else "device events",
+        floor_seconds=cell.floor_seconds,
+        bound_by=cell.bound_by,
+        percent_of_roofline=share,
+    )
 
 
 def _alone(svg: str) -> str:

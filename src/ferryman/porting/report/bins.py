@@ -51,10 +51,16 @@ def _spread(op: str, implementation: str, dtype: str, cells: Sequence[Cell], edg
     total = sum(count for _, _, count in found)
     beyond = sum(count for low, _, count in found if low >= 1)
     return Spread(
-        op, implementation, short(dtype), len(cells),
-        f"{total:,}" if found else "-", below(found, 0.5), below(found, 0.999), f"{beyond:,}" if found else "-",
+        op,
+        implementation,
+        short(dtype),
+        len(cells),
+        f"{total:,}" if found else "-",
+        below(found, 0.5),
+        below(found, 0.999),
+        f"{beyond:,}" if found else "-",
         number(max(cell.ratio or 0.0 for cell in cells)),
-    )  # fmt: skip
+    )
 
 
 def below(found: Bins, share: float) -> str:

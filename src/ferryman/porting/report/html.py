@@ -68,15 +68,26 @@ def html(document: Results, progress: Callable[[int, int, str], None] | None = N
 
 
 def tables_page(
-    title: str, verdict: Verdict, summary: str, reasons: Sequence[str], sentences: Sequence[str],
+    title: str,
+    verdict: Verdict,
+    summary: str,
+    reasons: Sequence[str],
+    sentences: Sequence[str],
     tables: Sequence[tuple[str, Sequence[str], Sequence[Sequence[str]]]],
-) -> str:  # fmt: skip
+) -> str:
     """A page of plain tables, (title, headers, rows) each, in the same dress: the check of a model uses it.
 
     reasons: why the verdict is what it is, at the top. sentences: what no table holds, at the end.
     """
-    return render("tables.html.j2", title=title, verdict=verdict, summary=summary,
-                   reasons=reasons, sentences=sentences, tables=tables)  # fmt: skip
+    return render(
+        "tables.html.j2",
+        title=title,
+        verdict=verdict,
+        summary=summary,
+        reasons=reasons,
+        sentences=sentences,
+        tables=tables,
+    )
 
 
 def headline(document: Results) -> str:
@@ -139,9 +150,13 @@ def render(template: str, **values: Any) -> str:
         return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(_HERE, "templates"), autoescape=True, undefined=jinja2.StrictUndefined,
-        finalize=clean, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        loader=jinja2.PackageLoader(_HERE, "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["commas"] = lambda n: f"{n:,}"
     # the plots' own text goes through matplotlib, which escapes it
     environment.filters["svg"] = Markup

@@ -95,8 +95,10 @@ def _wrong(page: _Page, bad: Sequence[Cell]) -> None:
 
 
 def _failure(cell: Cell) -> str:
-    parts = [f"- `{cell.op}` {cell.implementation}, {cell.dtype}, case {_code(cell.case)}: {cell.verdict}. "
-             f"{_text(cell.reason or MEANING[cell.verdict])}"]  # fmt: skip
+    parts = [
+        f"- `{cell.op}` {cell.implementation}, {cell.dtype}, case {_code(cell.case)}: {cell.verdict}. "
+        f"{_text(cell.reason or MEANING[cell.verdict])}"
+    ]
     more = [f"{name} ({GATES[name][0]})" for name, _ in failed_gates(cell)]
     if more:
         parts.append(f"fails {', '.join(more)}")
@@ -118,10 +120,20 @@ def _rows(page: _Page, document: Results) -> None:
     lines = []
     for row in document.summary:
         shown = _timing(timings.get((row.op, row.implementation), []))
-        lines.append(_row([
-            f"`{row.op}`", row.implementation, row.verdict, _counts(row.counts), str(row.refusals or "-"),
-            *(number(row.ratio.get(d)) for d in dtypes), duration(shown), percent(shown),
-        ]))  # fmt: skip
+        lines.append(
+            _row(
+                [
+                    f"`{row.op}`",
+                    row.implementation,
+                    row.verdict,
+                    _counts(row.counts),
+                    str(row.refusals or "-"),
+                    *(number(row.ratio.get(d)) for d in dtypes),
+                    duration(shown),
+                    percent(shown),
+                ]
+            )
+        )
     page.items(lines, len(lines), "rows")
 
 
@@ -144,8 +156,9 @@ def _gates(page: _Page, document: Results) -> None:
     page.head(_row(head), _row(["---"] * len(head)))
     page.items(
         [_row([f"`{op}`", implementation, *(_outcomes(of, g) for g in names)]) for (op, implementation), of in judged],
-        len(judged), "rows",
-    )  # fmt: skip
+        len(judged),
+        "rows",
+    )
     if why:
         page.head("", "Not applicable, and why:", "")
         lines = [f"- {name}, {n} cells: {_text(reason)}" for (name, reason), n in why.most_common()]
@@ -157,11 +170,21 @@ def _numerics(page: _Page, document: Results) -> None:
     if not document.numerics:
         return
     counts = Counter(f.outcome for f in document.numerics)
-    page.head("", "## Device arithmetic", "", "What the device profile states, measured: "
-              + ", ".join(f"{n} {outcome}" for outcome, n in counts.most_common()) + ".", "")  # fmt: skip
+    page.head(
+        "",
+        "## Device arithmetic",
+        "",
+        "What the device profile states, measured: "
+        + ", ".join(f"{n} {outcome}" for outcome, n in counts.most_common())
+        + ".",
+        "",
+    )
     wrong = [f for f in document.numerics if f.outcome == "contradicted"]
-    lines = [f"- **contradicted**: {_text(f.path)} is stated as {_text(str(f.stated))}, measured "
-             f"{_text(str(f.measured))}{'. ' + _text(f.reason) if f.reason else ''}" for f in wrong]  # fmt: skip
+    lines = [
+        f"- **contradicted**: {_text(f.path)} is stated as {_text(str(f.stated))}, measured "
+        f"{_text(str(f.measured))}{'. ' + _text(f.reason) if f.reason else ''}"
+        for f in wrong
+    ]
     page.items(lines[:_MOST], len(lines), "contradictions")
 
 

@@ -52,13 +52,30 @@ def _drawing(salt: str) -> Iterator[None]:
         raise BackendUnavailable("plots need matplotlib; pip install 'ferryman[report]'") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({
-            "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 8.0, "font.family": "DejaVu Sans",
-            "text.parse_math": False, "axes.edgecolor": _GRID, "axes.labelcolor": _TEXT, "xtick.color": _GRID,
-            "ytick.color": _GRID, "xtick.labelcolor": _TEXT, "ytick.labelcolor": _TEXT, "text.color": _TEXT,
-            "grid.color": _GRID, "grid.linewidth": 0.5, "axes.linewidth": 0.6, "hatch.color": _WRONG,
-            "hatch.linewidth": 0.6, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
-        })  # fmt: skip
+        matplotlib.rcParams.update(
+            {
+                "svg.fonttype": "none",
+                "svg.hashsalt": salt,
+                "font.size": 8.0,
+                "font.family": "DejaVu Sans",
+                "text.parse_math": False,
+                "axes.edgecolor": _GRID,
+                "axes.labelcolor": _TEXT,
+                "xtick.color": _GRID,
+                "ytick.color": _GRID,
+                "xtick.labelcolor": _TEXT,
+                "ytick.labelcolor": _TEXT,
+                "text.color": _TEXT,
+                "grid.color": _GRID,
+                "grid.linewidth": 0.5,
+                "axes.linewidth": 0.6,
+                "hatch.color": _WRONG,
+                "hatch.linewidth": 0.6,
+                "legend.frameon": False,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+            }
+        )
         yield
 
 
@@ -78,15 +95,23 @@ def _svg(figure: Any, name: str, title: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{name}-", text)
-    text = re.sub(r' id="[^"]*(?:figure|axes|patch|text|line2d|xtick|ytick|matplotlib\.axis|legend|PathCollection'
-                  r'|FillBetweenPolyCollection|LineCollection|PolyCollection)_\d+"', "", text)  # fmt: skip
+    text = re.sub(
+        r' id="[^"]*(?:figure|axes|patch|text|line2d|xtick|ytick|matplotlib\.axis|legend|PathCollection'
+        r'|FillBetweenPolyCollection|LineCollection|PolyCollection)_\d+"',
+        "",
+        text,
+    )
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     text = text.replace("'DejaVu Sans'", "system-ui, sans-serif")
     # the sizes are the viewBox's: the page decides how large a plot is
     label = escape(title, {'"': "&quot;"})
-    text = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
-                  lambda m: f'<svg viewBox="{m[1]}" role="img" aria-label="{label}">', text, count=1)  # fmt: skip
+    text = re.sub(
+        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>',
+        lambda m: f'<svg viewBox="{m[1]}" role="img" aria-label="{label}">',
+        text,
+        count=1,
+    )
     return re.sub(r"\n\s*", "\n", text).strip()
 
 
@@ -232,8 +257,15 @@ def _growth(name: str, op: str, cells: Sequence[Cell], names: Sequence[str]) -> 
             style = _style(implementation, names)
             ks = sorted(of)
             shown = [min(max(of[k], _FLOOR), _FAR) for k in ks]
-            axes.plot(ks, shown, color=_SERIES[style], marker=_MARKERS[style], markersize=3,
-                      linewidth=0.9, linestyle=_DASHES.get(dtype, "-"))  # fmt: skip
+            axes.plot(
+                ks,
+                shown,
+                color=_SERIES[style],
+                marker=_MARKERS[style],
+                markersize=3,
+                linewidth=0.9,
+                linestyle=_DASHES.get(dtype, "-"),
+            )
             wrong = [k for k in ks if of[k] > 1]
             axes.plot(
                 wrong, [min(of[k], _FAR) for k in wrong], "x", color=_WRONG, markersize=7, markeredgewidth=1.2, zorder=4
@@ -261,8 +293,18 @@ def key(name: str, names: Sequence[str], dtypes: Sequence[str]) -> str:
     with _drawing(name):
         from matplotlib.lines import Line2D
 
-        handles = [Line2D([], [], color=_SERIES[_style(n, names)], marker=_MARKERS[_style(n, names)], markersize=5,
-                          linewidth=0, label=n) for n in names]  # fmt: skip
+        handles = [
+            Line2D(
+                [],
+                [],
+                color=_SERIES[_style(n, names)],
+                marker=_MARKERS[_style(n, names)],
+                markersize=5,
+                linewidth=0,
+                label=n,
+            )
+            for n in names
+        ]
         handles += [Line2D([], [], color=_TEXT, linestyle=_DASHES.get(d, "-"), label=short(d)) for d in lines]
         columns = 3
         figure, axes = _figure(0.22 * math.ceil(len(handles) / columns) + 0.05)
@@ -332,13 +374,28 @@ def _times(timings: Sequence[Timing], names: Sequence[str]) -> str:
         low, high = min(floors) / 1.5, max(floors) * 1.5
         for share, dashes in ((1.0, "-"), (0.5, (0, (4, 2))), (0.1, (0, (1, 2)))):
             axes.plot([low, high], [low / share, high / share], color=_TEXT, linewidth=0.8, linestyle=dashes, zorder=1)
-            axes.annotate(f"{share:.0%}", (high, high / share), fontsize=7, ha="left", va="center",
-                          xytext=(2, 0), textcoords="offset points", annotation_clip=False)  # fmt: skip
+            axes.annotate(
+                f"{share:.0%}",
+                (high, high / share),
+                fontsize=7,
+                ha="left",
+                va="center",
+                xytext=(2, 0),
+                textcoords="offset points",
+                annotation_clip=False,
+            )
         for implementation in dict.fromkeys(t.implementation for t in timings):
             style = _style(implementation, names)
             mine = [t for t in timings if t.implementation == implementation]
-            axes.plot([t.floor_seconds for t in mine], [t.seconds for t in mine], _MARKERS[style],
-                      color=_SERIES[style], markersize=3.5, alpha=0.8, linewidth=0)  # fmt: skip
+            axes.plot(
+                [t.floor_seconds for t in mine],
+                [t.seconds for t in mine],
+                _MARKERS[style],
+                color=_SERIES[style],
+                markersize=3.5,
+                alpha=0.8,
+                linewidth=0,
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(low, high)

@@ -218,8 +218,9 @@ def gate_rows(document: Results, gates: Sequence[GateName], notes: Notes) -> lis
         judged = [c for c in mine if c.gates]
         entries = [_entry(judged, gate, notes) for gate in gates]
         reason = next((c.reason for c in mine if c.reason), None) if not judged else None
-        rows.append(GateRow(row.op, row.implementation, row.verdict, declared(mine), len(judged), len(mine), entries,
-                            reason))  # fmt: skip
+        rows.append(
+            GateRow(row.op, row.implementation, row.verdict, declared(mine), len(judged), len(mine), entries, reason)
+        )
     return rows
 
 
@@ -271,10 +272,19 @@ def _group(op: str, implementation: str, cells: Sequence[Cell], wrong: Sequence[
     example = alike[len(alike) // 2]
     shown = [_wrong(c) for c in wrong[:FAILURES_SHOWN]]
     return Group(
-        op, implementation, wrong[0].verdict, declared(cells), len(wrong), len(cells),
-        sorted(gates.items()), readings.most_common(3), _wrong(example), shown,
-        any(cell.further for cell in shown), link(op, implementation),
-    )  # fmt: skip
+        op,
+        implementation,
+        wrong[0].verdict,
+        declared(cells),
+        len(wrong),
+        len(cells),
+        sorted(gates.items()),
+        readings.most_common(3),
+        _wrong(example),
+        shown,
+        any(cell.further for cell in shown),
+        link(op, implementation),
+    )
 
 
 def _kind(cell: Cell) -> tuple[str | None, Verdict, tuple[str, ...]]:
@@ -286,16 +296,23 @@ def _wrong(cell: Cell) -> WrongCell:
     gates = [(name, GATES[name][0], gate.reason or "") for name, gate in failed_gates(cell)]
     worst = cell.worst
     return WrongCell(
-        verdict=cell.verdict, case=cell.case, dtype=short(cell.dtype), gates=gates,
+        verdict=cell.verdict,
+        case=cell.case,
+        dtype=short(cell.dtype),
+        gates=gates,
         reason=None if gates else cell.reason or MEANING[cell.verdict],
         place="" if worst is None else place(worst),
         value="" if worst is None else f"{worst.value:.9g}",
         expected="" if worst is None else f"{worst.expected:.9g}",
         bound="" if worst is None else f"{worst.bound:.3g}",
         away="" if worst is None else distance(worst),
-        further="; ".join([*([cell.reading] if cell.reading else []),
-                           *(f"{name}: {why}" for name, _, why in gates if worst and place(worst) not in why)]),
-    )  # fmt: skip
+        further="; ".join(
+            [
+                *([cell.reading] if cell.reading else []),
+                *(f"{name}: {why}" for name, _, why in gates if worst and place(worst) not in why),
+            ]
+        ),
+    )
 
 
 def missing(document: Results) -> tuple[list[Missing], int]:
@@ -306,10 +323,16 @@ def missing(document: Results) -> tuple[list[Missing], int]:
             found.setdefault((cell.verdict, cell.reason or "no reason given"), []).append(cell)
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
     shown = [
-        Missing(verdict, reason, _names(c.implementation for c in cells), _names(c.op for c in cells),
-                _names(short(c.dtype) for c in cells), len(cells))
+        Missing(
+            verdict,
+            reason,
+            _names(c.implementation for c in cells),
+            _names(c.op for c in cells),
+            _names(short(c.dtype) for c in cells),
+            len(cells),
+        )
         for (verdict, reason), cells in ordered[:NOTES_SHOWN]
-    ]  # fmt: skip
+    ]
     return shown, len(ordered) - len(shown)
 
 
@@ -342,21 +365,34 @@ def _line(cell: Cell, notes: Notes) -> Line:
     numbers = {notes.number(reason) for reason in reasons}
     words = [f"pass {passed}"] * bool(passed) + [f"n/a {not_applicable}"] * bool(not_applicable)
     return Line(
-        cell.implementation, cell.case, short(cell.dtype), cell.verdict, number(cell.ratio), number(cell.noise),
+        cell.implementation,
+        cell.case,
+        short(cell.dtype),
+        cell.verdict,
+        number(cell.ratio),
+        number(cell.noise),
         "; ".join(words) or "none judged",
-        sorted(n for n in numbers if n is not None), "-" if cell.reduction is None else f"{cell.reduction:,}",
+        sorted(n for n in numbers if n is not None),
+        "-" if cell.reduction is None else f"{cell.reduction:,}",
         "-" if cell.seconds is None else seconds(cell.seconds),
-    )  # fmt: skip
+    )
 
 
 def timing_rows(timings: Sequence[Timing]) -> list[TimingRow]:
     return [
         TimingRow(
-            t.op, t.implementation, short(t.dtype), t.case, seconds(t.seconds),
-            "-" if t.floor_seconds is None else seconds(t.floor_seconds), t.percent_of_roofline, t.bound_by, t.clock,
+            t.op,
+            t.implementation,
+            short(t.dtype),
+            t.case,
+            seconds(t.seconds),
+            "-" if t.floor_seconds is None else seconds(t.floor_seconds),
+            t.percent_of_roofline,
+            t.bound_by,
+            t.clock,
         )
         for t in timings
-    ]  # fmt: skip
+    ]
 
 
 def sources(timings: Sequence[Timing]) -> list[str]:

@@ -45,8 +45,10 @@ def _twice(got: Tensor, want: Tensor, exact: Tensor, low: Tensor) -> bool:
 
 
 _RULES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], bool]] = {
-    ALLCLOSE: _allclose, ASSERT_CLOSE: _assert_close, TWICE: _twice,
-}  # fmt: skip
+    ALLCLOSE: _allclose,
+    ASSERT_CLOSE: _assert_close,
+    TWICE: _twice,
+}
 
 
 def accepts(rule: str, outputs: Sequence[Any], prepared: Prepared, roundings: frozenset[str]) -> bool:

@@ -88,17 +88,30 @@ def restore(args: Arguments) -> None:
             buffer.bytes.copy_(buffer.pristine)
 
 
-def look(kernel: Callable[..., Any], line: Implementation, prepared: Prepared, setting: Setting,
-         rules: tuple[str, ...] = baselines.NAMES) -> Seen:  # fmt: skip
+def look(
+    kernel: Callable[..., Any],
+    line: Implementation,
+    prepared: Prepared,
+    setting: Setting,
+    rules: tuple[str, ...] = baselines.NAMES,
+) -> Seen:
     """Run a kernel on one cell, judge it, and ask the other rules. The inputs are afterwards as they were."""
     roundings = frozenset(line.roundings)
     prepared.reference(roundings)  # before the kernel can have changed the inputs
     recorder = _Recorder(kernel)
     try:
         cell = check_cell(
-            prepared.primitive, line, prepared.case, prepared.dtype, setting.device, setting.profile,
-            prepared=prepared, kernel=recorder, times=setting.times, simulate=setting.simulate,
-        )  # fmt: skip
+            prepared.primitive,
+            line,
+            prepared.case,
+            prepared.dtype,
+            setting.device,
+            setting.profile,
+            prepared=prepared,
+            kernel=recorder,
+            times=setting.times,
+            simulate=setting.simulate,
+        )
     finally:
         restore(prepared.args)
     if recorder.fault is not None:

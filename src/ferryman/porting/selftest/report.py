@@ -102,9 +102,11 @@ class Tally(_Model):
     def merge(self, other: Tally) -> None:
         self.runs += other.runs
         for mine, theirs in (
-            (self.by_op, other.by_op), (self.by_dtype, other.by_dtype), (self.by_alternative, other.by_alternative),
+            (self.by_op, other.by_op),
+            (self.by_dtype, other.by_dtype),
+            (self.by_alternative, other.by_alternative),
             (self.others, other.others),
-        ):  # fmt: skip
+        ):
             for name, n in theirs.items():
                 mine[name] = mine.get(name, 0) + n
         self.alarms += other.alarms
@@ -140,24 +142,33 @@ def compose(environment: Environment, records: list[Record], tally: Tally, every
     real = [r for r in records if r.outcome in ("caught", "missed")]
     gates = Counter(g for r in real for g in r.gates)
     return SelfTest(
-        environment=environment, every_run_judged=every_run_judged,
-        mutants=Mutants(caught=sum(r.outcome == "caught" for r in real), non_equivalent=len(real),
-                        by_gate=dict(sorted(gates.items()))),
-        false_alarms=len(tally.alarms), honest_runs=tally.runs,
+        environment=environment,
+        every_run_judged=every_run_judged,
+        mutants=Mutants(
+            caught=sum(r.outcome == "caught" for r in real),
+            non_equivalent=len(real),
+            by_gate=dict(sorted(gates.items())),
+        ),
+        false_alarms=len(tally.alarms),
+        honest_runs=tally.runs,
         baselines={
             name: Baseline(
-                meaning=baselines.MEANING[name], caught=sum(r.others.get(name, False) for r in real),
+                meaning=baselines.MEANING[name],
+                caught=sum(r.others.get(name, False) for r in real),
                 caught_on_aligned_normal=sum(r.others_aligned.get(name, False) for r in real),
                 false_alarms=tally.others.get(name, 0),
             )
             for name in baselines.NAMES
         },
-        planted=len(records), operators=_fates(records), equivalent_share=_equivalent(records), ops=_counts(r.op for
-        r in real),
+        planted=len(records),
+        operators=_fates(records),
+        equivalent_share=_equivalent(records),
+        ops=_counts(r.op for r in real),
         source_edits=sum(r.backend != "torch" for r in real),
         survive_allclose=sum(not r.others.get(baselines.ALLCLOSE, False) for r in real),
-        honest=tally, listing=sorted(records, key=lambda r: (r.op, r.backend, r.name)),
-    )  # fmt: skip
+        honest=tally,
+        listing=sorted(records, key=lambda r: (r.op, r.backend, r.name)),
+    )
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:

@@ -36,8 +36,11 @@ def check(path: Path, profile: Profile) -> Held:
     count = sum(map(len, document.choices.values()))
     failed = [
         (op, entry.case, c.label, str(c.error))
-        for op, entries in held.items() for entry in entries.values() for c in entry.candidates if c.failed
-    ]  # fmt: skip
+        for op, entries in held.items()
+        for entry in entries.values()
+        for c in entry.candidates
+        if c.failed
+    ]
     return Held(count, lockfile_document.differing(document, profile), stale, failed)
 
 

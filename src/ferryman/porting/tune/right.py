@@ -24,7 +24,7 @@ from ferryman.porting.timing import standard_case
 @lru_cache(maxsize=2)  # its cells follow each other
 def standard(
     op: str, dtype: torch.dtype, seed: int, device: torch.device
-) -> tuple[str, tuple[Any, ...], tuple[Tensor, ...]] | None:  # fmt: skip
+) -> tuple[str, tuple[Any, ...], tuple[Tensor, ...]] | None:
     """The name of an op's standard case, its arguments, and what the definition makes of them in float64."""
     known = registry.primitive(op)
     case = standard_case(known)
@@ -60,9 +60,13 @@ def judge(plan: runner.Plan, op: Primitive, contender: Contender) -> bool:
 
 @torch.no_grad()
 def compare(
-    plan: runner.Plan, op: Primitive, args: tuple[Any, ...], contenders: Sequence[Contender],
-    judged: Sequence[str], starting: Callable[[str | None], None],
-) -> None:  # fmt: skip
+    plan: runner.Plan,
+    op: Primitive,
+    args: tuple[Any, ...],
+    contenders: Sequence[Contender],
+    judged: Sequence[str],
+    starting: Callable[[str | None], None],
+) -> None:
     """Skip candidates that are wrong on the timed inputs, by the first that was right on the standard case.
 
     Where there is none, or one contradicts it, the definition says who is wrong; it may need more memory than there

@@ -67,11 +67,19 @@ class _Cell:
 
 
 def tune(
-    path: Path, ops: Sequence[str] | None = None, implementations: Sequence[str] | None = None,
-    grid_name: str = "small", device: str | torch.device | None = None, dtype: torch.dtype = torch.bfloat16,
-    seed: int = 0, again: bool = False, silence: float = SILENCE_SECONDS, advance: Advance = lambda *_: None,
-    command: Sequence[str] | None = None, ahead: int | None = None,
-) -> list[Outcome]:  # fmt: skip
+    path: Path,
+    ops: Sequence[str] | None = None,
+    implementations: Sequence[str] | None = None,
+    grid_name: str = "small",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    again: bool = False,
+    silence: float = SILENCE_SECONDS,
+    advance: Advance = lambda *_: None,
+    command: Sequence[str] | None = None,
+    ahead: int | None = None,
+) -> list[Outcome]:
     """Tune every op, or those named, on a grid. ``again`` measures what the lockfile holds already, too. ``ahead``: how
     many processes compile before; None: half of the cores, AHEAD_PROCESSES at most, on an accelerator.
 
@@ -105,8 +113,13 @@ def tune(
         _compile_ahead(job, cells, min(ahead, total), command or COMMAND)
     while waiting:
         advance(total - len(waiting), total, f"{waiting[0].op.name} {waiting[0].case}")
-        done = _session(job, waiting, silence, command or COMMAND, lambda found: outcomes.append(
-            _written(path, profile, found, preferred[found["op"]])))  # fmt: skip
+        done = _session(
+            job,
+            waiting,
+            silence,
+            command or COMMAND,
+            lambda found: outcomes.append(_written(path, profile, found, preferred[found["op"]])),
+        )
         waiting = waiting[done:]
     advance(total, total, "")
     return outcomes
@@ -148,9 +161,13 @@ def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, comm
     running = []
     for share in (cells[start::processes] for start in range(processes)):
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
             env=_environment(),
-        )  # fmt: skip
+        )
         running.append(process)
         assert process.stdin is not None
         try:
@@ -172,15 +189,23 @@ def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, comm
 
 
 def _session(
-    job: dict[str, Any], cells: list[_Cell], silence: float, command: Sequence[str],
+    job: dict[str, Any],
+    cells: list[_Cell],
+    silence: float,
+    command: Sequence[str],
     write: Callable[[dict[str, Any]], None],
-) -> int:  # fmt: skip
+) -> int:
     """One worker's life. Returns how many cells it finished; what ended it is noted in the cell that it was at."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, encoding="utf-8",
-            errors="replace", env=_environment(),
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            encoding="utf-8",
+            errors="replace",
+            env=_environment(),
+        )
         assert process.stdin is not None and process.stdout is not None
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
@@ -276,10 +301,16 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
     candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
     entry = Entry(
-        **_named(winner), seconds=times[winner], noise=found["noise"], kernels=lockfile_document.digest(op),
-        bytes=found["bytes"], flops=found["flops"], case=f"{case} {found['dtype']}", time=lockfile_document.now(),
+        **_named(winner),
+        seconds=times[winner],
+        noise=found["noise"],
+        kernels=lockfile_document.digest(op),
+        bytes=found["bytes"],
+        flops=found["flops"],
+        case=f"{case} {found['dtype']}",
+        time=lockfile_document.now(),
         candidates=candidates,
-    )  # fmt: skip
+    )
     written = lockfile_document.record(path, profile, {op: {found["key"]: entry}})
     return Outcome(op, case, "written", written[op][found["key"]])
 

@@ -35,7 +35,7 @@ Start = Callable[[str | None], None]
 
 def measure(
     plan: runner.Plan, op: Primitive, case: Case, names: list[str], errors: dict[str, str], starting: Start
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The trials of the most promising candidates on one cell, in turns.
 
     names: implementations in order of preference. errors: candidates that are known to fail, and how.
@@ -73,11 +73,17 @@ def measure(
     for contender in racing:
         close(contender)
     return {
-        "op": op.name, "case": case.name, "dtype": dtype_name(plan.dtype), "key": lockfile.region(op, sets[0]),
-        "bytes": work.bytes, "flops": work.flops, "noise": noise, "trials": {c.name: c.trials for c in racing},
+        "op": op.name,
+        "case": case.name,
+        "dtype": dtype_name(plan.dtype),
+        "key": lockfile.region(op, sets[0]),
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "noise": noise,
+        "trials": {c.name: c.trials for c in racing},
         "errors": {c.name: str(c.skipped) for c in candidates if c.skipped is not None},
         "untrusted": untrusted,
-    }  # fmt: skip
+    }
 
 
 @torch.no_grad()
@@ -93,7 +99,7 @@ def run_once(plan: runner.Plan, op: Primitive, case: Case, names: list[str]) -> 
 
 def candidates(
     op: Primitive, args: Sequence[Any], profile: Profile, names: Sequence[str] | None = None
-) -> list[rank.Ranked]:  # fmt: skip
+) -> list[rank.Ranked]:
     """What is measured of a call: the most promising, MOST_CANDIDATES at most."""
     return [r for r in rank.rank(op, args, profile, names) if r.own or r.behind < BEHIND][:MOST_CANDIDATES]
 
