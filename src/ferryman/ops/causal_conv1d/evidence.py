@@ -132,7 +132,7 @@ def _sampled(s: Sampler) -> str:
 
 
 def _calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
-    for tokens in sizes.tokens:
+    for tokens in sorted({*sizes.tokens, 1, 2, 4, 8, 16, 32}):  # tiles follow short lengths
         for channels in _CHANNELS:
             for biased in (True, False):
                 yield _call((1, channels, tokens), 4, "silu", biased, tokens == 1, layout="channels")
