@@ -138,7 +138,8 @@ def _sampled(s: Sampler) -> str:
     heads, dim, groups, width = s.draw.choice(_MODELS)
     heads = max(groups, heads // s.less // groups * groups)
     length = s.draw.choice((1, s.around(16, 16_384 // s.less)))
-    batch = s.around(1, max(1, min(64, s.most_bytes // s.less**2 // (2 * heads * dim * length))))
+    each = heads * dim * (2 * length + 4 * width)  # a sample's x, and its state in float32
+    batch = s.around(1, max(1, min(64, s.most_bytes // s.less**2 // each)))
     return f"B{batch} L{length} H{heads} P{dim} G{groups} N{width}{' state' if length == 1 else ''}"
 
 
