@@ -130,8 +130,9 @@ def torch_routes(device: torch.device) -> list[Route]:
         Route("torch", FORMATS["float16"], torch.float16, device, _plain),
         Route("torch", FORMATS["bfloat16"], torch.bfloat16, device, _plain),
     ]
+    ways = (True, False) if device.type == "cuda" else (False,)  # a flag of cuBLASLt's: nothing else reads it
     for name in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"):
-        for fast in (True, False):
+        for fast in ways:
             label = f"torch{' fast' if fast else ''}"
             routes.append(Route(label, FORMATS[name], torch.float32, device, _scaled(fast)))
     return routes
