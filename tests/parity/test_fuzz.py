@@ -1,7 +1,7 @@
 """Every implementation that runs on any CPU, on cases that nobody thought of; a failure is shrunk to the least one.
 
-`pytest -m slow tests/parity/test_fuzz.py` is the long run: 24,150 cases, the same each time, so that a failure is the
-change's; with `--hypothesis-seed=N` other ones for each N.
+`pytest -m slow tests/parity/test_fuzz.py` is the long run: 1,050 cases of each op, drawn without
+chance, so that a failure is the change's; with `--hypothesis-seed=N` other ones for each N.
 """
 
 from __future__ import annotations
