@@ -38,6 +38,16 @@ def test_normal_and_uniform_have_their_moments_and_independent_neighbours() -> N
     assert abs((x * draw((400, 500), name="weight").normal()).mean()) < 0.01
 
 
+def test_a_large_draw_has_the_values_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = draw((7, 31))
+    whole = [of.words(3), of.normal(), of.uniform(2), of.integers(-4, 9)]
+    monkeypatch.setattr("ferryman.ops.draw._CPU_BLOCK", 13)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole, [of.words(3), of.normal(), of.uniform(2), of.integers(-4, 9)], strict=True)
+    )
+
+
 def test_every_case_of_every_op_passes_its_ops_own_checks() -> None:
     for op in registry.primitives().values():
         for case in cases_of(op):

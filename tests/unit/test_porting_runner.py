@@ -198,10 +198,21 @@ def test_only_what_was_right_wherever_it_ran_is_timed(monkeypatch: pytest.Monkey
     ]
     asked: list[tuple[str, object]] = []
     monkeypatch.setattr(timing, "device_lost", lambda device: None)
-    monkeypatch.setattr(timing, "measure", lambda op, line, *rest, kernel=None: asked.append((line.name, kernel)))
+    monkeypatch.setattr(timing, "materialise", lambda case, *rest: ())
+    monkeypatch.setattr(timing, "measure", lambda op, line, *rest: asked.append((line.name, rest[-1])))
     ask = (op, lines, [torch.float32], gpu, detect("cpu"), 0, cells)
     assert timing.of_right_ones(*ask) == [] and asked == [("torch", None)]
     timing.of_right_ones(*ask, {("softmax", "torch"): print})
     assert asked[1:] == [("torch", print)]
+
+    def full(case: object, *rest: object) -> tuple[object, ...]:
+        raise torch.OutOfMemoryError("tried 2 GiB")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.warns(UserWarning, match="softmax float32 has no times: .* tried 2 GiB"),
+    ):
+        patch.setattr(timing, "materialise", full)
+        assert timing.of_right_ones(*ask) == []
     monkeypatch.setattr(timing, "device_lost", lambda device: "lost")
     assert timing.of_right_ones(*ask) == [] and len(asked) == 2

@@ -23,6 +23,8 @@ def _signed(word: int) -> int:
 
 _GAMMA, _FIRST, _SECOND = (_signed(w) for w in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
+_CPU_BLOCK, _BLOCK = 2**18, 2**24  # elements: temporaries stay in a core's caches; in 1 GiB of a device's memory
+
 
 def _right(x: Tensor, bits: int) -> Tensor:
     """Logical shift: torch's is arithmetic on int64."""
@@ -72,15 +74,15 @@ class Draw:
 
     def words(self, lane: int = 0) -> Tensor:
         """64 random bits per element (as int64); lanes are independent streams."""
-        start = _signed((self.key + lane * 0xD1342543DE82EF95) % 2**64)
-        z = torch.arange(1, math.prod(self.shape) + 1, dtype=torch.int64, device=self.device) * _GAMMA + start
-        z = (z ^ _right(z, 30)) * _FIRST
-        z = (z ^ _right(z, 27)) * _SECOND
-        return (z ^ _right(z, 31)).reshape(self.shape)
+        return self._in_blocks(torch.int64, lambda first, last: self._words(lane, first, last))
 
     def uniform(self, lane: int = 0) -> Tensor:
         """In [0, 1), 53 bits."""
-        return _right(self.words(lane), 11).double() * 2.0**-53
+
+        def block(first: int, last: int) -> Tensor:
+            return _right(self._words(lane, first, last), 11).double() * 2.0**-53
+
+        return self._in_blocks(torch.float64, block)
 
     def integers(self, low: int, high: int, lane: int = 0) -> Tensor:
         """Integers in [low, high), as float64."""
@@ -91,13 +93,36 @@ class Draw:
 
         log, cos and sqrt differ between libraries in the last bit; a sum of integers does not.
         """
-        total = None
-        for word in (self.words(2 * lane + 101), self.words(2 * lane + 102)):
-            for shift in (0, 16, 32, 48):
-                part = (word >> shift) & 0xFFFF
-                total = part if total is None else total + part
-        assert total is not None
-        return (total.double() - 4 * 65535) * (math.sqrt(1.5) / 65536)
+
+        def block(first: int, last: int) -> Tensor:
+            total = torch.zeros(last - first, dtype=torch.int64, device=self.device)
+            for stream in (2 * lane + 101, 2 * lane + 102):
+                word = self._words(stream, first, last)
+                for shift in (0, 16, 32, 48):
+                    total += (word >> shift) & 0xFFFF
+            return (total.double() - 4 * 65535) * (math.sqrt(1.5) / 65536)
+
+        return self._in_blocks(torch.float64, block)
+
+    def _words(self, lane: int, first: int, last: int) -> Tensor:
+        """The 64 random bits of the elements [first, last)."""
+        start = _signed((self.key + lane * 0xD1342543DE82EF95) % 2**64)
+        z = torch.arange(first + 1, last + 1, dtype=torch.int64, device=self.device) * _GAMMA + start
+        z = (z ^ _right(z, 30)) * _FIRST
+        z = (z ^ _right(z, 27)) * _SECOND
+        return z ^ _right(z, 31)
+
+    def _in_blocks(self, dtype: torch.dtype, make: Callable[[int, int], Tensor]) -> Tensor:
+        """A tensor of the draw's shape, made block by block, so that large ones need little memory beside their own."""
+        count = math.prod(self.shape)
+        block = _CPU_BLOCK if self.device.type == "cpu" else _BLOCK
+        if count <= block:
+            return make(0, count).reshape(self.shape)
+        out = torch.empty(count, dtype=dtype, device=self.device)
+        for first in range(0, count, block):
+            last = min(first + block, count)
+            out[first:last] = make(first, last)
+        return out.reshape(self.shape)
 
     def rows(self) -> Tensor:
         """The flat row index of every element, broadcastable to the shape."""

@@ -264,7 +264,8 @@ def run(
         for cell in workers.remaining():
             cells.append(cell)
             told(f"{cell.op} {cell.implementation}")
-        if shared:
+    if shared:  # the workers have ended, and left the device's memory
+        with quiet():
             cells = alone(cells, plan.local, tier, seed, place, profile)
             for op, lines in plan.local:
                 timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
