@@ -45,6 +45,11 @@ def cases(op: Primitive, tier: str = "small") -> list[Case]:
     ]
 
 
+def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: torch.device) -> bool:
+    profile = select.profile_for(device)
+    return bool(select.refusals(line, select.View.of(op, args, profile), profile))
+
+
 def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The arguments with those that have a gradient made leaves, in their own layout."""
     wanted = [n for shared in op.grads for n in shared]

@@ -368,13 +368,19 @@ def _reasons(cells: Sequence[Cell]) -> None:
 
 
 def _write(folder: Path, stem: str, document: str, page: str, xml: Any, html: Any) -> None:
-    """The document and its renderings, each whole or not at all."""
-    texts = {"json": document, "md": page}
+    """The document and its renderings, each whole or not at all; first what a page's pictures must not delay or lose."""
+    wrote = []
+
+    def write(suffix: str, text: str) -> None:
+        path = folder / f"{stem}.{suffix}"
+        documents.write(path, text)
+        wrote.append(str(path))
+
+    write("json", document)
+    write("md", page)
     for suffix, render in (("xml", xml), ("html", html)):
         try:
-            texts[suffix] = render()
+            write(suffix, render())
         except BackendUnavailable as error:
             sys.stderr.write(f"ferryman: no {stem}.{suffix}: {error}\n")
-    for suffix, text in texts.items():
-        documents.write(folder / f"{stem}.{suffix}", text)
-    sys.stderr.write(f"wrote {', '.join(str(folder / f'{stem}.{suffix}') for suffix in texts)}\n")
+    sys.stderr.write(f"wrote {', '.join(wrote)}\n")

@@ -80,7 +80,10 @@ def _gathered(grad: Tensor, ids: Tensor, weight: Tensor) -> Tensor:
     # a row beyond the table takes what belongs to no row of it
     place = torch.where(inside, flat, weight.shape[0])
     total = grad.new_zeros((weight.shape[0] + 1, width))
-    return total.index_add_(0, place, grad.reshape(ids.numel(), width))[:-1]
+    rows = grad.reshape(ids.numel(), width)
+    # index_add_ adds in no fixed order on a GPU, and index_put_ in none on several threads of a CPU
+    whole = total.index_put_((place,), rows, accumulate=True) if grad.is_cuda else total.index_add_(0, place, rows)
+    return whole[:-1]
 
 
 def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:

@@ -69,6 +69,11 @@ _EXPERT_FILLS = (
     Fill("opened", "every gate is 64: activations are their argument", _opened, False),
     Fill("halves", "0.5 or 1", lambda d: d.integers(1, 3) / 2, False),
     Fill("shallow", "normal, divided by the depth of the product", lambda d: d.normal() / max(d.shape[-1], 1)),
+    Fill(
+        "scaled",
+        "normal, divided by the root of the product's depth",
+        lambda d: d.normal() / max(d.shape[-1], 1) ** 0.5,
+    ),
     Fill("chosen", "experts of a token, unlike each other", _chosen),
     Fill("hostile_ids", "experts, and numbers that are none's", _hostile_ids),
 )
@@ -135,16 +140,23 @@ def _layer(
     weights: str = "storage",
     layout: str = "contiguous",
     fill: str | None = None,
+    gate_up: str | None = "weight",
+    down: str | None = None,
 ) -> dict[str, Any]:
     return {
         "x": TensorSpec((tokens, width), fill=fill, layout=layout),
-        "gate_up": TensorSpec((experts, 2 * inner, width), fill="weight" if fill is None else None, layout=layout),
-        "down": TensorSpec((experts, width, inner), layout=layout),
+        "gate_up": TensorSpec((experts, 2 * inner, width), fill=gate_up, layout=layout),
+        "down": TensorSpec((experts, width, inner), fill=down, layout=layout),
         "topk_ids": TensorSpec((tokens, slots), ids_dtype, ids, layout, high=experts),
         "topk_weights": TensorSpec((tokens, slots), weights, "uniform", layout),
         "activation": activation,
         "bias": TensorSpec((experts, 2 * inner + width)) if biased else None,
     }
+
+
+def _trained(tokens: int, experts: int, slots: int, width: int, inner: int, weights: str = "storage") -> dict[str, Any]:
+    """Weights as large as trained ones, so that float16 holds every partial result."""
+    return _layer(tokens, experts, slots, width, inner, weights=weights, gate_up="scaled", down="scaled")
 
 
 def _layer_cases() -> Sequence[Case]:
@@ -171,8 +183,8 @@ def _layer_cases() -> Sequence[Case]:
         "exact_hostile": _open(33, 4, 2, 8, 6, ids="hostile_ids"),
     }
     standard = {
-        "qwen3_moe": _layer(64, 128, 8, 2048, 768),
-        "mixtral": _layer(16, 8, 2, 1024, 3584, weights="float32"),
+        "qwen3_moe": _trained(64, 128, 8, 2048, 768),
+        "mixtral": _trained(16, 8, 2, 1024, 3584, weights="float32"),
     }
     return [
         *(Case(name, args) for name, args in small.items()),
@@ -204,7 +216,7 @@ def _bench_layer(grid: Grid) -> Iterator[Case]:
 
 def _named_layer(name: str) -> Case:
     tokens, experts, slots, width, inner = (int(n) for n in re.findall(r"\d+", name))
-    return Case(name, _layer(tokens, experts, slots, width, inner))
+    return Case(name, _trained(tokens, experts, slots, width, inner))
 
 
 def _sampled_model(s: Sampler) -> tuple[int, int, int, int]:

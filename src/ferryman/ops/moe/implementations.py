@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from ferryman.ops.clauses import dtypes, feature, multiple_of, when_interpreted
+from ferryman.ops.clauses import dtypes, feature, multiple_of, one_of, when_interpreted
 from ferryman.ops.menu import menu
 
 _HERE = "ferryman.ops.moe"
 _GROUPED = "grouped_linear grouped_linear_backward"
 # Triton's interpreter multiplies bfloat16 operands of tl.dot as raw integers.
 _DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
-# torch._grouped_mm: bfloat16 on Hopper, rows 16 bytes apart
+# torch._grouped_mm: bfloat16 on Hopper, rows 16 bytes apart from an address that 16 divides
 _HOPPER = (
     feature("wgmma"),
     dtypes("x", torch.bfloat16),
     multiple_of("weight.shape[1]", 8),
     multiple_of("weight.shape[2]", 8),
+    one_of("x.aligned", True),
+    one_of("weight.aligned", True),
 )
 _HOPPER_EXPERTS = (
     feature("wgmma"),
     dtypes("x", torch.bfloat16),
     multiple_of("down.shape[1]", 8),
     multiple_of("down.shape[2]", 8),
+    one_of("gate_up.aligned", True),
+    one_of("down.aligned", True),
 )
 
 IMPLEMENTATIONS = (
