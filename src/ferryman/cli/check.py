@@ -368,7 +368,7 @@ def _reasons(cells: Sequence[Cell]) -> None:
 
 
 def _write(folder: Path, stem: str, document: str, page: str, xml: Any, html: Any) -> None:
-    """The document and its renderings, each whole or not at all; first what a page's pictures must not delay or lose."""
+    """The document and its renderings, each whole or not at all; what pictures must not delay comes first."""
     wrote = []
 
     def write(suffix: str, text: str) -> None:
