@@ -20,7 +20,7 @@ from ferryman import ops
 from ferryman.backends.base import Target
 from ferryman.cli import calls
 from ferryman.device_profiles import names, profile
-from ferryman.dispatch import lockfile, lockfile_document, lockfile_entry, plan, registry, select, state
+from ferryman.dispatch import kernel_code, lockfile, lockfile_document, lockfile_entry, plan, registry, select, state
 from ferryman.errors import (
     ArgumentError,
     CompileError,
@@ -467,7 +467,7 @@ def test_settings_request_and_strictness(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _entry(name: str = "definition", **more: object) -> lockfile_entry.Entry:
-    given = {"implementation": name, "seconds": 3e-6, "kernels": lockfile_document.digest("rms_norm")} | more
+    given = {"implementation": name, "seconds": 3e-6, "kernels": kernel_code.digest("rms_norm")} | more
     own = {key: given[key] for key in ("implementation", "seconds", "configuration") if key in given}
     return lockfile_entry.Entry.model_validate({"candidates": [own], **given})
 
@@ -570,7 +570,7 @@ def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: 
     "damage",
     [
         lambda text: text[: len(text) // 2],
-        lambda text: text.replace('"version": 5', '"version": 99'),
+        lambda text: text.replace('"version": 6', '"version": 99'),
         lambda text: text.replace('"definition"', '"../../evil"'),
         lambda text: "[]",
         lambda text: "[" * 100_000,

@@ -16,7 +16,7 @@ import torch
 
 from ferryman import ops
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, registry
+from ferryman.dispatch import cost, kernel_code, lockfile, lockfile_document, lockfile_entry, registry
 from ferryman.errors import ResultError
 from ferryman.porting.bench import grid
 
@@ -158,7 +158,7 @@ def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path:
     entry = lockfile_entry.Entry(
         implementation="torch",
         seconds=1e-5,
-        kernels=lockfile_document.digest("softmax"),
+        kernels=kernel_code.digest("softmax"),
         case="8192x8192 bfloat16",
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "error": "no room"}],
     )
@@ -209,7 +209,7 @@ def locked(path: Path, kernels: str | None = None, case: str = "8192x8192 bfloat
     entry = lockfile_entry.Entry(
         implementation="torch",
         seconds=1e-5,
-        kernels=kernels or lockfile_document.digest("softmax"),
+        kernels=kernels or kernel_code.digest("softmax"),
         case=case,
         candidates=[{"implementation": "torch", "seconds": 1e-5}, {"implementation": "cuda", "seconds": 2e-5}],
     )

@@ -7,15 +7,11 @@ under a lock and rename it into place, so that several may run at once.
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import datetime
-import hashlib
-import importlib.util
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,30 +24,21 @@ from typing_extensions import Self
 from ferryman import files
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import registry
+from ferryman.dispatch.kernel_code import digest
 from ferryman.dispatch.lockfile_entry import Entry, Name, Strict, joined
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import LockfileError, shown
 from ferryman.ops.menu import named
 
-# 5: implementations by names of their own, kernels by their code alone. 4: seals. 3: the work of what was measured, for
-# regions beside it. 2: all candidates, the kernels' digest.
-VERSION = 5
-MIGRATED = (4,)  # what `ferryman migrate` reads
+# 6: kernels by the code that launchers reach. 5: implementations by names of their own. 4: seals. 3: the work of what
+# was measured, for regions beside it. 2: all candidates, the kernels' digest.
+VERSION = 6
+MIGRATED = (4, 5)  # what `ferryman migrate` reads
 _MAX_BYTES = 16 << 20
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
 _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
 _RELEASES = {"torch": 2, "triton": 2, "cuda": 1, "hip": 1, "driver": 1}
-_SHARED = (
-    "backends/triton_lang.py",
-    "backends/triton_rows.py",
-    "backends/simt/portable.cuh",
-    "backends/simt/rows.cuh",
-    "backends/simt/rows.py",
-    "backends/simt/cluster.cuh",
-    "backends/simt/whole.cuh",
-)
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TENSOR = re.compile(r"[a-z0-9_]+\[((0|2\^\d{1,2}),)*\d{0,18}\][csx]")
 
 
@@ -107,41 +94,6 @@ def _driver() -> str | None:
     if failed:
         return None
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
-
-
-@lru_cache(maxsize=None)
-def digest(op: str) -> str:
-    """SHA-256 of the code of an op's kernels: its family's files, and those that families share, without what a
-    compiler does not see (layout, comments, docstrings)."""
-    text = hashlib.sha256()
-    for file in sources(op):
-        text.update(f"{file.parent.name}/{file.name}\0".encode() + _code(file) + b"\0")
-    return text.hexdigest()
-
-
-def sources(op: str) -> list[Path]:
-    """The files of an op's kernels, and those that families share."""
-    root = Path(__file__).parents[1]
-    files = {root / shared for shared in _SHARED}
-    for line in registry.implementations(op):
-        found = importlib.util.find_spec(line.where.partition(":")[0])
-        if found is not None and found.origin is not None:
-            folder = Path(found.origin).parent
-            files |= {*folder.glob("*_kernels.py"), *folder.glob("*.cuh")}
-    return sorted(files, key=lambda f: (f.parent.name, f.name))
-
-
-def _code(file: Path) -> bytes:
-    """A source without layout, comments and docstrings."""
-    text = file.read_text(encoding="utf-8")
-    if file.suffix != ".py":
-        return " ".join(_COMMENT.sub(" ", text).split()).encode()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        match getattr(node, "body", None):
-            case [ast.Expr(value=ast.Constant()), *_] as body:
-                del body[0]
-    return ast.dump(tree).encode()
 
 
 def load(path: Path) -> Lockfile:

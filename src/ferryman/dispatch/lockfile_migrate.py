@@ -1,15 +1,19 @@
 """Lockfiles of an earlier version, made ones of this: measured times stay, names and digests become today's.
 
 In version 4 an implementation was called by its backend alone, and the launcher chose between its kernels. Each name
-becomes that of the first line of the backend that serves the region's largest call, which is what the launcher did. A
-digest was of the files as they lay; where those lie so still, it becomes today's digest of their code. Else the kernels
-changed since, and the entry stays stale: its times are kept, and `ferryman tune` measures it anew.
+becomes that of the first line of the backend that serves the region's largest call, which is what the launcher did.
+A digest was of a family's whole files: as they lay in version 4, as Python parsed them in version 5. Where those are
+the same still, it becomes today's, of the code that the op's launchers reach. Else the kernels changed since, and the
+entry stays stale: its times are kept, and `ferryman tune` measures it anew.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +24,24 @@ from typing import Any
 import torch
 
 from ferryman.device_profiles import Profile, resolve
-from ferryman.dispatch import lockfile_document, registry, select
+from ferryman.dispatch import registry, select
+from ferryman.dispatch.kernel_code import digest
 from ferryman.dispatch.lockfile_document import MIGRATED, Lockfile
 from ferryman.dispatch.lockfile_entry import Entry
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, LockfileError
 from ferryman.ops.primitive import Primitive
+
+_SHARED = (
+    "backends/triton_lang.py",
+    "backends/triton_rows.py",
+    "backends/simt/portable.cuh",
+    "backends/simt/rows.cuh",
+    "backends/simt/rows.py",
+    "backends/simt/cluster.cuh",
+    "backends/simt/whole.cuh",
+)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -54,7 +70,7 @@ def migrate(path: Path, to: Path | None = None) -> Migrated:
         for region, given in entries.items():
             entry = _entry(path, known, region, given, profile, renamed)
             choices.setdefault(op, {})[region] = entry
-            current = entry.kernels == lockfile_document.digest(op)
+            current = entry.kernels == digest(op)
             held, stale = held + current, stale + (not current)
     document = Lockfile(stamp=raw["stamp"], choices=choices)
     write_whole(to or path, (document.model_dump_json(indent=1) + "\n").encode())
@@ -101,8 +117,8 @@ def _entry(
 
         candidates = [{**c, "implementation": name_of(str(c["implementation"]))} for c in given["candidates"]]
         kernels = given["kernels"]
-        if kernels == _raw_digest(op.name):
-            kernels = lockfile_document.digest(op.name)
+        if kernels in (_raw_digest(op.name), _parsed_digest(op.name)):
+            kernels = digest(op.name)
         changed = {"candidates": candidates, "kernels": kernels}
         entry = Entry.model_validate({**given, **changed, "implementation": name_of(str(given["implementation"]))})
     except (KeyError, TypeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
@@ -161,6 +177,40 @@ def _laid(shape: list[int], dtype: torch.dtype, layout: str) -> torch.Tensor:
 def _raw_digest(op: str) -> str:
     """As version 4 had it: of the files as they lie."""
     text = hashlib.sha256()
-    for file in lockfile_document.sources(op):
+    for file in _sources(op):
         text.update(f"{file.parent.name}/{file.name}\0".encode() + file.read_bytes() + b"\0")
     return text.hexdigest()
+
+
+@lru_cache(maxsize=None)
+def _parsed_digest(op: str) -> str:
+    """As version 5 had it: of the files as this release of Python parses them."""
+    text = hashlib.sha256()
+    for file in _sources(op):
+        text.update(f"{file.parent.name}/{file.name}\0".encode() + _code(file) + b"\0")
+    return text.hexdigest()
+
+
+def _sources(op: str) -> list[Path]:
+    """The files of an op's kernels, and those that families share."""
+    root = Path(__file__).parents[1]
+    files = {root / shared for shared in _SHARED}
+    for line in registry.implementations(op):
+        found = importlib.util.find_spec(line.where.partition(":")[0])
+        if found is not None and found.origin is not None:
+            folder = Path(found.origin).parent
+            files |= {*folder.glob("*_kernels.py"), *folder.glob("*.cuh")}
+    return sorted(files, key=lambda f: (f.parent.name, f.name))
+
+
+def _code(file: Path) -> bytes:
+    """A source without layout, comments and docstrings."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".py":
+        return " ".join(_COMMENT.sub(" ", text).split()).encode()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        match getattr(node, "body", None):
+            case [ast.Expr(value=ast.Constant()), *_] as body:
+                del body[0]
+    return ast.dump(tree).encode()

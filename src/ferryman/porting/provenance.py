@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ferryman.dispatch import lockfile_document, registry
+from ferryman.dispatch import kernel_code, registry
 from ferryman.errors import FerrymanError
 from ferryman.porting.results import Provenance, Results, cell_id
 
@@ -79,7 +79,7 @@ def toolchain() -> dict[str, str]:
 
 def op_digests(ops: Iterable[str]) -> dict[str, str]:
     """SHA-256 of the kernel sources of Ferryman's own ops."""
-    return {op: lockfile_document.digest(op) for op in sorted(set(ops))}
+    return {op: kernel_code.digest(op) for op in sorted(set(ops))}
 
 
 def file_digest(path: Path) -> str:

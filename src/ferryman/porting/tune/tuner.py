@@ -26,7 +26,7 @@ from typing import IO, Any
 import torch
 
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile, lockfile_document, lockfile_entry, registry, select
+from ferryman.dispatch import kernel_code, lockfile, lockfile_document, lockfile_entry, registry, select
 from ferryman.dispatch.lockfile_entry import LEAST_SECONDS, MOST_NOISE, MOST_SECONDS, Candidate, Entry
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
@@ -304,7 +304,7 @@ def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequenc
         **_named(winner),
         seconds=times[winner],
         noise=found["noise"],
-        kernels=lockfile_document.digest(op),
+        kernels=kernel_code.digest(op),
         bytes=found["bytes"],
         flops=found["flops"],
         case=f"{case} {found['dtype']}",

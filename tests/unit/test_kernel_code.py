@@ -1,0 +1,150 @@
+"""The digest of an op's kernels: it changes with what launchers reach, and with nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ferryman.device_profiles import resolve
+from ferryman.dispatch import kernel_code, lockfile_document, lockfile_migrate, registry
+
+KERNELS = '''
+"""What it is."""
+from other_kernels import helper as aid
+from ferryman.backends.triton_lang import exp
+import other_kernels as others
+
+BLOCK = 32
+FILE = "own.cuh"
+if BLOCK > 16:
+    WARPS = 4
+
+def launch(x, target):
+    """A docstring."""
+    return aid(x) + others.second(x) + exp(BLOCK) + WARPS  # a comment
+
+def in_cpp(x, target):
+    return FILE
+
+def sibling(x, target):
+    return x
+'''
+OTHERS = """
+STEP = 1
+
+def helper(x):
+    return inner(x) + STEP
+
+def inner(x):
+    return x * 2
+
+def second(x):
+    return x
+
+def apart(x):
+    return x
+"""
+
+NUMBER = itertools.count()
+SHIPPED = sorted(Path(lockfile_document.__file__).parents[1].glob("device_profiles/data/*.lock.json"))
+
+
+@pytest.fixture
+def digest_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """(kernels, others, C++, function) -> digest, of a package whose files are these."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digest(kernels: str = KERNELS, others: str = OTHERS, cpp: str = "int a;", function: str = "launch") -> str:
+        package = f"kernels_of_{next(NUMBER)}"
+        (tmp_path / package).mkdir()
+        for name, text in (("__init__", ""), ("kernels", kernels), ("other_kernels", others)):
+            text = text.replace("from other_", f"from {package}.other_").replace(
+                "import other_", f"import {package}.other_"
+            )
+            (tmp_path / package / f"{name}.py").write_text(textwrap.dedent(text))
+        (tmp_path / package / "own.cuh").write_text(cpp)
+        importlib.invalidate_caches()
+        line = SimpleNamespace(where=f"{package}.kernels:{function}")
+        monkeypatch.setattr(registry, "implementations", lambda op: (line,))
+        return kernel_code.digest.__wrapped__("an op")
+
+    return digest
+
+
+def test_what_no_launcher_reaches_does_not_count(digest_of) -> None:  # type: ignore[no-untyped-def]
+    first = digest_of()
+    assert digest_of(KERNELS.replace("return x\n", "return x + 1\n")) == first  # the sibling
+    assert digest_of(others=OTHERS.replace("def apart(x):\n    return x", "def apart(x):\n    return 7")) == first
+    assert digest_of(KERNELS.replace("# a comment", "").replace("A docstring", "Another")) == first
+    assert digest_of(KERNELS.replace("+ exp(", "+\\\n            exp(")) == first
+    assert digest_of(cpp="int b;") == first
+    assert digest_of(KERNELS + "\ndef further(x, target):\n    return BLOCK\n") == first
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("BLOCK = 32", "BLOCK = 64"),
+        ("WARPS = 4", "WARPS = 8"),
+        ("+ WARPS", "- WARPS"),
+        ("others.second", "others.apart"),
+    ],
+)
+def test_a_launcher_and_its_constants_count(digest_of, before: str, after: str) -> None:  # type: ignore[no-untyped-def]
+    assert digest_of(KERNELS.replace(before, after)) != digest_of()
+
+
+@pytest.mark.parametrize(("before", "after"), [("x * 2", "x * 3"), ("STEP = 1", "STEP = 2"), ("inner(x)", "second(x)")])
+def test_what_is_reached_through_other_files_counts(digest_of, before: str, after: str) -> None:  # type: ignore[no-untyped-def]
+    assert digest_of(others=OTHERS.replace(before, after)) != digest_of()
+
+
+def test_cpp_counts_without_its_comments(digest_of) -> None:  # type: ignore[no-untyped-def]
+    first = digest_of(function="in_cpp")
+    assert digest_of(function="in_cpp", cpp="int  a; // more\n/* of it */") == first
+    assert digest_of(function="in_cpp", cpp="int b;") != first
+
+
+def test_an_ops_parts_are_those_of_its_kernels() -> None:
+    """Of real ops: the kernels that run, those that families share, the C++; and no launching code."""
+    rms, backward = kernel_code.parts("rms_norm"), kernel_code.parts("rms_norm_backward")
+    assert {"norm.cuh", "portable.cuh", "triton_lang.widen", "simt_kernels.rms_norm"} <= set(rms)
+    assert "norm_backward.cuh" in backward and "norm_backward.cuh" not in rms
+    assert not any(part.startswith(("triton.", "launcher.", "definition.")) for part in {**rms, **backward})
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda f: f.stem)
+def test_a_lockfile_that_ships_was_measured_with_todays_kernels(file: Path) -> None:
+    """A stale region is dead weight: its op runs as on a device that nobody tuned, and nothing says so.
+
+    Who changes a kernel measures its regions again on the device (`ferryman tune`), or takes them out of the file.
+    """
+    document = lockfile_document.load(file)
+    assert resolve(str(document.stamp["profile"])).vendor
+    stale = {
+        op for op, entries in document.choices.items() for e in entries.values() if e.kernels != kernel_code.digest(op)
+    }
+    assert not stale and document.choices
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("measured", ["with these kernels", "before"])
+def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured: str, tmp_path: Path) -> None:
+    (shipped,) = SHIPPED
+    raw = json.loads(shipped.read_text(encoding="utf-8"))
+    region, entry = next(iter(raw["choices"]["rms_norm_backward"].items()))
+    earlier = {4: lockfile_migrate._raw_digest, 5: lockfile_migrate._parsed_digest}[version]
+    entry["kernels"] = earlier("rms_norm_backward") if measured == "with these kernels" else "0" * 64
+    path = tmp_path / "lock.json"
+    path.write_text(json.dumps({**raw, "version": version, "choices": {"rms_norm_backward": {region: entry}}}))
+    found = lockfile_migrate.migrate(path)
+    (after,) = lockfile_document.load(path).choices["rms_norm_backward"].values()
+    assert (found.held, found.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
+    assert (after.seconds, len(after.candidates)) == (entry["seconds"], len(entry["candidates"]))
+    assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (found.held == 1)
