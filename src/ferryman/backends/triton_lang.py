@@ -80,6 +80,23 @@ def tanh(x):
 
 
 @triton.jit
+def softplus(z):
+    """max(z, 0) + log1p(exp(-abs(z))), by the odd series of the logarithm: no digit of a small result is lost."""
+    e = exp(-tl.abs(z))
+    r = e * reciprocal(2.0 + e)
+    square = r * r
+    p = 0.058823529411764705
+    p = p * square + 0.06666666666666667
+    p = p * square + 0.07692307692307693
+    p = p * square + 0.09090909090909091
+    p = p * square + 0.1111111111111111
+    p = p * square + 0.14285714285714285
+    p = p * square + 0.2
+    p = p * square + 0.3333333333333333
+    return tl.where(z > 0, z, 0.0) + 2.0 * (r + r * (square * p))
+
+
+@triton.jit
 def normal(x, EXACT: tl.constexpr = True):
     """(cumulative distribution, density) of the standard normal at x, with small *relative* error in both tails.
 

@@ -31,6 +31,7 @@ from ferryman.ops.paged_attention.definition import paged_attention as paged_att
 from ferryman.ops.rope.definition import rope as rope
 from ferryman.ops.rope.definition import rope_ as rope_
 from ferryman.ops.rope.definition import rope_backward as rope_backward
+from ferryman.ops.selective_scan.definition import selective_scan as selective_scan
 from ferryman.ops.softmax.definition import cross_entropy as cross_entropy
 from ferryman.ops.softmax.definition import cross_entropy_backward as cross_entropy_backward
 from ferryman.ops.softmax.definition import cross_entropy_inplace_grad as cross_entropy_inplace_grad
@@ -73,6 +74,7 @@ __all__ = [
     "rope",
     "rope_",
     "rope_backward",
+    "selective_scan",
     "silu_mul",
     "silu_mul_backward",
     "softmax",

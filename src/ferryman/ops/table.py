@@ -57,6 +57,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "rope_backward(Tensor grad_q, Tensor grad_k, Tensor cos, Tensor sin, bool interleaved) -> (Tensor, Tensor)",
         "rope_(Tensor(a!) q, Tensor(b!) k, Tensor cos, Tensor sin, bool interleaved) -> ()",
     ),
+    "selective_scan": (
+        "selective_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? z, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus) -> (Tensor, Tensor)",
+    ),
     "softmax": (
         "softmax(Tensor x) -> Tensor",
         "softmax_backward(Tensor grad, Tensor y) -> Tensor",

@@ -35,7 +35,7 @@ def steps(dt: Tensor, dt_bias: Tensor | None, softplus: bool) -> Tensor:
     return z.clamp(min=0) + torch.log1p(torch.exp(-z.abs())) if softplus else z
 
 
-def _step_error(dt: Tensor, dt_bias: Tensor | None, softplus: bool) -> tuple[Tensor, Tensor]:
+def step_error(dt: Tensor, dt_bias: Tensor | None, softplus: bool) -> tuple[Tensor, Tensor]:
     """(steps, the relative error of each)."""
     z = dt if dt_bias is None else dt + dt_bias
     step = steps(dt, dt_bias, softplus)
@@ -51,7 +51,7 @@ def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     length, heads = x.shape[1:3]
     width = b.shape[3]
     shared = heads // b.shape[2]
-    step, relative = _step_error(dt, dt_bias, softplus)
+    step, relative = step_error(dt, dt_bias, softplus)
     exponent = step * a
     k = (97 + relative) * exponent.abs()
     summed = torch.nn.functional.pad(k.cumsum(1), (0, 0, SPAN, 0))

@@ -14,24 +14,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.backends.triton_lang import exp, narrow, reciprocal, widen
-
-
-@triton.jit
-def _softplus(z):
-    """max(z, 0) + log1p(exp(-abs(z))), by the odd series of the logarithm: no digit of a small result is lost."""
-    e = exp(-tl.abs(z))
-    r = e * reciprocal(2.0 + e)
-    square = r * r
-    p = 0.058823529411764705
-    p = p * square + 0.06666666666666667
-    p = p * square + 0.07692307692307693
-    p = p * square + 0.09090909090909091
-    p = p * square + 0.1111111111111111
-    p = p * square + 0.14285714285714285
-    p = p * square + 0.2
-    p = p * square + 0.3333333333333333
-    return tl.where(z > 0, z, 0.0) + 2.0 * (r + r * (square * p))
+from ferryman.backends.triton_lang import exp, narrow, softplus, widen
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -103,7 +86,7 @@ def _scan(
         if bias_ptr is not None:
             step += widen(tl.load(bias_ptr + head))
         if SOFTPLUS:
-            step = _softplus(step)
+            step = softplus(step)
         # a token past the end leaves the state as it is
         step = tl.where(live, step, 0.0)
         total = tl.cumsum(step * rate, 0)

@@ -1,0 +1,189 @@
+"""selective_scan against a sum over pairs of tokens, one token after another, and with planted errors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("selective_scan")
+CASES = {case.name: case for case in cases_of(OP)}
+NAMES = ("small", "plain", "state", "ungated", "token", "prime", "layout_rows", "own_float16", "no_decay")
+UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+def pairs(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
+    state: Tensor | None,
+    softplus: bool,
+) -> Tensor:
+    """y as one sum over pairs of tokens; no state is carried."""
+    step = dt if bias is None else dt + bias
+    step = functional.softplus(step, threshold=700) if softplus else step
+    total = (step[..., None] * a).cumsum(1)  # (B, L, D, N)
+    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[:, :, None, None]
+    apart = (total[:, :, None] - total[:, None]).where(seen, -torch.inf).exp()  # (B, t, s, D, N)
+    y = torch.einsum("btsdn,btn,bsn,bsd->btd", apart, c, b, step * x)
+    if state is not None:
+        y = y + torch.einsum("btdn,btn,bdn->btd", total.exp(), c, state)
+    y = y if d is None else y + d * x
+    return y if z is None else y * z * torch.sigmoid(z)
+
+
+def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    values = materialise(CASES[name], OP, dtype)
+    return values, double(values)
+
+
+def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
+    """The largest error in bounds, of an accumulation in float32."""
+    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms["absolute"]
+    return float(((got.double() - exact).abs() / room).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
+    _, wide = taken(name)
+    y, final = OP.body(*wide)
+    (terms, _), exact = OP.bound(wide, (y, final)), pairs(*wide)
+    # exponents are differences of sums here: each is off by the length times a recurrence's
+    room = 2.0**-53 * (terms["accumulate"] + exact.abs()) * 4 * wide[0].shape[1]
+    assert bool(((y - exact).abs() <= room + 1e-300).all())
+
+
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("split", [(1,) * 23, (20, 1, 2)], ids=["tokens", "rest"])
+def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
+    values, wide = taken("state", dtype)
+    x, dt, a, b, c, d, z, bias, kept, softplus = values
+    exact, last = OP.body(*wide)
+    terms, state_terms = OP.bound(wide, (exact, last))
+    found = []
+    for parts in zip(*(m.split(split, 1) for m in (x, dt, b, c, z)), strict=True):
+        with ferryman.trace() as trace:
+            y, kept = ops.selective_scan(parts[0], parts[1], a, parts[2], parts[3], d, parts[4], bias, kept, softplus)
+        assert list(trace.calls) == [("selective_scan", "torch")]
+        found.append(y)
+    assert ratio(torch.cat(found, 1), exact, terms, UNITS[dtype]) <= 1
+    assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
+
+
+def test_a_long_sequence_is_taken_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's line makes the decays of a few tokens at once where all would take too much memory."""
+    values, wide = taken("state")
+    exact, last = OP.body(*wide)
+    terms, state_terms = OP.bound(wide, (exact, last))
+    module = importlib.import_module("ferryman.ops.selective_scan.torch_kernels")
+    monkeypatch.setattr(module, "SPAN_BYTES", 4 * 2 * 12 * 16 * 5)
+    with ferryman.use(selective_scan="torch"):
+        y, final = ops.selective_scan(*values)
+    assert ratio(y, exact, terms, 2.0**-24) <= 1 and ratio(final, last, state_terms, 2.0**-24) <= 1
+
+
+def test_channels_before_the_length_are_read_where_they_lie() -> None:
+    """As mamba_ssm has them: (B, D, L), turned without a copy."""
+    values, wide = taken("small")
+    turned = tuple(
+        v.transpose(1, 2).contiguous().transpose(1, 2) if isinstance(v, Tensor) and v.dim() == 3 else v for v in values
+    )
+    assert turned[0].stride(-1) != 1
+    exact, last = OP.body(*wide)
+    with ferryman.trace() as trace:
+        y, _ = ops.selective_scan(*turned)
+    assert list(trace.calls) == [("selective_scan", "torch")] and y.is_contiguous()
+    assert ratio(y, exact, OP.bound(wide, (exact, last))[0], 2.0**-24) <= 1
+
+
+def shifted(at: int, by: int) -> Callable[..., Tensor]:
+    def changed(*args: Any) -> Tensor:
+        given = list(args)
+        given[at] = given[at].roll(by, 1 if given[at].dim() > 1 else 0)
+        return pairs(*given)
+
+    return changed
+
+
+def without(at: int) -> Callable[..., Tensor]:
+    def changed(*args: Any) -> Tensor:
+        return pairs(*(None if i == at else v for i, v in enumerate(args[:9])), args[9] and at != 9)
+
+    return changed
+
+
+PLANTED: dict[str, Callable[..., Tensor]] = {
+    "x a token late": shifted(0, 1),
+    "steps a token late": shifted(1, 1),
+    "another state's rate": shifted(2, 1),
+    "b a token late": shifted(3, 1),
+    "c a token early": shifted(4, -1),
+    "the gate a token late": shifted(6, 1),
+    "no skip": without(5),
+    "no gate": without(6),
+    "no bias of the step": without(7),
+    "no state": without(8),
+    "no softplus": without(9),
+    "the skip after the gate": lambda *v: pairs(*v[:5], None, *v[6:]) + v[5] * v[0],
+    "the gate's argument alone": lambda *v: pairs(*v[:6], None, *v[7:]) * v[6],
+    "a factor": lambda *v: pairs(*v) * (1 + 2.0**-8),
+    "rates in bfloat16": lambda *v: pairs(*v[:2], v[2].bfloat16().double(), *v[3:]),
+}
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_planted_errors_are_beyond_the_bound(error: str) -> None:
+    _, wide = taken("state")
+    exact, final = OP.body(*wide)
+    terms, _ = OP.bound(wide, (exact, final))
+    assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 1
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "x of four dimensions": ({"x": torch.zeros(1, 2, 3, 4)}, "x.shape"),
+    "another length of b": ({"b": torch.zeros(2, 5, 4)}, "b.shape"),
+    "another state of c": ({"c": torch.zeros(2, 3, 5)}, "c.shape"),
+    "rates of one head": ({"a": torch.zeros(8)}, "a.shape"),
+    "a gate of another width": ({"z": torch.zeros(2, 3, 7)}, "z.shape"),
+    "a state without a batch": ({"initial_state": torch.zeros(8, 4)}, "initial_state.shape"),
+    "integers": ({"x": torch.zeros(2, 3, 8, dtype=torch.int32)}, "x.dtype"),
+    "a gate of another dtype": ({"z": torch.zeros(2, 3, 8, dtype=torch.float16)}, "z.dtype"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_refused(name: str) -> None:
+    given: dict[str, Any] = {
+        "x": torch.zeros(2, 3, 8),
+        "dt": torch.zeros(2, 3, 8),
+        "a": torch.zeros(8, 4),
+        "b": torch.zeros(2, 3, 4),
+        "c": torch.zeros(2, 3, 4),
+    }
+    changed, named = BAD[name]
+    with pytest.raises(ArgumentError, match=named.replace(".", r"\.")):
+        ops.selective_scan(**given | changed)
+
+
+def test_a_gradient_is_refused() -> None:
+    values, _ = taken("small")
+    y, _ = ops.selective_scan(values[0].clone().requires_grad_(), *values[1:])
+    with pytest.raises((FerrymanError, RuntimeError), match="selective_scan"):
+        y.sum().backward()
