@@ -59,6 +59,7 @@ def _cases() -> Sequence[Case]:
         "empty": _call((0,), 5, 16),
         "width_zero": _call((3,), 5, 0),
         "no_table": _call((3,), 0, 16, ids="outside"),
+        "outside_no_width": _call((5,), 1, 0, ids="outside"),
         "outside": _call((41,), 19, 72, ids="outside"),
         "outside_int32": _call((41,), 19, 72, 2.5, "int32", ids="outside"),
         "zero_scale": _call((9,), 7, 33, 0.0),

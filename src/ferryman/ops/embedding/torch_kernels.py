@@ -16,7 +16,7 @@ def embedding(ids: Tensor, weight: Tensor, scale: float | None, target: Target) 
     if weight.shape[0] == 0:
         return torch.full((*ids.shape, weight.shape[1]), math.nan, dtype=weight.dtype, device=weight.device)
     if weight.is_cpu:  # PyTorch looks at every id there, and says so before it reads
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(IndexError, RuntimeError):  # which of them depends on the shape
             rows = functional.embedding(ids, weight)
             return rows if scale is None else (rows.float() * scale).to(weight.dtype)
     inside = (ids >= 0) & (ids < weight.shape[0])
