@@ -66,12 +66,18 @@ def test_cells_run_on_the_simulated_device() -> None:
     assert not any(verdict == "PASS" for _, verdict in found)
 
 
+def simulable(backend: str) -> list[str]:
+    ops = registry.primitives()
+    return [op for op in ops if any(line.backend == backend for line in registry.implementations(op))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "dtypes"), [("mi300x", ["bf16", "f16", "f32"]), ("mi355x", ["bf16"])])
-def test_every_op_on_the_simulated_device(device: str, dtypes: list[str]) -> None:
-    found = check(device, dtypes=dtypes)
-    ops = [op for op in registry.primitives() if any(x.backend == "triton" for x in registry.implementations(op))]
-    assert found["triton", "SIMULATED"] > 18 * len(dtypes) * len(ops) and found["hip", "SIMULATED"] > 115 * len(dtypes)
+@pytest.mark.parametrize("op", sorted({*simulable("triton"), *simulable("hip")}))
+def test_every_op_on_the_simulated_device(op: str, device: str, dtypes: list[str]) -> None:
+    found = check(device, ops=[op], dtypes=dtypes, jobs=1)
+    for backend, least in (("triton", 18), ("hip", 10)):
+        assert op not in simulable(backend) or found[backend, "SIMULATED"] >= least * len(dtypes), found
 
 
 def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
