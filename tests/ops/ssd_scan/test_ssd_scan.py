@@ -37,6 +37,7 @@ def pairs(
     bias: Tensor | None,
     state: Tensor | None,
     softplus: bool,
+    y_float32: bool = False,
 ) -> Tensor:
     """y as one matrix over pairs of tokens; no state is carried."""
     shared = x.shape[2] // b.shape[2]
@@ -76,7 +77,7 @@ def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
 @pytest.mark.parametrize("split", [(1,) * 70, (64, 1, 5), (3, 67)], ids=["tokens", "chunk", "rest"])
 def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
     values, wide = taken("state", dtype)
-    x, dt, a, b, c, d, bias, kept, softplus = values
+    x, dt, a, b, c, d, bias, kept, softplus, _ = values
     exact, last = OP.body(*wide)
     terms, state_terms = OP.bound(wide, (exact, last))
     found = []
@@ -157,7 +158,7 @@ def test_the_bound_is_no_more_than_a_few_hundred_roundings() -> None:
     generator = torch.Generator().manual_seed(1)
     x, b, c = (torch.rand(s, generator=generator).double() for s in ((1, 300, 2, 4), (1, 300, 1, 16), (1, 300, 1, 16)))
     dt = 0.001 + 0.05 * torch.rand(1, 300, 2, generator=generator).double()
-    args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False)
+    args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False, False)
     y, final = OP.body(*args)
     terms, _ = OP.bound(args, (y, final))
     assert float((2.0**-24 * terms["accumulate"] / y).max()) < 5e-4
@@ -213,3 +214,15 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert len(found) == 3 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_a_result_in_float32_is_rounded_nowhere(dtype: torch.dtype) -> None:
+    values, wide = taken("float32_result", dtype)
+    exact, final = OP.body(*wide)
+    terms, _ = OP.bound(wide, (exact, final))
+    with ferryman.trace() as trace:
+        y, _ = ssd_scan(*values)
+    assert list(trace.calls) == [("ssd_scan", "torch")]
+    assert y.dtype == torch.float32 and ratio(y, exact, terms, 2.0**-24) <= 1
+    assert ratio(ssd_scan(*values[:-1])[0], exact, terms, 2.0**-24) > 5

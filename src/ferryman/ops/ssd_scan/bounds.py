@@ -46,7 +46,7 @@ def step_error(dt: Tensor, dt_bias: Tensor | None, softplus: bool) -> tuple[Tens
 
 
 def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
-    x, dt, a, b, c, d, dt_bias, initial_state, softplus = args
+    x, dt, a, b, c, d, dt_bias, initial_state, softplus, _ = args
     y, final = outputs
     length, heads = x.shape[1:3]
     width = b.shape[3]

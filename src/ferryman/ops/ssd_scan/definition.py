@@ -23,6 +23,7 @@ def _check(
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
     dt_softplus: bool,
+    y_float32: bool,
 ) -> None:
     op = "ssd_scan"
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "initial_state": initial_state}
@@ -47,7 +48,8 @@ def _check(
 def _meta(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, _, heads, dim = x.shape
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.new_empty(x.shape), x.new_empty((batch, heads, dim, b.shape[3]), dtype=kind)
+    final = x.new_empty((batch, heads, dim, b.shape[3]), dtype=kind)
+    return x.new_empty(x.shape, dtype=kind if rest[-1] else x.dtype), final
 
 
 def _cost(
@@ -60,11 +62,14 @@ def _cost(
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
     dt_softplus: bool,
+    y_float32: bool,
 ) -> Cost:
     """Each token's part of the state, its decay, and what is read of it: 6 operations of an element of the state."""
     batch, _, heads, dim = x.shape
-    given = (x, x, dt, b, c, *(t for t in (a, d, dt_bias, initial_state) if t is not None))
-    moved = sum(t.numel() * t.element_size() for t in given) + 4 * batch * heads * dim * b.shape[3]
+    given = (x, dt, b, c, *(t for t in (a, d, dt_bias, initial_state) if t is not None))
+    each = 4 if y_float32 and x.element_size() < 4 else x.element_size()
+    made = each * x.numel() + 4 * batch * heads * dim * b.shape[3]
+    moved = sum(t.numel() * t.element_size() for t in given) + made
     return Cost(6.0 * x.numel() * b.shape[3], float(moved))
 
 
@@ -98,6 +103,7 @@ def ssd_scan(
     dt_bias: Tensor | None = None,
     initial_state: Tensor | None = None,
     dt_softplus: bool = False,
+    y_float32: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Mamba2's scan: ``h = exp(s a) h + s x (outer) b``, ``y = h c + d x``, token after token, for each head.
 
@@ -106,9 +112,9 @@ def ssd_scan(
     dt_bias: (H,) or None. initial_state: (B, H, P, N), None for zeros. float32, float16 or bfloat16; dt, a, d, dt_bias
     and initial_state each of any of these; any strides.
     Returns y, of x's shape and dtype, contiguous, and final_state (B, H, P, N) in float32, which the next call takes as
-    its initial_state. One token after another gives what all tokens at once give. Arithmetic is float32; an
-    implementation may sum exponents over spans of up to 256 tokens, and a value that is not finite may reach the other
-    tokens of its span. Not differentiable. Raises ArgumentError. Source: Dao and Gu, arXiv:2405.21060; the order of
+    its initial_state. With y_float32 y is float32, and rounded no more. One token after another gives what all tokens
+    at once give. Arithmetic is float32; an implementation may sum exponents over spans of up to 256 tokens, and a value
+    that is not finite may reach the other tokens of its span. Not differentiable. Raises ArgumentError. Source: Dao and Gu, arXiv:2405.21060; the order of
     mamba_ssm's mamba_chunk_scan_combined, without its chunk_size, which is the implementation's.
     """
     batch, length, heads, dim = x.shape
@@ -126,4 +132,4 @@ def ssd_scan(
         y[:, t] = (h * out).sum(-1)
     if d is not None:
         y = y + wide(d)[:, None] * wide(x)
-    return y.to(x.dtype), h.clone(memory_format=torch.contiguous_format)
+    return y if y_float32 else y.to(x.dtype), h.clone(memory_format=torch.contiguous_format)

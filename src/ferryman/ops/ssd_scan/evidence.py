@@ -34,6 +34,7 @@ def _call(
     own: str = "storage",
     dt: str | None = None,
     a: str = "decay",
+    wide: bool = False,
 ) -> dict[str, Any]:
     x = TensorSpec((batch, length, heads, dim), fill=fill, layout=layout)
     shared = TensorSpec((batch, length, groups, width), fill=fill, layout=layout)
@@ -48,6 +49,7 @@ def _call(
         "dt_bias": TensorSpec((heads,), own, "normal") if biased else None,
         "initial_state": kept,
         "dt_softplus": softplus,
+        "y_float32": wide,
     }
 
 
@@ -75,12 +77,14 @@ def _cases() -> Sequence[Case]:
         **{f"own_{n}": _call(1, 21, 4, 8, 2, 8, own=n) for n in ("float32", "float16", "bfloat16")},
         **{f"fill_{n}": _call(1, 40, 4, 8, 2, 8, state=True, fill=n) for n in ("tiny", "uniform", "zeros", "constant")},
         "deep_steps": _call(1, 40, 4, 8, 2, 8, dt="moderate"),
+        "float32_result": _call(2, 37, 4, 8, 2, 16, state=True, wide=True),
         "no_decay": _call(1, 33, 4, 8, 2, 8, False, dt="step", a="zeros", biased=False),
     }
     exact = {
         "exact_sums": _exact(37, "signs", "zeros", 2),
         "exact_resets": _exact(70, "bits", "far", 1),
         "exact_token": _exact(1, "bits", "far", 4),
+        "exact_float32": _exact(37, "bits", "far", 2) | {"y_float32": True},
         "exact_layout": _exact(33, "bits", "far", 2, "rows"),
     }
     standard = {
@@ -176,6 +180,7 @@ EVIDENCE = (
                 "dt_bias": Form("H", ("normal", "zeros"), optional=True, mixed=True),
                 "initial_state": Form("B H P N", _VALUES, optional=True, mixed=True),
                 "dt_softplus": (True, False),
+                "y_float32": (False, True),
             },
             symbols={
                 "B": "batch",

@@ -30,6 +30,7 @@ def ssd_scan(
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
     dt_softplus: bool,
+    y_float32: bool,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     batch, length, heads, dim = x.shape
@@ -40,7 +41,7 @@ def ssd_scan(
         state = initial_state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         # without P there is no state; without L it stays
-        return torch.empty(x.shape, dtype=x.dtype, device=x.device), state
+        return torch.empty(x.shape, dtype=torch.float32 if y_float32 else x.dtype, device=x.device), state
     step = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
     if dt_softplus:
         step = torch.clamp(step, min=0) + torch.log1p(torch.exp(-step.abs()))
@@ -71,4 +72,4 @@ def ssd_scan(
     y = y.flatten(1, 2)[:, :length]
     if d is not None:
         y = torch.addcmul(y, x.float(), d.float()[:, None])
-    return y.to(x.dtype).contiguous(), state.contiguous()
+    return (y if y_float32 else y.to(x.dtype)).contiguous(), state.contiguous()

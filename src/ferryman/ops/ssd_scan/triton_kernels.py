@@ -126,11 +126,12 @@ def ssd_scan(
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
     dt_softplus: bool,
+    y_float32: bool,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     batch, length, heads, dim = x.shape
     groups, width = b.shape[2:]
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=torch.float32 if y_float32 else x.dtype, device=x.device)
     final = torch.empty(batch, heads, dim, width, dtype=torch.float32, device=x.device)
     if batch * heads * dim == 0:
         return y, final
@@ -177,14 +178,16 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     """Mamba2's heads, Falcon-H1's wider state and small odd ones; many tokens and one."""
     kind = getattr(torch, dtype)
 
-    def calls(length: int, heads: int, dim: int, groups: int, width: int, state: bool) -> None:
+    def calls(length: int, heads: int, dim: int, groups: int, width: int, state: bool, wide: bool) -> None:
         x = torch.empty(2, length, heads, dim, dtype=kind, device="meta")
         b = torch.empty(2, length, groups, width, dtype=kind, device="meta")
         own = torch.empty(heads, dtype=torch.float32, device="meta")
         kept = torch.empty(2, heads, dim, width, dtype=torch.float32, device="meta") if state else None
         dt = torch.empty(2, length, heads, dtype=kind, device="meta")
-        ssd_scan(x, dt, own, b, b, own, own, kept, True, target)
+        ssd_scan(x, dt, own, b, b, own, own, kept, True, wide, target)
 
-    shapes = [(2048, 80, 64, 1, 128, False), (1, 80, 64, 1, 128, True), (2048, 48, 64, 1, 256, True)]
-    shapes += [(37, 3, 13, 3, 11, True)]
+    shapes = [(2048, 80, 64, 1, 128, False, False), (1, 80, 64, 1, 128, True, False)]
+    shapes += [(2048, 48, 64, 1, 256, True, False), (37, 3, 13, 3, 11, True, False)]
+    if kind is not torch.float32:
+        shapes += [(2048, 80, 64, 1, 128, False, True)]  # what models' own scans return
     return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
