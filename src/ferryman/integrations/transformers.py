@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from ferryman.errors import PortError
 from ferryman.integrations.transformers_modules import NAME
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
-from ferryman.porting.model import blocks
+from ferryman.porting.model import blocks, routines
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
@@ -97,6 +98,28 @@ def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
 register(AttentionInterface())
 # What a decorated forward of experts finds there is another implementation of the forward that it wraps.
 blocks.registries[id(ALL_EXPERTS_FUNCTIONS)] = ALL_EXPERTS_FUNCTIONS
+
+
+def _falls_back(function: types.FunctionType) -> bool:
+    """Whether a function that may have another package's implementation has none here, so that its own code runs."""
+    held = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()), strict=True))
+    return held.get("implementation") is function.__wrapped__  # type: ignore[attr-defined]
+
+
+def _know_fallbacks() -> None:
+    """A decorator of functions, which names the package whose implementation goes first; later than 5.17."""
+    from transformers.integrations import hub_kernels
+
+    decorate = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
+    if decorate is None:
+        return
+    for outer in decorate.__code__.co_consts:
+        for code in outer.co_consts if isinstance(outer, types.CodeType) else ():
+            if isinstance(code, types.CodeType) and "implementation" in code.co_freevars:
+                routines.wrappers[code] = _falls_back
+
+
+_know_fallbacks()
 
 
 def check_model(model: str | os.PathLike[str], **options: Any) -> ModelResult:

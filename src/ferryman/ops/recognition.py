@@ -1,7 +1,7 @@
 """How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
 
-Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``functions()`` and ``gates()``. What they
-yield are proposals: porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names
+Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``, ``functions()`` and
+``gates()``. What they yield are proposals: porting proves them before anything is replaced. Expressions are Python over ``ops`` and the names
 given with each.
 """
 
@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -101,6 +101,36 @@ class Helper:
 
 
 @dataclass(frozen=True)
+class Signature:
+    """A function that modules call, seen from outside: how many arguments it requires, and the others' defaults."""
+
+    required: int
+    defaults: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Routine:
+    """What a function with options may compute: an expression over its parameters ``a0`` and on, ``ops`` and ``torch``.
+
+    draw: values for all parameters of a seed, floating tensors in float64; the first has every option that may be given.
+    guard: an expression over the parameters that must hold; else the original is called. fixed: parameters that every
+    draw keeps, and their values, which a call must have. writes: the parameter that the function writes over; the
+    expression gives a pair then, the result and what the parameter becomes. wide: parameters that models also keep in
+    float32 where the others are narrower. gradient: False where it serves only what needs no gradient.
+    """
+
+    op: str
+    expression: str
+    draw: Callable[[int], tuple[Any, ...]]
+    seeds: int
+    guard: str
+    fixed: Mapping[int, Any] = field(default_factory=dict)
+    writes: int | None = None
+    wide: frozenset[int] = frozenset()
+    gradient: bool = True
+
+
+@dataclass(frozen=True)
 class Served:
     """``replacement`` takes the arguments of a function of PyTorch, serves the calls that ``op`` can express, and hands
     the others to that function."""
@@ -136,7 +166,7 @@ class Definitions:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         face = _FACES[name]
         known = face.primitive
-        alone = len(known.outputs) > 1 and "return_lse" in getattr(face, "__kwdefaults__", None or {})
+        alone = len(known.outputs) > 1 and "return_lse" in (getattr(face, "__kwdefaults__", None) or {})
 
         def run(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's

@@ -114,8 +114,9 @@ def ssd_scan(
     Returns y, of x's shape and dtype, contiguous, and final_state (B, H, P, N) in float32, which the next call takes as
     its initial_state. With y_float32 y is float32, and rounded no more. One token after another gives what all tokens
     at once give. Arithmetic is float32; an implementation may sum exponents over spans of up to 256 tokens, and a value
-    that is not finite may reach the other tokens of its span. Not differentiable. Raises ArgumentError. Source: Dao and Gu, arXiv:2405.21060; the order of
-    mamba_ssm's mamba_chunk_scan_combined, without its chunk_size, which is the implementation's.
+    that is not finite may reach the other tokens of its span. Not differentiable. Raises ArgumentError. Source: Dao and
+    Gu, arXiv:2405.21060; the order of mamba_ssm's mamba_chunk_scan_combined, without its chunk_size, which is the
+    implementation's.
     """
     batch, length, heads, dim = x.shape
     shared = heads // b.shape[2]

@@ -12,7 +12,7 @@ import ast
 import copy
 import functools
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +130,7 @@ class _Follower:
     made: dict[str, Any]
     functions: dict[int, Any] = field(default_factory=dict)
     known: Collection[str] = ()
+    kinds: dict[type, Any] = field(default_factory=dict)
 
     def function(self, function: Any, role: str, depth: int) -> Any:
         """``role``: "forward" (its tests may become guards over its parameters), "method" or "helper"."""
@@ -153,6 +154,21 @@ class _Follower:
         if name not in self.made:
             self.made[name] = None  # recursion ends here
             self.made[name] = self.function(self.methods[name], "method", depth)
+
+    def taken(self, value: Any) -> Any:
+        """What code takes out of a table of functions and calls, such as an activation: followed, or of PyTorch."""
+        function = isinstance(value, types.FunctionType | types.BuiltinFunctionType)
+        if trusted(value) if function else trusted(type(value)) and isinstance(value, nn.Module):
+            return value
+        plain = isinstance(value, nn.Module) and not [*value.children(), *value.parameters(), *value.buffers()]
+        if not plain or "forward" in value.__dict__ or value._forward_hooks or value._forward_pre_hooks:
+            raise Unproven(f"a table holds {type(value).__name__}, which no proof follows")
+        if type(value) not in self.kinds:
+            self.kinds[type(value)] = follow_module(value, self.trace)
+        kind = self.kinds[type(value)]
+        twin = kind.__new__(kind)
+        twin.__dict__.update(value.__dict__)
+        return twin.forward
 
     def helper(self, function: Any, depth: int) -> Any:
         if id(function) not in self.functions:
@@ -257,8 +273,23 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        """Over values that are written down, each by a name that nothing else has: no test, and no other number."""
+        first = node.generators[0]
+        fixed = isinstance(first.iter, ast.Tuple | ast.List) and not any(
+            isinstance(e, ast.Starred) for e in first.iter.elts
+        )
+        inside = [n for n in ast.walk(node.elt) if isinstance(n, ast.IfExp | ast.BoolOp | ast.Call)]
+        name = first.target.id if isinstance(first.target, ast.Name) else None
+        if len(node.generators) > 1 or first.ifs or not fixed or name is None or name in self.own.__code__.co_names:
+            return self._refuse(node)
+        if any(not isinstance(n, ast.Call) or (isinstance(n.func, ast.Name) and n.func.id == name) for n in inside):
+            return self._refuse(node)
+        self.generic_visit(node)
+        return node
+
     visit_Lambda = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
-    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse  # noqa: N815
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse  # noqa: N815
     visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
 
     def visit_With(self, node: ast.With) -> ast.AST:
@@ -313,6 +344,10 @@ class _Instrument(ast.NodeTransformer):
             if base is not MISSING and not trusted(base):
                 raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)}, which no proof follows")
             node.func = self.visit(target)
+        elif isinstance(target, ast.Subscript) and isinstance(source.resolve(target.value, self.own), Mapping):
+            self.new["ferryman_taken"] = self.follower.taken
+            held = ast.Call(ast.Name("ferryman_taken", ast.Load()), [self.visit(target)], [])
+            node.func = ast.copy_location(held, target)
         else:
             raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)[:60]}, which no proof follows")
         node.args = [self.visit(a) for a in node.args]

@@ -125,7 +125,7 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
         for j, name in enumerate(names[form.helper.parameters :]):
             value = dict(form.fixed)[name]
             known[f"_fixed_{i}_{j}"] = value
-            if not _unread(code, name):
+            if not unread(code, name):
                 tests.append(f"{name} {'is' if value is None or isinstance(value, bool) else '=='} _fixed_{i}_{j}")
         lines.append(f"    if {' and '.join([*tests, form.guard])}:")
         lines.append(f"        return {form.helper.expression}")
@@ -138,7 +138,7 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
     return made
 
 
-def _unread(code: types.CodeType, name: str) -> bool:
+def unread(code: types.CodeType, name: str) -> bool:
     """A parameter that no instruction loads."""
     import dis
 

@@ -35,7 +35,8 @@ class Site:
     """A ported module: where it is, what it was, and the ops that one forward of it calls, once each.
 
     ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words. ``role``: the op that
-    stands for the whole module, if one does; ``gradient``: False where it serves only what needs no gradient.
+    stands for the whole module, if one does; ``gradient``: False where it, or one of ``maybe``, serves only what needs no
+    gradient.
     """
 
     path: str
@@ -73,7 +74,7 @@ class PortReport:
         """
         counted: Counter[str] = Counter()
         for site in self.ported:
-            for op in (*site.ops, *((site.role,) if not (gradients or site.gradient) else ())):
+            for op in (*site.ops, *((site.role,) if site.role and not (gradients or site.gradient) else ())):
                 counted[op] += 1 if runs is None else runs.get(site.path, 1)
         return {op: n * steps for op, n in sorted(counted.items()) if n}
 
@@ -314,13 +315,14 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
         op, proof = recipe.role.op, recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
         if not recipe.role.gradient:
-            inner = {o for found in _uses(module, recipe) for o in found}
+            inner = {o for found in _uses(module, recipe)[:2] for o in found}
             shown = f"where no gradient is needed: {shown}"
             return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
         if len(inspect.signature(type(module).forward).parameters) > 2:  # the role holds while the others are left out
             return Site(path, kind, (), (op,), shown, op)
         return Site(path, kind, (op,), (), shown, op)
-    surely, maybe = _uses(module, recipe)
+    surely, maybe, quiet = _uses(module, recipe)
+    shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
     if attending:
         maybe -= {"attention", "softmax"}
         found = rewrite.rewritten(type(module), recipe.gates)
@@ -329,21 +331,25 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
             maybe.add("attention")
         else:
             surely.append("attention")
-    return Site(path, kind, tuple(surely), tuple(sorted(maybe)))
+    return Site(path, kind, tuple(surely), tuple(sorted(maybe)), shown, gradient=not quiet)
 
 
-def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str]]:
-    """(ops that the served copy of a module's methods calls once, those that it may call)."""
+def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[str]]:
+    """(ops that the served copy of a module's methods calls once, those that it may call, those of these that need
+    that no gradient is needed)."""
     surely: list[str] = []
     maybe: set[str] = set()
+    quiet: set[str] = set()
     for use in rewrite.rewritten(type(module), recipe.gates).uses:
         op = use.op
         if use.gate:
             gate = recognise.gate_of(module.get_submodule(use.gate))
             op = gate.op if gate is not None else ""
         certain = use.certain(module)
+        if op and not use.gradient:
+            quiet.add(op)
         if op and certain:
             surely.append(op)
         elif op and certain is None:
             maybe.add(op)
-    return surely, maybe
+    return surely, maybe, quiet

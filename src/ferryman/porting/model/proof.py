@@ -81,18 +81,20 @@ def prove(
     narrow: int = 3,
     gradients: bool = True,
     limit: float = LIMIT,
+    wide: frozenset[int] = frozenset(),
 ) -> Proof:
     """Run ``original(*x)`` and ``candidate(*x)`` on each input and compare results, and gradients of floating tensors.
 
     inputs: tuples; floating tensors in them are float64 and on the CPU, anything else is passed as it is. forms: what
     may stand for the candidate in a storage dtype (definitions with permitted roundings); default the candidate.
     narrow: how many of the inputs, from the first, are rounded to each of ``storage`` and compared element by element.
+    wide: arguments that are rounded to float32 there.
     The original may not change its inputs, nor give another result the second time. Nothing is raised: what the
     original raises is the reason of a proof that is not ``ok``.
     """
     # oneDNN reads bfloat16's subnormals as 0 and adds in blocks of its own: PyTorch's plain kernels judge here
     with _plain_kernels():
-        return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit)
+        return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit, wide)
 
 
 @contextlib.contextmanager
@@ -114,6 +116,7 @@ def _prove(
     narrow: int,
     gradients: bool,
     limit: float,
+    wide: frozenset[int],
 ) -> Proof:
     worst = gradient = 0.0
     try:
@@ -125,7 +128,7 @@ def _prove(
             _same(wanted, again)
             worst = max(worst, _distance("result", found, wanted, limit))
             gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit))
-        form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage)
+        form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage, wide)
     except Disagreement as error:
         return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=error.distance)
     except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason why nothing is proven
@@ -204,7 +207,11 @@ def _distance(what: str, found: list[Tensor], wanted: list[Tensor], limit: float
 
 @torch.no_grad()
 def _rounded(
-    original: Function, forms: Sequence[Function], inputs: Sequence[tuple[Any, ...]], storage: Sequence[torch.dtype]
+    original: Function,
+    forms: Sequence[Function],
+    inputs: Sequence[tuple[Any, ...]],
+    storage: Sequence[torch.dtype],
+    wide: frozenset[int],
 ) -> tuple[int, dict[str, float], str]:
     """(index of the first form that agrees in every dtype, share of elements that differ there, "same" or "fewer").
 
@@ -217,7 +224,7 @@ def _rounded(
             shares: dict[str, float] = {}
             reason = ""
             for dtype in storage:
-                share, reason = _compared(original, form, inputs, dtype, exact=wanted == "fewer")
+                share, reason = _compared(original, form, inputs, dtype, wanted == "fewer", wide)
                 shares[str(dtype).removeprefix("torch.")] = share
                 if reason:
                     break
@@ -228,13 +235,21 @@ def _rounded(
 
 
 def _compared(
-    original: Function, form: Function, inputs: Sequence[tuple[Any, ...]], dtype: torch.dtype, exact: bool
+    original: Function,
+    form: Function,
+    inputs: Sequence[tuple[Any, ...]],
+    dtype: torch.dtype,
+    exact: bool,
+    wide: frozenset[int],
 ) -> tuple[float, str]:
     """(share of elements that differ, why the form will not do, or "")."""
     differing = total = 0
     worse = ""
     for given in inputs:
-        low = [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
+        low = [
+            x.to(torch.float32 if i in wide else dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for i, x in enumerate(given)
+        ]
         results = list(zip(flat(form(*low)), flat(original(*low)), strict=True))
         for i, (f, w) in enumerate(results):
             if f.dtype != w.dtype:
@@ -243,7 +258,8 @@ def _compared(
             total += w.numel()
         if exact:
             with Widened(torch.float64):
-                truths = flat(original(*(x.double() if isinstance(x, Tensor) and x.dtype == dtype else x for x in low)))
+                exactly = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in low]
+                truths = flat(original(*exactly))
             for i, ((f, w), truth) in enumerate(zip(results, truths, strict=True)):
                 own, theirs = (f.double() - truth).abs(), (w.double() - truth).abs()
                 if own.numel() and not (own.mean() <= theirs.mean() and own.max() <= theirs.max()):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferryman.ops.recognition import Served, families
-from ferryman.porting.model import gating, helpers, recognise, source
+from ferryman.porting.model import gating, helpers, recognise, routines, source
 from ferryman.porting.model.source import MISSING
 
 _DEPTH = 2
@@ -29,12 +29,14 @@ class Use:
     """One served call. ``op``: its name, or "" where the activation at ``gate``, an attribute, decides.
 
     ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
-    may make it more or less than once, by more than the module's own state.
+    may make it more or less than once, by more than the module's own state. ``gradient``: False where it serves only
+    what needs no gradient.
     """
 
     op: str
     gate: str
     conditions: tuple[tuple[str, bool, str], ...] | None
+    gradient: bool = True
 
     def certain(self, module: Any) -> bool | None:
         """Whether one pass through the module makes the call, once; None where that cannot be told from outside."""
@@ -91,7 +93,7 @@ class _Class:
     uses: list[Use] = field(default_factory=list)
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
-    helpers: dict[Any, tuple[Any, str]] = field(default_factory=dict)
+    helpers: dict[Any, tuple[Any, str, bool | None]] = field(default_factory=dict)
     products: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
 
@@ -133,21 +135,27 @@ class _Class:
 
     def helper(
         self, function: types.FunctionType, home: types.FunctionType, depth: int, conditions: Conditions
-    ) -> tuple[Any, str]:
-        """(what stands for a plain function, its op): served; or a copy with served calls and ""; or None and ""."""
+    ) -> tuple[Any, str, bool | None]:
+        """(what stands for a plain function, its op): served; or a copy with served calls and ""; or None and "".
+
+        The third says whether it also serves what needs a gradient; None where every call of the function is served.
+        """
         if function in self.helpers:
             return self.helpers[function]
-        self.helpers[function] = None, ""
+        self.helpers[function] = None, "", None
         forms = helpers.forms_of(function)
+        routine = None if forms else routines.served_routine(function)
         if forms:
-            self.helpers[function] = _one_served(function, forms), forms[0].helper.op
+            self.helpers[function] = _one_served(function, forms), forms[0].helper.op, None
+        elif routine is not None:
+            self.helpers[function] = routine.replacement, routine.op, routine.gradient
         elif function.__globals__ is home.__globals__ and depth < _DEPTH:
             tree = source.parsed(function)
             if tree is not None:
                 serve = _Serve(self, function, tree, False, depth + 1, conditions)
                 changed = serve.visit(copy.deepcopy(tree))
                 if serve.new:
-                    self.helpers[function] = source.rebuilt(function, changed, serve.new), ""
+                    self.helpers[function] = source.rebuilt(function, changed, serve.new), "", None
         return self.helpers[function]
 
 
@@ -227,8 +235,10 @@ class _Serve(ast.NodeTransformer):
             return self._put(found.replacement, node)
         if isinstance(value, types.FunctionType) and not source_is_torch(value):
             under = self.conditions if id(node) in self.called else None
-            helper, op = self.owner.helper(value, self.own, self.depth, under)
-            if op:
+            helper, op, graded = self.owner.helper(value, self.own, self.depth, under)
+            if op and graded is not None:
+                self.owner.uses.append(Use(op, "", None, graded))  # its arguments decide
+            elif op:
                 self._use(op, node)
             if helper is not None:
                 return self._put(helper, node)

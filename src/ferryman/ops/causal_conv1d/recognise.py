@@ -1,0 +1,89 @@
+"""Functions that convolve causally in models: of all tokens, and of the next ones after a state, which they renew."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.ops.causal_conv1d.definition import ACTIVATIONS
+from ferryman.ops.recognition import Routine, Signature
+
+# (batch, channels, length, width, magnitude) of a seed; the first has a bias, and every second one after it
+_WHOLE = ((2, 3, 7, 4, 1.0), (1, 5, 9, 3, 2.0), (3, 4, 2, 4, 8.0), (2, 3, 6, 1, 1.0), (1, 2, 1, 4, 300.0), (2, 4, 5, 2, 1e-3))
+# (batch, channels, new tokens, width, tokens that the state holds, magnitude)
+_NEXT = ((2, 3, 1, 4, 4, 1.0), (1, 5, 1, 3, 2, 2.0), (3, 4, 2, 4, 4, 8.0), (2, 3, 5, 2, 3, 300.0), (1, 2, 1, 1, 1, 1.0))
+
+
+def routines(signature: Signature) -> Iterator[Routine]:
+    """x, weight; x, state, weight: and a bias and an activation's name, required or not, in either order."""
+    absent = [i for i, value in enumerate(signature.defaults) if value is None]
+    if len(absent) != len(signature.defaults) or len(absent) > 2:
+        return
+    count = signature.required + len(absent)
+    for tensors, stateful in ((2, False), (3, True)):
+        more = range(tensors, count)
+        for roles in itertools.permutations(("bias", "activation"), len(more)) if len(more) <= 2 else ():
+            place = dict(zip(roles, more, strict=True))
+            if place.get("activation", count) < signature.required:
+                continue
+            # a bias that is required is always given
+            yield from _of(count, stateful, place, place.get("bias", count) < signature.required)
+
+
+def _of(count: int, stateful: bool, place: dict[str, int], always: bool) -> Iterator[Routine]:
+    bias = f"a{place['bias']}" if "bias" in place else "None"
+    weight = "a2" if stateful else "a1"
+    test = (
+        f"a0.dim() == 3 and a0.shape[2] > 0 and {weight}.dim() == 2 and {weight}.shape[0] == a0.shape[1]"
+        f" and a0.dtype is {weight}.dtype"
+    )
+    if bias != "None":
+        test += f" and ({bias} is None or {bias}.dtype is a0.dtype)"
+    if stateful:
+        test += f" and a1.dim() == 3 and a1.dtype is a0.dtype and a1.shape[2] >= {weight}.shape[1] - 1"
+    for activation in ACTIVATIONS:
+        fixed = {place["activation"]: activation} if "activation" in place else {}
+        if stateful:
+            before = f"a1[..., a1.shape[2] - {weight}.shape[1] + 1 :]"
+            expression = (
+                f"(ops.causal_conv1d(a0, {weight}, {bias}, {before}, {activation!r})[0], "
+                "torch.cat((a1, a0), -1)[..., a0.shape[2] :])"
+            )
+            draw = functools.partial(_draw_next, count, place, fixed, always)
+            yield Routine("causal_conv1d", expression, draw, len(_NEXT), test, fixed, 1, gradient=False)
+        else:
+            expression = f"ops.causal_conv1d(a0, {weight}, {bias}, None, {activation!r})[0]"
+            draw = functools.partial(_draw, count, place, fixed, always)
+            yield Routine("causal_conv1d", expression, draw, len(_WHOLE), test, fixed)
+
+
+def _given(
+    count: int, tensors: list[Tensor], bias: Tensor | None, place: dict[str, int], fixed: dict[int, Any]
+) -> tuple[Any, ...]:
+    made: list[Any] = [*tensors, *([None] * (count - len(tensors)))]
+    if "bias" in place:
+        made[place["bias"]] = bias
+    for at, value in fixed.items():
+        made[at] = value
+    return tuple(made)
+
+
+def _draw(count: int, place: dict[str, int], fixed: dict[int, Any], always: bool, seed: int) -> tuple[Any, ...]:
+    batch, channels, length, width, size = _WHOLE[seed]
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, channels, length), (channels, width), (channels,))
+    x, weight, bias = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return _given(count, [size * x, weight], bias if always or seed % 2 == 0 else None, place, fixed)
+
+
+def _draw_next(count: int, place: dict[str, int], fixed: dict[int, Any], always: bool, seed: int) -> tuple[Any, ...]:
+    batch, channels, length, width, held, size = _NEXT[seed]
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, channels, length), (batch, channels, held), (channels, width), (channels,))
+    x, state, weight, bias = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return _given(count, [size * x, state, weight], bias if always or seed % 2 == 0 else None, place, fixed)

@@ -1,0 +1,182 @@
+"""What a function with options that modules call computes, such as a convolution or a scan, shown by proof.
+
+Unlike a helper's, its arguments may be None, flags and names; each form holds for the values that it names. A function
+may write over one of its arguments, a state: then what it leaves there is compared, too. A decorator may stand around
+it that hands the call on, if its code is known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman import ops
+from ferryman.ops.recognition import Definitions, Routine, Signature, compiled, families
+
+from ferryman.porting.model.branches import Trace, Unproven, follow_function
+from ferryman.porting.model.helpers import unread
+from ferryman.porting.model.proof import Proof, prove
+
+_DEFINITIONS = Definitions()
+# Code of a library's decorators -> whether one of them hands a call on to what it wraps, as long as what goes beyond
+# the wrapped function's own parameters is None. (It may hand it to another implementation: that is another's choice.)
+wrappers: dict[types.CodeType, Callable[[types.FunctionType], bool]] = {}
+
+
+@dataclass(frozen=True)
+class Form:
+    """One proven meaning of a function. ``guards``: tests of its own that came out one way."""
+
+    routine: Routine
+    guards: tuple[tuple[str, bool], ...]
+    proof: Proof
+
+
+@dataclass(frozen=True)
+class ServedRoutine:
+    """``replacement`` serves the calls that a form describes; the others go to the function. ``gradient``: as a
+    routine's."""
+
+    replacement: types.FunctionType
+    op: str
+    gradient: bool
+
+
+_served: dict[types.FunctionType, ServedRoutine | None] = {}
+
+
+def served_routine(function: Any) -> ServedRoutine | None:
+    """What serves a function; None for most."""
+    if not isinstance(function, types.FunctionType):
+        return None
+    if function not in _served:
+        _served[function] = None  # a function that calls itself
+        inner = _wrapped(function)
+        forms = () if inner is None else tuple(_forms_of(inner))
+        if inner is not None and forms:
+            first = forms[0].routine
+            _served[function] = ServedRoutine(_replacement(function, inner, forms), first.op, first.gradient)
+    return _served[function]
+
+
+def _wrapped(function: Any) -> types.FunctionType | None:
+    """The function inside known decorators; None inside any other."""
+    while hasattr(function, "__wrapped__"):
+        known = wrappers.get(getattr(function, "__code__", None))  # type: ignore[arg-type]
+        if known is None or not known(function):
+            return None
+        function = function.__wrapped__
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def _forms_of(function: types.FunctionType) -> Iterator[Form]:
+    code = function.__code__
+    if code.co_flags & inspect.CO_VARARGS or code.co_kwonlyargcount or code.co_posonlyargcount:
+        return
+    names = code.co_varnames[: code.co_argcount]
+    if code.co_flags & inspect.CO_VARKEYWORDS and not unread(code, code.co_varnames[code.co_argcount]):
+        return
+    defaults = function.__defaults__ or ()
+    signature = Signature(len(names) - len(defaults), defaults)
+    proposals = [r for f in families() if hasattr(f, "routines") for r in f.routines(signature)]
+    ours = {"ops", "torch", *(f"a{i}" for i in range(len(names)))}
+    if not proposals or ours & set(names):
+        return
+    trace = Trace()
+    try:
+        followed = follow_function(function, trace)
+    except Unproven:
+        return
+    op, shown = "", set()
+    for routine in proposals:
+        fixed = frozenset(routine.fixed.items())
+        if fixed in shown or (op and routine.op != op):
+            continue
+        proof = _prove(followed, routine, trace)
+        if not proof.ok:
+            continue
+        try:
+            guards = tuple(trace.guards())
+        except Unproven:
+            continue
+        op = routine.op
+        shown.add(fixed)
+        yield Form(routine, guards, proof)
+
+
+def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
+    given = [routine.draw(seed) for seed in range(routine.seeds)]
+    names = tuple(f"a{i}" for i in range(len(given[0])))
+    expression = compiled(routine.expression, names, ops=_DEFINITIONS)
+    original = functools.partial(_with_written, followed, routine.writes)
+    for test in trace.tests:
+        test.seen.clear()
+    quick = prove(original, expression, given[:1], storage=(), gradients=False)
+    if not quick.ok:
+        return quick
+    proof = prove(original, expression, given, gradients=routine.gradient)
+    if proof.ok and routine.wide:
+        mixed = prove(original, expression, given[:3], gradients=False, wide=routine.wide)
+        return proof if mixed.ok else mixed
+    return proof
+
+
+def _with_written(function: Any, writes: int | None, *given: Any) -> Any:
+    """The result, and what stands in the argument that is written over: a copy of it."""
+    if writes is None:
+        return function(*given)
+    mine = list(given)
+    mine[writes] = given[writes].clone()
+    return function(*mine), mine[writes]
+
+
+def _graded(*given: Any) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in given)
+
+
+def _narrow(*given: Any) -> bool:
+    """Floating tensors, if any, are of at most 32 bits: what ops take."""
+    return all(not isinstance(t, Tensor) or (t.dtype.is_floating_point and t.dtype.itemsize < 8) for t in given)
+
+
+def _replacement(function: types.FunctionType, inner: types.FunctionType, forms: tuple[Form, ...]) -> Any:
+    code = inner.__code__
+    names = code.co_varnames[: code.co_argcount]
+    ours = ", ".join(f"a{i}" for i in range(len(names)))
+    rest = code.co_varnames[code.co_argcount] if code.co_flags & inspect.CO_VARKEYWORDS else ""
+    known: dict[str, Any] = dict(inner.__globals__) if any(form.guards for form in forms) else {}
+    known |= {"ops": ops, "torch": torch, "_original": function, "_graded": _graded, "_narrow": _narrow}
+    lines = [f"def {inner.__name__}({', '.join(names)}{f', **{rest}' if rest else ''}):", f"    {ours} = {', '.join(names)}"]
+    more = f"all(value is None for value in {rest}.values())" if rest else "True"
+    lines.append(f"    if {more} and _narrow({ours}):")
+    for i, form in enumerate(forms):
+        routine, tests = form.routine, []
+        for place, value in routine.fixed.items():
+            known[f"_fixed_{i}_{place}"] = value
+            same = "is" if value is None or isinstance(value, bool) else "=="
+            tests.append(f"a{place} {same} _fixed_{i}_{place}")
+        tests.append(routine.guard)
+        if not routine.gradient or routine.writes is not None:
+            tests.append(f"not _graded({ours})")
+        tests += [f"bool({text}) is {outcome}" for text, outcome in form.guards]
+        lines.append(f"        if {' and '.join(tests)}:")
+        if routine.writes is None:
+            lines.append(f"            return {routine.expression}")
+        else:
+            lines.append(f"            made, becomes = {routine.expression}")
+            lines.append(f"            a{routine.writes}.copy_(becomes)")
+            lines.append("            return made")
+    lines.append(f"    return _original({', '.join(names)}{f', **{rest}' if rest else ''})")
+    text = "\n".join(lines) + "\n"
+    exec(compile(text, f"<ferryman {inner.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
+    made: types.FunctionType = known[inner.__name__]
+    made.__defaults__ = inner.__defaults__
+    made.__doc__ = inner.__doc__
+    return made
