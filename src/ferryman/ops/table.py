@@ -69,6 +69,6 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "cross_entropy_inplace_grad_backward(Tensor grad, Tensor(a!) out_logits) -> ()",
     ),
     "ssd_scan": (
-        "ssd_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus, bool y_float32) -> (Tensor, Tensor)",
+        "ssd_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus, bool y_float32, float? dt_min, float? dt_max) -> (Tensor, Tensor)",
     ),
 }

@@ -23,7 +23,18 @@ from ferryman.porting.cases import double
 
 OP = registry.primitive("ssd_scan")
 CASES = {case.name: case for case in cases_of(OP)}
-NAMES = ("small", "plain", "state", "token", "past_a_chunk", "prime", "layout_rows", "own_float16", "deep_steps")
+NAMES = (
+    "small",
+    "plain",
+    "state",
+    "token",
+    "past_a_chunk",
+    "prime",
+    "layout_rows",
+    "own_float16",
+    "deep_steps",
+    "limits",
+)
 UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
@@ -38,11 +49,17 @@ def pairs(
     state: Tensor | None,
     softplus: bool,
     y_float32: bool = False,
+    dt_min: float | None = None,
+    dt_max: float | None = None,
 ) -> Tensor:
     """y as one matrix over pairs of tokens; no state is carried."""
     shared = x.shape[2] // b.shape[2]
     step = dt if bias is None else dt + bias
     step = functional.softplus(step, threshold=700) if softplus else step
+    if dt_min is not None:
+        step = torch.where(step < dt_min, dt_min, step)
+    if dt_max is not None:
+        step = torch.where(step > dt_max, dt_max, step)
     total = (step * a).cumsum(1)  # (B, L, H)
     apart = (total[:, :, None] - total[:, None]).exp()  # (B, t, s, H)
     seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
@@ -77,7 +94,7 @@ def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
 @pytest.mark.parametrize("split", [(1,) * 70, (64, 1, 5), (3, 67)], ids=["tokens", "chunk", "rest"])
 def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, split: tuple[int, ...]) -> None:
     values, wide = taken("state", dtype)
-    x, dt, a, b, c, d, bias, kept, softplus, _ = values
+    x, dt, a, b, c, d, bias, kept, softplus, *_ = values
     exact, last = OP.body(*wide)
     terms, state_terms = OP.bound(wide, (exact, last))
     found = []
@@ -138,6 +155,7 @@ PLANTED: dict[str, Callable[..., Tensor]] = {
     "no softplus": without(8),
     "the first token dropped": without_the_oldest,
     "another head's state": with_other_state,
+    "steps limited": lambda *v: pairs(*v[:9], False, 0.5),
     "a factor": lambda *v: pairs(*v) * (1 + 2.0**-8),
     "x in bfloat16": lambda x, *v: pairs((x * 1.0).bfloat16().double(), *v),
     "decays in bfloat16": with_bfloat16_rates,
@@ -158,7 +176,7 @@ def test_the_bound_is_no_more_than_a_few_hundred_roundings() -> None:
     generator = torch.Generator().manual_seed(1)
     x, b, c = (torch.rand(s, generator=generator).double() for s in ((1, 300, 2, 4), (1, 300, 1, 16), (1, 300, 1, 16)))
     dt = 0.001 + 0.05 * torch.rand(1, 300, 2, generator=generator).double()
-    args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False, False)
+    args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False, False, None, None)
     y, final = OP.body(*args)
     terms, _ = OP.bound(args, (y, final))
     assert float((2.0**-24 * terms["accumulate"] / y).max()) < 5e-4
@@ -181,6 +199,7 @@ def test_a_gradient_is_refused() -> None:
         ({"dt": torch.ones(2, 5, 3)}, r"dt\.shape is \(2, 5, 3\); required: \(2, 5, 4\)"),
         ({"a": torch.ones(3)}, r"a\.shape is \(3,\); required: \(4,\)"),
         ({"c": torch.ones(2, 5, 2, 8).half()}, r"c\.dtype is torch\.float16"),
+        ({"dt_min": 2.0, "dt_max": 1.0}, r"dt_min is 2\.0; required: at most dt_max, 1\.0"),
         ({"initial_state": torch.ones(2, 4, 8, 6)}, r"initial_state\.shape is \(2, 4, 8, 6\)"),
     ],
 )
@@ -225,4 +244,4 @@ def test_a_result_in_float32_is_rounded_nowhere(dtype: torch.dtype) -> None:
         y, _ = ssd_scan(*values)
     assert list(trace.calls) == [("ssd_scan", "torch")]
     assert y.dtype == torch.float32 and ratio(y, exact, terms, 2.0**-24) <= 1
-    assert ratio(ssd_scan(*values[:-1])[0], exact, terms, 2.0**-24) > 5
+    assert ratio(ssd_scan(*values[:9])[0], exact, terms, 2.0**-24) > 5

@@ -14,7 +14,14 @@ from ferryman.ops.causal_conv1d.definition import ACTIVATIONS
 from ferryman.ops.recognition import Routine, Signature
 
 # (batch, channels, length, width, magnitude) of a seed; the first has a bias, and every second one after it
-_WHOLE = ((2, 3, 7, 4, 1.0), (1, 5, 9, 3, 2.0), (3, 4, 2, 4, 8.0), (2, 3, 6, 1, 1.0), (1, 2, 1, 4, 300.0), (2, 4, 5, 2, 1e-3))
+_WHOLE = (
+    (2, 3, 7, 4, 1.0),
+    (1, 5, 9, 3, 2.0),
+    (3, 4, 2, 4, 8.0),
+    (2, 3, 6, 1, 1.0),
+    (1, 2, 1, 4, 300.0),
+    (2, 4, 5, 2, 1e-3),
+)
 # (batch, channels, new tokens, width, tokens that the state holds, magnitude)
 _NEXT = ((2, 3, 1, 4, 4, 1.0), (1, 5, 1, 3, 2, 2.0), (3, 4, 2, 4, 4, 8.0), (2, 3, 5, 2, 3, 300.0), (1, 2, 1, 1, 1, 1.0))
 

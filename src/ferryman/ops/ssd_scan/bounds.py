@@ -29,29 +29,39 @@ SPAN = 256  # tokens over which a kernel may sum exponents
 FLUSH = 2.0**-126
 
 
-def steps(dt: Tensor, dt_bias: Tensor | None, softplus: bool) -> Tensor:
-    """dt + dt_bias, or softplus of it: without a threshold, and without overflow."""
+def steps(
+    dt: Tensor, dt_bias: Tensor | None, softplus: bool, low: float | None = None, high: float | None = None
+) -> Tensor:
+    """dt + dt_bias, or softplus of it, within the limits: without a threshold, and without overflow."""
     z = dt if dt_bias is None else dt + dt_bias
-    return z.clamp(min=0) + torch.log1p(torch.exp(-z.abs())) if softplus else z
+    step = z.clamp(min=0) + torch.log1p(torch.exp(-z.abs())) if softplus else z
+    return step if low is None and high is None else step.clamp(low, high)
 
 
-def step_error(dt: Tensor, dt_bias: Tensor | None, softplus: bool) -> tuple[Tensor, Tensor]:
+def step_error(
+    dt: Tensor, dt_bias: Tensor | None, softplus: bool, low: float | None = None, high: float | None = None
+) -> tuple[Tensor, Tensor]:
     """(steps, the relative error of each)."""
     z = dt if dt_bias is None else dt + dt_bias
     step = steps(dt, dt_bias, softplus)
     error = torch.zeros_like(z) if dt_bias is None else torch.ones_like(z)
     if softplus:
         error = error * z.abs() * torch.sigmoid(z) / step.clamp(min=1e-300) + 6
-    return step, error
+    if low is None and high is None:
+        return step, error
+    # beyond a limit the step is the limit, rounded once, unless an error brings it back inside
+    limited = step.clamp(low, high)
+    beyond = (step - limited).abs() > 2.0**-23 * error * step.abs()
+    return limited, error.masked_fill(beyond, 0.0) + 1
 
 
 def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
-    x, dt, a, b, c, d, dt_bias, initial_state, softplus, _ = args
+    x, dt, a, b, c, d, dt_bias, initial_state, softplus, _, low, high = args
     y, final = outputs
     length, heads = x.shape[1:3]
     width = b.shape[3]
     shared = heads // b.shape[2]
-    step, relative = step_error(dt, dt_bias, softplus)
+    step, relative = step_error(dt, dt_bias, softplus, low, high)
     exponent = step * a
     k = (97 + relative) * exponent.abs()
     summed = torch.nn.functional.pad(k.cumsum(1), (0, 0, SPAN, 0))

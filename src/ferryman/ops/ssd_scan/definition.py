@@ -24,6 +24,8 @@ def _check(
     initial_state: Tensor | None,
     dt_softplus: bool,
     y_float32: bool,
+    dt_min: float | None,
+    dt_max: float | None,
 ) -> None:
     op = "ssd_scan"
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "initial_state": initial_state}
@@ -43,13 +45,15 @@ def _check(
     for name, one in (("a", a), ("d", d), ("dt_bias", dt_bias)):
         checks.shaped(op, name, one, heads)
     checks.shaped(op, "initial_state", initial_state, batch, heads, dim, width)
+    if dt_min is not None and dt_max is not None and not dt_min <= dt_max:
+        raise ArgumentError(op, "dt_min", dt_min, f"at most dt_max, {dt_max}")
 
 
 def _meta(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     batch, _, heads, dim = x.shape
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     final = x.new_empty((batch, heads, dim, b.shape[3]), dtype=kind)
-    return x.new_empty(x.shape, dtype=kind if rest[-1] else x.dtype), final
+    return x.new_empty(x.shape, dtype=kind if rest[-3] else x.dtype), final
 
 
 def _cost(
@@ -63,6 +67,8 @@ def _cost(
     initial_state: Tensor | None,
     dt_softplus: bool,
     y_float32: bool,
+    dt_min: float | None,
+    dt_max: float | None,
 ) -> Cost:
     """Each token's part of the state, its decay, and what is read of it: 6 operations of an element of the state."""
     batch, _, heads, dim = x.shape
@@ -104,13 +110,15 @@ def ssd_scan(
     initial_state: Tensor | None = None,
     dt_softplus: bool = False,
     y_float32: bool = False,
+    dt_min: float | None = None,
+    dt_max: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mamba2's scan: ``h = exp(s a) h + s x (outer) b``, ``y = h c + d x``, token after token, for each head.
 
-    s is ``dt + dt_bias``, or softplus of it with dt_softplus. x: (B, L, H, P), L may be 0. dt: (B, L, H). a: (H,),
-    below 0 in models. b, c: (B, L, G, N), of x's dtype; G divides H, and neighbouring heads share a group. d and
-    dt_bias: (H,) or None. initial_state: (B, H, P, N), None for zeros. float32, float16 or bfloat16; dt, a, d, dt_bias
-    and initial_state each of any of these; any strides.
+    s is ``dt + dt_bias``, or softplus of it with dt_softplus, then brought to dt_min at least and dt_max at most, where
+    these are given. x: (B, L, H, P), L may be 0. dt: (B, L, H). a: (H,), below 0 in models. b, c: (B, L, G, N), of x's
+    dtype; G divides H, and neighbouring heads share a group. d and dt_bias: (H,) or None. initial_state: (B, H, P, N),
+    None for zeros. float32, float16 or bfloat16; dt, a, d, dt_bias and initial_state each of any of these; any strides.
     Returns y, of x's shape and dtype, contiguous, and final_state (B, H, P, N) in float32, which the next call takes as
     its initial_state. With y_float32 y is float32, and rounded no more. One token after another gives what all tokens
     at once give. Arithmetic is float32; an implementation may sum exponents over spans of up to 256 tokens, and a value
@@ -120,7 +128,7 @@ def ssd_scan(
     """
     batch, length, heads, dim = x.shape
     shared = heads // b.shape[2]
-    step = bounds.steps(wide(dt), None if dt_bias is None else wide(dt_bias), dt_softplus)
+    step = bounds.steps(wide(dt), None if dt_bias is None else wide(dt_bias), dt_softplus, dt_min, dt_max)
     if initial_state is None:
         h = wide(x).new_zeros((batch, heads, dim, b.shape[3]))
     else:

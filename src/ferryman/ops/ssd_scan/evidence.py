@@ -35,6 +35,8 @@ def _call(
     dt: str | None = None,
     a: str = "decay",
     wide: bool = False,
+    low: float | None = None,
+    high: float | None = None,
 ) -> dict[str, Any]:
     x = TensorSpec((batch, length, heads, dim), fill=fill, layout=layout)
     shared = TensorSpec((batch, length, groups, width), fill=fill, layout=layout)
@@ -50,6 +52,8 @@ def _call(
         "initial_state": kept,
         "dt_softplus": softplus,
         "y_float32": wide,
+        "dt_min": low,
+        "dt_max": high,
     }
 
 
@@ -78,6 +82,8 @@ def _cases() -> Sequence[Case]:
         **{f"fill_{n}": _call(1, 40, 4, 8, 2, 8, state=True, fill=n) for n in ("tiny", "uniform", "zeros", "constant")},
         "deep_steps": _call(1, 40, 4, 8, 2, 8, dt="moderate"),
         "float32_result": _call(2, 37, 4, 8, 2, 16, state=True, wide=True),
+        "limits": _call(2, 21, 4, 8, 2, 8, state=True, low=0.3, high=1.5),
+        "least_step": _call(2, 21, 4, 8, 2, 8, False, low=0.5, biased=False),
         "no_decay": _call(1, 33, 4, 8, 2, 8, False, dt="step", a="zeros", biased=False),
     }
     exact = {
@@ -181,6 +187,8 @@ EVIDENCE = (
                 "initial_state": Form("B H P N", _VALUES, optional=True, mixed=True),
                 "dt_softplus": (True, False),
                 "y_float32": (False, True),
+                "dt_min": (None, 0.001),
+                "dt_max": (None, 0.1, float("inf")),
             },
             symbols={
                 "B": "batch",

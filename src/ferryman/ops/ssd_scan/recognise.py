@@ -62,34 +62,26 @@ def _name(places: Places, role: str, index: str = "") -> str:
     return f"(None if {name} is None else {name}{index})" if index else name
 
 
-def _tests(places: Places) -> str:
-    found = ""
-    if "limit" in places:
-        found += f" and a{places['limit']}[0] <= 0.0 and a{places['limit']}[1] == float('inf')"
-    return found
-
-
 def _chunked(signature: Signature, places: Places) -> Iterator[Routine]:
     d, bias, state = (_name(places, role) for role in ("d", "bias", "state"))
     guard = (
         "a0.dim() == 4 and a1.dim() == 3 and a2.dim() == 1 and a3.dim() == 4 and a0.dtype is a3.dtype"
-        " and a0.dtype is a4.dtype" + _tests(places)
+        " and a0.dtype is a4.dtype"
     )
+    limits = f", float(a{places['limit']}[0]), float(a{places['limit']}[1])" if "limit" in places else ""
     count = signature.required + len(signature.defaults)
     wide = frozenset({2, *(places[r] for r in ("d", "bias", "state") if r in places)})
     for b, c in (("a3", "a4"), ("a4", "a3")):
         for softplus in (True,) if "softplus" in places else (True, False):
             for final in (False, True):
                 for float32 in (True, False):
-                    call = f"ops.ssd_scan(a0, a1, a2, {b}, {c}, {d}, {bias}, {state}, {softplus}, {float32})"
+                    call = f"ops.ssd_scan(a0, a1, a2, {b}, {c}, {d}, {bias}, {state}, {softplus}, {float32}{limits})"
                     fixed: dict[int, Any] = {places["softplus"]: True} if "softplus" in places else {}
                     if "final" in places:
                         fixed[places["final"]] = final
                     draw = functools.partial(_draw, count, signature.required, places, fixed)
                     expression = call if final else f"{call}[0]"
-                    yield Routine(
-                        "ssd_scan", expression, draw, len(_SHAPES), guard, fixed, wide=wide, gradient=False
-                    )
+                    yield Routine("ssd_scan", expression, draw, len(_SHAPES), guard, fixed, wide=wide, gradient=False)
 
 
 def _step(signature: Signature, places: Places) -> Iterator[Routine]:
@@ -158,7 +150,7 @@ def _draw(count: int, required: int, places: Places, fixed: dict[int, Any], seed
         if role in places and role not in _left_out(seed):
             made[places[role]] = values[role]
     if "limit" in places:
-        made[places["limit"]] = (0.0 if seed % 2 == 0 else -1.0, _INFINITE)
+        made[places["limit"]] = ((0.4, 1.1), (0.0, _INFINITE), (-1.0, 0.5), (0.2, _INFINITE))[seed % 4]
     for at, value in fixed.items():
         made[at] = value
     return tuple(made)

@@ -31,6 +31,8 @@ def ssd_scan(
     initial_state: Tensor | None,
     dt_softplus: bool,
     y_float32: bool,
+    dt_min: float | None,
+    dt_max: float | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     batch, length, heads, dim = x.shape
@@ -45,6 +47,8 @@ def ssd_scan(
     step = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
     if dt_softplus:
         step = torch.clamp(step, min=0) + torch.log1p(torch.exp(-step.abs()))
+    if dt_min is not None or dt_max is not None:
+        step = step.clamp(dt_min, dt_max)
     chunk = min(CHUNK, length)
     count = -(-length // chunk)
     # a token past the end has step 0: it leaves the state as it is

@@ -7,6 +7,8 @@ blocks of dimensions: one short sequence leaves units of a large device idle.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +31,8 @@ def _scan(
     state_ptr,
     y_ptr,
     final_ptr,
+    low,
+    high,
     length,
     heads,
     shared,
@@ -87,6 +91,10 @@ def _scan(
             step += widen(tl.load(bias_ptr + head))
         if SOFTPLUS:
             step = softplus(step)
+        if low is not None:
+            step = tl.where(step < low, low, step)
+        if high is not None:
+            step = tl.where(step > high, high, step)
         # a token past the end leaves the state as it is
         step = tl.where(live, step, 0.0)
         total = tl.cumsum(step * rate, 0)
@@ -127,6 +135,8 @@ def ssd_scan(
     initial_state: Tensor | None,
     dt_softplus: bool,
     y_float32: bool,
+    dt_min: float | None,
+    dt_max: float | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     batch, length, heads, dim = x.shape
@@ -153,6 +163,8 @@ def ssd_scan(
         initial_state,
         y,
         final,
+        dt_min,
+        dt_max,
         length,
         heads,
         heads // groups,
@@ -178,16 +190,18 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     """Mamba2's heads, Falcon-H1's wider state and small odd ones; many tokens and one."""
     kind = getattr(torch, dtype)
 
-    def calls(length: int, heads: int, dim: int, groups: int, width: int, state: bool, wide: bool) -> None:
+    def calls(
+        length: int, heads: int, dim: int, groups: int, width: int, state: bool, wide: bool, low: float | None
+    ) -> None:
         x = torch.empty(2, length, heads, dim, dtype=kind, device="meta")
         b = torch.empty(2, length, groups, width, dtype=kind, device="meta")
         own = torch.empty(heads, dtype=torch.float32, device="meta")
         kept = torch.empty(2, heads, dim, width, dtype=torch.float32, device="meta") if state else None
         dt = torch.empty(2, length, heads, dtype=kind, device="meta")
-        ssd_scan(x, dt, own, b, b, own, own, kept, True, wide, target)
+        ssd_scan(x, dt, own, b, b, own, own, kept, True, wide, low, None, target)
 
-    shapes = [(2048, 80, 64, 1, 128, False, False), (1, 80, 64, 1, 128, True, False)]
-    shapes += [(2048, 48, 64, 1, 256, True, False), (37, 3, 13, 3, 11, True, False)]
+    shapes: list[tuple[Any, ...]] = [(2048, 80, 64, 1, 128, False, False, None), (1, 80, 64, 1, 128, True, False, None)]
+    shapes += [(2048, 48, 64, 1, 256, True, False, None), (37, 3, 13, 3, 11, True, False, 0.001)]
     if kind is not torch.float32:
-        shapes += [(2048, 80, 64, 1, 128, False, True)]  # what models' own scans return
+        shapes += [(2048, 80, 64, 1, 128, False, True, None)]  # what models' own scans return
     return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]

@@ -273,6 +273,7 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
+
     def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
         """Over values that are written down, each by a name that nothing else has: no test, and no other number."""
         first = node.generators[0]

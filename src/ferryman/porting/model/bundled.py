@@ -66,6 +66,9 @@ _LAYERS = (
 _DEEP = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "mlp_only_layers")
 
 
+_SHORT = {"layer_types": ["conv", "full_attention"]}
+
+
 @dataclass(frozen=True)
 class Family:
     """``tiny`` and ``real`` override config fields; nested dictionaries go to sub-configs."""
@@ -176,7 +179,8 @@ def _all() -> dict[str, Family]:
             },
             layers=4,
         ),
-        Family("lfm2", "AutoModelForCausalLM", "tokens"),
+        # the library's default config has no convolution, which every published model has
+        Family("lfm2", "AutoModelForCausalLM", "tokens", tiny=_SHORT, real=_SHORT),
         *(
             Family(n, "AutoModel", "tokens")
             for n in (

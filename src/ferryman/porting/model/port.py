@@ -35,8 +35,8 @@ class Site:
     """A ported module: where it is, what it was, and the ops that one forward of it calls, once each.
 
     ``maybe``: ops that a pass may call as well, by its input. ``shown``: the proof in words. ``role``: the op that
-    stands for the whole module, if one does; ``gradient``: False where it, or one of ``maybe``, serves only what needs no
-    gradient.
+    stands for the whole module, if one does; ``gradient``: False where it, or one of ``maybe``, serves only what needs
+    no gradient.
     """
 
     path: str

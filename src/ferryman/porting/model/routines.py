@@ -19,14 +19,13 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Definitions, Routine, Signature, compiled, families
-
 from ferryman.porting.model.branches import Trace, Unproven, follow_function
 from ferryman.porting.model.helpers import unread
 from ferryman.porting.model.proof import Proof, prove
 
 _DEFINITIONS = Definitions()
-# Code of a library's decorators -> whether one of them hands a call on to what it wraps, as long as what goes beyond
-# the wrapped function's own parameters is None. (It may hand it to another implementation: that is another's choice.)
+# Code of a library's decorators -> whether one of them hands calls on to what it wraps, not to another implementation.
+# It may act on keywords beyond the wrapped function's own parameters; their names stand in its code.
 wrappers: dict[types.CodeType, Callable[[types.FunctionType], bool]] = {}
 
 
@@ -146,6 +145,15 @@ def _narrow(*given: Any) -> bool:
     return all(not isinstance(t, Tensor) or (t.dtype.is_floating_point and t.dtype.itemsize < 8) for t in given)
 
 
+def _read_by_wrappers(function: Any) -> tuple[str, ...]:
+    """Words in the code of a function's decorators: keywords that they may act on."""
+    found: dict[str, None] = {}
+    while hasattr(function, "__wrapped__"):
+        found |= dict.fromkeys(c for c in function.__code__.co_consts if isinstance(c, str) and c.isidentifier())
+        function = function.__wrapped__
+    return tuple(found)
+
+
 def _replacement(function: types.FunctionType, inner: types.FunctionType, forms: tuple[Form, ...]) -> Any:
     code = inner.__code__
     names = code.co_varnames[: code.co_argcount]
@@ -153,8 +161,12 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     rest = code.co_varnames[code.co_argcount] if code.co_flags & inspect.CO_VARKEYWORDS else ""
     known: dict[str, Any] = dict(inner.__globals__) if any(form.guards for form in forms) else {}
     known |= {"ops": ops, "torch": torch, "_original": function, "_graded": _graded, "_narrow": _narrow}
-    lines = [f"def {inner.__name__}({', '.join(names)}{f', **{rest}' if rest else ''}):", f"    {ours} = {', '.join(names)}"]
-    more = f"all(value is None for value in {rest}.values())" if rest else "True"
+    known["_read"] = _read_by_wrappers(function)
+    lines = [
+        f"def {inner.__name__}({', '.join(names)}{f', **{rest}' if rest else ''}):",
+        f"    {ours} = {', '.join(names)}",
+    ]
+    more = f"all({rest}.get(name) is None for name in _read)" if rest and known["_read"] else "True"
     lines.append(f"    if {more} and _narrow({ours}):")
     for i, form in enumerate(forms):
         routine, tests = form.routine, []
