@@ -112,7 +112,8 @@ class Signature:
 class Routine:
     """What a function with options may compute: an expression over its parameters ``a0`` and on, ``ops`` and ``torch``.
 
-    draw: values for all parameters of a seed, floating tensors in float64; the first has all that may be given. guard: an expression over the parameters that must hold; else the original is called. fixed: parameters that every draw
+    draw: values for all parameters of a seed, floating tensors in float64; the first has all that may be given. guard:
+    an expression over the parameters that must hold; else the original is called. fixed: parameters that every draw
     keeps, and their values, which a call must have. writes: the parameter that the function writes over; the expression
     gives a pair then, the result and what the parameter becomes. wide: parameters that models also keep in float32
     where the others are narrower. gradient: False where it serves only what needs no gradient.
