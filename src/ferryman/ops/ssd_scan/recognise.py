@@ -102,16 +102,24 @@ def _step(signature: Signature, places: Places) -> Iterator[Routine]:
     wide = frozenset({0, 3, *(places[r] for r in ("d", "bias") if r in places)})
     for b, c in (("a4", "a5"), ("a5", "a4")):
         for softplus in (True,) if "softplus" in places else (True, False):
-            call = (
-                f"ops.ssd_scan(a1.unsqueeze(1), a2[..., 0].unsqueeze(1), a3[:, 0, 0], {b}.unsqueeze(1),"
-                f" {c}.unsqueeze(1), {d}, {bias}, a0, {softplus})"
-            )
-            expression = f"(lambda pair: (pair[0].squeeze(1), pair[1].to(a0.dtype)))({call})"
-            fixed: dict[int, Any] = {places["softplus"]: True} if "softplus" in places else {}
-            if "z" in places:
-                fixed[places["z"]] = None
-            draw = functools.partial(_draw_step, count, places, fixed)
-            yield Routine("ssd_scan", expression, draw, len(_SHAPES), guard, fixed, 0, wide, gradient=False)
+            for gated in (False, True) if "z" in places else (False,):
+                y = "pair[0].squeeze(1)"
+                if gated:  # in float32, and rounded once
+                    z = f"a{places['z']}"
+                    z = f"{z}.to(torch.promote_types({z}.dtype, torch.float32))"
+                    y = f"({y} * torch.nn.functional.silu({z})).to(a1.dtype)"
+                expression = (
+                    f"(lambda pair: ({y}, pair[1].to(a0.dtype)))(ops.ssd_scan(a1.unsqueeze(1), a2[..., 0].unsqueeze(1),"
+                    f" a3[:, 0, 0], {b}.unsqueeze(1), {c}.unsqueeze(1), {d}, {bias}, a0, {softplus}, {gated}))"
+                )
+                fixed: dict[int, Any] = {places["softplus"]: True} if "softplus" in places else {}
+                if "z" in places and not gated:
+                    fixed[places["z"]] = None
+                test = (
+                    f"{guard} and a{places['z']} is not None and a{places['z']}.dtype is a1.dtype" if gated else guard
+                )
+                draw = functools.partial(_draw_step, count, places, fixed)
+                yield Routine("ssd_scan", expression, draw, len(_SHAPES), test, fixed, 0, wide, gradient=False)
 
 
 def _values(seed: int) -> dict[str, Tensor]:
@@ -166,6 +174,8 @@ def _draw_step(count: int, places: Places, fixed: dict[int, Any], seed: int) -> 
     for role in ("d", "bias"):
         if role in places and role not in _left_out(seed):
             made[places[role]] = values[role][:, None].expand(heads, dim)
+    if "z" in places:
+        made[places["z"]] = 2.0 * values["x"][:, 0].flip(0, -1)
     for at, value in fixed.items():
         made[at] = value
     return tuple(made)
