@@ -116,7 +116,8 @@ class Routine:
     an expression over the parameters that must hold; else the original is called. fixed: parameters that every draw
     keeps, and their values, which a call must have. writes: the parameter that the function writes over; the expression
     gives a pair then, the result and what the parameter becomes. wide: parameters that models also keep in float32
-    where the others are narrower. gradient: False where it serves only what needs no gradient.
+    where the others are narrower. gradient: False where it serves only what needs no gradient. refused: how many of the
+    seeds, the last ones, the function may refuse: an error is no result.
     """
 
     op: str
@@ -128,6 +129,7 @@ class Routine:
     writes: int | None = None
     wide: frozenset[int] = frozenset()
     gradient: bool = True
+    refused: int = 0
 
 
 @dataclass(frozen=True)

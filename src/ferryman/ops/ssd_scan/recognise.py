@@ -27,6 +27,7 @@ _SHAPES = (
     (1, 1, 4, 2, 4, 3, 4),
     (2, 5, 4, 3, 2, 5, 2),
     (1, 9, 2, 2, 1, 3, 4),
+    (2, 0, 2, 2, 1, 3, 4),  # no token: a loop over tokens that is not entered
 )
 
 
@@ -119,7 +120,7 @@ def _step(signature: Signature, places: Places) -> Iterator[Routine]:
                     f"{guard} and a{places['z']} is not None and a{places['z']}.dtype is a1.dtype" if gated else guard
                 )
                 draw = functools.partial(_draw_step, count, places, fixed)
-                yield Routine("ssd_scan", expression, draw, len(_SHAPES), test, fixed, 0, wide, gradient=False)
+                yield Routine("ssd_scan", expression, draw, len(_SHAPES) - 1, test, fixed, 0, wide, gradient=False)
 
 
 def _values(seed: int) -> dict[str, Tensor]:

@@ -335,21 +335,21 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
 
 
 def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[str]]:
-    """(ops that the served copy of a module's methods calls once, those that it may call, those of these that need
-    that no gradient is needed)."""
+    """(ops that the served copy of a module's methods calls once, those that it may call, those that it only calls
+    where no gradient is needed)."""
     surely: list[str] = []
     maybe: set[str] = set()
-    quiet: set[str] = set()
+    quiet: dict[str, bool] = {}
     for use in rewrite.rewritten(type(module), recipe.gates).uses:
         op = use.op
         if use.gate:
             gate = recognise.gate_of(module.get_submodule(use.gate))
             op = gate.op if gate is not None else ""
         certain = use.certain(module)
-        if op and not use.gradient:
-            quiet.add(op)
+        if op:
+            quiet[op] = quiet.get(op, True) and not use.gradient
         if op and certain:
             surely.append(op)
         elif op and certain is None:
             maybe.add(op)
-    return surely, maybe, quiet
+    return surely, maybe, {op for op, only in quiet.items() if only}

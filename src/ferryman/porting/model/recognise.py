@@ -372,7 +372,7 @@ def role_forward(role: Role, original: Any) -> types.FunctionType:
         f"def forward(self, {names}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
         f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
     )
-    known: dict[str, Any] = dict(source.innermost(original).__globals__) if role.guards else {}
+    known = source.names_read(original, [text for text, _ in role.guards])
     known |= {"ops": ops, "torch": torch, "_original": original}
     exec(compile(text, "<ferryman forward>", "exec"), known)  # noqa: S102 - our own text, their identifiers
     made: types.FunctionType = known["forward"]

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Definitions, Routine, Signature, compiled, families
+from ferryman.porting.model import source
 from ferryman.porting.model.branches import Trace, Unproven, follow_function
 from ferryman.porting.model.helpers import unread
 from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model_exact import Widened
 
 _DEFINITIONS = Definitions()
 # Code of a library's decorators -> whether one of them hands calls on to what it wraps, not to another implementation.
@@ -111,7 +113,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
 
 
 def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
-    given = [routine.draw(seed) for seed in range(routine.seeds)]
+    given = [routine.draw(seed) for seed in range(routine.seeds - routine.refused)]
     names = tuple(f"a{i}" for i in range(len(given[0])))
     expression = compiled(routine.expression, names, ops=_DEFINITIONS)
     original = functools.partial(_with_written, followed, routine.writes)
@@ -120,11 +122,24 @@ def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
     quick = prove(original, expression, given[:1], storage=(), gradients=False)
     if not quick.ok:
         return quick
+    for seed in range(routine.seeds - routine.refused, routine.seeds):
+        more = routine.draw(seed)
+        if _accepted(original, more):
+            given.append(more)
     proof = prove(original, expression, given, gradients=routine.gradient)
     if proof.ok and routine.wide:
         mixed = prove(original, expression, given[:3], gradients=False, wide=routine.wide)
         return proof if mixed.ok else mixed
     return proof
+
+
+def _accepted(original: Any, given: tuple[Any, ...]) -> bool:
+    try:
+        with Widened(torch.float64), torch.no_grad():
+            original(*given)
+    except Exception:  # noqa: BLE001 - foreign code ran: whatever it raises, it gives no result
+        return False
+    return True
 
 
 def _with_written(function: Any, writes: int | None, *given: Any) -> Any:
@@ -159,7 +174,7 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     names = code.co_varnames[: code.co_argcount]
     ours = ", ".join(f"a{i}" for i in range(len(names)))
     rest = code.co_varnames[code.co_argcount] if code.co_flags & inspect.CO_VARKEYWORDS else ""
-    known: dict[str, Any] = dict(inner.__globals__) if any(form.guards for form in forms) else {}
+    known = source.names_read(inner, [text for form in forms for text, _ in form.guards])
     known |= {"ops": ops, "torch": torch, "_original": function, "_graded": _graded, "_narrow": _narrow}
     known["_read"] = _read_by_wrappers(function)
     lines = [

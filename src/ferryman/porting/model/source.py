@@ -12,7 +12,7 @@ import dis
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -196,6 +196,15 @@ def resolve(node: ast.AST, function: types.FunctionType) -> Any:
     if node.id in function.__code__.co_freevars:
         return _content((function.__closure__ or ())[function.__code__.co_freevars.index(node.id)])
     return function.__globals__.get(node.id, getattr(builtins, node.id, MISSING))
+
+
+def names_read(function: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """What expressions over a function's parameters read of its globals.
+
+    Not all of these: by the name of the file that they hold, `torch.compile` would look for ours there.
+    """
+    known = innermost(function).__globals__
+    return {n: known[n] for text in texts for n in compile(text, "<guard>", "eval").co_names if n in known}
 
 
 def methods(kind: type) -> dict[str, Any]:
