@@ -301,6 +301,89 @@ def test_only_known_decorators_are_looked_into(tmp_path: Path) -> None:
     assert float((plain - function(x, weight)).abs().max()) <= 8 * 2.0**-24 * float(plain.abs().max())
 
 
+# Modules that pad on both sides, and whose result is cut ----------------------------------------------------
+
+CUT = """
+class Mixing(nn.Module):
+    def __init__(self, **changes):
+        super().__init__()
+        given = dict(kernel_size=4, groups=6, padding=3) | changes
+        self.blend = nn.Conv1d(6, 6, **given)
+
+    def forward(self, signal):
+        count = signal.shape[-1]
+        return torch.tanh(self.blend(signal)[..., :count])
+"""
+
+
+def mixing(folder: Path, source: str = CUT, **changes: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module: Any = load([Specimen("", "", source, "")], folder)[0]
+        return module.Mixing(**changes)
+
+
+@pytest.mark.parametrize("cut", ["[..., :count]", "[:, :, :count]", "[..., : signal.shape[2]]"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_cut_convolution_is_served(cut: str, bias: bool, tmp_path: Path) -> None:
+    module = mixing(tmp_path, CUT.replace("[..., :count]", cut), bias=bias)
+    x = normal(2, 6, 9, seed=4)
+    wanted = module(x)
+    before = torch.autograd.grad(wanted.square().sum(), list(module.parameters()))
+    report = ferryman.port(module)
+    assert "causal_conv1d" in report.maybe()
+    found, made = made_by(lambda: module(x))
+    assert made.pop("causal_conv1d torch") == 1
+    # sums of 5 terms of at most 3 roundings, then tanh, whose slope is at most 1
+    assert float((found - wanted).abs().max()) <= 32 * 2.0**-24 * float(wanted.abs().max())
+    after = torch.autograd.grad(found.square().sum(), list(module.parameters()))
+    for a, b in zip(after, before, strict=True):
+        assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))
+    assert torch.equal(twin(x), found)
+    ferryman.unport(module)
+    assert torch.equal(module(x), wanted)
+
+
+CUT_FAULTS: dict[str, Any] = {
+    "padded for a shorter one": {"padding": 2},
+    "padded for a longer one": {"padding": 4},
+    "dilated": {"dilation": 2, "padding": 6},
+    "strided": {"stride": 2, "padding": 16},
+    "all channels": {"groups": 1},
+    "pairs of channels": {"groups": 3},
+    "reflected": {"padding_mode": "reflect"},
+    "cut on the left": ("[..., :count]", "[..., -count:]"),
+    "cut one later": ("[..., :count]", "[..., 1 : count + 1]"),
+    "every second": ("[..., :count]", "[..., :count:2]"),
+}
+
+
+@pytest.mark.parametrize("fault", CUT_FAULTS)
+def test_convolutions_that_are_not_causal_stay(fault: str, tmp_path: Path) -> None:
+    change = CUT_FAULTS[fault]
+    changed = isinstance(change, dict)
+    module = mixing(tmp_path, CUT if changed else CUT.replace(*change), **(change if changed else {}))
+    x = normal(2, 6, 9, seed=4)
+    wanted = module(x)
+    report = ferryman.port(module)
+    found, made = made_by(lambda: module(x))
+    assert not any("causal_conv1d" in op for op in (*made, *report.maybe())) and found.shape == wanted.shape
+
+
+def test_another_length_a_hook_and_another_module_go_to_the_module(tmp_path: Path) -> None:
+    module = mixing(tmp_path, CUT.replace("count = signal.shape[-1]", "count = 5"))
+    ferryman.port(module)
+    assert "causal_conv1d torch" in made_by(lambda: module(normal(2, 6, 5)))[1]
+    assert "causal_conv1d torch" not in made_by(lambda: module(normal(2, 6, 9)))[1]
+    seen: list[Any] = []
+    handle = module.blend.register_forward_hook(lambda *args: seen.append(args))
+    assert "causal_conv1d torch" not in made_by(lambda: module(normal(2, 6, 5)))[1] and len(seen) == 1
+    handle.remove()
+    module.blend = nn.Sequential(module.blend)
+    assert "causal_conv1d torch" not in made_by(lambda: module(normal(2, 6, 5)))[1]
+
+
 # Models of transformers -------------------------------------------------------------------------------------
 
 FAMILIES = ("mamba2", "falcon_h1", "nemotron_h")

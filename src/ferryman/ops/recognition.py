@@ -1,8 +1,8 @@
 """How an op says what it may stand for in a model: the words of ``ops/<family>/recognise.py``.
 
-Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``, ``functions()`` and
-``gates()``. What they yield are proposals: porting proves them before anything is replaced. Expressions are Python over
-``ops`` and the names given with each.
+Such a file may define ``modules(leaf)``, ``blocks(block)``, ``helpers()``, ``routines(signature)``, ``cuts(tensors)``,
+``functions()`` and ``gates()``. What they yield are proposals: porting proves them before anything is replaced.
+Expressions are Python over ``ops`` and the names given with each.
 """
 
 from __future__ import annotations
@@ -130,6 +130,20 @@ class Routine:
     wide: frozenset[int] = frozenset()
     gradient: bool = True
     refused: int = 0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a module's result, cut to as many of its last dimension as the input ``x`` has, may be: an expression over
+    ``self``, ``x`` and ``ops``.
+
+    shapes: of the inputs that it is proven with. guard: an expression over ``self`` and ``x`` that must hold.
+    """
+
+    op: str
+    expression: str
+    shapes: tuple[tuple[int, ...], ...]
+    guard: str
 
 
 @dataclass(frozen=True)

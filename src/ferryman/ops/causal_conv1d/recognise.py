@@ -1,17 +1,19 @@
-"""Functions that convolve causally in models: of all tokens, and of the next ones after a state, which they renew."""
+"""What convolves causally in models: modules that pad on both sides and whose result is cut on the right; functions of
+all tokens, and of the next ones after a state, which they renew.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ferryman.ops.causal_conv1d.definition import ACTIVATIONS
-from ferryman.ops.recognition import Routine, Signature
+from ferryman.ops.recognition import Cut, Routine, Signature
 
 # (batch, channels, length, width, magnitude) of a seed; the first has a bias, and every second one after it
 _WHOLE = (
@@ -24,6 +26,22 @@ _WHOLE = (
 )
 # (batch, channels, new tokens, width, tokens that the state holds, magnitude)
 _NEXT = ((2, 3, 1, 4, 4, 1.0), (1, 5, 1, 3, 2, 2.0), (3, 4, 2, 4, 4, 8.0), (2, 3, 5, 2, 3, 300.0), (1, 2, 1, 1, 1, 1.0))
+
+
+def cuts(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Cut]:
+    """A weight (channels, 1, width), and a bias or none."""
+    weights = [n for n, shape in tensors.items() if len(shape) == 3 and shape[1] == 1]
+    others = [n for n in tensors if n not in weights]
+    if len(weights) != 1 or len(others) > 1:
+        return
+    (weight,) = weights
+    channels, _, width = tensors[weight]
+    bias = f"self.{others[0]}" if others else "None"
+    if others and tensors[others[0]] != (channels,):
+        return
+    expression = f"ops.causal_conv1d(x, self.{weight}.squeeze(1), {bias})[0]"
+    guard = f"x.dim() == 3 and x.dtype is self.{weight}.dtype and x.dtype.itemsize < 8"
+    yield Cut("causal_conv1d", expression, tuple((b, channels, n) for b, n in ((2, 7), (1, 1), (1, width + 8))), guard)
 
 
 def routines(signature: Signature) -> Iterator[Routine]:

@@ -16,12 +16,14 @@ from ferryman.porting.model.recognise import Role
 @dataclass(frozen=True)
 class Recipe:
     """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
-    methods, with the attributes that are known activations; or, for an activation that a gated op takes, its gate."""
+    methods, with the attributes that are known activations, and those whose cut
+    result is known; or, for an activation that a gated op takes, its gate."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
     gate: Gate | None = None
     interface: bool = False
+    cuts: rewrite.Cuts = frozenset()
 
     def __hash__(self) -> int:
         role = None if self.role is None else (self.role.expression, self.role.guards)
@@ -44,7 +46,7 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         "ferryman_recipe": recipe,
     }
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
-        own |= rewrite.rewritten(original, recipe.gates).functions
+        own |= rewrite.rewritten(original, recipe.gates, recipe.cuts).functions
     if recipe.role is not None:
         own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
     if recipe.gate is not None:

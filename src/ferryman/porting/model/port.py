@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import blocks, recognise, rewrite
+from ferryman.porting.model import blocks, cuts, recognise, rewrite
 from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
 from ferryman.porting.model.recognise import Refusal, Role
@@ -237,15 +237,18 @@ def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, s
         return Recipe(gate=known[id(module)]), None
     role = recognise.role_of(module) or blocks.role_of(module)
     if isinstance(role, Role):
-        return Recipe(role, frozenset() if role.gradient else _gates(module, known)), None
+        if role.gradient:
+            return Recipe(role), None
+        return Recipe(role, _gates(module, known), cuts=_cuts(module)), None
     if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
         reason = role.reason
-    made = rewrite.rewritten(type(module), _gates(module, known))
+    gates, cut = _gates(module, known), _cuts(module)
+    made = rewrite.rewritten(type(module), gates, cut)
     if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
     ungated = _ungated(module, made.products)
     if made.functions or made.interfaces:
-        return Recipe(gates=_gates(module, known), interface=bool(made.interfaces)), ungated
+        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut), ungated
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
     if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
@@ -302,8 +305,19 @@ def _gates(module: nn.Module, known: dict[int, Gate]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _cuts(module: nn.Module) -> rewrite.Cuts:
+    """Children whose result, cut to the length of what they are given, is known."""
+    found = set()
+    for name, child in module.named_children():
+        if name.isidentifier() and _plain(child) is None:
+            shown = cuts.shown_of(child)
+            if shown is not None:
+                found.add((name, shown))
+    return frozenset(found)
+
+
 def _interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
-    return rewrite.rewritten(type(module), recipe.gates).interfaces if recipe.interface else frozenset()
+    return rewrite.rewritten(type(module), recipe.gates, recipe.cuts).interfaces if recipe.interface else frozenset()
 
 
 def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site:
@@ -325,7 +339,7 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
     shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
     if attending:
         maybe -= {"attention", "softmax"}
-        found = rewrite.rewritten(type(module), recipe.gates)
+        found = rewrite.rewritten(type(module), recipe.gates, recipe.cuts)
         doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
         if found.passed & doubtful:
             maybe.add("attention")
@@ -340,7 +354,7 @@ def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[s
     surely: list[str] = []
     maybe: set[str] = set()
     quiet: dict[str, bool] = {}
-    for use in rewrite.rewritten(type(module), recipe.gates).uses:
+    for use in rewrite.rewritten(type(module), recipe.gates, recipe.cuts).uses:
         op = use.op
         if use.gate:
             gate = recognise.gate_of(module.get_submodule(use.gate))

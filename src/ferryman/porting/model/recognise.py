@@ -258,7 +258,7 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
     proof = Proof(False)
     for training in (False, True):
         proof = prove(
-            functools.partial(_original, kind, state, names, training),
+            functools.partial(original, kind, state, names, training),
             lambda x, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x),
             inputs,
             gradients=candidate.gradient,
@@ -296,7 +296,7 @@ def _inputs(width: int) -> Iterator[Tensor]:
     yield torch.linspace(-4, 4, 2 * width, dtype=torch.float64).reshape(width, 2, 1).permute(2, 1, 0).contiguous()
 
 
-def _original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, x: Tensor, *given: Tensor) -> Any:
+def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, x: Tensor, *given: Tensor) -> Any:
     twin = kind.__new__(kind)
     twin.__dict__.update(state)
     tensors = dict(zip(names, given, strict=True))
@@ -335,7 +335,7 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
             if _input_of(type(activation)) is None:
                 return None
             call: Any = functools.partial(
-                _original, follow_module(activation, trace), dict(activation.__dict__), (), False
+                original, follow_module(activation, trace), dict(activation.__dict__), (), False
             )
         else:
             call = activation if _is_torch(activation) else follow_function(activation, trace)

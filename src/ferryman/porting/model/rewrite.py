@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferryman.ops.recognition import Served, families
-from ferryman.porting.model import gating, helpers, recognise, routines, source
+from ferryman.porting.model import cuts, gating, helpers, recognise, routines, source
 from ferryman.porting.model.source import MISSING
 
 _DEPTH = 2
@@ -75,14 +75,16 @@ def served() -> dict[Any, Served]:
 
 registries: dict[int, Any] = {}  # id -> an object of another library whose readers are of interest (integrations add)
 Conditions = tuple[tuple[str, bool, str], ...] | None
-_cache: dict[tuple[type, frozenset[str]], Rewritten] = {}
+Cuts = frozenset[tuple[str, cuts.Shown]]
+_cache: dict[tuple[type, frozenset[str], Cuts], Rewritten] = {}
 
 
-def rewritten(kind: type, gates: frozenset[str]) -> Rewritten:
-    """A class's served functions. ``gates``: attributes of its instances, dotted, that are known activations."""
-    key = (kind, gates)
+def rewritten(kind: type, gates: frozenset[str], cut: Cuts = frozenset()) -> Rewritten:
+    """A class's served functions. ``gates``: attributes of its instances, dotted, that are known activations; ``cut``:
+    attributes whose cut result is known."""
+    key = (kind, gates, cut)
     if key not in _cache:
-        _cache[key] = _Class(kind, gates).result()
+        _cache[key] = _Class(kind, gates, dict(cut)).result()
     return _cache[key]
 
 
@@ -90,6 +92,7 @@ def rewritten(kind: type, gates: frozenset[str]) -> Rewritten:
 class _Class:
     kind: type
     gates: frozenset[str]
+    cuts: dict[str, cuts.Shown]
     uses: list[Use] = field(default_factory=list)
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
@@ -253,6 +256,19 @@ class _Serve(ast.NodeTransformer):
         self.generic_visit(node)
         return node
 
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """``self.child(x)[..., :n]`` of a child whose cut result is known."""
+        call, upper = node.value, _upper(node.slice)
+        if isinstance(call, ast.Call) and upper is not None and isinstance(node.ctx, ast.Load):
+            shown = self.owner.cuts.get(self._dotted(call.func) or "")
+            if shown is not None and len(call.args) == 1 and not call.keywords:
+                self.owner.uses.append(Use(shown.op, "", None))  # lengths decide
+                x, n = self.visit(call.args[0]), self.visit(upper)
+                target = self._put(cuts.replacement(shown), node)
+                return ast.copy_location(ast.Call(target, [call.func, x, n], []), node)
+        self.generic_visit(node)
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.body = self._block(node.body)
         return node
@@ -367,6 +383,20 @@ class _Serve(ast.NodeTransformer):
             target = _of_function(found[0], found[1])[0 if first else 1]
             arguments = [inner, rest] if first else [rest, inner]
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
+
+
+def _upper(index: ast.expr) -> ast.expr | None:
+    """n of ``[..., :n]`` or ``[:, :, :n]``, where n can be evaluated before what it cuts."""
+    parts = index.elts if isinstance(index, ast.Tuple) else []
+    last = parts[-1] if parts else None
+    whole = all(isinstance(p, ast.Slice) and p.lower is p.upper is p.step is None for p in parts[:-1])
+    dots = len(parts) == 2 and isinstance(parts[0], ast.Constant) and parts[0].value is Ellipsis
+    if not isinstance(last, ast.Slice) or last.lower is not None or last.step is not None or last.upper is None:
+        return None
+    plain = ast.Name | ast.Attribute | ast.Subscript | ast.Constant | ast.UnaryOp | ast.USub | ast.Load
+    if not (dots or (whole and len(parts) == 3)) or not all(isinstance(n, plain) for n in ast.walk(last.upper)):
+        return None
+    return last.upper
 
 
 @functools.cache

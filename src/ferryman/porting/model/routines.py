@@ -178,7 +178,7 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     known |= {"ops": ops, "torch": torch, "_original": function, "_graded": _graded, "_narrow": _narrow}
     known["_read"] = _read_by_wrappers(function)
     lines = [
-        f"def {inner.__name__}({', '.join(names)}{f', **{rest}' if rest else ''}):",
+        f"def served({', '.join(names)}{f', **{rest}' if rest else ''}):",
         f"    {ours} = {', '.join(names)}",
     ]
     more = f"all({rest}.get(name) is None for name in _read)" if rest and known["_read"] else "True"
@@ -203,7 +203,8 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     lines.append(f"    return _original({', '.join(names)}{f', **{rest}' if rest else ''})")
     text = "\n".join(lines) + "\n"
     exec(compile(text, f"<ferryman {inner.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
-    made: types.FunctionType = known[inner.__name__]
+    made: types.FunctionType = known["served"]
+    made.__name__ = inner.__name__
     made.__defaults__ = inner.__defaults__
     made.__doc__ = inner.__doc__
     return made
