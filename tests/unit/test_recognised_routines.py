@@ -267,6 +267,11 @@ def test_a_scan_that_must_learn_is_the_functions_own(tmp_path: Path) -> None:
         assert made_by(lambda: served.replacement(*given))[1] == {"ssd_scan torch": 1}
 
 
+def test_a_weight_that_may_be_left_out_is_not_read(tmp_path: Path) -> None:
+    source = WHOLE.replace("taps, active=None", "taps=None, active=None")
+    assert served_routine(written(source, tmp_path)) is None
+
+
 def test_each_form_is_shown_for_itself(tmp_path: Path) -> None:
     """What it returns without its last state is right, and with it is not."""
     source = RECURRENT.replace("return y, h\n", "return y, torch.exp(-delta[:, -1])[..., None, None] * h\n")
@@ -331,7 +336,7 @@ def test_a_cut_convolution_is_served(cut: str, bias: bool, tmp_path: Path) -> No
     wanted = module(x)
     before = torch.autograd.grad(wanted.square().sum(), list(module.parameters()))
     report = ferryman.port(module)
-    assert "causal_conv1d" in report.maybe()
+    assert "causal_conv1d" in report.maybe() and not report.unsupported
     found, made = made_by(lambda: module(x))
     assert made.pop("causal_conv1d torch") == 1
     # sums of 5 terms of at most 3 roundings, then tanh, whose slope is at most 1
@@ -356,6 +361,7 @@ CUT_FAULTS: dict[str, Any] = {
     "cut on the left": ("[..., :count]", "[..., -count:]"),
     "cut one later": ("[..., :count]", "[..., 1 : count + 1]"),
     "every second": ("[..., :count]", "[..., :count:2]"),
+    "another dimension": ("[..., :count]", "[:, :count]"),
 }
 
 

@@ -51,6 +51,8 @@ def routines(signature: Signature) -> Iterator[Routine]:
         return
     count = signature.required + len(absent)
     for tensors, stateful in ((2, False), (3, True)):
+        if signature.required < tensors:
+            continue
         more = range(tensors, count)
         for roles in itertools.permutations(("bias", "activation"), len(more)) if len(more) <= 2 else ():
             place = dict(zip(roles, more, strict=True))

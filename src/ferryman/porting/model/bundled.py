@@ -166,7 +166,18 @@ def _all() -> dict[str, Family]:
             real={"use_mamba_kernels": False},
             length=32,
         ),  # its scan is a loop over tokens
-        Family("nemotron_h", "AutoModelForCausalLM", "tokens"),
+        Family(
+            "nemotron_h",
+            "AutoModelForCausalLM",
+            "tokens",
+            tiny={
+                "mamba_num_heads": 8,
+                "mamba_head_dim": 16,
+                "n_groups": 2,
+                "ssm_state_size": 16,
+                "chunk_size": 8,
+            },
+        ),
         Family(
             "qwen3_next",
             "AutoModelForCausalLM",

@@ -220,7 +220,13 @@ def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
             recipes[path] = recipe
         if reason is not None:
             left.append(Left(path, type(module).__name__, reason))
-    return recipes, left
+    cut = {
+        f"{path}.{name}".lstrip(".")
+        for path, recipe in recipes.items()
+        if recipe.cuts
+        for name in rewrite.rewritten(type(model.get_submodule(path)), recipe.gates, recipe.cuts).cut
+    }
+    return recipes, [item for item in left if item.path not in cut]  # the parent's code serves it
 
 
 def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, str | None]:

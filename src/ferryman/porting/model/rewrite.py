@@ -57,7 +57,7 @@ class Rewritten:
     """``functions``: what the ported class defines. ``uses``: the served calls in them; ``interfaces``: registries of
     other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
     is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
-    registry."""
+    registry. ``cut``: attributes whose cut result is served."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
@@ -65,6 +65,7 @@ class Rewritten:
     opaque: tuple[str, ...]
     products: frozenset[str] = frozenset()
     passed: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
 
 
 @functools.cache
@@ -99,6 +100,7 @@ class _Class:
     helpers: dict[Any, tuple[Any, str, bool | None]] = field(default_factory=dict)
     products: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -134,6 +136,7 @@ class _Class:
             tuple(self.opaque),
             frozenset(self.products),
             frozenset(self.passed),
+            frozenset(self.cut),
         )
 
     def helper(
@@ -260,8 +263,10 @@ class _Serve(ast.NodeTransformer):
         """``self.child(x)[..., :n]`` of a child whose cut result is known."""
         call, upper = node.value, _upper(node.slice)
         if isinstance(call, ast.Call) and upper is not None and isinstance(node.ctx, ast.Load):
-            shown = self.owner.cuts.get(self._dotted(call.func) or "")
+            name = self._dotted(call.func) or ""
+            shown = self.owner.cuts.get(name)
             if shown is not None and len(call.args) == 1 and not call.keywords:
+                self.owner.cut.add(name)
                 self.owner.uses.append(Use(shown.op, "", None))  # lengths decide
                 x, n = self.visit(call.args[0]), self.visit(upper)
                 target = self._put(cuts.replacement(shown), node)

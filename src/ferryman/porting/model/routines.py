@@ -122,10 +122,10 @@ def _prove(followed: Any, routine: Routine, trace: Trace) -> Proof:
     quick = prove(original, expression, given[:1], storage=(), gradients=False)
     if not quick.ok:
         return quick
-    for seed in range(routine.seeds - routine.refused, routine.seeds):
-        more = routine.draw(seed)
-        if _accepted(original, more):
-            given.append(more)
+    more = [routine.draw(seed) for seed in range(routine.seeds - routine.refused, routine.seeds)]
+    given += [values for values in more if _accepted(original, values)]
+    for test in trace.tests:  # what was refused covers nothing
+        test.seen.clear()
     proof = prove(original, expression, given, gradients=routine.gradient)
     if proof.ok and routine.wide:
         mixed = prove(original, expression, given[:3], gradients=False, wide=routine.wide)
