@@ -500,6 +500,42 @@ def test_generation_gives_the_same_tokens(family: str, scans: bool) -> None:
         assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())
 
 
+def test_a_scan_by_channels_is_served_token_after_token() -> None:
+    """All tokens at once are the library's own: its function imports other packages as it runs."""
+    transformers = pytest.importorskip("transformers")
+    import ferryman.integrations.transformers  # noqa: F401 - it registers itself
+    from ferryman.porting.model.port import port
+
+    if served_routine(decorated("mamba", "mamba_selective_state_update")) is None:
+        pytest.skip("another package's implementation stands there")
+    config = transformers.MambaConfig(vocab_size=97, hidden_size=32, state_size=8, num_hidden_layers=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(1, 90, (2, 5), generator=torch.Generator().manual_seed(1))
+    steps = 4
+
+    def run() -> Any:
+        return model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=steps,
+            min_new_tokens=steps,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+
+    wanted = run()
+    port(model)
+    found, made = made_by(run)
+    assert torch.equal(found.sequences, wanted.sequences)
+    assert made["selective_scan torch"] == 2 * (steps - 1) and made["causal_conv1d torch"] == 2 * steps
+    for a, b in zip(found.logits, wanted.logits, strict=True):
+        assert float((a - b).norm()) <= 2.0**-16 * float(b.norm())
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_forward_in_16_bits_is_nearer_to_the_exact_one_or_as_near(family: str) -> None:
     """The scan's rounding points are fewer: what is over the distance of the unported model is another result."""

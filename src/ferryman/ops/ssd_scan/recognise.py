@@ -34,14 +34,14 @@ _SHAPES = (
 def routines(signature: Signature) -> Iterator[Routine]:
     """x, dt, a, b, c and perhaps a chunk's length; state, x, dt, a, b, c. Then options, in any order."""
     if signature.required in (5, 6):
-        for places in _options(signature, ("d", "bias", "state"), ("softplus", "final")):
+        for places in options(signature, ("d", "bias", "state"), ("softplus", "final")):
             yield from _chunked(signature, places)
     if signature.required == 6:
-        for places in _options(signature, ("d", "bias", "z"), ("softplus",)):
+        for places in options(signature, ("d", "bias", "z"), ("softplus",)):
             yield from _step(signature, places)
 
 
-def _options(signature: Signature, absent: tuple[str, ...], flags: tuple[str, ...]) -> Iterator[Places]:
+def options(signature: Signature, absent: tuple[str, ...], flags: tuple[str, ...]) -> Iterator[Places]:
     """Which parameter has which role: what is None without being given, what is a flag, a pair of limits."""
     at = {kind: [] for kind in ("none", "flag", "limit", "other")}  # type: dict[str, list[int]]
     for i, value in enumerate(signature.defaults, signature.required):
@@ -56,7 +56,7 @@ def _options(signature: Signature, absent: tuple[str, ...], flags: tuple[str, ..
             yield named | ({"limit": at["limit"][0]} if at["limit"] else {})
 
 
-def _name(places: Places, role: str, index: str = "") -> str:
+def name_of(places: Places, role: str, index: str = "") -> str:
     if role not in places:
         return "None"
     name = f"a{places[role]}"
@@ -64,7 +64,7 @@ def _name(places: Places, role: str, index: str = "") -> str:
 
 
 def _chunked(signature: Signature, places: Places) -> Iterator[Routine]:
-    d, bias, state = (_name(places, role) for role in ("d", "bias", "state"))
+    d, bias, state = (name_of(places, role) for role in ("d", "bias", "state"))
     guard = (
         "a0.dim() == 4 and a1.dim() == 3 and a2.dim() == 1 and a3.dim() == 4 and a0.dtype is a3.dtype"
         " and a0.dtype is a4.dtype"
@@ -88,7 +88,7 @@ def _chunked(signature: Signature, places: Places) -> Iterator[Routine]:
 def _step(signature: Signature, places: Places) -> Iterator[Routine]:
     """One token: dt, a, d and the bias come spread over a head's dimensions, seen by strides of 0."""
     count = signature.required + len(signature.defaults)
-    d, bias = _name(places, "d", "[:, 0]"), _name(places, "bias", "[:, 0]")
+    d, bias = name_of(places, "d", "[:, 0]"), name_of(places, "bias", "[:, 0]")
     same = ["a2", *(f"a{places[r]}" for r in ("d", "bias") if r in places)]
     spread = " and ".join(
         f"({n} is None or ({n}.shape[-1:] == a1.shape[-1:] and (a1.shape[-1] == 1 or {n}.stride(-1) == 0)))"
@@ -146,7 +146,7 @@ def _values(seed: int) -> dict[str, Tensor]:
     return made
 
 
-def _left_out(seed: int) -> set[str]:
+def left_out(seed: int) -> set[str]:
     return {1: {"state"}, 2: {"d"}, 3: {"bias"}, 5: {"d", "bias", "state"}}.get(seed, set())
 
 
@@ -156,7 +156,7 @@ def _draw(count: int, required: int, places: Places, fixed: dict[int, Any], seed
     if required == 6:
         made[5] = _SHAPES[seed][-1]
     for role in ("d", "bias", "state"):
-        if role in places and role not in _left_out(seed):
+        if role in places and role not in left_out(seed):
             made[places[role]] = values[role]
     if "limit" in places:
         made[places["limit"]] = ((0.4, 1.1), (0.0, _INFINITE), (-1.0, 0.5), (0.2, _INFINITE))[seed % 4]
@@ -173,7 +173,7 @@ def _draw_step(count: int, places: Places, fixed: dict[int, Any], seed: int) -> 
     made: list[Any] = [values["state"], values["x"][:, 0], dt, rate, values["b"][:, 0], values["c"][:, 0]]
     made += [None] * (count - 6)
     for role in ("d", "bias"):
-        if role in places and role not in _left_out(seed):
+        if role in places and role not in left_out(seed):
             made[places[role]] = values[role][:, None].expand(heads, dim)
     if "z" in places:
         made[places["z"]] = 2.0 * values["x"][:, 0].flip(0, -1)
