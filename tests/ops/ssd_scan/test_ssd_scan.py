@@ -143,6 +143,11 @@ def with_bfloat16_rates(*given: Any) -> Tensor:
     return pairs(*changed)
 
 
+def with_a_least_step(*given: Any) -> Tensor:
+    changed = [*given[:10], 0.5, None]
+    return pairs(*changed)
+
+
 PLANTED: dict[str, Callable[..., Tensor]] = {
     "x a token late": shifted(0, 1),
     "steps a token late": shifted(1, 1),
@@ -155,7 +160,7 @@ PLANTED: dict[str, Callable[..., Tensor]] = {
     "no softplus": without(8),
     "the first token dropped": without_the_oldest,
     "another head's state": with_other_state,
-    "steps limited": lambda *v: pairs(*v[:9], False, 0.5),
+    "steps limited": with_a_least_step,
     "a factor": lambda *v: pairs(*v) * (1 + 2.0**-8),
     "x in bfloat16": lambda x, *v: pairs((x * 1.0).bfloat16().double(), *v),
     "decays in bfloat16": with_bfloat16_rates,
