@@ -30,6 +30,7 @@ AUTOCAST = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 _OURS = "ferryman.ops"
 _DEFINITION = ".definition"
 _MANY_TENSORS = 32
+_DEFAULTS = {"None": None, "False": False, "True": True}  # those that a schema may have, as it writes them
 _library = torch.library.Library("ferryman", "DEF")
 _OpNamespace = getattr(torch._ops, "_OpNamespace", None)  # private to PyTorch: without it every op is named at once
 _lock = threading.RLock()
@@ -45,11 +46,18 @@ class Declared:
 
     def __init__(self, schema: str) -> None:
         self.schema, self.name = schema, schema.partition("(")[0]
+        given = schema.partition(") -> ")[0].split(", ")
+        self.takes = len(given)
+        self.defaults = tuple(_DEFAULTS[one.partition("=")[2]] for one in given if "=" in one)
         self.named = self.counted = False
         self.kernel: Callable[..., Any] = self._later("kernel")
         self.fake: Callable[..., Any] = self._later("fake")
         self.autograd: Callable[..., Any] = self._later("autograd")
         self.autocast: Callable[..., Any] = self._later("autocast")
+
+    def rest(self, given: int) -> tuple[Any, ...]:
+        """The last arguments, which PyTorch leaves out of a call where they are the schema's defaults."""
+        return self.defaults[given - self.takes :] if given < self.takes else ()
 
     def _later(self, function: str) -> Callable[..., Any]:
         def load(*args: Any) -> Any:
@@ -76,8 +84,14 @@ def define(schema: str) -> Declared:
     name = one.name
     with _no_search():  # PyTorch asks its namespace whether the name is there already
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, lambda *args: one.kernel(*args), "CompositeExplicitAutograd")
-    _library.impl(name, lambda *args: one.autograd(*args), "Autograd", with_keyset=True)
+    if one.defaults:
+        _library.impl(name, lambda *args: one.kernel(*args, *one.rest(len(args))), "CompositeExplicitAutograd")
+        _library.impl(
+            name, lambda keys, *args: one.autograd(keys, *args, *one.rest(len(args))), "Autograd", with_keyset=True
+        )
+    else:
+        _library.impl(name, lambda *args: one.kernel(*args), "CompositeExplicitAutograd")
+        _library.impl(name, lambda *args: one.autograd(*args), "Autograd", with_keyset=True)
     for device, key in AUTOCAST.items():
         _library.impl(name, partial(_cast, one, device), key)
     ops[name] = one
@@ -89,7 +103,7 @@ def define(schema: str) -> Declared:
 
 
 def _cast(one: Declared, device: str, *args: Any) -> Any:
-    return one.autocast(device, *args)
+    return one.autocast(device, *args, *one.rest(len(args)))
 
 
 def _name(one: Declared) -> None:
@@ -97,7 +111,7 @@ def _name(one: Declared) -> None:
     with _lock:
         if not one.named:
             one.named = True
-            torch.library.register_fake(f"ferryman::{one.name}", lambda *args: one.fake(*args), lib=_library)
+            torch.library.register_fake(f"ferryman::{one.name}", lambda *args: one.fake(*args, *one.rest(len(args))), lib=_library)
 
 
 def _count(one: Declared) -> None:

@@ -138,9 +138,9 @@ def _line(op: Primitive, args: list[Any], before: str, profile: Profile) -> str:
 def representative(op: Primitive, region: str) -> list[Any]:
     """The largest call of a region, on the meta device. Raises ValueError for what is no region of the op."""
     said = dict(part.split("=", 1) for part in region.split(" "))
-    if list(said) != list(op.names):
+    if list(said) != [name for name in op.names if name in said or name not in op.added]:
         raise ValueError(f"no region of {op.name}")
-    return [_value(op.types[name], said[name]) for name in op.names]
+    return [_value(op.types[n], said[n]) if n in said else op.added[n] for n in op.names]
 
 
 def _value(kind: str, text: str) -> Any:

@@ -122,6 +122,7 @@ class Primitive:
     unseen: Callable[..., Any] | None
     mutates: Mapping[str, str]
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
+    added: Mapping[str, Any]
     namespace: dict[str, Any] = field(repr=False, compare=False)
     doc: str = field(default="", repr=False)
 
@@ -141,11 +142,12 @@ class Primitive:
 
     @property
     def schema(self) -> str:
-        """The torch.library schema, without a namespace. It has no defaults: kernels would not be handed them."""
+        """The torch.library schema, without a namespace. Only what was added later has a default there."""
         kinds = dict(self.types)
         for letter, name in zip("abcdefgh", self.mutates, strict=False):
             kinds[name] = kinds[name].replace("Tensor", f"Tensor({letter}!)")
-        args = [f"{kinds[p.name]} {p.name}" for p in self.parameters]
+        defaults = {name: f"={value}" for name, value in self.added.items()}
+        args = [f"{kinds[n]} {n}{defaults.get(n, '')}" for n in self.names]
         fresh = len(self.outputs) - len(self.mutates)
         returns = "Tensor" if fresh == 1 else f"({', '.join(['Tensor'] * fresh)})"
         return f"{self.name}({', '.join(args)}) -> {returns}"
@@ -211,6 +213,7 @@ def primitive(
     unseen: Callable[..., Any] | None = None,
     mutates: Mapping[str, str] = MappingProxyType({}),
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = MappingProxyType({}),
+    added: tuple[str, ...] = (),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Turn a definition into an op.
@@ -228,7 +231,9 @@ def primitive(
     mask of those for each output; None where everything matters. mutates: arguments that are written over -> the
     output that is written there. The definition computes values and writes over nothing; a kernel returns the argument
     itself in the output's place, and the schema, which may not return an argument, leaves that output out. dtypes: of
-    the tensors that are not of the float dtype under test, those that they may have, the usual one first.
+    the tensors that are not of the float dtype under test, those that they may have, the usual one first. added: the
+    last parameters that came after the op did, whose defaults, None or a bool, mean what it meant before. They stand in
+    the schema with them, so that a saved program holds, and a lockfile's region says nothing of a default.
     Parameters are annotated as Tensor, float, int, bool, str or torch.dtype, each ``| None`` where it is optional, or
     as list[Tensor], list[int] or list[float]. Results have shapes that follow from shapes and scalars. An op with a
     list of tensors names no backward.
@@ -242,6 +247,9 @@ def primitive(
         signature = inspect.signature(body)
         parameters = tuple(signature.parameters.values())
         types = {p.name: _schema_type(op, p.name, hints[p.name]) for p in parameters}
+        later = {p.name: p.default for p in parameters[len(parameters) - len(added) :]}
+        if tuple(later) != added or not all(value is None or isinstance(value, bool) for value in later.values()):
+            raise ArgumentError("primitive", f"{op}'s added", added, "its last parameters, with defaults None or a bool")
         if backward is not None and "Tensor[]" in types.values():
             raise ArgumentError("primitive", f"{op}'s backward", backward, "None: it has a list of tensors")
         namespace: dict[str, Any] = {"_resolve": body}
@@ -273,6 +281,7 @@ def primitive(
             unseen=unseen,
             mutates=mutates,
             dtypes=dtypes,
+            added=later,
             namespace=namespace,
             doc=inspect.getdoc(body) or "",
         )

@@ -58,8 +58,8 @@ class Arguments:
 
 
 def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
-    """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off,
-    and optional gradients are absent in every other case."""
+    """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off (of an
+    optional tensor's, one for each case that has it), and optional gradients are absent in every other case."""
     forward = forward_of(primitive)
     if forward is None:
         return [c for c in registry.evidence(primitive).cases() if c.tier == tier]
@@ -67,10 +67,11 @@ def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
     needs = [n for n in primitive.names if n.startswith("need_")]
     optional = [n for n in output_gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
     for index, case in enumerate(c for c in registry.evidence(forward).cases() if c.tier == tier):
-        extra: dict[str, Any] = dict.fromkeys(needs, True) | dict.fromkeys(optional, index % 2 == 1)
+        there = {n: case.args.get(n.removeprefix("need_")) is not None for n in needs}
+        extra: dict[str, Any] = there | dict.fromkeys(optional, index % 2 == 1)
         found.append(replace(case, args={**case.args, **extra}))
-        if index == 0:
-            for name in needs:
+        for name in needs:
+            if there[name] if forward.types[name.removeprefix("need_")] == "Tensor?" else index == 0:
                 args = {**case.args, **extra, name: False}
                 found.append(replace(case, name=f"{case.name}_without_{name}", args=args))
     return found

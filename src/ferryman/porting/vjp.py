@@ -96,6 +96,11 @@ def judge(
     return _judged(prepared, implementation, ran, tf32)
 
 
+def _differentiable(value: Any) -> bool:
+    """A mask may be of floats, which have a gradient, or of bools."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def _wanted(op: Primitive) -> list[str]:
     return [n for shared in op.grads for n in shared]
 
@@ -136,10 +141,10 @@ def _run(
         asked[str(op.backward)] = partner
     names = _wanted(op)
     args = tuple(
-        v.detach().requires_grad_() if n in names and isinstance(v, Tensor) else v
+        v.detach().requires_grad_() if n in names and _differentiable(v) else v
         for n, v in zip(op.names, prepared.args.values, strict=True)
     )
-    leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
+    leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and _differentiable(v)}
     found: dict[str, dict[str, Tensor]] = {}
     served: dict[str, str] = {}
 
@@ -189,7 +194,7 @@ def _exact(prepared: Prepared, which: str) -> Exact:
     op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.backward))
     gradients, names = op.gradient_names(), _wanted(op)
     args = tuple(
-        v.detach().requires_grad_() if n in names and isinstance(v, Tensor) else v
+        v.detach().requires_grad_() if n in names and _differentiable(v) else v
         for n, v in zip(op.names, double(prepared.exact.values), strict=True)
     )
     with torch.enable_grad():
@@ -211,7 +216,7 @@ def _exact(prepared: Prepared, which: str) -> Exact:
         )
         content = fill(prepared.case.cotangent or "integer" if which == "integer" else "normal").make(draw)
         cotangents[index] = content.to(like.dtype)
-    leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and isinstance(v, Tensor)}
+    leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and _differentiable(v)}
     live = [(outputs[i], c.double()) for i, c in cotangents.items() if outputs[i].requires_grad]
     grads = (
         torch.autograd.grad(

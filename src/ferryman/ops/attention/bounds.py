@@ -19,25 +19,52 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
 
 
 def _row_terms(
-    q: Tensor, k: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float, mask: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(probabilities, their relative error in units of u, the scores' absolute error in units of u)."""
-    from ferryman.ops.attention.definition import _scores
+    from ferryman.ops.attention.definition import _scores, _with_sink
 
     heads, depth = q.shape[1], q.shape[-1]
     factor = abs(depth**-0.5 if scale is None else scale)
-    s, _ = _scores(q, k, causal, scale, window, softcap, mask)
+    s, _ = _scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
     error = (6 * math.sqrt(depth) + 6) * (q.abs() @ _repeat(k, heads).abs().transpose(-1, -2)) * factor
     if softcap:
         error = torch.where(error.isinf(), 0.0, error)  # tanh of an infinite score is exactly 1
         error = error + 6 * softcap  # tanh by exp: absolute error of a few u, times the cap
     if mask is not None and mask.dtype != torch.bool:
         error = error + mask.abs().nan_to_num(posinf=0.0) + s.abs().nan_to_num(posinf=0.0)
-    lse = torch.logsumexp(s, -1, keepdim=True)
+    lse = _with_sink(torch.logsumexp(s, -1), sinks).unsqueeze(-1)
     p = torch.where(torch.isneginf(lse), 0.0, torch.exp(s - lse))
     distance = torch.where(p > 0, error + 3 * (s - lse).abs(), 0.0)
     relative = distance + (p * distance).sum(-1, keepdim=True) + 6 * math.sqrt(s.shape[-1]) + 12
+    if sinks is not None:
+        # a column more: its own exp, and where a kernel scales at the end, the sum without it and its logarithm
+        column = _sink_error(lse, sinks)
+        relative = relative + 2 * column + 8 + 3 * torch.nan_to_num(_alone(s, lse).abs(), posinf=0.0, neginf=0.0)
+        relative = torch.where(p > 0, relative, 0.0)
     return p, relative, torch.where(p > 0, error, 0.0)
+
+
+def _alone(s: Tensor, lse: Tensor) -> Tensor:
+    """The log-sum-exp without the sink's column."""
+    return torch.logsumexp(s, -1, keepdim=True) if s.shape[-1] else torch.zeros_like(lse)
+
+
+def _sink_error(lse: Tensor, sinks: Tensor) -> Tensor:
+    """What the sink's probability is off by, relative to it, in units of u, times it. lse: (B, H, Sq, 1)."""
+    sink = sinks.view(1, -1, 1, 1).expand(lse.shape)
+    away = torch.nan_to_num(sink - lse, nan=0.0, posinf=0.0, neginf=0.0)
+    size = torch.nan_to_num(sink.abs(), posinf=0.0) + torch.nan_to_num(lse.abs(), posinf=0.0)
+    return torch.exp(away.clamp(max=0.0)) * (3 * away.abs() + 3 * size + 4)
 
 
 def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
@@ -45,13 +72,19 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     if q.numel() == 0 or k.shape[2] == 0:
         return {"accumulate": torch.zeros_like(outputs[0])}, {"accumulate": torch.zeros_like(outputs[1])}
     p, relative, error = _row_terms(q, k, *options)
+    sinks = options[5] if len(options) > 5 else None
     values = _repeat(v, q.shape[1]).abs()
     weighted = p @ values
     # exp of a far smaller score flushes to zero, as does its product in the storage dtype.
     tiny = values.amax(-2, keepdim=True) * 2.0**-120
     lse_error = (p * (error + relative)).sum(-1) + 3 * torch.nan_to_num(outputs[1].abs(), posinf=0.0)
+    stored: Terms = {}
+    if sinks is not None:
+        lse_error = lse_error + _sink_error(outputs[1].unsqueeze(-1), sinks).squeeze(-1)
+        stored = {"o": outputs[0].abs(), "o_flush": torch.ones_like(weighted)}
     return (
-        {
+        stored
+        | {
             "accumulate": (p * relative) @ values + (6 * math.sqrt(k.shape[2]) + 4) * weighted,
             "p": weighted,
             "p_flush": values.sum(-2, keepdim=True).expand_as(weighted),
@@ -63,13 +96,14 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
 
 
 def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
-    grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask = args
+    grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *more = args
+    sinks, key_range, chunk, need_mask = (*more, *(None, None, None, False)[len(more) :])
     if q.numel() == 0 or k.shape[2] == 0:
         return tuple({"accumulate": torch.zeros_like(t)} for t in outputs)
     batch, heads, sq, depth = q.shape
     group, sk = k.shape[1], k.shape[2]
     factor = abs(depth**-0.5 if scale is None else scale)
-    p, relative, _ = _row_terms(q, k, causal, scale, window, softcap, mask)
+    p, relative, _ = _row_terms(q, k, causal, scale, window, softcap, mask, sinks, key_range, chunk)
     relative = relative + torch.nan_to_num(lse.abs(), posinf=0.0).unsqueeze(-1)
     relative = torch.where(p > 0, relative, 0.0)  # a row of infinite scores has an infinite sum, and zeros beside NaN
     g, keys, values = grad_out.abs(), _repeat(k, heads).abs(), _repeat(v, heads).abs()
@@ -82,7 +116,7 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     if grad_lse is not None:
         delta = delta + grad_lse.abs().unsqueeze(-1)
     ds = p * (pull + delta)
-    ds_error = ds * (relative + 6 * math.sqrt(depth) + 8)
+    ds_error = ds * (relative + 6 * math.sqrt(max(depth, v.shape[3])) + 8)
     many = 6 * math.sqrt(sq * (heads // group)) + 4
     stored = p * delta  # `out` reaches the backward rounded to the storage dtype
 
@@ -110,4 +144,39 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
             "absolute": flush * flush_k,
         },
         {"accumulate": error_v, "split-k": grouped * p_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
+        _sinks_terms(lse, sinks, delta.squeeze(-1), v.shape[3], outputs[3]),
+        _mask_terms(mask, ds_error, ds, stored, outputs[4]),
     )
+
+
+def _sinks_terms(lse: Tensor, sinks: Tensor | None, delta: Tensor, depth: int, output: Tensor) -> Terms:
+    """The sum over rows of the sink's probability times delta. A kernel may take delta from P dP instead of the saved
+    output; both are within "storage" of each other, and of the rounding of P."""
+    from ferryman.ops.attention.definition import sink_share
+
+    if sinks is None or output.numel() == 0:
+        return {"accumulate": torch.zeros_like(output)}
+    share = sink_share(lse, sinks)
+    each = share * delta
+    off = _sink_error(lse.unsqueeze(-1), sinks).squeeze(-1) * delta
+    rows = lse.shape[0] * lse.shape[2]
+    error = off + each * (6 * math.sqrt(depth) + 6 * math.sqrt(rows) + 8)
+    return {
+        "accumulate": error.sum((0, 2)),
+        "storage": each.sum((0, 2)),
+        "absolute": (2.0**-120) * delta.sum((0, 2)),
+    }
+
+
+def _mask_terms(mask: Tensor | None, error: Tensor, ds: Tensor, stored: Tensor, output: Tensor) -> Terms:
+    """The sum of dS over what the mask's dimensions are broadcast to."""
+    if mask is None or output.numel() == 0:
+        return {"accumulate": torch.zeros_like(output)}
+    many = 6 * math.sqrt(ds.numel() / output.numel()) + 4
+    return {
+        "accumulate": (error + ds * many).sum_to_size(mask.shape),
+        "ds": ds.sum_to_size(mask.shape),
+        "ds_flush": torch.ones_like(ds).sum_to_size(mask.shape),
+        "storage": stored.sum_to_size(mask.shape),
+        "absolute": (2.0**-120) * torch.ones_like(ds).sum_to_size(mask.shape),
+    }

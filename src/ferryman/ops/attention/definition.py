@@ -17,6 +17,7 @@ from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Rounding, first_of, pri
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
+ROUNDED_O = Rounding("o", "the output is rounded to the storage dtype before the sink's share is taken from it")
 ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
 
 
@@ -34,13 +35,53 @@ def visible(sq: int, sk: int, causal: bool, window: int | None, device: torch.de
     return seen
 
 
+def ranges(key_range: Tensor, sk: int) -> tuple[Tensor, Tensor]:
+    """(first, end), (B, 1, 1, 1) each, of a key range clamped to 0..Sk; empty where the end is not beyond the first."""
+    clamped = key_range.long().clamp(0, sk)
+    return clamped[:, 0, None, None, None], clamped[:, 1, None, None, None]
+
+
+def visible_in(
+    q: Tensor, k: Tensor, causal: bool, window: int | None, key_range: Tensor | None, chunk: int | None
+) -> Tensor | None:
+    """`visible` with a key range and chunks: (B or 1, 1, Sq, Sk), or (Sq, Sk); None when every key may be seen."""
+    sq, sk = q.shape[2], k.shape[2]
+    if key_range is None and chunk is None:
+        return visible(sq, sk, causal, window, q.device)
+    first: Tensor | int = 0
+    end: Tensor | int = sk
+    if key_range is not None:
+        first, end = ranges(key_range, sk)
+    position = torch.arange(sq, device=q.device).unsqueeze(1) + (end - sq)
+    j = torch.arange(sk, device=q.device).unsqueeze(0)
+    seen = (j >= first) & (j < end) & torch.ones_like(position, dtype=torch.bool)
+    if causal:
+        seen = seen & (j <= position)
+    if window is not None:
+        seen = seen & (j > position - window)
+        if not causal:
+            seen = seen & (j < position + window)
+    if chunk is not None:
+        own = torch.div(position - first, chunk, rounding_mode="floor")
+        seen = seen & (torch.div(j - first, chunk, rounding_mode="floor") == own)
+    return seen
+
+
 def _grouped(x: Tensor, heads: int) -> Tensor:
     """(B, Hk, S, D) -> (B, H, S, D), each key/value head serving heads/Hk query heads."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _scores(
-    q: Tensor, k: Tensor, causal: bool, scale: float | None, window: int | None, softcap: float, mask: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(scores with -inf where hidden, tanh of the capped scores or an empty tensor), in the wide dtype."""
     s = (wide(q) @ wide(_grouped(k, q.shape[1])).transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -48,7 +89,7 @@ def _scores(
     if softcap:
         t = torch.tanh(s / softcap)
         s = softcap * t
-    seen = visible(q.shape[2], k.shape[2], causal, window, q.device)
+    seen = visible_in(q, k, causal, window, key_range, chunk)
     if seen is not None:
         s = s.masked_fill(~seen, -math.inf)
     if mask is not None:
@@ -59,6 +100,23 @@ def _scores(
 def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
     """exp(s - lse), and zeros for rows that see nothing."""
     return torch.where(torch.isneginf(lse).unsqueeze(-1), 0.0, torch.exp(s - lse.unsqueeze(-1)))
+
+
+def _with_sink(lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """The log-sum-exp with a column of each head's own logit."""
+    return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1).expand(lse.shape))
+
+
+def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
+    """(B, H, Sq), the probability of the sink's column: exp(sink - lse), 0 where both are -inf and 1 where both inf."""
+    sink = sinks.to(lse.dtype).view(1, -1, 1).expand(lse.shape)
+    share = torch.exp(torch.where(sink == lse, 0.0, sink - lse))
+    return torch.where(torch.isneginf(lse), 0.0, share)
+
+
+def has_bias_gradient(mask: Tensor | None, need_mask: bool) -> bool:
+    """Whether a backward gives the mask's gradient: it was asked for, and the mask is of floats."""
+    return need_mask and mask is not None and mask.dtype != torch.bool
 
 
 def _model_layout(out: Tensor) -> Tensor:
@@ -75,18 +133,25 @@ def _forward(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
-    round_p: bool = False,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
+    roundings: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, Tensor]:
-    s, _ = _scores(q, k, causal, scale, window, softcap, mask)
-    lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    s, _ = _scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
+    alone = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
+    lse = alone if "o" in roundings else _with_sink(alone, sinks)
     values = wide(_grouped(v, q.shape[1]))
-    if round_p:
+    if "p" in roundings:
         # Kernels round exp(s - running maximum) and divide by the unrounded sum at the end.
         m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(())
         p = torch.where(torch.isneginf(m), 0.0, torch.exp(s - m))
         out = (wide(p.to(q.dtype)) @ values) * torch.exp(m.squeeze(-1) - lse).nan_to_num(nan=0.0).unsqueeze(-1)
     else:
         out = _probabilities(s, lse) @ values
+    if "o" in roundings and sinks is not None:
+        lse = _with_sink(alone, sinks)
+        out = wide(out.to(q.dtype)) * (1 - sink_share(lse, sinks)).unsqueeze(-1)
     return _model_layout(out.to(q.dtype)), lse
 
 
@@ -103,11 +168,15 @@ def _backward(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
+    need_mask: bool = False,
     roundings: frozenset[str] = frozenset(),
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, heads, _, head_dim = q.shape
     group = k.shape[1]
-    s, t = _scores(q, k, causal, scale, window, softcap, mask)
+    s, t = _scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
     p = _probabilities(s, lse.to(s.dtype))
     g = wide(grad_out)
 
@@ -122,12 +191,18 @@ def _backward(
     if grad_lse is not None:
         delta = delta - grad_lse
     ds = p * (g @ wide(_grouped(v, heads)).transpose(-1, -2) - delta.unsqueeze(-1))
+    grad_mask = q.new_empty(0)
+    if mask is not None and has_bias_gradient(mask, need_mask):
+        grad_mask = ds.sum_to_size(mask.shape).to(mask.dtype)
+    grad_sinks = q.new_empty(0)
+    if sinks is not None:
+        grad_sinks = -(sink_share(lse.to(s.dtype), sinks) * delta).sum((0, 2)).to(sinks.dtype)
     if softcap:
         ds = ds * (1 - t * t)
     ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
     grad_q = ds @ wide(_grouped(k, heads))
     grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_sinks, grad_mask
 
 
 def _check(
@@ -139,10 +214,13 @@ def _check(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     **others: Tensor | None,
 ) -> None:
     given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
-    checks.one_device(op, **given, mask=mask, **others)
+    checks.one_device(op, **given, mask=mask, sinks=sinks, key_range=key_range, **others)
     checks.floating(op, **given)
     checks.same_dtype(op, **given)
     for name, x in given.items():
@@ -153,7 +231,9 @@ def _check(
         raise ArgumentError(op, "q.shape[-1]", head_dim, f"a head_dim from 1 to {MAX_HEAD_DIM}")
     if k.shape[0] != batch or k.shape[3] != head_dim:
         raise ArgumentError(op, "k.shape", tuple(k.shape), f"({batch}, heads, seq, {head_dim})")
-    checks.shaped(op, "v", v, *k.shape)
+    checks.shaped(op, "v", v, *k.shape[:3], v.shape[3])
+    if not 1 <= v.shape[3] <= MAX_HEAD_DIM:
+        raise ArgumentError(op, "v.shape[-1]", v.shape[3], f"a value width from 1 to {MAX_HEAD_DIM}")
     if k.shape[1] == 0 or heads % k.shape[1]:
         raise ArgumentError(op, "k.shape[1]", k.shape[1], f"a divisor of q's {heads} heads")
     if scale is not None and not -math.inf < scale < math.inf:
@@ -161,6 +241,13 @@ def _check(
     if window is not None and window < 1:
         raise ArgumentError(op, "window", window, "None or an integer >= 1 (keys seen, self included)")
     checks.non_negative(op, softcap=softcap)
+    checks.floating(op, sinks=sinks)
+    checks.shaped(op, "sinks", sinks, heads)
+    if key_range is not None and key_range.dtype != torch.int32:
+        raise ArgumentError(op, "key_range.dtype", key_range.dtype, "torch.int32")
+    checks.shaped(op, "key_range", key_range, batch, 2)
+    if chunk is not None and chunk < 1:
+        raise ArgumentError(op, "chunk", chunk, "None or an integer >= 1 (positions of a chunk)")
     if mask is not None:
         if mask.dtype != torch.bool:
             checks.floating(op, mask=mask)
@@ -169,14 +256,14 @@ def _check(
             raise ArgumentError(op, "mask.shape", tuple(mask.shape), f"broadcastable to {full}")
 
 
-def _meta(q: Tensor) -> tuple[Tensor, Tensor]:
-    batch, heads, seq, head_dim = q.shape
+def _meta(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, seq, _ = q.shape
     lse = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((batch, seq, heads, head_dim)).transpose(1, 2), q.new_empty((batch, heads, seq), dtype=lse)
+    return q.new_empty((batch, seq, heads, v.shape[3])).transpose(1, 2), q.new_empty((batch, heads, seq), dtype=lse)
 
 
-def _work(q: Tensor, k: Tensor, causal: bool, window: int | None) -> float:
-    """Score entries that must be computed."""
+def _work(q: Tensor, k: Tensor, causal: bool, window: int | None, chunk: int | None) -> float:
+    """Score entries that must be computed. What a key range hides is known to the device only, and counts."""
     batch, heads, sq, _ = q.shape
     sk = k.shape[2]
     per_query = float(sk)
@@ -184,12 +271,26 @@ def _work(q: Tensor, k: Tensor, causal: bool, window: int | None) -> float:
         per_query = max(sk - (sq - 1) / 2, 0.0) if sq <= sk else (sk + 1) * sk / 2 / max(sq, 1)
     if window is not None:
         per_query = min(per_query, float(window if causal else 2 * window - 1))
+    if chunk is not None:
+        per_query = min(per_query, (chunk + 1) / 2 if causal and sq > 1 else float(chunk))
     return batch * heads * sq * per_query
 
 
-def _cost(q: Tensor, k: Tensor, causal: bool, window: int | None, products: int, tensors: int) -> Cost:
-    moved = tensors * (q.numel() + k.numel()) * q.element_size()
-    return Cost(2.0 * products * q.shape[-1] * _work(q, k, causal, window), float(moved))
+def _cost(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int | None,
+    chunk: int | None,
+    products: tuple[int, int],
+    tensors: int,
+) -> Cost:
+    """``products``: of the keys' width, of the values'. ``tensors``: how often (q or out, k or v) are moved, by two."""
+    rows = q.shape[0] * q.shape[1] * q.shape[2]
+    moved = tensors // 2 * (q.numel() + k.numel() + v.numel() + rows * v.shape[3]) * q.element_size()
+    widths = products[0] * q.shape[-1] + products[1] * v.shape[-1]
+    return Cost(2.0 * widths * _work(q, k, causal, window, chunk), float(moved))
 
 
 def _future(
@@ -201,39 +302,45 @@ def _future(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
 ) -> tuple[Tensor, ...] | None:
     """Replace the later half of the keys and values, which the earlier queries of causal attention do not see."""
     sq, sk = q.shape[2], k.shape[2]
     first = sk // 2  # the first key that is replaced
     blind = torch.arange(sq, device=q.device) + (sk - sq) < first
-    if not causal or sk < 2 or not bool(blind.any()) or q.numel() == 0:
-        return None
+    if not causal or sk < 2 or not bool(blind.any()) or q.numel() == 0 or key_range is not None:
+        return None  # a range ends earlier, and its queries stand earlier then: they see fewer still
     for x in (k, v):
         x[:, :, first:] = 1 - 2 * x[:, :, first:]  # finite: NaN times a probability of 0 is NaN by right
     kept = blind.expand(q.shape[:3])
-    return kept.unsqueeze(-1).expand(q.shape), kept
+    return kept.unsqueeze(-1).expand(*q.shape[:3], v.shape[3]), kept
 
 
 def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
-    return functools.partial(_forward, round_p="p" in roundings)
+    return functools.partial(_forward, roundings=roundings)
 
 
 @primitive(
     name="attention",
     outputs=("out", "lse"),
-    check=lambda q, k, v, causal, scale, window, softcap, mask: _check(
-        "attention", q, k, v, scale, window, softcap, mask
+    check=lambda q, k, v, causal, scale, window, softcap, mask, sinks=None, key_range=None, chunk=None: _check(
+        "attention", q, k, v, scale, window, softcap, mask, sinks, key_range, chunk
     ),
-    meta=lambda q, k, v, causal, scale, window, softcap, mask: _meta(q),
-    cost=lambda q, k, v, causal, scale, window, softcap, mask: _cost(q, k, causal, window, 2, 2),
+    meta=lambda q, k, v, *options: _meta(q, v),
+    cost=lambda q, k, v, causal, scale, window, softcap, mask, sinks=None, key_range=None, chunk=None: _cost(
+        q, k, v, causal, window, chunk, (1, 1), 2
+    ),
     bound=bounds.attention,
-    roundings=(ROUNDED_P,),
+    roundings=(ROUNDED_P, ROUNDED_O),
     rounded=_with_roundings,
-    dtypes={"mask": (torch.bool, *STORAGE_DTYPES)},
+    dtypes={"mask": (torch.bool, *STORAGE_DTYPES), "sinks": STORAGE_DTYPES, "key_range": (torch.int32,)},
     backward="attention_backward",
-    grads=("q", "k", "v"),
+    grads=("q", "k", "v", "sinks", "mask"),
     autocast=("low", "aten::scaled_dot_product_attention"),
-    batch={"q": 3, "k": 3, "v": 3, "mask": 3, "out": 3, "lse": 2},
+    added=("sinks", "key_range", "chunk"),
+    batch={"q": 3, "k": 3, "v": 3, "mask": 3, "key_range": 1, "out": 3, "lse": 2},
     unseen=_future,
     reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),
 )
@@ -246,9 +353,12 @@ def attention_with_lse(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with every argument positional, returning (out, lse)."""
-    return _forward(q, k, v, causal, scale, window, softcap, mask)
+    return _forward(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk)
 
 
 _attention_alone = first_of(attention_with_lse)
@@ -266,50 +376,98 @@ def attention(
     softcap: float = 0.0,
     mask: Tensor | None = None,
     return_lse: bool = False,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Any:
     """Scaled dot-product attention.
 
-    q: (batch, heads, Sq, head_dim). k, v: (batch, kv_heads, Sk, head_dim); kv_heads divides heads (grouped-query).
-    float32, float16 or bfloat16, one dtype; any strides; head_dim 1 to 256. scale: default head_dim**-0.5.
+    q: (batch, heads, Sq, head_dim). k: (batch, kv_heads, Sk, head_dim), v: (batch, kv_heads, Sk, value_dim); kv_heads
+    divides heads (grouped-query). float32, float16 or bfloat16, one dtype; any strides; head_dim and value_dim 1 to
+    256, alike or not. scale: default head_dim**-0.5.
     causal is aligned bottom-right: query i sees keys j <= i + Sk - Sq, so decoding with Sq = 1 sees every key. window:
     how many keys a query sees, itself included (both sides when not causal). softcap > 0: scores become
     softcap * tanh(scores / softcap). mask: broadcastable to (batch, heads, Sq, Sk); bool is True = attend, float is
-    added after the softcap; not differentiable.
-    Returns out (batch, heads, Sq, head_dim) in q's dtype, as a view of (batch, Sq, heads, head_dim) storage; with
-    return_lse also the natural-log float32 (batch, heads, Sq) log-sum-exp. A row that sees no key gives 0 and -inf.
+    added after the softcap (a position bias), and has a gradient.
+    sinks: (heads,), any of the float dtypes: one logit more in each row's softmax, neither scaled nor capped, that has
+    no value; -inf is none, +inf takes all (out 0). The log-sum-exp counts it; it has a gradient.
+    key_range: int32 (batch, 2), the first key of each sequence and the end of its keys, on the device: keys outside are
+    not seen, and the diagonal, the window and the chunks are those of a sequence that ends there (query i stands at
+    position i + end - Sq). Both are clamped to 0..Sk; where the end is not beyond the first nothing is seen.
+    chunk: a query sees keys of its own chunk of so many positions only, counted from the first key (Llama 4).
+    Returns out (batch, heads, Sq, value_dim) in q's dtype, as a view of (batch, Sq, heads, value_dim) storage; with
+    return_lse also the natural-log float32 (batch, heads, Sq) log-sum-exp. A row that sees no key gives 0 and -inf, or
+    its sink.
     float32 accumulation; an implementation may round P to the storage dtype. Raises ArgumentError.
-    Source: Vaswani et al., arXiv:1706.03762; softcap: Gemma 2, arXiv:2408.00118.
+    Source: Vaswani et al., arXiv:1706.03762; softcap: Gemma 2, arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
     """
     form = attention_with_lse if return_lse else _attention_alone
-    return form(q, k, v, causal, scale, window, softcap, mask)
+    return form(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk)
+
+
+def _check_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
+    need_mask: bool = False,
+) -> None:
+    op = "attention_backward"
+    saved = {"grad_out": grad_out, "grad_lse": grad_lse, "out": out, "lse": lse}
+    _check(op, q, k, v, scale, window, softcap, mask, sinks, key_range, chunk, **saved)
+    for name, x in (("grad_out", grad_out), ("out", out)):
+        checks.shaped(op, name, x, *q.shape[:3], v.shape[3])
+    for name, rows in (("grad_lse", grad_lse), ("lse", lse)):
+        checks.shaped(op, name, rows, *q.shape[:3])
+
+
+def _meta_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
+    need_mask: bool = False,
+) -> tuple[Tensor, ...]:
+    return (
+        *(x.new_empty(x.shape) for x in (q, k, v)),
+        q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape),
+        q.new_empty(0) if mask is None or not has_bias_gradient(mask, need_mask) else mask.new_empty(mask.shape),
+    )
 
 
 @primitive(
-    outputs=("grad_q", "grad_k", "grad_v"),
-    check=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _check(
-        "attention_backward",
-        q,
-        k,
-        v,
-        scale,
-        window,
-        softcap,
-        mask,
-        grad_out=grad_out,
-        grad_lse=grad_lse,
-        out=out,
-        lse=lse,
-    ),
-    meta=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: (
-        q.new_empty(q.shape),
-        k.new_empty(k.shape),
-        v.new_empty(v.shape),
-    ),
-    cost=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask: _cost(
-        q, k, causal, window, 5, 4
+    outputs=("grad_q", "grad_k", "grad_v", "grad_sinks", "grad_mask"),
+    check=_check_backward,
+    meta=_meta_backward,
+    cost=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *options: _cost(
+        q, k, v, causal, window, options[2] if len(options) > 2 else None, (3, 2), 4
     ),
     bound=bounds.attention_backward,
     roundings=(ROUNDED_P, ROUNDED_DS),
+    dtypes={"mask": (torch.bool, *STORAGE_DTYPES), "sinks": STORAGE_DTYPES, "key_range": (torch.int32,)},
+    added=("sinks", "key_range", "chunk", "need_mask"),
     batch={
         "grad_out": 3,
         "grad_lse": 2,
@@ -319,6 +477,7 @@ def attention(
         "out": 3,
         "lse": 2,
         "mask": 3,
+        "key_range": 1,
         "grad_q": 3,
         "grad_k": 3,
         "grad_v": 3,
@@ -339,6 +498,28 @@ def attention_backward(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attention` for q, k and v, from its saved output and log-sum-exp. Source: arXiv:2307.08691."""
-    return _backward(grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask)
+    sinks: Tensor | None = None,
+    key_range: Tensor | None = None,
+    chunk: int | None = None,
+    need_mask: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `attention` for q, k, v, sinks and a float mask, from its saved output and log-sum-exp; the last two
+    are empty without sinks, and without ``need_mask``. Source: arXiv:2307.08691."""
+    return _backward(
+        grad_out,
+        grad_lse,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        causal,
+        scale,
+        window,
+        softcap,
+        mask,
+        sinks,
+        key_range,
+        chunk,
+        need_mask,
+    )

@@ -26,6 +26,7 @@ def _cases() -> Sequence[Case]:
         *,
         kv_heads: int | None = None,
         sk: int | None = None,
+        dv: int | None = None,
         mask: TensorSpec | None = None,
         layout: str = "heads",
         fill: str | None = None,
@@ -41,7 +42,7 @@ def _cases() -> Sequence[Case]:
         args: dict[str, object] = {
             "q": TensorSpec(shape, layout=layout, fill=q_fill),
             "k": TensorSpec(keys, layout=layout, fill=k_fill),
-            "v": TensorSpec(keys, layout=layout, fill=v_fill),
+            "v": TensorSpec((*keys[:3], dv or head_dim), layout=layout, fill=v_fill),
         }
         args |= {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": mask} | options
         cotangent = "tally" if exact else None
@@ -81,16 +82,49 @@ def _cases() -> Sequence[Case]:
     add("offset", (1, 3, 20, 64), layout="offset")
     for fill in ("offset", "constant", "large_logits", "nonfinite", "zeros"):
         add(f"fill_{fill}", (1, 2, 37, 64), fill=fill)
+    add("sinks", (2, 6, 33, 64), kv_heads=2, causal=True, sinks=TensorSpec((6,)))
+    add("sinks_window", (1, 4, 41, 64), kv_heads=2, causal=True, window=8, sinks=TensorSpec((4,)))
+    add("sinks_wide", (1, 2, 18, 64), sinks=TensorSpec((2,), dtype="float32"))  # a dtype of its own
+    add("sinks_large", (1, 2, 19, 64), fill="large_logits", sinks=TensorSpec((2,), fill="large_logits"))
+    add("sinks_infinite", (1, 6, 9, 64), kv_heads=3, sinks=TensorSpec((6,), fill="infinite_logits"))
+    add("sinks_blind", (1, 2, 12, 64), sk=5, causal=True, sinks=TensorSpec((2,)))  # rows that see their sink alone
+    add("sinks_decode", (2, 4, 1, 64), kv_heads=2, sk=300, sinks=TensorSpec((4,)))
+    add("sinks_no_keys", (1, 2, 3, 64), sk=0, sinks=TensorSpec((2,)))
+    add("values_narrow", (1, 4, 21, 48), kv_heads=2, causal=True, dv=32)
+    add("values_wide", (1, 2, 17, 16), dv=80)
+    add("values_one", (1, 2, 9, 37), causal=True, dv=1)
+    add("mla", (1, 2, 20, 192), causal=True, dv=128)
+    add("mla_decode", (2, 4, 1, 192), kv_heads=2, sk=67, dv=128)
+    add("range", (4, 2, 25, 64), sk=40, key_range=_range(4))
+    add("range_causal", (4, 4, 25, 64), kv_heads=2, sk=40, causal=True, key_range=_range(4))
+    add("range_window", (3, 2, 30, 64), causal=True, window=6, key_range=_range(3))
+    add("range_decode", (5, 4, 1, 64), kv_heads=2, sk=300, causal=True, key_range=_range(5))
+    add("range_hostile", (6, 2, 9, 64), sk=35, causal=True, key_range=_range(6, "any_range"))
+    bool_row = TensorSpec((3, 1, 1, 33), dtype="bool", fill="mask")
+    add("range_mask_sinks", (3, 2, 14, 64), sk=33, mask=bool_row, key_range=_range(3), sinks=TensorSpec((2,)))
+    add("chunk", (1, 2, 45, 64), causal=True, chunk=16)
+    add("chunk_one", (1, 2, 11, 64), sk=14, causal=True, chunk=1)
+    add("chunk_append", (2, 2, 7, 64), sk=50, chunk=13)
+    add("chunk_range", (3, 4, 33, 64), kv_heads=2, sk=60, causal=True, chunk=20, key_range=_range(3))
+    add("chunk_decode", (2, 4, 1, 64), kv_heads=2, sk=300, causal=True, chunk=128, key_range=_range(2))
+    add("all_options", (2, 4, 19, 48), kv_heads=2, sk=37, dv=40, **_everything(4, 19, 37))
     # one key for each query: its probability is exp(0), and the log-sum-exp log(1)
+    flat = ("float32", "lse", "grad_q", "grad_k")
     add("exact_self", (1, 2, 37, 64), exact=("zeros", "digits"), scale=0.125, causal=True, window=1)
     add("exact_one_key", (2, 4, 3, 80), kv_heads=2, sk=1, exact=("zeros", "digits"), scale=0.125)
+    # a sink of -inf is none; one of 0 beside one score of 0 takes half
+    add("exact_no_sink", (1, 2, 9, 64), sk=32, exact=("zeros", "digits"), inexact=flat, sinks=_sink("no_logit"))
+    half = ("lse", "grad_q", "grad_k", "grad_v", "grad_sinks")
+    add("exact_half", (1, 2, 5, 64), sk=1, exact=("zeros", "digits"), inexact=half, sinks=_sink("zeros"))
+    matching("range", (2, 2, 19, 64), "grad_q", "grad_k", sk=37, causal=True, key_range=_range(2))
+    matching("chunk", (1, 2, 37, 64), causal=True, chunk=8)
+    matching("values", (1, 2, 29, 80), causal=True, dv=48)
     matching("full", (1, 2, 33, 64))
     matching("causal", (2, 6, 19, 64), kv_heads=2, causal=True)
     matching("d80", (1, 2, 29, 80), causal=True, layout="contiguous")
     matching("decode", (2, 4, 1, 64), kv_heads=2, sk=61, causal=True)
     matching("pairs", (1, 2, 17, 64), "grad_q", "grad_k", sk=128)
     # equal scores: the mean of the values
-    flat = ("float32", "lse", "grad_q", "grad_k")
     add("exact_mean", (1, 2, 9, 64), sk=32, exact=("zeros", "digits"), inexact=flat)
     matching("full_2048", (1, 8, 2048, 128), "grad_q", "grad_k", tier="standard")
     matching("window_1021", (2, 8, 1021, 128), kv_heads=2, causal=True, window=100, tier="standard")
@@ -111,6 +145,55 @@ def _cases() -> Sequence[Case]:
     add("d256_softcap", (1, 8, 777, 256), kv_heads=4, causal=True, softcap=50.0, tier="standard")
     add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
     return found
+
+
+def _sink(fill: str) -> TensorSpec:
+    return TensorSpec((2,), fill=fill)
+
+
+def _range(batch: int, fill: str = "ranges") -> TensorSpec:
+    return TensorSpec((batch, 2), dtype="int32", fill=fill)
+
+
+def _everything(heads: int, queries: int, keys: int) -> dict[str, Any]:
+    return {
+        "causal": True,
+        "window": 9,
+        "softcap": 20.0,
+        "mask": TensorSpec((1, heads, queries, keys), fill="bias"),
+        "sinks": TensorSpec((heads,)),
+        "key_range": _range(2),
+        "chunk": 16,
+    }
+
+
+def _ranges(d: Draw) -> Tensor:
+    """First and end key of each sequence: of the first all keys, then ragged ones, every fifth of them empty."""
+    keys = int(d.shape_of("k")[2])
+    batch = d.rows()[..., :1]
+    first = (d.uniform()[..., :1] * 0.5 * keys).floor()
+    end = keys - (d.uniform()[..., 1:] * 0.4 * keys).floor()
+    first, end = torch.where(batch == 0, 0, first), torch.where(batch == 0, keys, end)
+    end = torch.where(batch % 5 == 4, first, end)
+    return torch.cat((first, end), -1)
+
+
+def _anything(d: Draw) -> Tensor:
+    """Numbers below 0 and beyond the keys, ends before their first, the least and the greatest."""
+    keys = int(d.shape_of("k")[2])
+    ends = ((-5, keys + 9), (3, 2), (-(2**31), 2**31 - 1), (keys, keys + 1), (keys // 2, keys - 1), (2**31 - 1, -(2**31)))
+    rows = [ends[i % len(ends)] for i in range(d.shape[0])]
+    return torch.tensor(rows, dtype=torch.float64, device=d.device).reshape(d.shape)
+
+
+def _ends(d: Draw) -> Tensor:
+    """Logits of -inf, inf, a very small and a very large one, 0, 1."""
+    known = torch.tensor((-torch.inf, torch.inf, -3e4, 3e4, 0.0, 1.0), dtype=torch.float64, device=d.device)
+    return known[torch.arange(d.shape[0], device=d.device) % len(known)]
+
+
+def _never(d: Draw) -> Tensor:
+    return torch.full(d.shape, -torch.inf, dtype=torch.float64, device=d.device)
 
 
 def _nonfinite(d: Draw) -> Tensor:
@@ -235,7 +318,7 @@ def _like(name: str, first: Shape) -> Shape | None:
 def _defined(args: dict[str, Any], dtype: torch.dtype) -> None:
     """Leaves out NaN and Inf in a value that a query may not see. Its weight is 0, and 0 * NaN is NaN; a kernel that
     skips the block gives the sum of the others. Both are common, and both are right."""
-    hidden = args["causal"] or args["window"] is not None or args["mask"] is not None
+    hidden = any(args.get(name) not in (None, False) for name in ("causal", "window", "mask", "key_range", "chunk"))
     if hidden and args["v"].fill == "nonfinite":
         args["v"] = replace(args["v"], fill="normal")
 
@@ -248,6 +331,8 @@ _SYMBOLS: dict[str, Rule] = {
     "S": "queries",
     "T": "keys",
     "D": lambda s: int(s.choose(s.sizes.head_dim)),
+    "E": lambda s: int(s.choose((s["D"], s["D"], *s.sizes.head_dim))),
+    "beyond": lambda s: s["T"] + 3,
     **{f"m{symbol}": broadcast(symbol) for symbol in "BHS"},  # a mask's dimension broadcasts or not
 }
 
@@ -259,18 +344,25 @@ EVIDENCE = (
             {
                 "q": Form("B H S D", _SCORES, group="q"),
                 "k": Form("B G T D", _SCORES, group="q"),
-                "v": Form("B G T D", _SCORES, group="q"),
+                "v": Form("B G T E", _SCORES, group="q"),
                 "causal": (False, True),
                 "scale": (None, 0.3),
                 "window": "windows",
                 "softcap": (0.0, 20.0),
                 "mask": Form("mB mH mS T", ("bias", "mask"), True, True),
+                "sinks": Form("H", ("normal", "zeros", "large_logits"), True, True),
+                "key_range": Form("B 2", ("ranges", "any_range", "integer"), True, dtype="int32", low=-2, high="beyond"),
+                "chunk": "windows",
             },
             symbols=_SYMBOLS,
             defined=_defined,
         ),
         fills=(
             Fill("padding", "bool: left padding, and nothing later than the query", _padding),
+            Fill("ranges", "int32 (batch, 2): first and end key, some of them empty", _ranges),
+            Fill("any_range", "int32 (batch, 2): out of the keys and out of order", _anything, False),
+            Fill("infinite_logits", "logits of both infinities and large ones", _ends, False),
+            Fill("no_logit", "-inf", _never, False),
             Fill("codes", "rows of Walsh functions: each matches its own code alone", _codes, False),
             Fill("nonfinite", "normal with NaN and Infs planted in queries and in one head's values", _nonfinite),
             # a mean of 1e3 gives scores of 64e6 / 8, whose float32 roundoff is a whole unit

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.sinks_kernels import delta_of
 from ferryman.ops.attention.tile_kernels import LOG2E, _hide_queries, _load_rows, _wide
 from ferryman.ops.attention.tiling_kernels import Config, _block_d, _family
 from ferryman.ops.attention.triton_kernels import (
@@ -32,6 +33,7 @@ from ferryman.ops.attention.triton_kernels import (
     backward_arguments,
     forms,
     gradients,
+    rest,
 )
 
 _ROWS = 16  # the least that a matrix unit takes
@@ -312,13 +314,20 @@ def attention_backward(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
+    def others() -> tuple[torch.Tensor, torch.Tensor]:
+        return rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
+
     if q.numel() == 0 or k.numel() == 0:
-        return grad_q, grad_k, grad_v
+        return grad_q, grad_k, grad_v, *others()
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -377,7 +386,7 @@ def attention_backward(
         num_warps=4,
         num_stages=1,
     )
-    return grad_q, grad_k, grad_v
+    return grad_q, grad_k, grad_v, *others()
 
 
 def specialisations(
@@ -387,5 +396,5 @@ def specialisations(
     kind = getattr(torch, dtype)
     if kind == torch.float32 or _family(target) == "rdna":
         return []
-    few = [f for f in forms(target, kind, head_dims) if f[0].shape[2] == 1 and f[6:] == (0.0, None)]
+    few = [f for f in forms(target, kind, head_dims) if f[0].shape[2] == 1 and f[6:] == (0.0, None, None, None, None)]
     return recorded([functools.partial(attention_backward, *(*backward_arguments(f, False), target)) for f in few])

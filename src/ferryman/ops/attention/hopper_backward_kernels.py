@@ -29,7 +29,8 @@ from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.ops.attention.hopper_dkv_kernels import BLOCK_N, attention_backward_dkv_hopper
 from ferryman.ops.attention.hopper_dq_kernels import attention_backward_dq_hopper
 from ferryman.ops.attention.hopper_kernels import _LOG2E, HEAD_DIMS, _strides, operand, runs_on
-from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients
+from ferryman.ops.attention.sinks_kernels import delta_of
+from ferryman.ops.attention.triton_kernels import backward_arguments, forms, gradients, rest
 
 _PADDING = 128  # query rows: that of the largest block
 _HALF = tl.constexpr(64)  # columns of dQ that one warpgroup adds
@@ -184,16 +185,20 @@ def attention_backward(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
     *,
     deterministic: bool | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """deterministic: the order in which dQ is added is kept; None asks torch whether it is wanted."""
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
     if q.numel() == 0 or k.numel() == 0:
-        return grad_q, grad_k, grad_v
+        return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
     grad_out, q, k, v = map(operand, (grad_out, q, k, v))
     out = out if out.stride(-1) == 1 else out.contiguous()
     lse = lse.contiguous()
@@ -318,7 +323,7 @@ def attention_backward(
             HEAD_DIM=dim,
             num_warps=4,
         )
-    return grad_q, grad_k, grad_v
+    return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: rows_delta[..., :queries], lse)
 
 
 def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> list[Specialisation]:
@@ -331,7 +336,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     made = []
     for form in forms(target, kind, dims):
         q, k, _, *options = form
-        if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None]:
+        if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None, None, None, None]:
             continue
         few = (q, k[:, :1, :128], k[:, :1, :128], *options)
         for given in (form, few):

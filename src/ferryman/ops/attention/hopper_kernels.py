@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.sinks_kernels import with_sinks
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -594,13 +595,16 @@ def attention(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     out, lse = outputs(q)
     if blank(q, k, out, lse):
-        return out.transpose(1, 2), lse
+        return with_sinks(out.transpose(1, 2), lse, sinks)
     q, k, v = operand(q), operand(k), operand(v)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
@@ -634,7 +638,7 @@ def attention(
         CAUSAL=causal,
         num_warps=4,
     )
-    return out.transpose(1, 2), lse
+    return with_sinks(out.transpose(1, 2), lse, sinks)
 
 
 def runs_on(target: Target) -> bool:
@@ -647,5 +651,5 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
-    plain = [f for f in forms(target, kind, dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None)]
+    plain = [f for f in forms(target, kind, dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None)]
     return recorded([functools.partial(attention, *(*form, target)) for form in plain])

@@ -71,6 +71,23 @@ _NUMBERED = Clause(
     lambda n: n < 2**31,
 )
 
+_ONE_WIDTH = Clause(
+    "values as wide as keys",
+    ("k.shape", "v.shape"),
+    lambda view: (int(view.args["k"].shape[3]), int(view.args["v"].shape[3])),
+    lambda m: m[0] == m[1],
+)
+_ALL_KEYS = (absent("key_range"), absent("chunk"))
+_NO_BIAS_GRADIENT = Clause(
+    "no gradient of a float mask",
+    ("need_mask", "mask.dtype"),
+    lambda view: (
+        bool(view.args["need_mask"]) and view.args["mask"] is not None and view.args["mask"].dtype != torch.bool
+    ),
+    lambda wanted: not wanted,
+)
+
+_PLAIN_KEYS = (*_ALL_KEYS, _ONE_WIDTH, absent("sinks"))
 _ON_HOPPER = (
     compiled(),
     feature("wgmma"),
@@ -78,17 +95,22 @@ _ON_HOPPER = (
     _HALF,
     one_of("q.shape[-1]", 64, 128),
     *_PLAIN,
+    *_ALL_KEYS,
+    _ONE_WIDTH,
     at_least("q.shape[2]", 128),
 )
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), *_UNIT)
-_CUDNN = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
-_CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_FUSED, absent("window"), one_of("q.shape[2]", 1))
-_FLASH_NVIDIA = (vendor("nvidia"), *_FUSED, absent("mask"), _EVERY_ROW_SEES)
-_FLASH_AMD = (vendor("amd"), *_FUSED, *_PLAIN, _SQUARE)
-_EFFICIENT = (vendor("nvidia"), *_FUSED, _EVERY_ROW_SEES, _ONE_SIDED)
+_ALIKE = (*_FUSED, _ONE_WIDTH)
+_CUDNN = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
+_CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), one_of("q.shape[2]", 1))
+_FLASH_NVIDIA = (vendor("nvidia"), *_ALIKE, absent("mask"), *_ALL_KEYS, _EVERY_ROW_SEES)
+_FLASH_AMD = (vendor("amd"), *_ALIKE, *_PLAIN, *_ALL_KEYS, _SQUARE)
+# the memory-efficient kernel takes values of another width, and a key range and chunks as the mask that says them
+_EFFICIENT = (vendor("nvidia"), *_FUSED, multiple_of("v.shape[-1]", 8), _EVERY_ROW_SEES, _ONE_SIDED)
 # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0; a
 # row of NaN scores also becomes 0 where its keys do not fill one vector of 16.
-_CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, _SQUARE, at_least("k.shape[2]", 16), *_UNIT)
+_CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, *_ALL_KEYS, _ONE_WIDTH)
+_CPU = (*_CPU, _SQUARE, at_least("k.shape[2]", 16), *_UNIT)
 # PyTorch's backward kernels give no gradient of the log-sum-exp. They add dQ atomically, and round every query head's
 # dK and dV before a group's sum.
 _NORMAL = Clause(
@@ -97,9 +119,9 @@ _NORMAL = Clause(
     lambda view: (*_rows_of(view), view.args["q"].dtype),
     lambda m: m[2] != torch.float16 or m[0] == m[1],
 )
-_NO_LSE = (absent("grad_lse"), _NORMAL)
+_NO_LSE = (absent("grad_lse"), _NORMAL, _NO_BIAS_GRADIENT)
 _ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}
-_TRACED: dict[str, Any] = {"roundings": ("p",), "partial": True, "traced": "attention_traced"}
+_TRACED: dict[str, Any] = {"roundings": ("p", "o"), "partial": True, "traced": "attention_traced"}
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch.cudnn", "attention", function="attention_cudnn", when=_CUDNN, **_TRACED),
@@ -123,7 +145,7 @@ IMPLEMENTATIONS = (
         "torch.cudnn",
         "attention_backward",
         function="attention_backward_cudnn",
-        when=(*_CUDNN, absent("mask"), *_NO_LSE),
+        when=(*_CUDNN, absent("mask"), *_ALL_KEYS, *_NO_LSE),
         **_ADDED,
     ),
     *menu(
@@ -157,7 +179,7 @@ IMPLEMENTATIONS = (
         "attention",
         module="hopper_kernels",
         when=(*_ON_HOPPER, positive("scale")),
-        roundings=("p",),
+        roundings=("p", "o"),
         replayable=True,
         partial=True,
     ),
@@ -166,20 +188,20 @@ IMPLEMENTATIONS = (
         "triton.decode",
         "attention",
         function="attention_decode",
-        when=(*_DOT, _ONE_TILE),
+        when=(*_DOT, *_PLAIN_KEYS, _ONE_TILE),
         roundings=("p",),
         replayable=True,
         configurations="configurations",
         partial=True,
     ),
-    *menu(_HERE, "triton.tiled", "attention", when=_DOT, roundings=("p",), replayable=True),
+    *menu(_HERE, "triton.tiled", "attention", when=(*_DOT, *_PLAIN_KEYS), roundings=("p",), replayable=True),
     # On Hopper the tiles of keys add to dQ in the order in which they come.
     *menu(
         _HERE,
         "triton.hopper",
         "attention_backward",
         module="hopper_backward_kernels",
-        when=(*_ON_HOPPER, _NUMBERED),
+        when=(*_ON_HOPPER, _NUMBERED, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         deterministic="asked",
         replayable=True,
@@ -192,10 +214,17 @@ IMPLEMENTATIONS = (
         "triton.decode",
         "attention_backward",
         module="few_queries_kernels",
-        when=(*_DOT, _HALF, *_PLAIN[1:], _ONE_TILE, lacking("wmma")),
+        when=(*_DOT, _HALF, *_PLAIN[1:], *_ALL_KEYS, _ONE_WIDTH, _ONE_TILE, lacking("wmma"), _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         replayable=True,
         partial=True,
     ),
-    *menu(_HERE, "triton.tiled", "attention_backward", when=_DOT, roundings=("p", "ds"), replayable=True),
+    *menu(
+        _HERE,
+        "triton.tiled",
+        "attention_backward",
+        when=(*_DOT, *_PLAIN_KEYS, _NO_BIAS_GRADIENT),
+        roundings=("p", "ds"),
+        replayable=True,
+    ),
 )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
 
 aten = torch.ops.aten
 
@@ -47,8 +48,60 @@ def _hidden(sq: int, sk: int, causal: bool, window: int | None, device: torch.de
     return seen.logical_not()
 
 
+def _out_of_range(
+    sq: int, sk: int, causal: bool, window: int | None, key_range: Tensor | None, chunk: int | None, device: torch.device
+) -> Tensor:
+    """`_hidden` where each sequence has keys of its own, or there are chunks: (B or 1, 1, Sq or 1, Sk)."""
+    keys = torch.arange(sk, device=device)
+    begin: Tensor | int = 0
+    end: Tensor | int = sk
+    if key_range is not None:
+        begin, end = key_range.clamp(0, sk).long().view(-1, 1, 1, 2).unbind(-1)
+        begin, end = begin.unsqueeze(-1), end.unsqueeze(-1)
+    hidden = (keys < begin).logical_or(keys >= end).view(-1, 1, 1, sk)
+    if causal or window is not None or chunk is not None:
+        behind = torch.arange(sq, device=device).view(1, 1, sq, 1) + (end - sq) - keys  # by how much a key is earlier
+        if causal:
+            hidden = hidden.logical_or(behind < 0)
+        if window is not None:
+            hidden = hidden.logical_or((behind if causal else behind.abs()) >= window)
+        if chunk is not None:
+            since = keys - begin
+            of_key = since.remainder(chunk)  # places since the start of its chunk
+            hidden = hidden.logical_or((behind < -of_key).logical_or(behind >= chunk - of_key))
+    return hidden
+
+
+def _as_mask(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    window: int | None,
+    mask: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+) -> tuple[bool, int | None, Tensor | None]:
+    """(causal, window, mask), where a key range or chunks are a mask that says all of it: made on the device."""
+    if key_range is None and chunk is None:
+        return causal, window, mask
+    hidden = _out_of_range(q.shape[2], k.shape[2], causal, window, key_range, chunk, q.device)
+    if mask is None:
+        return False, None, hidden.logical_not()
+    if mask.dtype == torch.bool:
+        return False, None, mask.logical_and(hidden.logical_not())
+    return False, None, torch.where(hidden, -math.inf, mask)
+
+
 def _composed_scores(
-    q: Tensor, k: Tensor, causal: bool, scale: float, window: int | None, softcap: float, mask: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
 ) -> tuple[Tensor, Tensor | None]:
     s = torch.matmul(q.float() * scale, k.float().mT)
     capped = None
@@ -59,14 +112,19 @@ def _composed_scores(
         s = s + mask.float()
     elif mask is not None:
         s = s.masked_fill(mask.logical_not(), -math.inf)
-    hidden = _hidden(q.shape[2], k.shape[2], causal, window, q.device)
+    if key_range is None and chunk is None:
+        hidden = _hidden(q.shape[2], k.shape[2], causal, window, q.device)
+    else:
+        hidden = _out_of_range(q.shape[2], k.shape[2], causal, window, key_range, chunk, q.device)
     return (s if hidden is None else s.masked_fill(hidden, -math.inf)), capped
 
 
-def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse), 0 in rows that see nothing; divided by its sum, which is 1 but for the rounding of lse."""
+def _probabilities(s: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """exp(s - lse), 0 in rows that see nothing; divided by its sum, with the sink's the rounding of lse away from 1."""
     p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1))
     total = p.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks_share(lse, sinks).unsqueeze(-1)
     return p / total.where(total > 0, 1.0)
 
 
@@ -101,10 +159,10 @@ def _scale(q: Tensor, scale: float | None) -> float:
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
-def _blank(q: Tensor) -> tuple[Tensor, Tensor]:
+def _blank(q: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """The result where there is no query or no key."""
-    out = q.new_zeros((q.shape[0], q.shape[2], q.shape[1], q.shape[3])).transpose(1, 2)
-    return out, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    out = q.new_zeros((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
+    return with_sinks(out, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32), sinks)
 
 
 def _is_blank(q: Tensor, k: Tensor) -> bool:
@@ -120,10 +178,14 @@ def attention_cudnn(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
-        return _blank(q)
+        return _blank(q, v, sinks)
+    causal, window, mask = _as_mask(q, k, causal, window, mask, key_range, chunk)
     diagonal = _needs_diagonal(q, causal)
     if mask is not None and diagonal:  # cuDNN is 10 times as slow with a bias and a diagonal as with a bias alone
         hidden = _hidden(q.shape[2], k.shape[2], causal, None, q.device)
@@ -136,7 +198,7 @@ def attention_cudnn(
         *map(_vectorised, (q, k, v)), _bias(q, k, mask), True, 0.0, diagonal, False, scale=_scale(q, scale)
     )
     out, lse = _model_layout(got[0]), got[1].squeeze(-1).float().contiguous()
-    return _without_blind(out, lse, q, k, causal, window, mask)
+    return with_sinks(*_without_blind(out, lse, q, k, causal, window, mask), sinks)
 
 
 def attention_flash(
@@ -148,16 +210,19 @@ def attention_flash(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
-        return _blank(q)
+        return _blank(q, v, sinks)
     diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
     if target.vendor != "nvidia":  # ROCm's kernel aligns causal as PyTorch does, and has no window
         found = aten._scaled_dot_product_flash_attention(
             *map(_vectorised, (q, k, v)), 0.0, diagonal, False, scale=factor
         )
-        return _model_layout(found[0]), found[1].float().contiguous()
+        return with_sinks(_model_layout(found[0]), found[1].float().contiguous(), sinks)
     left, right = _window_sides(window, causal)
     got = aten._flash_attention_forward(
         *map(_rows_first, (q, k, v)),
@@ -172,7 +237,7 @@ def attention_flash(
         window_size_left=left,
         window_size_right=right,
     )
-    return _model_layout(got[0].transpose(1, 2)), got[1].float().contiguous()
+    return with_sinks(_model_layout(got[0].transpose(1, 2)), got[1].float().contiguous(), sinks)
 
 
 def _window_sides(window: int | None, causal: bool) -> tuple[int | None, int | None]:
@@ -225,11 +290,15 @@ def attention_efficient(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
-        return _blank(q)
+        return _blank(q, v, sinks)
     heads = q.shape[1]
+    causal, window, mask = _as_mask(q, k, causal, window, mask, key_range, chunk)
     got = aten._efficient_attention_forward(
         *map(_rows_first, (q, _grouped(k, heads), _grouped(v, heads))),
         _bias(q, k, mask),
@@ -244,7 +313,7 @@ def attention_efficient(
         window_size=window,
     )
     out, lse = _model_layout(got[0].transpose(1, 2)), got[1][..., : q.shape[2]].contiguous()
-    return _without_blind(out, lse, q, k, causal, window, mask)
+    return with_sinks(*_without_blind(out, lse, q, k, causal, window, mask), sinks)
 
 
 def attention_cpu(
@@ -256,17 +325,20 @@ def attention_cpu(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
-        return _blank(q)
+        return _blank(q, v, sinks)
     keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
     diagonal = _needs_diagonal(q, causal)
     got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, diagonal, scale=_scale(q, scale))
     # Where every score of a row is -inf PyTorch's log-sum-exp is 0, a value that 16 keys or more hardly have otherwise.
     if bool((got[1] == 0).any()):
-        return attention_composed(q, k, v, causal, scale, window, softcap, mask, target)
-    return _model_layout(got[0]), got[1].float().contiguous()
+        return attention_composed(q, k, v, causal, scale, window, softcap, mask, sinks, None, None, target)
+    return with_sinks(_model_layout(got[0]), got[1].float().contiguous(), sinks)
 
 
 def attention_composed(
@@ -278,12 +350,19 @@ def attention_composed(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     heads = q.shape[1]
-    s, _ = _composed_scores(q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask)
+    s, _ = _composed_scores(
+        q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask, key_range, chunk
+    )
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
-    out = torch.matmul(_probabilities(s, lse), _grouped(v, heads).float()).to(q.dtype)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.float().view(1, -1, 1).expand(lse.shape))
+    out = torch.matmul(_probabilities(s, lse, sinks), _grouped(v, heads).float()).to(q.dtype)
     return _model_layout(out), lse
 
 
@@ -320,6 +399,9 @@ def attention_traced(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
     features: str,
 ) -> Tensor | None:
     """`attention`'s output as one ATen call that autograd and Inductor know; None where only the whole kernel will do.
@@ -330,6 +412,8 @@ def attention_traced(
     needs_mask = causal and sq != 1
     empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
     if empty or window is not None or softcap or mask is not None or (needs_mask and sq != k.shape[2]):
+        return None
+    if sinks is not None or key_range is not None or chunk is not None or v.shape[3] != head_dim:
         return None
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return None
@@ -356,6 +440,14 @@ def _none(*like: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in like)
 
 
+def _rest(
+    grad_out: Tensor, grad_lse: Tensor | None, q: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the sinks, and of a mask that needs none."""
+    none = q.new_empty(0)
+    return none if sinks is None else gradient_of_sinks(delta_of(grad_out, grad_lse, out), lse, sinks), none
+
+
 def _per_key_head(x: Tensor, like: Tensor) -> Tensor:
     """The sum over the query heads of each key head. x: (B, H, Sk, D)."""
     group = like.shape[1]
@@ -375,10 +467,14 @@ def attention_backward_cudnn(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
-        return _none(q, k, v)
+        return *_none(q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
     grads = aten._scaled_dot_product_cudnn_attention_backward(
         *layout,
@@ -394,7 +490,7 @@ def attention_backward_cudnn(
         _needs_diagonal(q, causal),
         scale=_scale(q, scale),
     )
-    return tuple(g.contiguous() for g in grads)
+    return *(g.contiguous() for g in grads), *_rest(grad_out, grad_lse, q, out, lse, sinks)
 
 
 def attention_backward_flash(
@@ -410,17 +506,21 @@ def attention_backward_flash(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
-        return _none(q, k, v)
+        return *_none(q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
     if target.vendor != "nvidia":
         layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
         grads = aten._scaled_dot_product_flash_attention_backward(
             *layout, lse, None, None, q.shape[2], k.shape[2], 0.0, diagonal, _nothing(q), _nothing(q), scale=factor
         )
-        return tuple(g.contiguous() for g in grads)
+        return *(g.contiguous() for g in grads), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     left, right = _window_sides(window, causal)
     grads = aten._flash_attention_backward(
         *map(_rows_first, (grad_out, q, k, v, out)),
@@ -437,7 +537,7 @@ def attention_backward_flash(
         window_size_left=left,
         window_size_right=right,
     )
-    return tuple(g.transpose(1, 2).contiguous() for g in grads)
+    return *(g.transpose(1, 2).contiguous() for g in grads), *_rest(grad_out, grad_lse, q, out, lse, sinks)
 
 
 def attention_backward_efficient(
@@ -453,10 +553,15 @@ def attention_backward_efficient(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
-        return _none(q, k, v)
+        return *_none(q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+    causal, window, mask = _as_mask(q, k, causal, window, mask, key_range, chunk)
     heads, rows = q.shape[1], q.shape[2]
     padded = -(-rows // _ROWS_ALIGNED) * _ROWS_ALIGNED
     sums = lse.new_full((*lse.shape[:2], padded), math.inf)
@@ -480,7 +585,12 @@ def attention_backward_efficient(
         window_size=window,
     )
     grad_q, grad_k, grad_v = (g.transpose(1, 2) for g in grads[:3])
-    return grad_q.contiguous(), _per_key_head(grad_k, k), _per_key_head(grad_v, v)
+    return (
+        grad_q.contiguous(),
+        _per_key_head(grad_k, k),
+        _per_key_head(grad_v, v),
+        *_rest(grad_out, grad_lse, q, out, lse, sinks),
+    )
 
 
 def attention_backward_composed(
@@ -496,12 +606,16 @@ def attention_backward_composed(
     window: int | None,
     softcap: float,
     mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
 ) -> tuple[Tensor, ...]:
     heads, factor = q.shape[1], _scale(q, scale)
     keys, values = _grouped(k, heads), _grouped(v, heads)
-    s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask)
-    p, g = _probabilities(s, lse), grad_out.float()
+    s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask, key_range, chunk)
+    p, g = _probabilities(s, lse, sinks), grad_out.float()
     dp = torch.matmul(g, values.float().mT)
     # In float32, P dP cancels against dP as the output's own rounding does not (gradients 3 times as far off); in 16
     # bits the output that was returned is part of the op's meaning.
@@ -509,6 +623,9 @@ def attention_backward_composed(
     if grad_lse is not None:
         delta = delta - grad_lse
     ds = p * (dp - delta.unsqueeze(-1))
+    grad_mask = q.new_empty(0)
+    if need_mask and mask is not None and mask.dtype != torch.bool:
+        grad_mask = ds.sum_to_size(mask.shape).to(mask.dtype).contiguous()
     if capped is not None:
         ds = ds * (1 - capped.square())
 
@@ -516,4 +633,6 @@ def attention_backward_composed(
         (torch.matmul(ds, keys.float()) * factor).to(q.dtype).contiguous(),
         _per_key_head(torch.matmul(ds.mT, q.float()) * factor, k),
         _per_key_head(torch.matmul(p.mT, g), v),
+        q.new_empty(0) if sinks is None else gradient_of_sinks(delta, lse, sinks),
+        grad_mask,
     )

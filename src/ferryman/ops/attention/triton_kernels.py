@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, interpreting, launch, recorded
 from ferryman.ops.attention.backward_kernels import attention_backward_dkv, attention_backward_dq
 from ferryman.ops.attention.forward_kernels import attention_forward, attention_merge
+from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks
 from ferryman.ops.attention.tiling_kernels import Config, _block_d, _config, _decode_config, _family, _spills_allowed
 
 _LOG2E = 1.4426950408889634
@@ -116,6 +118,9 @@ def configurations(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> dict[str, float]:
     """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
@@ -167,6 +172,9 @@ def attention(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Query rows in tiles of their own head."""
@@ -179,7 +187,25 @@ def attention(
     programs = batch * heads * triton.cdiv(queries, config.block_m)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     _run_forward(
-        q, k, v, out, lse, causal, scale, window, softcap, mask, target, config, programs, 1, together, pack=False
+        q,
+        k,
+        v,
+        out,
+        lse,
+        causal,
+        scale,
+        window,
+        softcap,
+        mask,
+        sinks,
+        key_range,
+        chunk,
+        target,
+        config,
+        programs,
+        1,
+        together,
+        pack=False,
     )
     return out.transpose(1, 2), lse
 
@@ -193,6 +219,9 @@ def attention_decode(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The query rows of a key head's whole group in one tile; keys in one piece or several."""
@@ -208,7 +237,25 @@ def attention_decode(
         config = replace(config, num_stages=4)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size())
     _run_forward(
-        q, k, v, out, lse, causal, scale, window, softcap, mask, target, config, programs, splits, together, pack=True
+        q,
+        k,
+        v,
+        out,
+        lse,
+        causal,
+        scale,
+        window,
+        softcap,
+        mask,
+        sinks,
+        key_range,
+        chunk,
+        target,
+        config,
+        programs,
+        splits,
+        together,
+        pack=True,
     )
     return out.transpose(1, 2), lse
 
@@ -224,6 +271,9 @@ def _run_forward(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
     target: Target,
     config: Config,
     programs: int,
@@ -309,6 +359,14 @@ def _run_forward(
         )
 
 
+def rest(
+    q: torch.Tensor, sinks: torch.Tensor | None, delta: Callable[[], torch.Tensor], lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of the sinks, and of a mask that needs none."""
+    none = q.new_empty(0)
+    return none if sinks is None else gradient_of_sinks(delta(), lse, sinks), none
+
+
 def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Contiguous tensors for the gradients, to be written; zeros where no query meets a key."""
     make = torch.zeros if q.numel() == 0 or k.numel() == 0 else torch.empty
@@ -329,14 +387,18 @@ def attention_backward(
     window: int | None,
     softcap: float,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    key_range: torch.Tensor | None,
+    chunk: int | None,
+    need_mask: bool,
     target: Target,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     device = q.device
     grad_q, grad_k, grad_v = gradients(q, k, v)
     if q.numel() == 0 or k.numel() == 0:
-        return grad_q, grad_k, grad_v
+        return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
     q, k, v, out, grad_out = (_unit_last(x) for x in (q, k, v, out, grad_out))
     lse = lse.contiguous()
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
@@ -415,7 +477,7 @@ def attention_backward(
         **_backward_constexprs(dkv, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
         **_options(dkv),
     )
-    return grad_q, grad_k, grad_v
+    return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta, lse)
 
 
 def _options(config: Config) -> dict[str, Any]:
@@ -496,7 +558,7 @@ def forms(target: Target, dtype: torch.dtype, head_dims: tuple[int, ...]) -> lis
             q = torch.empty((batch, 32, queries, dim), dtype=dtype, device="meta")
             k = torch.empty((batch, 8, 4096, dim), dtype=dtype, device="meta")
             rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
-            found.append((q, k, k, causal, None, window, cap, rows))
+            found.append((q, k, k, causal, None, window, cap, rows, None, None, None))
     return found
 
 
@@ -505,7 +567,7 @@ def backward_arguments(form: tuple[Any, ...], with_lse: bool) -> tuple[Any, ...]
     q, k, v, *options = form
     out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-    return (q, lse if with_lse else None, q, k, v, out, lse, *options)
+    return (q, lse if with_lse else None, q, k, v, out, lse, *options, False)
 
 
 def specialisations(
@@ -524,7 +586,7 @@ def specialisations(
     def few_pieces(dim: int) -> None:
         q = torch.empty((1, 8, 1, dim), dtype=kind, device="meta")
         k = torch.empty((1, 1, 8192, dim), dtype=kind, device="meta")
-        attention_decode(q, k, k, True, None, None, 0.0, None, replace(target, configuration="splits_2"))
+        attention_decode(q, k, k, True, None, None, 0.0, None, None, None, None, replace(target, configuration="splits_2"))
 
     made = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]
     found = recorded([*made, *(functools.partial(few_pieces, dim) for dim in head_dims)])
