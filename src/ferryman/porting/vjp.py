@@ -332,7 +332,7 @@ def _allowed(
         analytic, terms = _backward(backward, exact.given | saved)
     given = dict(zip(prepared.primitive.names, prepared.args.values, strict=True))
     dtypes = [
-        next((given[n].dtype for n in shared if isinstance(given[n], Tensor)), prepared.dtype)
+        next((given[n].dtype for n in shared if _differentiable(given[n])), prepared.dtype)
         for shared in prepared.primitive.grads
     ]
     found = metrics.bounds(terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False)
