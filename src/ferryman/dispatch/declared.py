@@ -111,7 +111,9 @@ def _name(one: Declared) -> None:
     with _lock:
         if not one.named:
             one.named = True
-            torch.library.register_fake(f"ferryman::{one.name}", lambda *args: one.fake(*args, *one.rest(len(args))), lib=_library)
+            torch.library.register_fake(
+                f"ferryman::{one.name}", lambda *args: one.fake(*args, *one.rest(len(args))), lib=_library
+            )
 
 
 def _count(one: Declared) -> None:

@@ -58,8 +58,8 @@ class Arguments:
 
 
 def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
-    """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off (of an
-    optional tensor's, one for each case that has it), and optional gradients are absent in every other case."""
+    """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off (an
+    optional tensor's in each case that has it), and optional gradients are absent in every other case."""
     forward = forward_of(primitive)
     if forward is None:
         return [c for c in registry.evidence(primitive).cases() if c.tier == tier]

@@ -17,7 +17,10 @@ from ferryman.ops.attention.tile_kernels import (
     _key_ranges,
     _load_rows,
     _mask_index,
+    _own_keys,
+    _own_queries,
     _saturation,
+    _sequence,
     _tile_and_head,
     _wide,
 )
@@ -37,6 +40,8 @@ def _dq_range(
     delta,
     row_inside,
     position,
+    first,
+    past,
     lo,
     hi,
     num_keys,
@@ -48,9 +53,12 @@ def _dq_range(
     score_cap,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -69,7 +77,7 @@ def _dq_range(
     for start in tl.range(lo, hi, BLOCK_N):
         start = tl.multiple_of(start, BLOCK_N)
         k_tile = _load_rows(k + _wide(start) * stride_kn, stride_kn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
-        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
+        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, VALUE_DIM, BLOCK_V, EDGE)
         scores = tl.dot(q, tl.trans(k_tile), input_precision=PRECISION) * score_scale
         slope = scores
         if HAS_CAP:
@@ -81,7 +89,9 @@ def _dq_range(
             scores = _add_mask(scores, pointers, row_inside[:, None], tile_inside, MASK, FOLD, EDGE)
         if EDGE:
             keys = (start + tl.arange(0, BLOCK_N))[None, :]
-            scores = _hide_keys(scores, position[:, None], keys, num_keys, window, CAUSAL, HAS_WINDOW, FOLD)
+            scores = _hide_keys(
+                scores, position[:, None], keys, num_keys, window, first, past, CAUSAL, HAS_WINDOW, BOUNDED, FOLD
+            )
         p = tl.exp2(scores - lse[:, None])
         dp = tl.dot(do, tl.trans(v_tile), input_precision=PRECISION)
         if SUMS:
@@ -112,6 +122,8 @@ def _dq_keys(
     delta,
     row_inside,
     position,
+    first,
+    past,
     lo,
     full_lo,
     full_hi,
@@ -125,10 +137,13 @@ def _dq_keys(
     score_cap,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -140,7 +155,7 @@ def _dq_keys(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     moment = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_WINDOW:
+    if HAS_WINDOW or BOUNDED:
         dq, weight, moment = _dq_range(
             dq,
             weight,
@@ -154,6 +169,8 @@ def _dq_keys(
             delta,
             row_inside,
             position,
+            first,
+            past,
             lo,
             full_lo,
             num_keys,
@@ -165,9 +182,12 @@ def _dq_keys(
             score_cap,
             HEAD_DIM,
             BLOCK_D,
+            VALUE_DIM,
+            BLOCK_V,
             BLOCK_N,
             CAUSAL,
             HAS_WINDOW,
+            BOUNDED,
             HAS_CAP,
             MASK,
             WIDE,
@@ -189,6 +209,8 @@ def _dq_keys(
         delta,
         row_inside,
         position,
+        first,
+        past,
         full_lo,
         full_hi,
         num_keys,
@@ -200,9 +222,12 @@ def _dq_keys(
         score_cap,
         HEAD_DIM,
         BLOCK_D,
+        VALUE_DIM,
+        BLOCK_V,
         BLOCK_N,
         CAUSAL,
         HAS_WINDOW,
+        BOUNDED,
         HAS_CAP,
         MASK,
         WIDE,
@@ -224,6 +249,8 @@ def _dq_keys(
         delta,
         row_inside,
         position,
+        first,
+        past,
         full_hi,
         hi,
         num_keys,
@@ -235,9 +262,12 @@ def _dq_keys(
         score_cap,
         HEAD_DIM,
         BLOCK_D,
+        VALUE_DIM,
+        BLOCK_V,
         BLOCK_N,
         CAUSAL,
         HAS_WINDOW,
+        BOUNDED,
         HAS_CAP,
         MASK,
         WIDE,
@@ -256,6 +286,7 @@ _BACKWARD_DYNAMIC = [
     "num_queries",
     "num_keys",
     "window",
+    "chunk",
     "batch_heads",
     "score_scale",
     "score_cap",
@@ -269,6 +300,8 @@ def attention_backward_dq(
     k,
     v,
     mask,
+    sinks,
+    key_range,
     out,
     grad_out,
     grad_lse,
@@ -300,18 +333,23 @@ def attention_backward_dq(
     num_queries,
     num_keys,
     window,
+    chunk,
     batch_heads,
     score_scale,
     score_cap,
     grad_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_GRAD_LSE: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
@@ -335,7 +373,12 @@ def attention_backward_dq(
     tile_rows = tl.arange(0, BLOCK_M)
     rows = first + tile_rows
     row_inside = rows < num_queries
-    position = rows + (num_keys - num_queries)
+    begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
+    position = rows + (end - num_queries)
+    own_first = position
+    own_past = position
+    if BOUNDED:
+        own_first, own_past = _own_keys(position, begin, end, chunk)
     offsets = tile_rows
     if WIDE:
         offsets = tile_rows.to(tl.int64)
@@ -348,7 +391,7 @@ def attention_backward_dq(
     v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh
     per_row = _wide(head_id) * num_queries + rows
     q_tile = _load_rows(q, stride_qm, offsets, left, HEAD_DIM, BLOCK_D, True)
-    do_tile = _load_rows(grad_out, stride_gm, offsets, left, HEAD_DIM, BLOCK_D, True)
+    do_tile = _load_rows(grad_out, stride_gm, offsets, left, VALUE_DIM, BLOCK_V, True)
     row_lse = tl.load(lse + per_row, mask=row_inside, other=float("-inf")) * LOG2E
     row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)  # rows that see nothing: P = exp2(-inf) = 0
     mask_rows = mask
@@ -357,7 +400,9 @@ def attention_backward_dq(
         mask_row = _mask_index(rows, num_queries, FOLD)
         mask_rows = mask + (mask_base + mask_row.to(tl.int64) * stride_mask_m)[:, None]
 
-    lo, hi, full_lo, full_hi = _key_ranges(first, last, num_queries, num_keys, window, BLOCK_N, CAUSAL, HAS_WINDOW)
+    lo, hi, full_lo, full_hi = _key_ranges(
+        first, last, num_queries, begin, end, window, chunk, BLOCK_N, CAUSAL, HAS_WINDOW, BOUNDED
+    )
     full_lo = tl.minimum(tl.maximum(full_lo, lo), hi)
     full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
     if q.dtype.element_ty == tl.float32:
@@ -371,11 +416,13 @@ def attention_backward_dq(
             row_lse,
             row_inside,
             position,
+            own_first[:, None],
+            own_past[:, None],
             lo,
             full_lo,
             full_hi,
             hi,
-            num_keys,
+            end,
             window,
             stride_kn,
             stride_vn,
@@ -384,10 +431,13 @@ def attention_backward_dq(
             score_cap,
             HEAD_DIM,
             BLOCK_D,
+            VALUE_DIM,
+            BLOCK_V,
             BLOCK_M,
             BLOCK_N,
             CAUSAL,
             HAS_WINDOW,
+            BOUNDED,
             HAS_CAP,
             MASK,
             WIDE,
@@ -395,9 +445,12 @@ def attention_backward_dq(
             PRECISION,
             True,
         )
+        if HAS_SINKS:  # the sink's probability, so that the sum stays 1 but for the rounding of lse
+            sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+            weight += tl.where(sink == row_lse, 1.0, tl.exp2(sink - row_lse))
         row_delta = moment / tl.where(weight == 0.0, 1.0, weight)
     else:
-        o_tile = _load_rows(out, stride_om, offsets, left, HEAD_DIM, BLOCK_D, True)
+        o_tile = _load_rows(out, stride_om, offsets, left, VALUE_DIM, BLOCK_V, True)
         row_delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     if HAS_GRAD_LSE:
         row_delta -= tl.load(grad_lse + per_row, mask=row_inside, other=0.0).to(tl.float32)
@@ -412,11 +465,13 @@ def attention_backward_dq(
         row_delta,
         row_inside,
         position,
+        own_first[:, None],
+        own_past[:, None],
         lo,
         full_lo,
         full_hi,
         hi,
-        num_keys,
+        end,
         window,
         stride_kn,
         stride_vn,
@@ -425,10 +480,13 @@ def attention_backward_dq(
         score_cap,
         HEAD_DIM,
         BLOCK_D,
+        VALUE_DIM,
+        BLOCK_V,
         BLOCK_M,
         BLOCK_N,
         CAUSAL,
         HAS_WINDOW,
+        BOUNDED,
         HAS_CAP,
         MASK,
         WIDE,
@@ -458,6 +516,8 @@ def _dkv_range(
     delta,
     keys,
     key_inside,
+    first,
+    past,
     lo,
     hi,
     num_queries,
@@ -470,9 +530,12 @@ def _dkv_range(
     score_cap,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -519,12 +582,15 @@ def _dkv_range(
                 num_queries,
                 num_keys,
                 window,
+                first,
+                past,
                 CAUSAL,
                 HAS_WINDOW,
+                BOUNDED,
                 FOLD,
             )
         p = tl.exp2(scores - row_lse[None, :])
-        do_tile = _load_rows(do + _wide(start) * stride_gm, stride_gm, offsets, left, HEAD_DIM, BLOCK_D, EDGE)
+        do_tile = _load_rows(do + _wide(start) * stride_gm, stride_gm, offsets, left, VALUE_DIM, BLOCK_V, EDGE)
         dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision=PRECISION)
         dp = tl.dot(v, tl.trans(do_tile), input_precision=PRECISION)
         ds = p * (dp - row_delta[None, :])
@@ -542,6 +608,7 @@ def attention_backward_dkv(
     k,
     v,
     mask,
+    key_range,
     grad_out,
     lse,
     delta,
@@ -569,16 +636,20 @@ def attention_backward_dkv(
     num_queries,
     num_keys,
     window,
+    chunk,
     batch_heads,
     score_scale,
     score_cap,
     grad_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -603,10 +674,11 @@ def attention_backward_dkv(
     k += _wide(batch) * stride_kb + _wide(kv_head) * stride_kh + _wide(first) * stride_kn
     v += _wide(batch) * stride_vb + _wide(kv_head) * stride_vh + _wide(first) * stride_vn
     k_tile = _load_rows(k, stride_kn, offsets, left, HEAD_DIM, BLOCK_D, True)
-    v_tile = _load_rows(v, stride_vn, offsets, left, HEAD_DIM, BLOCK_D, True)
+    v_tile = _load_rows(v, stride_vn, offsets, left, VALUE_DIM, BLOCK_V, True)
 
     # rows [lo, hi) see a key of this block, rows [full_lo, full_hi) see all of them
-    shift = num_keys - num_queries
+    begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
+    shift = end - num_queries
     lo = 0
     hi = num_queries
     full_lo = 0
@@ -622,12 +694,23 @@ def attention_backward_dkv(
     if HAS_WINDOW:
         hi = tl.minimum(num_queries, last - shift + window)
         full_hi = tl.maximum(tl.minimum(num_queries, first - shift + window), 0)
+    own_first = keys
+    own_past = keys
+    if BOUNDED:
+        own_first, own_past = _own_queries(keys, begin, end, chunk, shift, num_queries)
+        low, past_low = _own_queries(tl.maximum(first, begin), begin, end, chunk, shift, num_queries)
+        high, past_high = _own_queries(tl.minimum(last, end - 1), begin, end, chunk, shift, num_queries)
+        lo = tl.maximum(lo, low // BLOCK_M * BLOCK_M)
+        hi = tl.minimum(hi, past_high)
+        full_lo = tl.maximum(full_lo, (high + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
+        whole = (first >= begin) & (last < end)  # else every block hides the keys outside
+        full_hi = tl.where(whole, tl.minimum(full_hi, past_low), 0)
     full_hi = full_hi // BLOCK_M * BLOCK_M
     full_lo = tl.maximum(tl.minimum(full_lo, hi), lo)
     full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
     for member in tl.range(0, group):
         head = kv_head * group + member
         q_head = q + (_wide(batch) * stride_qb + _wide(head) * stride_qh)
@@ -639,7 +722,7 @@ def attention_backward_dkv(
             mask_base = _wide(batch) * stride_mask_b + _wide(head) * stride_mask_h
             mask_key = _mask_index(keys, num_keys, FOLD)
             mask_keys = mask + (mask_base + mask_key.to(tl.int64) * stride_mask_n)[:, None]
-        if CAUSAL or HAS_WINDOW:
+        if CAUSAL or HAS_WINDOW or BOUNDED:
             dk, dv = _dkv_range(
                 dk,
                 dv,
@@ -652,10 +735,12 @@ def attention_backward_dkv(
                 delta_head,
                 keys,
                 key_inside,
+                own_first[:, None],
+                own_past[:, None],
                 lo,
                 full_lo,
                 num_queries,
-                num_keys,
+                end,
                 window,
                 stride_qm,
                 stride_gm,
@@ -664,9 +749,12 @@ def attention_backward_dkv(
                 score_cap,
                 HEAD_DIM,
                 BLOCK_D,
+                VALUE_DIM,
+                BLOCK_V,
                 BLOCK_M,
                 CAUSAL,
                 HAS_WINDOW,
+                BOUNDED,
                 HAS_CAP,
                 MASK,
                 WIDE,
@@ -686,10 +774,12 @@ def attention_backward_dkv(
             delta_head,
             keys,
             key_inside,
+            own_first[:, None],
+            own_past[:, None],
             full_lo,
             full_hi,
             num_queries,
-            num_keys,
+            end,
             window,
             stride_qm,
             stride_gm,
@@ -698,9 +788,12 @@ def attention_backward_dkv(
             score_cap,
             HEAD_DIM,
             BLOCK_D,
+            VALUE_DIM,
+            BLOCK_V,
             BLOCK_M,
             CAUSAL,
             HAS_WINDOW,
+            BOUNDED,
             HAS_CAP,
             MASK,
             WIDE,
@@ -720,10 +813,12 @@ def attention_backward_dkv(
             delta_head,
             keys,
             key_inside,
+            own_first[:, None],
+            own_past[:, None],
             full_hi,
             hi,
             num_queries,
-            num_keys,
+            end,
             window,
             stride_qm,
             stride_gm,
@@ -732,9 +827,12 @@ def attention_backward_dkv(
             score_cap,
             HEAD_DIM,
             BLOCK_D,
+            VALUE_DIM,
+            BLOCK_V,
             BLOCK_M,
             CAUSAL,
             HAS_WINDOW,
+            BOUNDED,
             HAS_CAP,
             MASK,
             WIDE,
@@ -749,4 +847,9 @@ def attention_backward_dkv(
         inside = inside & (cols[None, :] < HEAD_DIM)
     where = ((_wide(head_id) * num_keys + keys) * HEAD_DIM)[:, None] + cols[None, :]
     tl.store(grad_k + where, (dk * grad_scale).to(grad_k.dtype.element_ty), mask=inside)
+    columns = tl.arange(0, BLOCK_V)
+    inside = key_inside[:, None]
+    if VALUE_DIM < BLOCK_V:
+        inside = inside & (columns[None, :] < VALUE_DIM)
+    where = ((_wide(head_id) * num_keys + keys) * VALUE_DIM)[:, None] + columns[None, :]
     tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=inside)

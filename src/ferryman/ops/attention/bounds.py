@@ -97,7 +97,7 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
 
 def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *more = args
-    sinks, key_range, chunk, need_mask = (*more, *(None, None, None, False)[len(more) :])
+    sinks, key_range, chunk = (*more, None, None, None)[:3]
     if q.numel() == 0 or k.shape[2] == 0:
         return tuple({"accumulate": torch.zeros_like(t)} for t in outputs)
     batch, heads, sq, depth = q.shape

@@ -181,7 +181,14 @@ def _ranges(d: Draw) -> Tensor:
 def _anything(d: Draw) -> Tensor:
     """Numbers below 0 and beyond the keys, ends before their first, the least and the greatest."""
     keys = int(d.shape_of("k")[2])
-    ends = ((-5, keys + 9), (3, 2), (-(2**31), 2**31 - 1), (keys, keys + 1), (keys // 2, keys - 1), (2**31 - 1, -(2**31)))
+    ends = (
+        (-5, keys + 9),
+        (3, 2),
+        (-(2**31), 2**31 - 1),
+        (keys, keys + 1),
+        (keys // 2, keys - 1),
+        (2**31 - 1, -(2**31)),
+    )
     rows = [ends[i % len(ends)] for i in range(d.shape[0])]
     return torch.tensor(rows, dtype=torch.float64, device=d.device).reshape(d.shape)
 
@@ -351,7 +358,9 @@ EVIDENCE = (
                 "softcap": (0.0, 20.0),
                 "mask": Form("mB mH mS T", ("bias", "mask"), True, True),
                 "sinks": Form("H", ("normal", "zeros", "large_logits"), True, True),
-                "key_range": Form("B 2", ("ranges", "any_range", "integer"), True, dtype="int32", low=-2, high="beyond"),
+                "key_range": Form(
+                    "B 2", ("ranges", "any_range", "integer"), True, dtype="int32", low=-2, high="beyond"
+                ),
                 "chunk": "windows",
             },
             symbols=_SYMBOLS,

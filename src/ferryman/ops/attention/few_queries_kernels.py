@@ -96,8 +96,11 @@ def _few_range(
                 num_queries,
                 num_keys,
                 window,
+                0,
+                0,
                 CAUSAL,
                 HAS_WINDOW,
+                False,
                 FOLD,
             )
         else:
@@ -323,6 +326,7 @@ def attention_backward(
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grad_q, grad_k, grad_v = gradients(q, k, v)
+
     def others() -> tuple[torch.Tensor, torch.Tensor]:
         return rest(q, sinks, lambda: delta_of(grad_out, grad_lse, out), lse)
 

@@ -12,12 +12,15 @@ import triton.language as tl
 
 from ferryman.ops.attention.tile_kernels import (
     LN2,
+    LOG2E,
     _add_mask,
     _hide_keys,
     _key_ranges,
     _load_rows,
     _mask_index,
+    _own_keys,
     _saturation,
+    _sequence,
     _tile_and_head,
     _wide,
 )
@@ -34,6 +37,8 @@ def _forward_range(
     mask,
     row_inside,
     position,
+    first,
+    past,
     lo,
     hi,
     num_keys,
@@ -45,9 +50,12 @@ def _forward_range(
     score_cap,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -75,7 +83,19 @@ def _forward_range(
                 scores = _add_mask(scores, pointers, row_inside[:, None], tile_inside, MASK, FOLD, EDGE)
             if EDGE:
                 keys = (start + tl.arange(0, BLOCK_N))[None, :]
-                scores = _hide_keys(scores, position[:, None], keys, num_keys, window, CAUSAL, HAS_WINDOW, FOLD)
+                scores = _hide_keys(
+                    scores,
+                    position[:, None],
+                    keys,
+                    num_keys,
+                    window,
+                    first,
+                    past,
+                    CAUSAL,
+                    HAS_WINDOW,
+                    BOUNDED,
+                    FOLD,
+                )
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             # -inf: no key seen yet. +inf: the sum becomes inf and the row inf/inf = NaN. Neither may give inf - inf.
             finite_max = tl.where(tl.abs(new_max) == float("inf"), 0.0, new_max)
@@ -88,10 +108,22 @@ def _forward_range(
         decay = tl.exp2(row_max - finite_max)
         row_sum = row_sum * decay + tl.sum(p, 1)
         acc = acc * decay[:, None]
-        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, HEAD_DIM, BLOCK_D, EDGE)
+        v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, VALUE_DIM, BLOCK_V, EDGE)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
         row_max = new_max
     return acc, row_max, row_sum
+
+
+@triton.jit
+def _with_sink(log_sum, sink):
+    """(what is left of a row's probabilities, its log-sum-exp) with one logit more; both in base 2.
+
+    A row that saw nothing has a log-sum of -inf and a result of 0; of infinite ones no difference may be taken.
+    """
+    top = tl.maximum(log_sum, sink)
+    finite_top = tl.where(tl.abs(top) == float("inf"), 0.0, top)
+    kept = 1.0 / (1.0 + tl.exp2(sink - tl.where(log_sum == float("-inf"), 0.0, log_sum)))
+    return kept, finite_top + tl.log2(tl.exp2(log_sum - finite_top) + tl.exp2(sink - finite_top))
 
 
 # Lengths, and what follows from them, never specialise: a new sequence length must not compile. Strides do:
@@ -103,6 +135,7 @@ _FORWARD_DYNAMIC = [
     "num_queries",
     "num_keys",
     "window",
+    "chunk",
     "batch_heads",
     "score_scale",
     "score_cap",
@@ -115,6 +148,8 @@ def attention_forward(
     k,
     v,
     mask,
+    sinks,
+    key_range,
     out,
     lse,
     stride_qb,
@@ -136,15 +171,20 @@ def attention_forward(
     num_queries,
     num_keys,
     window,
+    chunk,
     batch_heads,
     score_scale,
     score_cap,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -156,7 +196,8 @@ def attention_forward(
     PRECISION: tl.constexpr,
 ):
     """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid
-    axis 1, and out, lse are float32 partials [split][batch*heads][query], lse in base 2."""
+    axis 1, and out, lse are float32 partials [split][batch*heads][query], lse in base 2. BOUNDED: there is a key range
+    (B, 2), or chunks. HAS_SINKS: a logit (H,) more in each row; with SPLIT it is the merging kernel's."""
     rows_in_head = num_queries
     heads_in_grid = num_heads
     if PACK:
@@ -197,9 +238,16 @@ def attention_forward(
         mask_row = _mask_index(query, num_queries, FOLD)
         offsets = head.to(tl.int64) * stride_mask_h + mask_row.to(tl.int64) * stride_mask_m
         mask_rows = mask + (_wide(batch) * stride_mask_b + offsets)[:, None]
-    position = query + (num_keys - num_queries)
+    begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
+    position = query + (end - num_queries)
+    own_first = position
+    own_past = position
+    if BOUNDED:
+        own_first, own_past = _own_keys(position, begin, end, chunk)
 
-    lo, hi, full_lo, full_hi = _key_ranges(first, last, num_queries, num_keys, window, BLOCK_N, CAUSAL, HAS_WINDOW)
+    lo, hi, full_lo, full_hi = _key_ranges(
+        first, last, num_queries, begin, end, window, chunk, BLOCK_N, CAUSAL, HAS_WINDOW, BOUNDED
+    )
     if SPLIT:
         blocks = tl.cdiv(tl.maximum(hi - lo, 0), BLOCK_N)
         share = tl.cdiv(blocks, tl.num_programs(1)) * BLOCK_N
@@ -208,10 +256,10 @@ def attention_forward(
     full_lo = tl.minimum(tl.maximum(full_lo, lo), hi)
     full_hi = tl.maximum(tl.minimum(full_hi, hi), full_lo)
 
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_WINDOW:
+    if HAS_WINDOW or BOUNDED:
         acc, row_max, row_sum = _forward_range(
             acc,
             row_max,
@@ -222,9 +270,11 @@ def attention_forward(
             mask_rows,
             row_inside,
             position,
+            own_first[:, None],
+            own_past[:, None],
             lo,
             full_lo,
-            num_keys,
+            end,
             window,
             stride_kn,
             stride_vn,
@@ -233,9 +283,12 @@ def attention_forward(
             score_cap,
             HEAD_DIM,
             BLOCK_D,
+            VALUE_DIM,
+            BLOCK_V,
             BLOCK_N,
             CAUSAL,
             HAS_WINDOW,
+            BOUNDED,
             HAS_CAP,
             MASK,
             WIDE,
@@ -253,9 +306,11 @@ def attention_forward(
         mask_rows,
         row_inside,
         position,
+        own_first[:, None],
+        own_past[:, None],
         full_lo,
         full_hi,
-        num_keys,
+        end,
         window,
         stride_kn,
         stride_vn,
@@ -264,9 +319,12 @@ def attention_forward(
         score_cap,
         HEAD_DIM,
         BLOCK_D,
+        VALUE_DIM,
+        BLOCK_V,
         BLOCK_N,
         CAUSAL,
         HAS_WINDOW,
+        BOUNDED,
         HAS_CAP,
         MASK,
         WIDE,
@@ -284,9 +342,11 @@ def attention_forward(
         mask_rows,
         row_inside,
         position,
+        own_first[:, None],
+        own_past[:, None],
         full_hi,
         hi,
-        num_keys,
+        end,
         window,
         stride_kn,
         stride_vn,
@@ -295,9 +355,12 @@ def attention_forward(
         score_cap,
         HEAD_DIM,
         BLOCK_D,
+        VALUE_DIM,
+        BLOCK_V,
         BLOCK_N,
         CAUSAL,
         HAS_WINDOW,
+        BOUNDED,
         HAS_CAP,
         MASK,
         WIDE,
@@ -311,13 +374,21 @@ def attention_forward(
     result = tl.where(empty[:, None], 0.0, acc * (1.0 / safe_sum)[:, None])
     log_sum = tl.where(empty, float("-inf"), row_max + tl.log2(safe_sum))
     lse_rows = (_wide(batch) * num_heads + head) * num_queries + query
+    columns = tl.arange(0, BLOCK_V)
+    inside = row_inside[:, None]
+    if VALUE_DIM < BLOCK_V:
+        inside = inside & (columns[None, :] < VALUE_DIM)
     if SPLIT:
         lse_rows += _wide(tl.program_id(1)) * batch_heads * num_queries
-        out_rows = lse_rows * HEAD_DIM
+        out_rows = lse_rows * VALUE_DIM
     else:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=row_inside, other=0.0).to(tl.float32) * LOG2E
+            kept, log_sum = _with_sink(log_sum, sink)
+            result *= kept[:, None]
         log_sum *= LN2
-        out_rows = ((_wide(batch) * num_queries + query) * num_heads + head) * HEAD_DIM
-    tl.store(out + out_rows[:, None] + cols[None, :], result.to(out.dtype.element_ty), mask=inside)
+        out_rows = ((_wide(batch) * num_queries + query) * num_heads + head) * VALUE_DIM
+    tl.store(out + out_rows[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + lse_rows, log_sum, mask=row_inside)
 
 
@@ -327,17 +398,19 @@ def attention_merge(
     partial_lse,
     out,
     lse,
+    sinks,
     num_heads,
     num_queries,
     num_splits,
     batch_heads,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
     """One row per program: the splits' outputs, weighted by their share of the softmax's sum.
 
-    TOGETHER of them are loaded at once, in order: one by one, each waits for the L2.
+    TOGETHER of them are loaded at once, in order: one by one, each waits for the L2. HEAD_DIM is the values' width.
     """
     row = _wide(tl.program_id(0))  # (batch * heads + head) * queries + query
     rows = _wide(batch_heads) * num_queries
@@ -367,5 +440,9 @@ def attention_merge(
     batch = row // num_queries // num_heads
     out_row = ((batch * num_queries + query) * num_heads + head) * HEAD_DIM
     result = tl.where(empty, 0.0, acc / safe_total)
+    log_sum = tl.where(empty, float("-inf"), row_max + tl.log2(safe_total))
+    if HAS_SINKS:
+        kept, log_sum = _with_sink(log_sum, tl.load(sinks + head).to(tl.float32) * LOG2E)
+        result *= kept
     tl.store(out + out_row + cols, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(lse + row, tl.where(empty, float("-inf"), (row_max + tl.log2(safe_total)) * LN2))
+    tl.store(lse + row, log_sum * LN2)

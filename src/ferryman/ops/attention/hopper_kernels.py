@@ -602,9 +602,9 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
-    out, lse = outputs(q)
-    if blank(q, k, out, lse):
-        return with_sinks(out.transpose(1, 2), lse, sinks)
+    out, lse = outputs(q, v)
+    if blank(q, k, out, lse, sinks):
+        return out.transpose(1, 2), lse
     q, k, v = operand(q), operand(k), operand(v)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     # Tiles are dealt in advance: those of all heads end evenly, a group's do not. Many short ones at once wait for K
@@ -651,5 +651,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     dims = tuple(d for d in head_dims if d in HEAD_DIMS)
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
-    plain = [f for f in forms(target, kind, dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None)]
+    plain = [
+        f for f in forms(target, kind, dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None)
+    ]
     return recorded([functools.partial(attention, *(*form, target)) for form in plain])

@@ -87,7 +87,6 @@ _NO_BIAS_GRADIENT = Clause(
     lambda wanted: not wanted,
 )
 
-_PLAIN_KEYS = (*_ALL_KEYS, _ONE_WIDTH, absent("sinks"))
 _ON_HOPPER = (
     compiled(),
     feature("wgmma"),
@@ -188,13 +187,13 @@ IMPLEMENTATIONS = (
         "triton.decode",
         "attention",
         function="attention_decode",
-        when=(*_DOT, *_PLAIN_KEYS, _ONE_TILE),
+        when=(*_DOT, _ONE_TILE),
         roundings=("p",),
         replayable=True,
         configurations="configurations",
         partial=True,
     ),
-    *menu(_HERE, "triton.tiled", "attention", when=(*_DOT, *_PLAIN_KEYS), roundings=("p",), replayable=True),
+    *menu(_HERE, "triton.tiled", "attention", when=_DOT, roundings=("p",), replayable=True),
     # On Hopper the tiles of keys add to dQ in the order in which they come.
     *menu(
         _HERE,
@@ -223,7 +222,7 @@ IMPLEMENTATIONS = (
         _HERE,
         "triton.tiled",
         "attention_backward",
-        when=(*_DOT, *_PLAIN_KEYS, _NO_BIAS_GRADIENT),
+        when=(*_DOT, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         replayable=True,
     ),

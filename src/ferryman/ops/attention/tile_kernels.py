@@ -95,22 +95,80 @@ def _within(x, begin, end):
 
 
 @triton.jit
+def _sequence(key_range, batch, num_keys, BOUNDED: tl.constexpr):
+    """[begin, end) of a sequence's keys, clamped to those that there are; all of them without a range."""
+    begin = 0
+    end = num_keys
+    if BOUNDED and key_range is not None:
+        begin = tl.minimum(tl.maximum(tl.load(key_range + 2 * batch), 0), num_keys)
+        end = tl.minimum(tl.maximum(tl.load(key_range + 2 * batch + 1), 0), num_keys)
+    return begin, end
+
+
+@triton.jit
+def _own_keys(position, begin, end, chunk):
+    """[first, past) of the keys that a query at ``position`` may see by its sequence and its chunk; chunk 0: no chunks.
+
+    Integers or tensors. A query before its sequence is in no chunk that has keys.
+    """
+    size = tl.maximum(chunk, 1)
+    first = begin + tl.maximum(position - begin, 0) // size * size
+    past = tl.minimum(tl.where(position < begin, begin, first + size), end)
+    return tl.where(chunk > 0, first, begin), tl.where(chunk > 0, past, end)
+
+
+@triton.jit
+def _own_queries(key, begin, end, chunk, shift, num_queries):
+    """[first, past) of the queries that may see ``key`` by its sequence and its chunk; ``shift`` is a query's position
+    less its index."""
+    size = tl.maximum(chunk, 1)
+    start = begin + tl.maximum(key - begin, 0) // size * size - shift
+    first = tl.where(chunk > 0, tl.maximum(start, 0), 0)
+    past = tl.where(chunk > 0, tl.minimum(start + size, num_queries), num_queries)
+    seen = (key >= begin) & (key < end)
+    return tl.where(seen, first, 0), tl.where(seen, tl.maximum(past, first), 0)
+
+
+@triton.jit
 def _hide_keys(
-    scores, position, key, num_keys, window, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, FOLD: tl.constexpr
+    scores,
+    position,
+    key,
+    num_keys,
+    window,
+    first,
+    past,
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    FOLD: tl.constexpr,
 ):
-    """-inf where ``key``, a row of the tile's keys, is past the end or invisible to a query row at ``position``."""
-    if FOLD and (CAUSAL or HAS_WINDOW):
-        end = position + 1
-        if not CAUSAL:
-            end = position + window
-        end = tl.minimum(end, num_keys)
-        if HAS_WINDOW:
+    """-inf where ``key``, a row of the tile's keys, is past the end or invisible to a query row at ``position``.
+
+    BOUNDED: its sequence and chunk have the keys [first, past) for that row.
+    """
+    if FOLD and (CAUSAL or HAS_WINDOW or BOUNDED):
+        end = num_keys
+        if CAUSAL:
+            end = tl.minimum(position + 1, end)
+        elif HAS_WINDOW:
+            end = tl.minimum(position + window, end)
+        if BOUNDED:
+            end = tl.minimum(end, past)
+            begin = first
+            if HAS_WINDOW:
+                begin = tl.maximum(position - window + 1, begin)
+            scores = tl.where(_within(key, begin, tl.maximum(end, begin)), scores, float("-inf"))
+        elif HAS_WINDOW:
             begin = tl.maximum(position - window + 1, 0)
             scores = tl.where(_within(key, begin, tl.maximum(end, begin)), scores, float("-inf"))
         else:
             scores = tl.where(key < end, scores, float("-inf"))
     else:
-        scores = tl.where(key < num_keys, scores, float("-inf"))
+        if BOUNDED:
+            scores = tl.where((key >= first) & (key < past), scores, float("-inf"))
+        else:
+            scores = tl.where(key < num_keys, scores, float("-inf"))
         if CAUSAL or HAS_WINDOW:
             scores = tl.where(_visible(position, key, window, CAUSAL, HAS_WINDOW), scores, float("-inf"))
     return scores
@@ -125,23 +183,37 @@ def _hide_queries(
     num_queries,
     num_keys,
     window,
+    first,
+    past,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     FOLD: tl.constexpr,
 ):
-    """-inf where ``query``, a row of the tile's queries, is past the end or does not see ``key``, a column."""
-    if FOLD and (CAUSAL or HAS_WINDOW):
+    """-inf where ``query``, a row of the tile's queries, is past the end or does not see ``key``, a column.
+
+    BOUNDED: the queries [first, past) are in the key's sequence and chunk.
+    """
+    if FOLD and (CAUSAL or HAS_WINDOW or BOUNDED):
         row = key + (num_queries - num_keys)  # that the key is aligned with
-        begin = row
-        if not CAUSAL:
+        begin = tl.zeros_like(row)
+        if CAUSAL:
+            begin = row
+        elif HAS_WINDOW:
             begin = row - window + 1
         begin = tl.maximum(begin, 0)
         end = num_queries
         if HAS_WINDOW:
             end = tl.minimum(row + window, num_queries)
+        if BOUNDED:
+            begin = tl.maximum(begin, first)
+            end = tl.minimum(end, past)
         scores = tl.where(_within(query, begin, tl.maximum(end, begin)), scores, float("-inf"))
     else:
-        scores = tl.where(query_inside, scores, float("-inf"))
+        if BOUNDED:
+            scores = tl.where((query >= first) & (query < past), scores, float("-inf"))
+        else:
+            scores = tl.where(query_inside, scores, float("-inf"))
         if CAUSAL or HAS_WINDOW:
             seen = _visible(query + (num_keys - num_queries), key, window, CAUSAL, HAS_WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
@@ -178,13 +250,19 @@ def _key_ranges(
     first,
     last,
     num_queries,
+    begin,
     num_keys,
     window,
+    chunk,
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BOUNDED: tl.constexpr,
 ):
-    """[lo, hi) holds every key that a row in first..last sees, [full_lo, full_hi) whole blocks that all of them see."""
+    """[lo, hi) holds every key that a row in first..last sees, [full_lo, full_hi) whole blocks that all of them see.
+
+    BOUNDED: the keys are [begin, num_keys), maybe in chunks.
+    """
     shift = num_keys - num_queries
     lo = 0
     hi = num_keys
@@ -199,5 +277,12 @@ def _key_ranges(
     if HAS_WINDOW:
         lo = tl.maximum(0, first + shift - window + 1) // BLOCK_N * BLOCK_N
         full_lo = (tl.maximum(0, last + shift - window + 1) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    if BOUNDED:
+        low, past = _own_keys(first + shift, begin, num_keys, chunk)
+        high, past_last = _own_keys(last + shift, begin, num_keys, chunk)
+        lo = tl.maximum(lo, low // BLOCK_N * BLOCK_N)
+        full_lo = tl.maximum(full_lo, (high + BLOCK_N - 1) // BLOCK_N * BLOCK_N)
+        hi = tl.minimum(hi, past_last)
+        full_hi = tl.minimum(full_hi, past)
     full_hi = tl.maximum(full_hi, 0) // BLOCK_N * BLOCK_N
     return lo, hi, full_lo, full_hi

@@ -49,7 +49,13 @@ def _hidden(sq: int, sk: int, causal: bool, window: int | None, device: torch.de
 
 
 def _out_of_range(
-    sq: int, sk: int, causal: bool, window: int | None, key_range: Tensor | None, chunk: int | None, device: torch.device
+    sq: int,
+    sk: int,
+    causal: bool,
+    window: int | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+    device: torch.device,
 ) -> Tensor:
     """`_hidden` where each sequence has keys of its own, or there are chunks: (B or 1, 1, Sq or 1, Sk)."""
     keys = torch.arange(sk, device=device)
@@ -356,9 +362,7 @@ def attention_composed(
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     heads = q.shape[1]
-    s, _ = _composed_scores(
-        q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask, key_range, chunk
-    )
+    s, _ = _composed_scores(q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask, key_range, chunk)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float().view(1, -1, 1).expand(lse.shape))

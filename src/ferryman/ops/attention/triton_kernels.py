@@ -145,20 +145,23 @@ def _too_wide(*spans: int) -> bool:
     return max(spans) >= 2**31
 
 
-def outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``out`` (B, Sq, H, D) and ``lse`` (B, H, Sq), to be written."""
-    batch, heads, queries, dim = q.shape
+def outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``out`` (B, Sq, H, Dv) and ``lse`` (B, H, Sq), to be written."""
+    batch, heads, queries, _ = q.shape
+    dim = v.shape[3]
     out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=q.device)
     return out, torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
 
 
-def blank(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> bool:
+def blank(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> bool:
     """Whether there is nothing to attend to, or nobody who does: then the result stands already."""
     if q.numel() == 0:
         return True
     if k.shape[2] == 0:
         out.zero_()
         lse.fill_(-math.inf)
+        if sinks is not None:
+            lse.copy_(sinks.view(1, -1, 1))
         return True
     return False
 
@@ -180,10 +183,11 @@ def attention(
     """Query rows in tiles of their own head."""
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
-    out, lse = outputs(q)
-    if blank(q, k, out, lse):
+    out, lse = outputs(q, v)
+    if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
-    config = _config(target, q.dtype, dim, "forward", _is_rich(target, mask is not None, softcap, window))
+    rich = _is_rich(target, mask is not None or key_range is not None or chunk is not None, softcap, window)
+    config = _config(target, q.dtype, max(dim, v.shape[3]), "forward", rich)
     programs = batch * heads * triton.cdiv(queries, config.block_m)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
     _run_forward(
@@ -227,10 +231,10 @@ def attention_decode(
     """The query rows of a key head's whole group in one tile; keys in one piece or several."""
     batch, _, _, dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
-    out, lse = outputs(q)
-    if blank(q, k, out, lse):
+    out, lse = outputs(q, v)
+    if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
-    config, programs = _decode_config(target, q.dtype, dim), batch * kv_heads
+    config, programs = _decode_config(target, q.dtype, max(dim, v.shape[3])), batch * kv_heads
     named = target.configuration.removeprefix("splits_")
     splits = int(named) if named else _own_splits(config, target, q.dtype, dim, programs, keys)
     if _reads_ahead(config, target, q.dtype, dim, programs * splits, keys // splits):
@@ -289,13 +293,16 @@ def _run_forward(
     scale = dim**-0.5 if scale is None else scale
     score_scale, score_cap = _score_factors(abs(scale), softcap)
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
+    sinks = None if sinks is None else sinks.contiguous()
+    key_range = None if key_range is None else key_range.contiguous()
+    width = v.shape[3]
     wide = _too_wide(
         config.block_n * k.stride(2),
         config.block_n * v.stride(2),
         config.block_n * mask_strides[3],
     )
     if splits > 1:
-        to = torch.empty((splits, *lse.shape, dim), dtype=torch.float32, device=device)
+        to = torch.empty((splits, *lse.shape, width), dtype=torch.float32, device=device)
         to_lse = torch.empty((splits, *lse.shape), dtype=torch.float32, device=device)
     else:
         to, to_lse = out, lse
@@ -306,6 +313,8 @@ def _run_forward(
         k,
         v,
         mask,
+        sinks,
+        key_range,
         to,
         to_lse,
         *q.stride()[:3],
@@ -318,15 +327,18 @@ def _run_forward(
         queries,
         keys,
         min(window or 0, queries + keys),
+        min(chunk or 0, queries + keys),
         batch * heads,
         score_scale,
         score_cap,
         device=device,
+        HAS_SINKS=sinks is not None and splits == 1,
         **_forward_constexprs(
             config,
             target,
             q.dtype,
-            dim,
+            (dim, width),
+            key_range is not None or chunk is not None,
             causal,
             window is not None,
             softcap > 0,
@@ -346,13 +358,15 @@ def _run_forward(
             to_lse,
             out,
             lse,
+            sinks,
             heads,
             queries,
             splits,
             batch * heads,
             device=device,
-            HEAD_DIM=dim,
-            BLOCK_D=_block_d(dim),
+            HEAD_DIM=width,
+            BLOCK_D=_block_d(width),
+            HAS_SINKS=sinks is not None,
             TOGETHER=16,
             num_warps=4,
             num_stages=1,
@@ -408,10 +422,13 @@ def attention_backward(
     mask, mask_kind, mask_strides = _mask_arguments(mask, (batch, heads, queries, keys))
     group = heads // kv_heads
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size())
-    seen = min(window or 0, queries + keys)
+    seen, size = min(window or 0, queries + keys), min(chunk or 0, queries + keys)
+    sinks = None if sinks is None else sinks.contiguous()
+    key_range = None if key_range is None else key_range.contiguous()
+    bounded, dims = key_range is not None or chunk is not None, (dim, v.shape[3])
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    rich = _is_rich(target, mask_kind > 0, softcap, window)
-    dq, dkv = (_config(target, q.dtype, dim, kernel, rich) for kernel in ("dq", "dkv"))
+    rich = _is_rich(target, mask_kind > 0 or bounded, softcap, window)
+    dq, dkv = (_config(target, q.dtype, max(dims), kernel, rich) for kernel in ("dq", "dkv"))
     wide = _too_wide(
         max(dq.block_m, dkv.block_m) * max(q.stride(2), out.stride(2), grad_out.stride(2), mask_strides[2]),
         max(dq.block_n, dkv.block_n) * max(k.stride(2), v.stride(2), mask_strides[3]),
@@ -423,6 +440,8 @@ def attention_backward(
         k,
         v,
         mask,
+        sinks,
+        key_range,
         out,
         grad_out,
         grad_lse,
@@ -439,13 +458,17 @@ def attention_backward(
         queries,
         keys,
         seen,
+        size,
         batch * heads,
         score_scale,
         score_cap,
         scale,
         device=device,
+        HAS_SINKS=sinks is not None,
         HAS_GRAD_LSE=grad_lse is not None,
-        **_backward_constexprs(dq, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
+        **_backward_constexprs(
+            dq, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, wide
+        ),
         **_options(dq),
     )
     launch(
@@ -455,6 +478,7 @@ def attention_backward(
         k,
         v,
         mask,
+        key_range,
         grad_out,
         lse,
         delta,
@@ -469,12 +493,15 @@ def attention_backward(
         queries,
         keys,
         seen,
+        size,
         batch * heads,
         score_scale,
         score_cap,
         scale,
         device=device,
-        **_backward_constexprs(dkv, target, q.dtype, dim, causal, window is not None, softcap > 0, mask_kind, wide),
+        **_backward_constexprs(
+            dkv, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, wide
+        ),
         **_options(dkv),
     )
     return grad_q, grad_k, grad_v, *rest(q, sinks, lambda: delta, lse)
@@ -489,7 +516,8 @@ def _backward_constexprs(
     config: Config,
     target: Target,
     dtype: torch.dtype,
-    dim: int,
+    dims: tuple[int, int],
+    bounded: bool,
     causal: bool,
     window: bool,
     cap: bool,
@@ -497,12 +525,15 @@ def _backward_constexprs(
     wide: bool,
 ) -> dict[str, Any]:
     return {
-        "HEAD_DIM": dim,
-        "BLOCK_D": _block_d(dim),
+        "HEAD_DIM": dims[0],
+        "BLOCK_D": _block_d(dims[0]),
+        "VALUE_DIM": dims[1],
+        "BLOCK_V": _block_d(dims[1]),
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "CAUSAL": causal,
         "HAS_WINDOW": window,
+        "BOUNDED": bounded,
         "HAS_CAP": cap,
         "MASK": mask,
         "WIDE": wide,
@@ -516,7 +547,8 @@ def _forward_constexprs(
     config: Config,
     target: Target,
     dtype: torch.dtype,
-    dim: int,
+    dims: tuple[int, int],
+    bounded: bool,
     causal: bool,
     window: bool,
     cap: bool,
@@ -526,7 +558,7 @@ def _forward_constexprs(
     pack: bool,
     split: bool,
 ) -> dict[str, Any]:
-    shared = _backward_constexprs(config, target, dtype, dim, causal, window, cap, mask, wide)
+    shared = _backward_constexprs(config, target, dtype, dims, bounded, causal, window, cap, mask, wide)
     return {**shared, "NEGATE": negate, "PACK": pack, "SPLIT": split}
 
 
@@ -586,7 +618,9 @@ def specialisations(
     def few_pieces(dim: int) -> None:
         q = torch.empty((1, 8, 1, dim), dtype=kind, device="meta")
         k = torch.empty((1, 1, 8192, dim), dtype=kind, device="meta")
-        attention_decode(q, k, k, True, None, None, 0.0, None, None, None, None, replace(target, configuration="splits_2"))
+        attention_decode(
+            q, k, k, True, None, None, 0.0, None, None, None, None, replace(target, configuration="splits_2")
+        )
 
     made = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]
     found = recorded([*made, *(functools.partial(few_pieces, dim) for dim in head_dims)])
