@@ -249,7 +249,7 @@ def primitive(
         types = {p.name: _schema_type(op, p.name, hints[p.name]) for p in parameters}
         later = {p.name: p.default for p in parameters[len(parameters) - len(added) :]}
         if tuple(later) != added or not all(value is None or isinstance(value, bool) for value in later.values()):
-            raise ArgumentError("primitive", f"{op}'s added", added, "its last parameters, with defaults None or a bool")
+            raise ArgumentError("primitive", f"{op}: added", added, "its last parameters, None or a bool by default")
         if backward is not None and "Tensor[]" in types.values():
             raise ArgumentError("primitive", f"{op}'s backward", backward, "None: it has a list of tensors")
         namespace: dict[str, Any] = {"_resolve": body}

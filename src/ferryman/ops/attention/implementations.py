@@ -77,6 +77,12 @@ _ONE_WIDTH = Clause(
     lambda view: (int(view.args["k"].shape[3]), int(view.args["v"].shape[3])),
     lambda m: m[0] == m[1],
 )
+_NO_WIDER = Clause(
+    "values no wider than keys",
+    ("k.shape", "v.shape"),
+    lambda view: (int(view.args["k"].shape[3]), int(view.args["v"].shape[3])),
+    lambda m: m[1] <= m[0],
+)
 _ALL_KEYS = (absent("key_range"), absent("chunk"))
 _NO_BIAS_GRADIENT = Clause(
     "no gradient of a float mask",
@@ -99,7 +105,8 @@ _ON_HOPPER = (
     at_least("q.shape[2]", 128),
 )
 _FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), *_UNIT)
-_ALIKE = (*_FUSED, _ONE_WIDTH)
+# they take one width: narrower values, as in MLA, go beside columns of zeros
+_ALIKE = (*_FUSED, _NO_WIDER)
 _CUDNN = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
 _CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), one_of("q.shape[2]", 1))
 _FLASH_NVIDIA = (vendor("nvidia"), *_ALIKE, absent("mask"), *_ALL_KEYS, _EVERY_ROW_SEES)
@@ -108,7 +115,7 @@ _FLASH_AMD = (vendor("amd"), *_ALIKE, *_PLAIN, *_ALL_KEYS, _SQUARE)
 _EFFICIENT = (vendor("nvidia"), *_FUSED, multiple_of("v.shape[-1]", 8), _EVERY_ROW_SEES, _ONE_SIDED)
 # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0; a
 # row of NaN scores also becomes 0 where its keys do not fill one vector of 16.
-_CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, *_ALL_KEYS, _ONE_WIDTH)
+_CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, *_ALL_KEYS, _NO_WIDER)
 _CPU = (*_CPU, _SQUARE, at_least("k.shape[2]", 16), *_UNIT)
 # PyTorch's backward kernels give no gradient of the log-sum-exp. They add dQ atomically, and round every query head's
 # dK and dV before a group's sum.

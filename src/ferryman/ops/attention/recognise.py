@@ -14,13 +14,14 @@ from ferryman.ops.recognition import Served
 
 
 def expressible(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Four dimensions, one floating dtype of at most 32 bits, keys as wide as values and at most 256, heads that
-    divide; a mask that needs no gradient."""
+    """Four dimensions, one floating dtype of at most 32 bits, keys of at most 256 and no narrower than values, heads
+    that divide; a mask that needs no gradient, which PyTorch's fused kernels give and of ours the composed one only."""
     dtype = query.dtype
     return (
         query.dim() == 4
         and key.dim() == 4
-        and key.shape == value.shape
+        and key.shape[:3] == value.shape[:3]
+        and 0 < value.shape[-1] <= key.shape[-1]
         and query.shape[-1] == key.shape[-1] <= MAX_HEAD_DIM
         and query.shape[0] == key.shape[0]
         and key.shape[1] > 0

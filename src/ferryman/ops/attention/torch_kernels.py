@@ -8,7 +8,7 @@ itself aligns bottom-right, and the memory-efficient kernel has a mask type for 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -151,6 +151,15 @@ def _takes_cudnn(q: Tensor, features: Container[str]) -> bool:
     return fits and "wgmma" in features and HAS_CUDNN
 
 
+def _as_wide(x: Tensor, width: int) -> Tensor:
+    """Values beside columns of zeros, for kernels that take one width: those of the result are zeros, and are cut."""
+    return x if x.shape[-1] == width else torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+
+
+def _cut(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else x[..., :width]
+
+
 def _rows_first(x: Tensor) -> Tensor:
     """(B, H, S, D) as (B, S, H, D), where the fused kernels can read it."""
     return _vectorised(x).transpose(1, 2)
@@ -201,9 +210,15 @@ def attention_cudnn(
         )
         causal = diagonal = False
     got = aten._scaled_dot_product_cudnn_attention(
-        *map(_vectorised, (q, k, v)), _bias(q, k, mask), True, 0.0, diagonal, False, scale=_scale(q, scale)
+        *map(_vectorised, (q, k, _as_wide(v, q.shape[3]))),
+        _bias(q, k, mask),
+        True,
+        0.0,
+        diagonal,
+        False,
+        scale=_scale(q, scale),
     )
-    out, lse = _model_layout(got[0]), got[1].squeeze(-1).float().contiguous()
+    out, lse = _model_layout(_cut(got[0], v.shape[3])), got[1].squeeze(-1).float().contiguous()
     return with_sinks(*_without_blind(out, lse, q, k, causal, window, mask), sinks)
 
 
@@ -223,12 +238,13 @@ def attention_flash(
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
         return _blank(q, v, sinks)
-    diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
+    diagonal, factor, width = _needs_diagonal(q, causal), _scale(q, scale), v.shape[3]
+    v = _as_wide(v, q.shape[3])
     if target.vendor != "nvidia":  # ROCm's kernel aligns causal as PyTorch does, and has no window
         found = aten._scaled_dot_product_flash_attention(
             *map(_vectorised, (q, k, v)), 0.0, diagonal, False, scale=factor
         )
-        return with_sinks(_model_layout(found[0]), found[1].float().contiguous(), sinks)
+        return with_sinks(_model_layout(_cut(found[0], width)), found[1].float().contiguous(), sinks)
     left, right = _window_sides(window, causal)
     got = aten._flash_attention_forward(
         *map(_rows_first, (q, k, v)),
@@ -243,7 +259,7 @@ def attention_flash(
         window_size_left=left,
         window_size_right=right,
     )
-    return with_sinks(_model_layout(got[0].transpose(1, 2)), got[1].float().contiguous(), sinks)
+    return with_sinks(_model_layout(_cut(got[0].transpose(1, 2), width)), got[1].float().contiguous(), sinks)
 
 
 def _window_sides(window: int | None, causal: bool) -> tuple[int | None, int | None]:
@@ -338,13 +354,13 @@ def attention_cpu(
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
         return _blank(q, v, sinks)
-    keys, values = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
+    keys, values = _grouped(k, q.shape[1]), _grouped(_as_wide(v, q.shape[3]), q.shape[1])
     diagonal = _needs_diagonal(q, causal)
     got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, diagonal, scale=_scale(q, scale))
     # Where every score of a row is -inf PyTorch's log-sum-exp is 0, a value that 16 keys or more hardly have otherwise.
     if bool((got[1] == 0).any()):
         return attention_composed(q, k, v, causal, scale, window, softcap, mask, sinks, None, None, target)
-    return with_sinks(_model_layout(got[0]), got[1].float().contiguous(), sinks)
+    return with_sinks(_model_layout(_cut(got[0], v.shape[3])), got[1].float().contiguous(), sinks)
 
 
 def attention_composed(
@@ -417,11 +433,12 @@ def attention_traced(
     empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
     if empty or window is not None or softcap or mask is not None or (needs_mask and sq != k.shape[2]):
         return None
-    if sinks is not None or key_range is not None or chunk is not None or v.shape[3] != head_dim:
+    if sinks is not None or key_range is not None or chunk is not None or v.shape[3] > head_dim:
         return None
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return None
-    factor = head_dim**-0.5 if scale is None else scale
+    factor, width = head_dim**-0.5 if scale is None else scale, v.shape[3]
+    v = _as_wide(v, head_dim)
     if q.is_cpu and q.dtype == torch.float32:
         keys, values = _grouped(k, heads), _grouped(v, heads)
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, needs_mask, scale=factor)
@@ -432,7 +449,7 @@ def attention_traced(
         got = aten._scaled_dot_product_cudnn_attention(q, k, v, None, saved, 0.0, needs_mask, False, scale=factor)
     else:
         got = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, needs_mask, False, scale=factor)
-    return _model_layout(got[0])
+    return _model_layout(_cut(got[0], width))
 
 
 def _nothing(q: Tensor) -> Tensor:
@@ -458,6 +475,20 @@ def _per_key_head(x: Tensor, like: Tensor) -> Tensor:
     return x.unflatten(1, (group, x.shape[1] // group)).sum(2).to(like.dtype).contiguous()
 
 
+def _one_width(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    width = q.shape[3]
+    return _as_wide(grad_out, width), q, k, _as_wide(v, width), _as_wide(out, width)
+
+
+def _layouts(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
+    return [_vectorised(_model_layout(x)) for x in _one_width(grad_out, q, k, v, out)]
+
+
+def _gradients(grads: Sequence[Tensor], v: Tensor) -> tuple[Tensor, ...]:
+    """Those of q, k and v, contiguous, the last as wide as the values."""
+    return grads[0].contiguous(), grads[1].contiguous(), _cut(grads[2], v.shape[3]).contiguous()
+
+
 def attention_backward_cudnn(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -479,7 +510,7 @@ def attention_backward_cudnn(
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
         return *_none(q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
-    layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
+    layout = _layouts(grad_out, q, k, v, out)
     grads = aten._scaled_dot_product_cudnn_attention_backward(
         *layout,
         lse.unsqueeze(-1),
@@ -494,7 +525,7 @@ def attention_backward_cudnn(
         _needs_diagonal(q, causal),
         scale=_scale(q, scale),
     )
-    return *(g.contiguous() for g in grads), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+    return *_gradients(grads, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
 
 
 def attention_backward_flash(
@@ -520,14 +551,14 @@ def attention_backward_flash(
         return *_none(q, k, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     diagonal, factor = _needs_diagonal(q, causal), _scale(q, scale)
     if target.vendor != "nvidia":
-        layout = [_vectorised(_model_layout(t)) for t in (grad_out, q, k, v, out)]
+        layout = _layouts(grad_out, q, k, v, out)
         grads = aten._scaled_dot_product_flash_attention_backward(
             *layout, lse, None, None, q.shape[2], k.shape[2], 0.0, diagonal, _nothing(q), _nothing(q), scale=factor
         )
-        return *(g.contiguous() for g in grads), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+        return *_gradients(grads, v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
     left, right = _window_sides(window, causal)
     grads = aten._flash_attention_backward(
-        *map(_rows_first, (grad_out, q, k, v, out)),
+        *map(_rows_first, _one_width(grad_out, q, k, v, out)),
         lse,
         None,
         None,
@@ -541,7 +572,7 @@ def attention_backward_flash(
         window_size_left=left,
         window_size_right=right,
     )
-    return *(g.transpose(1, 2).contiguous() for g in grads), *_rest(grad_out, grad_lse, q, out, lse, sinks)
+    return *_gradients([g.transpose(1, 2) for g in grads], v), *_rest(grad_out, grad_lse, q, out, lse, sinks)
 
 
 def attention_backward_efficient(
