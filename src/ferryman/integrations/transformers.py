@@ -19,10 +19,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ferryman.errors import PortError
-from ferryman.integrations.transformers_modules import NAME
+from ferryman.integrations.transformers_modules import NAME, same_as_ours
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
-from ferryman.porting.model import blocks, routines
+from ferryman.porting.model import blocks, rewrite, routines
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
@@ -38,7 +38,7 @@ class AttentionInterface:
     """transformers' registry of attention functions; a module looks its own up by its config's name for it."""
 
     registry = ALL_ATTENTION_FUNCTIONS
-    doubtful = frozenset({"s_aux", "position_bias", "cache"})  # sinks, a bias that learns, pages: see attention_forward
+    doubtful = frozenset({"position_bias", "cache"})  # a bias that learns, pages: see attention_forward
 
     def switch(
         self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]
@@ -83,7 +83,11 @@ def _left(path: str, module: nn.Module, reason: str) -> Left:
 
 
 def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
-    if config._attn_implementation not in _SWITCHED_FROM:
+    if config._attn_implementation == "eager" and all(map(_passes_sinks, modules)):
+        different = next(filter(None, map(_differs, modules)), None)  # sdpa has no sinks: eager is such models' default
+        if different is not None:
+            return f"its implementation is 'eager', and {different}"
+    elif config._attn_implementation not in _SWITCHED_FROM:
         return f"its implementation is {config._attn_implementation!r}; required: {' or '.join(_SWITCHED_FROM)}"
     if any(getattr(m, "attention_dropout", 0.0) for m in modules):
         return "attention_dropout is not 0, and ops.attention has no dropout"
@@ -93,6 +97,21 @@ def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
     if widths and max(widths) > MAX_HEAD_DIM:
         return f"head_dim is {max(widths)}; required: at most {MAX_HEAD_DIM}"
     return None
+
+
+def _passes_sinks(module: nn.Module) -> bool:
+    return "s_aux" in rewrite.rewritten(type(module), frozenset()).passed
+
+
+def _differs(module: nn.Module) -> str | None:
+    """Why a module with sinks may not be switched from the function that its forward falls back to."""
+    config: Any = module.config
+    own = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
+    if own is None:
+        return "its module has no eager_attention_forward"
+    heads = int(config.num_attention_heads)
+    width = getattr(module, "head_dim", None) or config.hidden_size // heads
+    return same_as_ours(module, own, heads, int(width))
 
 
 register(AttentionInterface())

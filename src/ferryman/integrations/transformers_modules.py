@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ferryman import ops
+from ferryman.errors import PortError
 from ferryman.ops.attention.recognise import expressible
 
 try:
@@ -44,8 +46,8 @@ def attention_forward(
     """What transformers calls: (B, H, S, D) strided, KV heads unrepeated, to (B, S, H, D) and no attention weights.
 
     Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself.
-    What `ops.attention` cannot express (dropout, sinks, a paged cache, a bias that learns, a head over 256) is
-    transformers' own sdpa function's.
+    What `ops.attention` cannot express (dropout, a paged cache, a head over 256) is transformers' own sdpa function's,
+    and so is a bias that learns, whose gradient PyTorch's fused kernels give.
     """
     if kwargs.get("output_attentions"):
         warnings.warn("ferryman's attention gives no attention weights; unport and use eager for them", stacklevel=2)
@@ -54,19 +56,30 @@ def attention_forward(
     if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
         window = sliding_window
     bias = kwargs.get("position_bias")
-    mask, wide = attention_mask, value
+    mask, sinks = attention_mask, kwargs.pop("s_aux", None)
     if bias is not None and not (bias.requires_grad and torch.is_grad_enabled()):
         mask = bias.detach() if mask is None else _added(bias.detach(), mask)
-    if value.shape[-1] < key.shape[-1]:  # columns of zeros beside the values are columns of zeros in the result
-        wide = functional.pad(value, (0, key.shape[-1] - value.shape[-1]))
-    plain = not dropout and kwargs.get("cache") is None and kwargs.get("s_aux") is None
-    if plain and (bias is None or mask is not attention_mask) and expressible(query, key, wide, mask):
+    plain = not dropout and kwargs.get("cache") is None and (sinks is None or sinks.shape == query.shape[1:2])
+    if plain and (bias is None or mask is not attention_mask) and expressible(query, key, value, mask):
         out = ops.attention(
-            query, key, wide, causal=causal, scale=scaling, window=window, softcap=softcap or 0.0, mask=mask
+            query,
+            key,
+            value,
+            causal=causal,
+            scale=scaling,
+            window=window,
+            softcap=softcap or 0.0,
+            mask=mask,
+            sinks=sinks,
         )
-        if wide is not value:
-            out = out[..., : value.shape[-1]]
         return out.transpose(1, 2), None  # contiguous already: the op lays it out as (B, S, H, D)
+    if sinks is not None:
+        if softcap or kwargs.get("cache") is not None:
+            raise PortError("attention with sinks and a softcap, or a paged cache: no function here gives it; unport")
+        attention_mask = _explicit(query, key, causal, window) if mask is None else mask
+        key, value, attention_mask = _beside_sinks(query, key, value, attention_mask, sinks)
+        is_causal, bias = False, kwargs.pop("position_bias", None)
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if attention_mask is None and query.shape[2] > 1 and (window is not None or query.shape[2] != key.shape[2]):
         attention_mask = _explicit(query, key, causal, window)
     if softcap is not None:
@@ -80,6 +93,18 @@ def attention_forward(
 def _added(bias: Tensor, mask: Tensor) -> Tensor:
     """One additive mask of a bias and a mask."""
     return bias.masked_fill(~mask, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
+
+
+def _beside_sinks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(key, value, mask) with one key more, of zeros and without value, whose score is the head's sink by the mask."""
+    batch, heads, rows, _ = query.shape
+    key, value = functional.pad(key, (0, 0, 0, 1)), functional.pad(value, (0, 0, 0, 1))
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    column = sinks.to(query.dtype).view(1, -1, 1, 1).expand(batch, heads, rows, 1)
+    return key, value, torch.cat((mask.to(query.dtype).expand(batch, heads, rows, -1), column), -1)
 
 
 def _explicit(query: Tensor, key: Tensor, causal: bool, window: int | None) -> Tensor:
@@ -149,6 +174,45 @@ def _plain(
     if torch.compiler.is_compiling() or padding.shape[-1] < kv_offset + kv_length:
         return False
     return bool(padding[:, kv_offset : kv_offset + kv_length].all())  # one synchronisation, as sdpa's mask makes
+
+
+# Whether another attention function is that one ------------------------------------------------------------
+
+
+def same_as_ours(module: nn.Module, forward: Callable[..., Any], heads: int, head_dim: int) -> str | None:
+    """None where ``forward``, a model's own attention function with sinks, means what `ops.attention` means: shown in
+    float64 on drawn tensors, with and without a mask, on a stand-in that has the module's numbers and drawn sinks. Else
+    why not, in words."""
+    held = {n: v for n, v in vars(module).items() if isinstance(v, bool | int | float | str)}
+    sinks = [n for n, p in module.named_parameters(recurse=False) if p.shape == (heads,)]
+    if len(sinks) != 1:
+        return f"it has {len(sinks)} parameters of {heads} numbers that could be sinks; required: 1"
+    draw = torch.Generator().manual_seed(0)
+    group = held.get("num_key_value_groups", 1)
+    exact = ops.attention.primitive.body
+    for masked in (False, True):
+        q, k, v = (
+            torch.randn(2, n, 7, head_dim, generator=draw, dtype=torch.float64)
+            for n in (heads, heads // group, heads // group)
+        )
+        drawn = torch.randn(heads, generator=draw, dtype=torch.float64)
+        mask = torch.randn(2, 1, 7, 7, generator=draw, dtype=torch.float64) if masked else None
+        if mask is not None:
+            mask[:, :, :, -2:] = torch.finfo(torch.float32).min  # as transformers hides keys
+            mask[1, :, 0] = torch.finfo(torch.float32).min
+        stand_in = types.SimpleNamespace(**held | {sinks[0]: drawn, "training": False})
+        try:
+            with torch.no_grad():
+                found = forward(stand_in, q, k, v, mask, scaling=0.37, dropout=0.0, sliding_window=None, s_aux=drawn)[0]
+        except Exception as error:  # noqa: BLE001 - a function of the library's may raise anything: it is not ours then
+            return f"its own attention function raised {type(error).__name__} on a stand-in for the module"
+        wanted = exact(q, k, v, False, 0.37, None, 0.0, mask, drawn)[0].transpose(1, 2)
+        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0.0, atol=_SAME):
+            return "its own attention function gives other results than ops.attention with sinks"
+    return None
+
+
+_SAME = 2.0**-40  # of sums of a few numbers about 1, in float64, in another order
 
 
 AttentionInterface.register(NAME, attention_forward)

@@ -19,7 +19,7 @@ def expressible(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
     dtype = query.dtype
     return (
         query.dim() == 4
-        and key.dim() == 4
+        and key.dim() == value.dim() == 4
         and key.shape[:3] == value.shape[:3]
         and 0 < value.shape[-1] <= key.shape[-1]
         and query.shape[-1] == key.shape[-1] <= MAX_HEAD_DIM
