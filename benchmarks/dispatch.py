@@ -98,7 +98,7 @@ def cases() -> list[tuple[str, str, Callable[..., Any], Callable[[], Any], tuple
     w, p = torch.randn(64, dtype=torch.bfloat16), torch.nn.Parameter(torch.randn(64, dtype=torch.bfloat16))
     q = torch.randn(1, 4, 8, 64, dtype=torch.bfloat16)
     norm, add = (x, w, 1e-6, False), (x, x, w, 1e-6, False)
-    full = (q, q, q, True, None, None, 0.0, None)
+    full = (q, q, q, True, None, None, 0.0, None, None, None, None)
     return [
         ("rms_norm(x, weight)", "rms_norm", identity, lambda: ops.rms_norm(x, w), norm, False),
         ("rms_norm keywords", "rms_norm", identity, lambda: ops.rms_norm(x, weight=w, eps=1e-6), norm, False),

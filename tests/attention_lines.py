@@ -11,10 +11,12 @@ from ferryman.dispatch import registry, select
 
 def _run(op: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     known, target = registry.primitive(op), args[-1]
+    given = args[:-1]
+    given += tuple(known.added[name] for name in known.names[len(given) :])
     profile = select.profile_for(args[0].device)
-    view = select.View.of(known, args[:-1], profile)
+    view = select.View.of(known, given, profile)
     line = next(x for x in registry.asked(op, ("triton",)) if not select.refusals(x, view, profile))
-    found: tuple[Tensor, ...] = registry.launcher(line)(*args[:-1], target)
+    found: tuple[Tensor, ...] = registry.launcher(line)(*given, target)
     return found
 
 
@@ -24,5 +26,5 @@ def attention(*args: Any) -> tuple[Tensor, ...]:
 
 
 def attention_backward(*args: Any) -> tuple[Tensor, ...]:
-    """The gradients. args: in schema order, then a target."""
-    return _run("attention_backward", args)
+    """The gradients of q, k and v. args: in schema order, maybe without the last ones, then a target."""
+    return _run("attention_backward", args)[:3]

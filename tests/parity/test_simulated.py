@@ -120,7 +120,13 @@ MATMULS = [
     (520, 300, 203, 1),
 ]
 LONG = [
-    call("attention", "triton.tiled", d, [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]], [causal, None, None, 0.0, None])
+    call(
+        "attention",
+        "triton.tiled",
+        d,
+        [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]],
+        [causal, None, None, 0.0, None, None, None, None],
+    )
     for d, s, h, causal in (
         ("bfloat16", 300, 64, True),
         ("float16", 300, 128, True),
@@ -213,7 +219,13 @@ def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
         call("rms_norm", "triton", "bfloat16", [[7, 333], [333]], [1e-6, False]),
         call("softmax", "triton", "float32", [[7, 333]], []),
         call("linear", "triton", "bfloat16", [[70, 96], [50, 96], None], []),
-        call("attention", "triton.tiled", "float16", [[1, 2, 70, 64]] * 3, [True, None, None, 0.0, None]),
+        call(
+            "attention",
+            "triton.tiled",
+            "float16",
+            [[1, 2, 70, 64]] * 3,
+            [True, None, None, 0.0, None, None, None, None],
+        ),
     ]
     ours, theirs = run(calls), run(calls, path=[str(tmp_path)])
     for given, left, right in zip(calls, ours, theirs, strict=True):

@@ -122,7 +122,7 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
     def call(queries: int, **other: Any) -> str:
         q, k = meta(2, 8, queries, 64), meta(2, 2, 512, 64)
         values = {"causal": True, "scale": None, "window": None, "softcap": 0.0, "mask": None} | other
-        return cost.kind_of(op, (q, k, k, *values.values()))
+        return cost.kind_of(op, (q, k, k, *values.values(), *op.added.values()))
 
     plain = "q k v causal=True scale=x window=none softcap=0"
     assert call(512) == call(512, scale=0.1) == call(128) == plain
@@ -148,7 +148,7 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
     assert cost.predictions(LINEAR, one, H200)["torch"][0] < 2e-6
     table["linear 16"]["one x weight"] = {"torch": slow}
     assert cost.predictions(LINEAR, one, H200)["torch"][0] > 1e-3 > cost.predictions(LINEAR, many, H200)["torch"][0]
-    odd = (*(meta(8, 8, 8, 8),) * 3, True, None, 64, 0.0, None)
+    odd = (*(meta(8, 8, 8, 8),) * 3, True, None, 64, 0.0, None, None, None, None)
     assert cost.predictions(op, cost.work_of(op, odd), H200) == {}
 
 
@@ -417,7 +417,7 @@ def test_one_row_is_no_neighbour_of_two_nor_few_of_a_tile_and_heads_are_no_batch
 
     def region(batch: int, heads: int, length: int) -> str:
         q, k = meta(batch, heads, length, 64), meta(batch, 2, 512, 64)
-        return lockfile.region(ops.attention.primitive, (q, k, k, True, None, None, 0.0, None))
+        return lockfile.region(ops.attention.primitive, (q, k, k, True, None, None, 0.0, None, None, None, None))
 
     measured = region(4, 8, 512)
     assert near.distance(region(4, 8, 512), measured, one) == 0.0

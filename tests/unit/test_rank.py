@@ -94,7 +94,9 @@ def test_decoding_attention_ranks_in_how_many_pieces_keys_are_read() -> None:
     def ranked(batch: int, heads: int, kv: int, queries: int, keys: int) -> dict[str, float]:
         sizes = (batch, heads, queries, 128), (batch, kv, keys, 128)
         q, k = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
-        found: dict[str, float] = triton.configurations(q, k, k, True, None, None, 0.0, None, select.target_of(H200))
+        found: dict[str, float] = triton.configurations(
+            q, k, k, True, None, None, 0.0, None, None, None, None, select.target_of(H200)
+        )
         return found
 
     found = ranked(1, 32, 8, 1, 32_768)

@@ -273,6 +273,9 @@ def _inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor
     return q, k, v, _mask(shape, generator), grad_out, grad_lse
 
 
+PLAIN = (None, None, None)  # no sinks, no key range, no chunks
+
+
 def _worst(name: str, got: Tensor, want: Tensor, bound: Tensor) -> float:
     """The worst error in units of its bound; infinite where a NaN, an Inf or a bound is out of place."""
     assert got.shape == want.shape, (name, got.shape, want.shape)
@@ -293,17 +296,17 @@ def _measure(name: str, shape: Shape) -> dict[str, float]:
     dtype, target = q.dtype, TARGETS[shape.target]
     tensors = [x for x in (q, k, v, mask, grad_out, grad_lse) if x is not None]
     before = [x.clone() for x in tensors]
-    options = (shape.causal, shape.scale, shape.window, shape.softcap, mask)
+    options = (shape.causal, shape.scale, shape.window, shape.softcap, mask, *PLAIN)
     out, lse = attention(q, k, v, *options, target)
     assert out.transpose(1, 2).is_contiguous() and out.dtype == dtype and lse.dtype == torch.float32
-    backward = (grad_out, grad_lse, q, k, v, out, lse, *options, target)
-    grads = attention_backward(*backward)
-    plain = attention_backward(grad_out, None, *backward[2:]) if name in REPEATED else None
+    backward = (grad_out, grad_lse, q, k, v, out, lse, *options, False, target)
+    grads = attention_backward(*backward)[:3]
+    plain = attention_backward(grad_out, None, *backward[2:])[:3] if name in REPEATED else None
     assert all(g.is_contiguous() and g.dtype == dtype for g in grads)
     for _ in range(2 if name in REPEATED else 0):
         again = attention(q, k, v, *options, target)
         assert torch.equal(again[0], out) and torch.equal(again[1], lse)
-        assert all(torch.equal(a, b) for a, b in zip(attention_backward(*backward), grads, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(attention_backward(*backward)[:3], grads, strict=True))
     for x, y in zip(tensors, before, strict=True):
         assert torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)), "an input was changed"
 
@@ -365,7 +368,7 @@ def _check_planted() -> None:
                 q, k, v, _, grad_out, _ = _inputs(shape)
                 planted = {"q": q, "k": k, "v": v}[what]
                 planted[0, 1, 0 if what != "k" else 20, 3] = value  # key 0 of v is visible to every row
-                options = (causal, None, None, 0.0, None)
+                options = (causal, None, None, 0.0, None, *PLAIN)
                 out, lse = attention(q, k, v, *options, CPU)
                 leaves = [x.double().requires_grad_() for x in (q, k, v)]
                 wide = (leaves[0], *(x.repeat_interleave(2, 1) for x in leaves[1:]))
@@ -378,7 +381,7 @@ def _check_planted() -> None:
                     assert torch.equal(got.isinf(), expected.isinf()), (shape, what, value)
                 # where masked, the definition's 0 * NaN depends on how it is written
                 if math.isnan(value) and not causal:
-                    grads = attention_backward(grad_out, None, q, k, v, out, lse, *options, CPU)
+                    grads = attention_backward(grad_out, None, q, k, v, out, lse, *options, False, CPU)[:3]
                     wants = torch.autograd.grad((want * grad_out.double()).sum(), leaves)
                     for g, w in zip(grads, wants, strict=True):
                         assert torch.equal(g.isnan(), w.isnan()), (shape, what)
@@ -390,14 +393,14 @@ def _check_poison() -> None:
 
     for dtype in ("float32", "float16"):
         q, k, v, *_ = _inputs(Shape(dtype=dtype))
-        out, lse = attention(q, k, v, True, None, None, 0.0, None, CPU)
+        out, lse = attention(q, k, v, True, None, None, 0.0, None, *PLAIN, CPU)
         k[:, :, 45:], v[:, :, 45:] = math.nan, 1e4
-        again, again_lse = attention(q, k, v, True, None, None, 0.0, None, CPU)
+        again, again_lse = attention(q, k, v, True, None, None, 0.0, None, *PLAIN, CPU)
         assert torch.equal(again[:, :, :45], out[:, :, :45]) and torch.equal(again_lse[..., :45], lse[..., :45])
         assert bool(again[:, :, 45:].isnan().all())
         keep = torch.arange(70) < 45
-        masked, masked_lse = attention(q, k, v, False, None, None, 0.0, keep, CPU)
-        short, short_lse = attention(q, k[:, :, :45], v[:, :, :45], False, None, None, 0.0, None, CPU)
+        masked, masked_lse = attention(q, k, v, False, None, None, 0.0, keep, *PLAIN, CPU)
+        short, short_lse = attention(q, k[:, :, :45], v[:, :, :45], False, None, None, 0.0, None, *PLAIN, CPU)
         assert torch.equal(masked, short) and torch.equal(masked_lse, short_lse)
 
 
@@ -410,9 +413,11 @@ def _check_empty() -> None:
         k, v = torch.randn(2, batch, heads // 2, keys, 16)
         if heads == 0:
             k, v = torch.randn(2, batch, 0, keys, 16)
-        out, lse = attention(q, k, v, True, None, None, 0.0, None, CPU)
+        out, lse = attention(q, k, v, True, None, None, 0.0, None, *PLAIN, CPU)
         assert out.shape == q.shape and bool((out == 0).all()) and bool((lse == -math.inf).all())
-        grads = attention_backward(torch.ones_like(q), None, q, k, v, out, lse, True, None, None, 0.0, None, CPU)
+        grads = attention_backward(
+            torch.ones_like(q), None, q, k, v, out, lse, True, None, None, 0.0, None, *PLAIN, False, CPU
+        )[:3]
         for g, x in zip(grads, (q, k, v), strict=True):
             assert g.shape == x.shape and bool((g == 0).all())
 
@@ -422,8 +427,8 @@ def _check_expanded_gradient() -> None:
     from ferryman.ops.attention.triton_kernels import attention, attention_backward
 
     q, k, v, *_ = _inputs(Shape(causal=True))
-    out, lse = attention(q, k, v, True, None, None, 0.0, None, CPU)
-    more = (q, k, v, out, lse, True, None, None, 0.0, None, CPU)
+    out, lse = attention(q, k, v, True, None, None, 0.0, None, *PLAIN, CPU)
+    more = (q, k, v, out, lse, True, None, None, 0.0, None, *PLAIN, False, CPU)
     expanded = attention_backward(torch.ones(()).expand(out.shape), torch.ones(()).expand(lse.shape), *more)
     dense = attention_backward(torch.ones(out.shape), torch.ones(lse.shape), *more)
     assert all(torch.equal(a, b) for a, b in zip(expanded, dense, strict=True))

@@ -45,7 +45,7 @@ def with_gradients(op: Primitive, values: tuple[Any, ...]) -> tuple[tuple[Any, .
     """(arguments, leaves): where the op writes over an argument, the leaf's copy is given, in its strides."""
     wanted = {n for shared in op.grads for n in shared}
     made = tuple(
-        v.detach().requires_grad_() if n in wanted and isinstance(v, Tensor) else v
+        v.detach().requires_grad_() if n in wanted and isinstance(v, Tensor) and v.is_floating_point() else v
         for n, v in zip(op.names, values, strict=True)
     )
     leaves = [v for v in made if isinstance(v, Tensor) and v.requires_grad]

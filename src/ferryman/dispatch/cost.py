@@ -116,6 +116,8 @@ def kind_of(op: Primitive, args: Sequence[Any]) -> str:
     said, rows = [], None
     for name, value in zip(op.names, args, strict=True):
         kind = op.types[name]
+        if name in op.added and value is op.added[name]:
+            continue
         if isinstance(value, torch.Tensor):
             if value.dim() < 2:
                 continue

@@ -92,5 +92,6 @@ def _backwards(
     for name, index in forward.gradient_names().items():
         made = gradient(outputs[index])  # drawn though it may be left out: the others' values stay
         given[name] = None if op.types.get(name) == "Tensor?" else made
-    given |= {name: True for name in op.names if name.startswith("need_")}
+    needs = [name for name in op.names if name.startswith("need_")]
+    given |= {name: forward.types[name.removeprefix("need_")] == "Tensor" for name in needs}  # a bias learns seldom
     return tuple(given[name] for name in op.names)

@@ -2,7 +2,8 @@
 
 An adapter names itself (``NAME``), says why it cannot run here (``available()``: a reason, or None), gives its
 library's version (``version()``), and maps ops to functions (``OPS``). Such a function takes the op's arguments in
-schema order, and returns a call without arguments whose result are the op's outputs, or the first of them. What a
+schema order (of those that the op got later, as many as it names; the others are off then), and returns a call
+without arguments whose result are the op's outputs, or the first of them. What a
 user's forward would have kept for a backward, the function works out before; the call alone is timed. A call that
 writes over what it was given owns that, and has a method ``restore``. Raising `NotServed` says that the library has no
 form for these arguments.
@@ -11,6 +12,7 @@ form for these arguments.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,7 +52,13 @@ class Adapter:
         return found
 
     def call_of(self, op: str, args: tuple[Any, ...]) -> Callable[[], Any]:
-        return self.ops[op](*args)
+        known, function = registry.primitive(op), self.ops[op]
+        given = list(zip(known.names, args, strict=True))
+        while given and given[-1][0] in known.added and not _takes(function, len(given)):
+            name, value = given.pop()
+            if value is not known.added[name]:
+                raise NotServed(f"no {name}")
+        return function(*(value for _, value in given))
 
     def peer(self) -> Peer:
         try:
@@ -59,6 +67,15 @@ class Adapter:
         except Exception as error:  # whatever a file of the user's does when it is asked
             told = f"{type(error).__name__}: {error}"
             raise FerrymanError(f"the adapter {self.module.__file__} cannot say what it is: {told}") from error
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function has so many positional parameters by name: of ``*rest`` it is not known what it reads."""
+    kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+    return (
+        sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+        >= count
+    )
 
 
 def adapters(folder: Path, wanted: Sequence[str] | None) -> list[Adapter]:

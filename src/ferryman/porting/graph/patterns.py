@@ -61,6 +61,9 @@ def _options(op: Primitive, cases: list[Case]) -> Iterator[dict[str, Any]]:
     choices: dict[str, list[Any]] = {}
     for index, name in enumerate(op.names):
         kind = op.types[name]
+        if name in op.added:  # what came later has functions of its own, if any: each would double the patterns
+            choices[name] = [op.added[name]]
+            continue
         seen = [case.args[name] for case in cases if name in case.args]
         if kind == "Tensor?":
             choices[name] = [None, TensorSpec]
