@@ -1,0 +1,228 @@
+"""Sinks, key ranges, chunks, value widths and the gradient of a bias: their meaning, who serves them, who refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import lockfile, lockfile_migrate, registry
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("attention")
+BACKWARD = registry.primitive("attention_backward")
+CASES = {case.name: case for case in cases_of(OP)}
+CPU = torch.device("cpu")
+SAME = 2.0**-40  # float64, sums of fewer than 2^10 numbers about 1 in another order
+
+
+def by_columns(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    key_range: Tensor | None,
+    chunk: int | None,
+) -> Tensor:
+    """One query and head after another, over a list of the keys that it sees; it shares no code with the definition."""
+    batch, heads, sq, depth = q.shape
+    sk, group = k.shape[2], heads // k.shape[1]
+    out = torch.zeros(batch, heads, sq, v.shape[3], dtype=q.dtype)
+    factor = depth**-0.5 if scale is None else scale
+    for b in range(batch):
+        first, end = (0, sk) if key_range is None else (min(max(int(n), 0), sk) for n in key_range[b])
+        for h in range(heads):
+            for i in range(sq):
+                position = i + end - sq
+                keys = [j for j in range(first, end) if not causal or j <= position]
+                if window is not None:
+                    keys = [j for j in keys if j > position - window and (causal or j < position + window)]
+                if chunk is not None:
+                    keys = [j for j in keys if (j - first) // chunk == (position - first) // chunk]
+                scores = []
+                for j in keys:
+                    s = (q[b, h, i] * k[b, h // group, j]).sum() * factor
+                    s = softcap * torch.tanh(s / softcap) if softcap else s
+                    if mask is not None:
+                        more = mask.expand(batch, heads, sq, sk)[b, h, i, j]
+                        s = s.masked_fill(~more, -math.inf) if mask.dtype == torch.bool else s + more
+                    scores.append(s)
+                column = [] if sinks is None else [sinks[h].to(q.dtype)]
+                row = torch.stack([*scores, *column]) if scores or column else torch.empty(0, dtype=q.dtype)
+                if not scores or not bool((row > -math.inf).any()):
+                    continue
+                out[b, h, i] = torch.softmax(row, 0)[: len(keys)] @ v[b, h // group, keys]
+    return out
+
+
+NAMES = (
+    *("sinks", "sinks_window", "sinks_blind", "values_narrow", "values_one", "range", "range_causal", "range_window"),
+    *("range_hostile", "range_mask_sinks", "chunk", "chunk_append", "chunk_range", "all_options"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_is_a_loop_over_the_keys_that_a_query_sees(name: str) -> None:
+    values = double(materialise(CASES[name], OP, torch.float32, 0, CPU))
+    got, _ = OP.body(*values)
+    assert float((got - by_columns(*values)).abs().max()) < SAME
+
+
+def test_a_range_is_the_sequence_alone() -> None:
+    """A static cache that is filled to 40, and a left-padded batch: what lies outside changes no bit."""
+    q, k, v = (torch.randn(2, 4, n, 32) for n in (5, 64, 64))
+    ends = torch.tensor([[0, 40], [7, 64]], dtype=torch.int32)
+    with ferryman.use("torch.composed"), ferryman.trace() as traced:
+        whole = ops.attention(q, k, v, causal=True, key_range=ends)
+        k2, v2 = k.clone(), v.clone()
+        k2[0, :, 40:], v2[0, :, 40:], k2[1, :, :7], v2[1, :, :7] = 1e3, 1e3, -1e3, 1e3
+        assert torch.equal(ops.attention(q, k2, v2, causal=True, key_range=ends), whole)
+    assert set(traced.calls) == {("attention", "torch.composed")}
+    for b, (first, end) in enumerate(ends.tolist()):
+        own = (q[b : b + 1], k[b : b + 1, :, first:end], v[b : b + 1, :, first:end])
+        alone = OP.body(*(x.double() for x in own), True, None, None, 0.0, None)
+        worst = float((whole[b].double() - alone[0][0]).abs().max())
+        assert worst <= 2.0**-24 * 6 * (6 * math.sqrt(32) + 64), worst
+
+
+def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
+    """Through dispatch and autograd, against float64 autograd of the softmax over keys and a column."""
+    q, k, v = (torch.randn(2, n, 9, 16, requires_grad=True) for n in (4, 2, 2))
+    sinks = torch.randn(4, requires_grad=True)
+    leaves = (q, k, v, sinks)
+    with ferryman.trace() as traced:
+        out = ops.attention(q, k, v, causal=True, sinks=sinks)
+        weight = torch.randn_like(out)
+        found = torch.autograd.grad(out, leaves, weight)
+    assert {op for op, _ in traced.calls} == {"attention", "attention_backward"}
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    scores = wide[0] @ wide[1].repeat_interleave(2, 1).mT / 4
+    scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -math.inf)
+    full = torch.cat((scores, wide[3].view(1, 4, 1, 1).expand(2, 4, 9, 1)), -1)
+    exact = torch.softmax(full, -1)[..., :-1] @ wide[2].repeat_interleave(2, 1)
+    wanted = torch.autograd.grad(exact, wide, weight.double())
+    given = (weight, None, q, k, v, out, ops.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)[1])
+    args = double(tuple(x.detach() if isinstance(x, Tensor) else x for x in given))
+    full_args = (*args, True, None, None, 0.0, None, sinks.detach().double(), None, None, False)
+    terms = BACKWARD.bound(full_args, BACKWARD.body(*full_args))
+    for got, want, term in zip(found, wanted, terms, strict=False):
+        # the backward's own bound, and what the saved output's and log-sum-exp's float32 roundings move
+        room = 2.0**-24 * (2 * term["accumulate"] + want.abs() + 8 * term["storage"] if "storage" in term else 0.0)
+        room = room if isinstance(room, Tensor) else 2.0**-24 * (2 * term["accumulate"] + want.abs())
+        assert bool(((got.double() - want).abs() <= room + 1e-12).all())
+
+
+def test_a_bias_learns_and_only_the_composed_line_gives_it() -> None:
+    q = torch.randn(1, 2, 6, 16, requires_grad=True)
+    bias = torch.randn(1, 2, 1, 6, requires_grad=True)
+    with ferryman.trace() as traced:
+        ops.attention(q, q, q, mask=bias).sum().backward()
+    assert ("attention_backward", "torch.composed") in traced.calls and bias.grad is not None
+    wide = [x.detach().double().requires_grad_() for x in (q, bias)]
+    (torch.softmax(wide[0] @ wide[0].mT / 4 + wide[1], -1) @ wide[0]).sum().backward()
+    assert float((bias.grad.double() - wide[1].grad).abs().max()) < 2.0**-24 * 6 * 6 * 16  # type: ignore[operator]
+    out, lse = ops.attention(q.detach(), q.detach(), q.detach(), mask=bias.detach(), return_lse=True)
+    args = (torch.ones_like(out), None, *[q.detach()] * 3, out, lse, False, None, None, 0.0, bias.detach())
+    told = ferryman.explain("attention_backward", *args, need_mask=True, device="h200").rows
+    refused = {r.implementation for r in told if any("no gradient of a float mask" in why for why in r.reasons)}
+    assert refused == {r.implementation for r in told} - {"torch.composed", "definition"}
+
+
+H200_REFUSES = {
+    "key_range": ({"torch.flash", "triton.hopper"}, "no key_range"),
+    "chunk": ({"torch.flash", "triton.hopper"}, "no chunk"),
+    "values": ({"triton.hopper"}, "values as wide as keys"),
+}
+
+
+@pytest.mark.parametrize("what", H200_REFUSES)
+def test_a_line_that_cannot_says_so(what: str) -> None:
+    q = torch.empty(2, 8, 256, 128, dtype=torch.bfloat16, device="meta")
+    v = q[..., :64] if what == "values" else q
+    more: dict[str, Any] = {}
+    if what == "key_range":
+        more["key_range"] = torch.empty(2, 2, dtype=torch.int32, device="meta")
+    if what == "chunk":
+        more["chunk"] = 64
+    lines, reason = H200_REFUSES[what]
+    told = ferryman.explain("attention", q, q, v, **more, device="h200").rows
+    refused = {row.implementation for row in told if any(reason in why for why in row.reasons)}
+    assert refused >= lines and "triton.tiled" not in refused
+
+
+def test_saved_calls_and_regions_of_before_hold() -> None:
+    """The library's op without the added arguments is the op with their defaults, and so is a lockfile's region."""
+    q = torch.randn(1, 2, 5, 16)
+    old = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None)
+    new = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None, None, None, None)
+    assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
+    sunk = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None, torch.zeros(2))
+    assert not torch.equal(sunk[0], old[0])
+    leaf = q.clone().requires_grad_()
+    torch.ops.ferryman.attention(leaf, leaf, leaf, True, None, None, 0.0, None)[0].sum().backward()
+    assert leaf.grad is not None
+    region = lockfile.region(OP, (q, q, q, True, None, None, 0.0, None, None, None, None))
+    assert region.endswith("mask=None") and len(lockfile_migrate.representative(OP, region)) == len(OP.names)
+    other = lockfile.region(OP, (q, q, q, True, None, None, 0.0, None, None, None, 64))
+    assert other.startswith(region) and lockfile_migrate.representative(OP, other)[-1] == 64
+
+
+def test_compiled_in_one_graph() -> None:
+    q, sinks = torch.randn(1, 2, 8, 16), torch.randn(2)
+    ends = torch.tensor([[1, 7]], dtype=torch.int32)
+
+    def call(q: Tensor, sinks: Tensor, ends: Tensor) -> Tensor:
+        found: Tensor = ops.attention(q, q, q[..., :5], causal=True, sinks=sinks, key_range=ends, chunk=3)
+        return found
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, sinks, ends), call(q, sinks, ends))
+
+
+INTERPRETED = """
+import json
+import torch
+from ferryman.device_profiles import profile
+from ferryman.dispatch import registry
+from ferryman.porting import cases_of, check_cell
+found = {}
+for op, line, names in (
+    ("attention", "triton.tiled", ("sinks_infinite", "range_hostile", "chunk_append", "all_options", "mla")),
+    ("attention", "triton.decode", ("sinks_decode", "range_decode", "chunk_decode", "mla_decode")),
+    ("attention_backward", "triton.tiled", ("sinks", "range_window", "chunk_range", "all_options_without_need_mask")),
+    ("attention_backward", "triton.decode", ("sinks_decode",)),
+):
+    known, one = registry.primitive(op), registry.implementation(op, line)
+    for case in cases_of(known):
+        if case.name in names:
+            cell = check_cell(known, one, case, torch.float16, simulate=profile("h200"), times=1)
+            found[f"{op} {line} {case.name}"] = (cell.verdict, cell.reason)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_the_triton_kernels_serve_the_options_interpreted_with_a_hoppers_tiles() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 14 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
