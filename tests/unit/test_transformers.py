@@ -387,3 +387,61 @@ def test_values_narrower_than_keys_and_a_fixed_bias_are_served() -> None:
         wanted, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, q, q, value, None, **given)
         assert relative(found, wanted) < 16 * torch.finfo(torch.float32).eps  # sums of 16 products, in another order
         assert served(traced, "attention") == sum(traced.calls.values()) == 1
+
+
+def test_sinks_are_served_where_the_models_own_function_is_the_op() -> None:
+    """gpt-oss has no sdpa: its eager function is shown to be the op before it is switched, and stays if it is not."""
+    import transformers.models.gpt_oss.modeling_gpt_oss as own
+
+    model = build_of("gpt_oss")
+    plain = logits(model, tokens())
+    report = port(model)
+    assert model.config._attn_implementation == "ferryman"
+    with ferryman.trace() as traced:
+        found = logits(model, tokens())
+    assert served(traced, "attention") == report.calls(1)["attention"] == model.config.num_hidden_layers
+    assert relative(found, plain) < 2.0**-15
+    unport(model)
+    assert model.config._attn_implementation == "eager"
+
+    right = own.eager_attention_forward
+    planted = {
+        "the sink is scaled": lambda m, *args, scaling, **kw: right(scaled(m, scaling), *args, scaling=scaling, **kw),
+        "no mask": lambda m, q, k, v, mask, **kw: right(m, q, k, v, None, **kw),
+        "no sink": lambda m, *args, **kw: right(scaled(m, 0.0), *args, **kw),
+    }
+    for what, function in planted.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(own, "eager_attention_forward", function)
+            left = {item.module: item.reason for item in port(model).unsupported}
+        assert "gives other results than ops.attention with sinks" in left["GptOssAttention"], what
+        assert model.config._attn_implementation == "eager"
+        unport(model)
+
+
+def scaled(module: Any, factor: float) -> Any:
+    changed = copy.copy(module)
+    changed.sinks = module.sinks * factor
+    return changed
+
+
+def build_of(name: str) -> Any:
+    from ferryman.porting.model import bundled
+
+    return bundled.build(name, True, torch.float32)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sinks_with_dropout_are_a_key_more_of_transformers_own(masked: bool) -> None:
+    """What the op cannot (dropout) goes to sdpa with the sink as a key; here so little of it that nothing drops."""
+    module = nn.Module()
+    q, k, v, sinks = torch.randn(2, 4, 6, 16), *torch.randn(2, 2, 2, 9, 16), torch.randn(4)
+    mask = torch.rand(2, 1, 6, 9) < 0.7 if masked else None
+    if mask is not None:
+        mask[..., 0] = True
+    module.num_key_value_groups = 2
+    with ferryman.trace() as traced:
+        found, _ = attention_forward(module, q, k, v, mask, dropout=1e-30, scaling=0.3, s_aux=sinks, is_causal=True)
+    assert not traced.calls
+    wanted = ops.attention(q, k, v, causal=mask is None, scale=0.3, mask=mask, sinks=sinks).transpose(1, 2)
+    assert relative(found, wanted) < 64 * torch.finfo(torch.float32).eps  # sums of 10 products in other orders
