@@ -434,7 +434,7 @@ def build_of(name: str) -> Any:
 @pytest.mark.parametrize("masked", [False, True])
 def test_sinks_with_dropout_are_a_key_more_of_transformers_own(masked: bool) -> None:
     """What the op cannot (dropout) goes to sdpa with the sink as a key; here so little of it that nothing drops."""
-    module = nn.Module()
+    module: Any = nn.Module()
     q, k, v, sinks = torch.randn(2, 4, 6, 16), *torch.randn(2, 2, 2, 9, 16), torch.randn(4)
     mask = torch.rand(2, 1, 6, 9) < 0.7 if masked else None
     if mask is not None:

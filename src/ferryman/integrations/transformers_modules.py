@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ferryman import ops
 from ferryman.errors import PortError
+from ferryman.ops.attention.definition import attention_with_lse
 from ferryman.ops.attention.recognise import expressible
 
 try:
@@ -188,8 +189,8 @@ def same_as_ours(module: nn.Module, forward: Callable[..., Any], heads: int, hea
     if len(sinks) != 1:
         return f"it has {len(sinks)} parameters of {heads} numbers that could be sinks; required: 1"
     draw = torch.Generator().manual_seed(0)
-    group = held.get("num_key_value_groups", 1)
-    exact = ops.attention.primitive.body
+    group = int(held.get("num_key_value_groups", 1))
+    exact = attention_with_lse.primitive.body  # type: ignore[attr-defined]
     for masked in (False, True):
         q, k, v = (
             torch.randn(2, n, 7, head_dim, generator=draw, dtype=torch.float64)

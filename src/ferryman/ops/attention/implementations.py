@@ -115,8 +115,16 @@ _FLASH_AMD = (vendor("amd"), *_ALIKE, *_PLAIN, *_ALL_KEYS, _SQUARE)
 _EFFICIENT = (vendor("nvidia"), *_FUSED, multiple_of("v.shape[-1]", 8), _EVERY_ROW_SEES, _ONE_SIDED)
 # PyTorch's CPU kernel takes 16-bit types too, but with an exp that is off by 5e-5 in the log-sum-exp, and NaN to 0; a
 # row of NaN scores also becomes 0 where its keys do not fill one vector of 16.
-_CPU = (vendor("cpu"), dtypes("q", torch.float32), *_PLAIN, *_ALL_KEYS, _NO_WIDER)
-_CPU = (*_CPU, _SQUARE, at_least("k.shape[2]", 16), *_UNIT)
+_CPU = (
+    vendor("cpu"),
+    dtypes("q", torch.float32),
+    *_PLAIN,
+    *_ALL_KEYS,
+    _NO_WIDER,
+    _SQUARE,
+    at_least("k.shape[2]", 16),
+    *_UNIT,
+)
 # PyTorch's backward kernels give no gradient of the log-sum-exp. They add dQ atomically, and round every query head's
 # dK and dV before a group's sum.
 _NORMAL = Clause(

@@ -104,7 +104,9 @@ class _Counter(TorchDispatchMode):
         out = func(*args, **kwargs)
         space, _, op = name.partition("::")
         if space == "ferryman":
-            cost = getattr(ops, op).primitive.cost(*args)
+            known = getattr(ops, op).primitive
+            args = known.bind(args, kwargs)  # PyTorch leaves out the last ones where they are the schema's defaults
+            cost = known.cost(*args)
             self._note(self.count.served, op, float(cost.flops), float(cost.bytes), args)
             self.count.shapes[op, _described(args)] += 1
             return out
