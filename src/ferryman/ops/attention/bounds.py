@@ -61,7 +61,7 @@ def _alone(s: Tensor, lse: Tensor) -> Tensor:
 
 def _sink_error(lse: Tensor, sinks: Tensor) -> Tensor:
     """What the sink's probability is off by, relative to it, in units of u, times it. lse: (B, H, Sq, 1)."""
-    sink = sinks.view(1, -1, 1, 1).expand(lse.shape)
+    sink = sinks[:, None, None].expand(lse.shape)
     away = torch.nan_to_num(sink - lse, nan=0.0, posinf=0.0, neginf=0.0)
     size = torch.nan_to_num(sink.abs(), posinf=0.0) + torch.nan_to_num(lse.abs(), posinf=0.0)
     return torch.exp(away.clamp(max=0.0)) * (3 * away.abs() + 3 * size + 4)
@@ -116,7 +116,10 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     if grad_lse is not None:
         delta = delta + grad_lse.abs().unsqueeze(-1)
     ds = p * (pull + delta)
-    ds_error = ds * (relative + 6 * math.sqrt(max(depth, v.shape[3])) + 8)
+    dots = 6 * math.sqrt(max(depth, v.shape[3])) + 8
+    # In float32 delta is the sum of P dP, whose terms may cancel in `out`.
+    summed = (p * pull * (relative + dots + 6 * math.sqrt(sk))).sum(-1, keepdim=True)
+    ds_error = ds * (relative + dots) + p * summed
     many = 6 * math.sqrt(sq * (heads // group)) + 4
     stored = p * delta  # `out` reaches the backward rounded to the storage dtype
 
@@ -144,14 +147,14 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
             "absolute": flush * flush_k,
         },
         {"accumulate": error_v, "split-k": grouped * p_v, "p": p_v, "p_flush": flush_v, "absolute": flush * flush_v},
-        _sinks_terms(lse, sinks, delta.squeeze(-1), v.shape[3], outputs[3]),
+        _sinks_terms(lse, sinks, delta.squeeze(-1), summed.squeeze(-1), v.shape[3], outputs[3]),
         _mask_terms(mask, ds_error, ds, stored, outputs[4]),
     )
 
 
-def _sinks_terms(lse: Tensor, sinks: Tensor | None, delta: Tensor, depth: int, output: Tensor) -> Terms:
-    """The sum over rows of the sink's probability times delta. A kernel may take delta from P dP instead of the saved
-    output; both are within "storage" of each other, and of the rounding of P."""
+def _sinks_terms(lse: Tensor, sinks: Tensor | None, delta: Tensor, summed: Tensor, depth: int, output: Tensor) -> Terms:
+    """The sum over rows of the sink's probability times delta. ``summed``: the error of a delta that is a sum of P dP,
+    instead of the saved output's, which is within "storage" of it."""
     from ferryman.ops.attention.definition import sink_share
 
     if sinks is None or output.numel() == 0:
@@ -160,7 +163,7 @@ def _sinks_terms(lse: Tensor, sinks: Tensor | None, delta: Tensor, depth: int, o
     each = share * delta
     off = _sink_error(lse.unsqueeze(-1), sinks).squeeze(-1) * delta
     rows = lse.shape[0] * lse.shape[2]
-    error = off + each * (6 * math.sqrt(depth) + 6 * math.sqrt(rows) + 8)
+    error = off + each * (6 * math.sqrt(depth) + 6 * math.sqrt(rows) + 12) + share * summed
     return {
         "accumulate": error.sum((0, 2)),
         "storage": each.sum((0, 2)),

@@ -104,12 +104,12 @@ def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
 
 def _with_sink(lse: Tensor, sinks: Tensor | None) -> Tensor:
     """The log-sum-exp with a column of each head's own logit."""
-    return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1).expand(lse.shape))
+    return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(-1).expand(lse.shape))
 
 
 def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
     """(B, H, Sq), the probability of the sink's column: exp(sink - lse), 0 where both are -inf and 1 where both inf."""
-    sink = sinks.to(lse.dtype).view(1, -1, 1).expand(lse.shape)
+    sink = sinks.to(lse.dtype).unsqueeze(-1).expand(lse.shape)
     share = torch.exp(torch.where(sink == lse, 0.0, sink - lse))
     return torch.where(torch.isneginf(lse), 0.0, share)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _per_row(sinks: Tensor, lse: Tensor) -> Tensor:
-    return sinks.float().view(1, -1, 1).expand(lse.shape)
+    return sinks.float().unsqueeze(-1).expand(lse.shape)
 
 
 def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

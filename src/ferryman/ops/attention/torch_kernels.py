@@ -57,14 +57,13 @@ def _out_of_range(
     chunk: int | None,
     device: torch.device,
 ) -> Tensor:
-    """`_hidden` where each sequence has keys of its own, or there are chunks: (B or 1, 1, Sq or 1, Sk)."""
+    """`_hidden` where each sequence has keys of its own, or there are chunks: broadcastable to (B, 1, Sq, Sk)."""
     keys = torch.arange(sk, device=device)
     begin: Tensor | int = 0
     end: Tensor | int = sk
     if key_range is not None:
-        begin, end = key_range.clamp(0, sk).long().view(-1, 1, 1, 2).unbind(-1)
-        begin, end = begin.unsqueeze(-1), end.unsqueeze(-1)
-    hidden = (keys < begin).logical_or(keys >= end).view(-1, 1, 1, sk)
+        begin, end = key_range.clamp(0, sk).long()[:, None, None, :, None].unbind(3)
+    hidden = (keys < begin).logical_or(keys >= end)
     if causal or window is not None or chunk is not None:
         behind = torch.arange(sq, device=device).view(1, 1, sq, 1) + (end - sq) - keys  # by how much a key is earlier
         if causal:
@@ -381,7 +380,7 @@ def attention_composed(
     s, _ = _composed_scores(q, _grouped(k, heads), causal, _scale(q, scale), window, softcap, mask, key_range, chunk)
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     if sinks is not None:
-        lse = torch.logaddexp(lse, sinks.float().view(1, -1, 1).expand(lse.shape))
+        lse = torch.logaddexp(lse, sinks.float().unsqueeze(-1).expand(lse.shape))
     out = torch.matmul(_probabilities(s, lse, sinks), _grouped(v, heads).float()).to(q.dtype)
     return _model_layout(out), lse
 

@@ -161,7 +161,7 @@ def blank(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
         out.zero_()
         lse.fill_(-math.inf)
         if sinks is not None:
-            lse.copy_(sinks.view(1, -1, 1))
+            lse.copy_(sinks.unsqueeze(-1))
         return True
     return False
 
