@@ -308,5 +308,5 @@ LOOKALIKE_ATTENTION: dict[str, Callable[..., Any]] = {
     "top_left": lambda q, k: F.scaled_dot_product_attention(q[:, :, :5], k, k, is_causal=True),
     "dropout": lambda q, k: F.scaled_dot_product_attention(q, k, k, dropout_p=0.5),
     "three_dims": lambda q, k: F.scaled_dot_product_attention(q[0], k[0], k[0]),
-    "narrow_values": lambda q, k: F.scaled_dot_product_attention(q, k, k[..., :8]),
+    "wide_heads": lambda q, k: F.scaled_dot_product_attention(*(torch.cat([x] * 17, -1) for x in (q, k, k))),
 }
