@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 from ferryman.porting.graph import patterns
 from ferryman.porting.graph.normal import HALF
@@ -121,7 +121,7 @@ def test_attention_that_the_op_does_not_mean_stays(name: str) -> None:
 
 def test_values_narrower_than_keys_are_the_op() -> None:
     args = (normal(2, 3, 9, 16), normal(2, 3, 9, 16, seed=1))
-    report, _, _ = rewritten(lambda q, k: F.scaled_dot_product_attention(q, k, k[..., :8]), args)
+    report, _, _ = rewritten(lambda q, k: functional.scaled_dot_product_attention(q, k, k[..., :8]), args)
     assert "attention" in placed(report)
 
 
