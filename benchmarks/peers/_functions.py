@@ -28,6 +28,13 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return layer_norm(total, weight, bias, eps), total
+
+
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
@@ -83,5 +90,17 @@ def attention(
 
 FORWARD = {
     f.__name__: f
-    for f in (rms_norm, add_rms_norm, layer_norm, silu_mul, gelu_mul, softmax, cross_entropy, rope, linear, attention)
+    for f in (
+        rms_norm,
+        add_rms_norm,
+        layer_norm,
+        add_layer_norm,
+        silu_mul,
+        gelu_mul,
+        softmax,
+        cross_entropy,
+        rope,
+        linear,
+        attention,
+    )
 }

@@ -52,12 +52,13 @@ def test_a_right_port_names_no_module(family: str, dtype: str) -> None:
         assert first_divergence(modules) is None, first_divergence(modules)
         assert all(m.ok and m.exact == "float64" and not m.note for m in modules) and not judged.reduced
         # Every ported module, every decoder layer, and the embedding, rotary, last norm and head.
-        inside = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
+        inside = {"input_layernorm", "self_attn", "mlp"}
         inside |= {"self_attn.q_norm", "self_attn.k_norm"} if family == "qwen3" else set()
         wanted = {f"model.layers.{i}.{name}" for i in range(2) for name in inside} | {"model.norm", "lm_head"}
         wanted.add("model.embed_tokens")
+        wanted |= {"model.layers.0", "model.layers.1"}  # they call their second norm with the addition before it
         assert {m.path for m in modules if m.ported} == wanted
-        others = {"model.layers.0", "model.layers.1", "model.rotary_emb"}
+        others = {"model.rotary_emb"}
         assert {m.path for m in modules if not m.ported} == others
         by_path = {m.path: m for m in modules}
         attention = [t.tensor for t in by_path["model.layers.1.self_attn"].tensors]
@@ -188,7 +189,7 @@ FAULTS: dict[str, tuple[str, str, str, Wrap, str, str]] = {
     "a norm's gradient 2% large": (
         "qwen2",
         "bfloat16",
-        SHORT("1.post_attention_layernorm"),
+        SHORT("1.input_layernorm"),
         backward_scaled(1.02),
         "backward",
         "gradient of the input",
@@ -322,7 +323,7 @@ def test_a_module_that_the_port_never_calls_is_said_and_not_blamed() -> None:
 def test_the_exact_twin_is_exact() -> None:
     """transformers' norm casts to float32 by itself; its twin must not."""
     held = bench("llama", "float32", layers=1, watch=unwatched)
-    path = SHORT("0.post_attention_layernorm")
+    path = SHORT("0.input_layernorm")
     module = held.model.get_submodule(path)
     x = held.reference[path].args[0].double()
     wanted = x * (x.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt() * module.weight.double()
@@ -416,9 +417,9 @@ def test_the_check_gives_the_first_divergence_first() -> None:
 
 
 def test_a_fault_of_the_backward_alone_fails_the_check() -> None:
-    found = whole("llama", Planted(model__layers__0__post_attention_layernorm=backward_scaled(1.05)))
+    found = whole("llama", Planted(model__layers__0__input_layernorm=backward_scaled(1.05)))
     assert found.verdict == "FAIL" and all(m.ok for m in found.logits)
-    assert found.first_divergence.path == SHORT("0.post_attention_layernorm")
+    assert found.first_divergence.path == SHORT("0.input_layernorm")
     assert found.first_divergence.direction == "backward"
     assert whole("llama", Planted(), backward=False).first_divergence is None
 

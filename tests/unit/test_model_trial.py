@@ -101,7 +101,7 @@ def test_an_account_counts_exactly_and_leaves_the_model_as_it_was() -> None:
     model, (x,) = portable.decoder()
     before = model(x)
     found = account.account(model, lambda m: m(torch.randn(2, 7, 32)))
-    assert found.ported.calls() == {"attention": 1, "layer_norm": 1, "linear": 5, "rms_norm": 1, "silu_mul": 1}
+    assert found.ported.calls() == {"add_layer_norm": 1, "attention": 1, "linear": 5, "rms_norm": 1, "silu_mul": 1}
     products = sum(2 * 14 * p.numel() for p in model.parameters() if p.dim() == 2)
     assert found.ported.served["linear"].flops == pytest.approx(products, rel=0.02)
     shares = found.shares()
@@ -144,6 +144,37 @@ def test_a_wrong_replacement_fails_and_its_module_is_the_first_divergent(wrong_n
     assert not found.ok and found.first is not None and found.first.path == "second" and found.restored
     assert found.first.module == "Inner" and any("first divergent module: second" in r for r in found.reasons)
     assert found.first.value == pytest.approx(2.0**-10, rel=0.01)
+
+
+def _last_norm() -> nn.Module:
+    """Its last bias's gradient is a sum of cosines that cancel."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.LayerNorm(32)).to(torch.bfloat16).eval()
+
+
+def test_an_error_of_the_unported_model_is_not_the_ported_ones() -> None:
+    """PyTorch's CPU kernel sums a layer norm's 16-bit gradient of bias in 16 bits; ours sums in float32."""
+    model, x = _last_norm(), torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    found = generic.compare(model, lambda m: m(x))
+    (gradient,) = (d for d in found.distances if d.what == "gradient")
+    assert found.ok and gradient.where == "2.bias" and gradient.value > gradient.limit
+    assert gradient.exact is not None and gradient.exact < 2.0**-8  # of the result's own rounding
+
+
+def test_a_wrong_gradient_is_far_from_the_exact_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _last_norm(), torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    whole = torch.ops.aten.native_layer_norm_backward
+
+    def off(*args: Any) -> Any:
+        grad_x, grad_weight, grad_bias = whole(*args)
+        return grad_x, grad_weight, grad_bias * (1 + 2.0**-4)
+
+    monkeypatch.setattr(torch.ops.aten, "native_layer_norm_backward", off)
+    found = generic.compare(model, lambda m: m(x))
+    (gradient,) = (d for d in found.distances if d.what == "gradient")
+    assert not found.ok and gradient.exact is not None and gradient.exact > gradient.floor
+    assert "from the exact one" in found.reasons[0]
 
 
 def test_a_difference_within_the_floor_passes(wrong_norm: Any) -> None:
@@ -219,7 +250,7 @@ def test_the_command_ports_a_factory_and_writes_its_documents(tmp_path: Path) ->
     done = command("port", f"{HERE}:decoder", "--device", "mi300x", "--out", str(tmp_path), "--json")
     said = json.loads(done.out)
     assert done.code == 0 and said["verdict"] == "PASS" and said["restored"]
-    assert said["ported"] == {"attention": 1, "layer_norm": 1, "linear": 5, "rms_norm": 1, "silu_mul": 1}
+    assert said["ported"] == {"add_layer_norm": 1, "attention": 1, "linear": 5, "rms_norm": 1, "silu_mul": 1}
     assert said["accounted_for"] == "mi300x" and {x["what"] for x in said["account"]} == {"served", "left"}
     (written,) = tmp_path.glob("*.json")
     assert json.loads(written.read_text()) == said

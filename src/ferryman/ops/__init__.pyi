@@ -21,6 +21,8 @@ from ferryman.ops.matmul.definition import linear_backward as linear_backward
 from ferryman.ops.moe.definition import grouped_linear as grouped_linear
 from ferryman.ops.moe.definition import grouped_linear_backward as grouped_linear_backward
 from ferryman.ops.moe.definition import moe_experts as moe_experts
+from ferryman.ops.norm.definition import add_layer_norm as add_layer_norm
+from ferryman.ops.norm.definition import add_layer_norm_backward as add_layer_norm_backward
 from ferryman.ops.norm.definition import add_rms_norm as add_rms_norm
 from ferryman.ops.norm.definition import add_rms_norm_backward as add_rms_norm_backward
 from ferryman.ops.norm.definition import layer_norm as layer_norm
@@ -41,6 +43,8 @@ from ferryman.ops.softmax.definition import softmax_backward as softmax_backward
 from ferryman.ops.ssd_scan.definition import ssd_scan as ssd_scan
 
 __all__ = [
+    "add_layer_norm",
+    "add_layer_norm_backward",
     "add_rms_norm",
     "add_rms_norm_backward",
     "attention",

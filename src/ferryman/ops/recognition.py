@@ -43,6 +43,8 @@ class Candidate:
     width: the size of x's last dimension. uses: the attributes that must have x's dtype for the expression to hold.
     rows: a matrix, where x is integers that number its rows; ``uses`` must have one dtype then. gradient: False where
     the expression holds for results only; it is proven without gradients, and serves where none is needed.
+    added, added_op: an expression over ``residual`` too, which gives (the module's result of x + residual, that sum),
+    and the op that it calls; "" where no op takes an addition before it.
     """
 
     op: str
@@ -51,6 +53,8 @@ class Candidate:
     uses: tuple[str, ...] = ()
     rows: str = ""
     gradient: bool = True
+    added: str = ""
+    added_op: str = ""
 
 
 @dataclass(frozen=True)

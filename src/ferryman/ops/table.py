@@ -48,6 +48,8 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "add_rms_norm_backward(Tensor grad_y, Tensor grad_residual, Tensor out_residual, Tensor? weight, float eps) -> (Tensor, Tensor)",
         "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor",
         "layer_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+        "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
+        "add_layer_norm_backward(Tensor grad_y, Tensor? grad_residual, Tensor out_residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
     ),
     "paged_attention": (
         "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor lengths, float? scale) -> Tensor",

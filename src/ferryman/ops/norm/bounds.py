@@ -125,3 +125,36 @@ def layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms
         },
         {"accumulate": x.new_empty(0) if bias is None else flat.sum(0) * many},
     )
+
+
+COARSEST = 2.0**-8  # the largest unit roundoff of a storage dtype, bfloat16's
+
+
+def _moved_by_the_sum(s: Tensor, eps: float) -> Tensor:
+    """How far rounding the elements of s moves the normalised value, in units u of the storage dtype.
+
+    The centred values move by e = u (|s| + mean|s|) at most, and the root s of their mean square plus eps, a norm, by
+    u p with p = rms(|s| + mean|s|): the normalised value by u (e + |n| p) / (s - u p). Where u p may be half of s or
+    more, any two normalised values differ by sqrt(n) + |n| at most, which is 2 u p / s of that.
+    """
+    r, hat, _, _ = _layer(s, eps)
+    each = s.abs() + s.abs().mean(-1, keepdim=True)
+    p = each.square().mean(-1, keepdim=True).sqrt() * r
+    near = (each * r + hat.abs() * p) / (1 - COARSEST * p).clamp_min(0.5)
+    return torch.where(COARSEST * p < 0.5, near, 2 * p * (math.sqrt(s.shape[-1]) + hat.abs()))
+
+
+def add_layer_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    x, residual, weight, bias, eps = args
+    s = x + residual
+    (terms,) = layer_norm((s, weight, bias, eps), outputs)
+    moved = _moved_by_the_sum(s, eps)
+    return terms | {"storage": moved if weight is None else moved * weight.abs()}, {"accumulate": s.abs()}
+
+
+def add_layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    grad_y, grad_residual, s, weight, bias, eps = args
+    for_sum, for_weight, for_bias = layer_norm_backward((grad_y, s, weight, bias, eps), outputs)
+    if grad_residual is not None:
+        for_sum |= {"accumulate": for_sum["accumulate"] + grad_residual.abs()}
+    return for_sum, for_weight, for_bias

@@ -226,3 +226,99 @@ def layer_norm_backward(
     grad_weight = x.new_empty(0) if weight is None else (rows * _rows(n)).sum(0).to(weight.dtype)
     grad_bias = x.new_empty(0) if bias is None else rows.sum(0).to(bias.dtype)
     return grad_x.to(x.dtype), grad_weight, grad_bias
+
+
+def _check_add_layer(
+    op: str, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> None:
+    _check_add(op, x, residual, weight, eps)
+    _check_layer(op, x, weight, bias, eps)
+
+
+@primitive(
+    outputs=("y", "residual"),
+    check=lambda x, residual, weight, bias, eps: _check_add_layer("add_layer_norm", x, residual, weight, bias, eps),
+    meta=lambda x, residual, weight, bias, eps: (x.new_empty(x.shape), x.new_empty(x.shape)),
+    cost=lambda x, residual, weight, bias, eps: Cost(8.0 * x.numel(), _bytes(x, x, x, x, weight, bias)),
+    bound=bounds.add_layer_norm,
+    backward="add_layer_norm_backward",
+    grads=(("x", "residual"), "weight", "bias"),
+    lower="definition",
+    autocast=("fp32", "aten::layer_norm"),
+    batch={"x": 1, "residual": 1, "y": 1},
+    reduction=lambda x, *rest: x.shape[-1],
+)
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """Residual addition fused with `layer_norm`: returns (layer_norm(s, weight, bias), s) with s = x + residual.
+
+    x, residual: (..., N), same shape and dtype. weight, bias, eps: as in `layer_norm`. s is rounded to x's dtype, and
+    the rounded s is what is normalised, as the two separate ops would do. Both results are contiguous, in x's dtype.
+    Neither input is modified. Raises ArgumentError.
+    """
+    s = (wide(x) + wide(residual)).to(x.dtype)
+    h = wide(s)
+    d = h - h.mean(-1, keepdim=True)
+    y = d * torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * wide(weight)
+    if bias is not None:
+        y = y + wide(bias)
+    return y.to(x.dtype), s
+
+
+def _check_add_layer_backward(
+    grad_y: Tensor,
+    grad_residual: Tensor | None,
+    out_residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> None:
+    op = "add_layer_norm_backward"
+    checks.one_device(op, out_residual=out_residual, grad_y=grad_y, grad_residual=grad_residual)
+    checks.floating(op, grad_y=grad_y, grad_residual=grad_residual)
+    _check_layer(op, out_residual, weight, bias, eps)
+
+
+@primitive(
+    outputs=("grad_sum", "grad_weight", "grad_bias"),
+    check=_check_add_layer_backward,
+    meta=lambda grad_y, grad_residual, out_residual, weight, bias, eps: (
+        out_residual.new_empty(out_residual.shape),
+        _weight_gradient(out_residual, weight),
+        _weight_gradient(out_residual, bias),
+    ),
+    cost=lambda grad_y, grad_residual, out_residual, weight, bias, eps: Cost(
+        17.0 * out_residual.numel(), _bytes(grad_y, grad_residual, out_residual, out_residual, weight, weight, bias)
+    ),
+    bound=bounds.add_layer_norm_backward,
+    batch={"grad_y": 1, "grad_residual": 1, "out_residual": 1, "grad_sum": 1},
+    reduction=_most_summed,
+)
+def add_layer_norm_backward(
+    grad_y: Tensor,
+    grad_residual: Tensor | None,
+    out_residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `add_layer_norm`: (the gradient shared by x and residual, grad_weight, grad_bias).
+
+    grad_residual: of the sum, or None where nothing else reads the sum (a norm after the addition). A weight or bias
+    that is not there has an empty tensor.
+    """
+    g, h = wide(grad_y), wide(out_residual)
+    d = h - h.mean(-1, keepdim=True)
+    r = torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
+    n = d * r
+    gw = g if weight is None else g * wide(weight)
+    total = r * (gw - gw.mean(-1, keepdim=True) - n * (gw * n).mean(-1, keepdim=True))
+    if grad_residual is not None:
+        total = total + wide(grad_residual)
+    rows = _rows(g)
+    grad_weight = out_residual.new_empty(0) if weight is None else (rows * _rows(n)).sum(0).to(weight.dtype)
+    grad_bias = out_residual.new_empty(0) if bias is None else rows.sum(0).to(bias.dtype)
+    return total.to(out_residual.dtype), grad_weight, grad_bias

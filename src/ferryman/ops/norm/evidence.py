@@ -77,13 +77,14 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
     add("large_eps", (4, 128), eps=0.5)
     if bias:
         # Welford's update divides by every count: its float32 shows it, and so do gradients through the statistics
+        layer = ("float32", "grad_x", "grad_sum", "grad_weight")
         for name, shape, tier in (
             ("levels", (7, 256), "small"),
             ("levels_ragged", (5, 1026), "small"),
             ("levels_4096", (517, 4096), "standard"),
             ("levels_long", (9, 65_536), "standard"),
         ):
-            add(f"exact_{name}", shape, tier=tier, fill="levels", eps=0.0, inexact=("float32", "grad_x", "grad_weight"))
+            add(f"exact_{name}", shape, tier=tier, fill="levels", eps=0.0, inexact=layer)
         for name, shape, tier in (("plateaus", (7, 256), "small"), ("plateaus_4096", (1021, 4096), "standard")):
             add(f"exact_{name}", shape, tier=tier, fill="plateaus", eps=0.25, inexact=())
     else:
@@ -148,17 +149,23 @@ def _rms_calls(sizes: ModelSizes, residual: bool = False) -> Iterator[dict[str, 
                 yield {"x": x, **more, "weight": line, "eps": 1e-6, "cast_before_weight": before}
 
 
-def _layer_calls(sizes: ModelSizes) -> Iterator[dict[str, Any]]:
+def _layer_calls(sizes: ModelSizes, residual: bool = False) -> Iterator[dict[str, Any]]:
     for width in sizes.widths:
         line = TensorSpec((width,))
         for rows in sizes.rows(width):
+            x = TensorSpec((rows, width))
+            more = {"residual": x} if residual else {}
             for weight, bias in ((line, line), (line, None), (None, None)):
-                yield {"x": TensorSpec((rows, width)), "weight": weight, "bias": bias, "eps": 1e-5}
+                yield {"x": x, **more, "weight": weight, "bias": bias, "eps": 1e-5}
 
 
 _rms_rows = row_cases(lambda x, line: {"x": x, "weight": line, "eps": 1e-6, "cast_before_weight": False})
 _add_rows = row_cases(lambda x, line: {"x": x, "residual": x, "weight": line, "eps": 1e-6, "cast_before_weight": False})
 _layer_rows = row_cases(lambda x, line: {"x": x, "weight": line, "bias": TensorSpec(line.shape), "eps": 1e-5})
+_add_layer_rows = row_cases(
+    lambda x, line: {"x": x, "residual": x, "weight": line, "bias": TensorSpec(line.shape), "eps": 1e-5}
+)
+_BIAS = Form("N", ("normal", "zeros", "integer"), True, True)
 
 EVIDENCE = (
     Evidence(
@@ -186,12 +193,23 @@ EVIDENCE = (
     Evidence(
         op="layer_norm",
         cases=lambda: _cases(bias=True),
-        fuzz=Domain({"x": Form("... N"), **_LINE, "bias": Form("N", ("normal", "zeros", "integer"), True, True)}),
+        fuzz=Domain({"x": Form("... N"), **_LINE, "bias": _BIAS}),
         fills=_FILLS,
         bench=_layer_rows.bench,
         named=_layer_rows.named,
         sampled=sampled_rows,
         calls=_layer_calls,
+        like=of_rows,
+    ),
+    Evidence(
+        op="add_layer_norm",
+        cases=lambda: _cases(residual=True, bias=True),
+        fuzz=Domain({"x": Form("... N", group="x"), "residual": Form("... N", group="x"), **_LINE, "bias": _BIAS}),
+        fills=_FILLS,
+        bench=_add_layer_rows.bench,
+        named=_add_layer_rows.named,
+        sampled=sampled_rows,
+        calls=lambda sizes: _layer_calls(sizes, residual=True),
         like=of_rows,
     ),
 )

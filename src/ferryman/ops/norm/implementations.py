@@ -74,4 +74,7 @@ _BACKWARD = (
     *_wide_backward("layer_norm_backward", "x", "grad"),
 )
 
-IMPLEMENTATIONS = (*menu(_HERE, "torch", _ALL), *menu(_HERE, "triton", _ALL, replayable=True), *_SIMT, *_BACKWARD)
+# Their residual forms have no C++ yet: Triton's kernels serve both vendors.
+_PLAIN = f"{_ALL} add_layer_norm add_layer_norm_backward"
+
+IMPLEMENTATIONS = (*menu(_HERE, "torch", _PLAIN), *menu(_HERE, "triton", _PLAIN, replayable=True), *_SIMT, *_BACKWARD)

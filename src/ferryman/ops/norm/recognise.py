@@ -26,16 +26,21 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
     names = tuple(leaf.vectors)
     for eps in _eps(leaf):
         for weight in names if len(names) < 2 else ():
-            for cast in (True, False):
-                yield Candidate("rms_norm", f"ops.rms_norm(x, self.{weight}, {eps}, {cast})", width, (weight,))
             offset = f"1.0 + self.{weight}.to(torch.promote_types(self.{weight}.dtype, torch.float32))"
-            for cast in (False, True):
-                yield Candidate("rms_norm", f"ops.rms_norm(x, {offset}, {eps}, {cast})", width, (weight,))
+            for scale, cast in ((f"self.{weight}", True), (f"self.{weight}", False), (offset, False), (offset, True)):
+                yield _candidate("rms_norm", f"{scale}, {eps}, {cast}", width, (weight,))
         if not names:
-            yield Candidate("rms_norm", f"ops.rms_norm(x, None, {eps})", width)
+            yield _candidate("rms_norm", f"None, {eps}, False", width)
         for weight, bias in _pairs(names):
             used = tuple(n.removeprefix("self.") for n in (weight, bias) if n != "None")
-            yield Candidate("layer_norm", f"ops.layer_norm(x, {weight}, {bias}, {eps})", width, used)
+            yield _candidate("layer_norm", f"{weight}, {bias}, {eps}", width, used)
+
+
+def _candidate(op: str, rest: str, width: int, uses: tuple[str, ...] = ()) -> Candidate:
+    """A norm of x, and with an addition before it."""
+    return Candidate(
+        op, f"ops.{op}(x, {rest})", width, uses, added=f"ops.add_{op}(x, residual, {rest})", added_op=f"add_{op}"
+    )
 
 
 def _eps(leaf: Leaf) -> Iterator[str]:

@@ -104,3 +104,27 @@ def layer_norm_backward(
         x.new_empty(0) if weight is None else gw.to(weight.dtype),
         x.new_empty(0) if bias is None else gb.to(bias.dtype),
     )
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    s = (x + residual).contiguous()
+    return layer_norm(s, weight, bias, eps, target), s
+
+
+def add_layer_norm_backward(
+    grad_y: Tensor,
+    grad_residual: Tensor | None,
+    out_residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """In float32, so that the gradient of the sum is added before its one rounding."""
+    if grad_residual is None or out_residual.numel() == 0:
+        return layer_norm_backward(grad_y, out_residual, weight, bias, eps, target)
+    wide = out_residual.float()
+    grad, grad_weight, grad_bias = layer_norm_backward(grad_y.float(), wide, weight, bias, eps, target)
+    return (grad + grad_residual.float()).to(out_residual.dtype), grad_weight, grad_bias

@@ -629,6 +629,26 @@ def layer_norm_backward(
     return _backward(grad, None, x, weight, bias, eps, True, target)
 
 
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, target: Target
+) -> tuple[Tensor, Tensor]:
+    y, total = _forward(x, residual, weight, bias, eps, True, False, target)
+    assert total is not None
+    return y, total
+
+
+def add_layer_norm_backward(
+    grad_y: Tensor,
+    grad_residual: Tensor | None,
+    residual_out: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(grad_y, grad_residual, residual_out, weight, bias, eps, True, target)
+
+
 # What `ferryman compile` accepts: bytes a thread on NVIDIA, registers on AMD. All others spill nothing.
 _SPILLS = {
     ("sm_100", "float32", "_norm_long_backward"): 8,
@@ -650,9 +670,11 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         rms_norm(x, None, 1e-6, False, target)
         for weight, bias in ((w, w), (w, None), (None, None)):
             layer_norm(x, weight, bias, 1e-5, target)
+            add_layer_norm(x, x, weight, bias, 1e-5, target)
         rms_norm_backward(x, x, w, 1e-6, target)
         add_rms_norm_backward(x, x, x, w, 1e-6, target)
         layer_norm_backward(x, x, w, w, 1e-5, target)
+        add_layer_norm_backward(x, x, x, w, w, 1e-5, target)
 
     shapes = [(2**17, 128), (8192, 257), (4096, 1024), (8192, 4096), (4096, 5120), (8192, 8192), (1024, 16384)]
     shapes += [(1, 4096), (512, 32768), (64, 131072), (3, 1)]  # a width of 1 is compiled in

@@ -6,28 +6,31 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from ferryman import ops
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import gating, recognise, rewrite
+from ferryman.porting.model import adding, gating, recognise, rewrite, source
 from ferryman.porting.model.recognise import Role
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
-    methods, with the attributes that are known activations, and those whose cut
-    result is known; or, for an activation that a gated op takes, its gate."""
+    methods, with the attributes that are known activations, those whose cut result is known, and norms that take an
+    addition; or, for an activation that a gated op takes, its gate."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
     gate: Gate | None = None
     interface: bool = False
     cuts: rewrite.Cuts = frozenset()
+    norms: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         role = None if self.role is None else (self.role.expression, self.role.guards)
-        return hash((role, self.gates, self.gate is None))
+        return hash((role, self.gates, self.gate is None, self.cuts, self.norms))
 
 
 def ported_class(original: Any, recipe: Recipe) -> type[nn.Module]:
@@ -46,12 +49,23 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         "ferryman_recipe": recipe,
     }
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
-        own |= rewrite.rewritten(original, recipe.gates, recipe.cuts).functions
+        own |= rewrite.rewritten(original, recipe.gates, recipe.cuts, recipe.norms).functions
     if recipe.role is not None:
         own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
+        if recipe.role.added:
+            own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original.forward)
     if recipe.gate is not None:
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
-    return type(f"Ferryman{original.__name__}", (original,), own)
+    made = type(f"Ferryman{original.__name__}", (original,), own)
+    if adding.ATTRIBUTE in own:
+        setattr(made, adding.HOME, made)
+    return made
+
+
+def _taking_addition(role: Role, original: Any) -> Any:
+    known = source.names_read(original, [text for text, _ in role.guards])
+    known |= {"ops": ops, "torch": torch}
+    return adding.method(role.tests, role.guards, role.parameters[0], role.added, known)
 
 
 def is_ported(module: nn.Module) -> bool:

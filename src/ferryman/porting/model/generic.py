@@ -1,11 +1,15 @@
 """Is a ported model still the same model, whatever it is? Outputs and gradients against the unported one's.
 
 The limit is twice the floor: what the same measure becomes when every parameter of the unported model moves by one unit
-in the last place.
+in the last place. It holds because both models differ from the exact result by about the floor. A tensor beyond it is
+compared with the exact result too: one within the floor of that is right, and the distance is the unported model's own
+error (PyTorch's CPU kernel sums a layer norm's 16-bit gradients of weight and bias in 16 bits).
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.dispatch import trace
+from ferryman.porting import model_exact
 from ferryman.porting.model.first import Divergence, first_divergence, moved
 from ferryman.porting.model.port import PortReport, port, unport
 from ferryman.porting.model_results import AMPLITUDE, SEEDS
@@ -24,17 +29,21 @@ Run = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Distance:
-    """A relative difference in the 2-norm, and what it may be. ``where`` names the worst tensor."""
+    """A relative difference in the 2-norm, and what it may be. ``where`` names the worst tensor.
+
+    exact: the ported tensor's distance from the exact result, measured where ``value`` is beyond the limit.
+    """
 
     what: str
     value: float
     floor: float
     limit: float
     where: str
+    exact: float | None = None
 
     @property
     def ok(self) -> bool:
-        return self.value <= self.limit
+        return self.value <= self.limit or (self.exact is not None and self.exact <= self.floor)
 
 
 @dataclass(frozen=True)
@@ -76,18 +85,27 @@ def tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]
             yield from tensors_in(getattr(value, item.name), f"{name}.{item.name}")
 
 
-def observe(model: nn.Module, run: Run, backward: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(outputs, gradients of all parameters for a fixed cotangent), from seed 0. The model's state is put back."""
+def observe(
+    model: nn.Module, run: Run, backward: bool, storage: Mapping[str, torch.dtype] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(outputs, gradients of all parameters for a fixed cotangent), from seed 0. The model's state is put back.
+
+    storage: what each output's cotangent is rounded to; by default the output's own dtype.
+    """
     state = {name: b.clone() for name, b in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(backward), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         found = dict(tensors_in(run(model)))
         slopes: dict[str, Tensor] = {}
-        reached = [t for t in found.values() if t.requires_grad]
+        reached = {n: t for n, t in found.items() if t.requires_grad}
         if backward and reached:
-            weights = [torch.cos(torch.arange(t.numel(), device=t.device).float()).reshape(t.shape) for t in reached]
-            torch.autograd.backward(reached, [w.to(t.dtype) for w, t in zip(weights, reached, strict=True)])
+            dtypes = {n: (storage or {}).get(n, t.dtype) for n, t in reached.items()}
+            weights = [
+                torch.cos(torch.arange(t.numel(), device=t.device).float()).to(dtypes[n]).reshape(t.shape).to(t.dtype)
+                for n, t in reached.items()
+            ]
+            torch.autograd.backward(list(reached.values()), weights)
             slopes = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -123,16 +141,22 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     again, _ = observe(model, run, backward)
     restored = all(torch.equal(again[n], plain[n]) for n in plain)
     distances, reasons = [], []
+    exact: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
     for what, ours, wanted in (("output", found, plain), ("gradient", found_slopes, slopes)):
         if ours.keys() != wanted.keys():
             reasons.append(f"{what}s: {sorted(ours.keys() ^ wanted.keys())[:3]} on one side only")
             continue
-        worst = _worst(what, ours, wanted, floors[what])
+        measured = _measured(what, ours, wanted, floors[what])
+        if not all(d.ok for d in measured):
+            exact = exact or [_exact(model, run, backward, {n: t.dtype for n, t in plain.items()})]
+            measured = [_against(d, ours, exact[0][what == "gradient"]) for d in measured]
+        worst = max(measured, key=_beyond, default=None)
         if worst is not None:
             distances.append(worst)
             if not worst.ok:
                 reasons.append(
                     f"{what} {worst.where}: {worst.value:.3g}; limit {worst.limit:.3g} (floor {worst.floor:.3g})"
+                    + ("" if worst.exact is None else f", {worst.exact:.3g} from the exact one")
                 )
     calls: dict[str, int] = {}
     for (op, _), n in traced.calls.items():
@@ -177,19 +201,54 @@ def _miscounted(
     }
 
 
-def _worst(
+def _measured(
     what: str, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], floors: Mapping[str, float]
-) -> Distance | None:
-    """The tensor that is farthest beyond its limit. A tensor's floor is at least the median one's: rounding does not
-    spare a tensor for good because three draws did."""
-    if not wanted:
-        return None
+) -> list[Distance]:
+    """Of every tensor. Its floor is at least the median one's: rounding does not spare a tensor for good because three
+    draws did."""
     common = sorted(floors.values())[len(floors) // 2] if floors else 0.0
     made = []
     for name, tensor in wanted.items():
         floor = max(floors.get(name, 0.0), common)
         made.append(Distance(what, relative(found[name], tensor), floor, AMPLITUDE * floor, name))
-    return max(made, key=lambda d: d.value / d.limit if d.limit else (1.0 if d.value else 0.0))
+    return made
+
+
+def _beyond(d: Distance) -> tuple[bool, float]:
+    """The tensor that is farthest beyond its limit is the largest; one that the exact result shows right is none."""
+    return not d.ok, d.value / d.limit if d.limit else (1.0 if d.value else 0.0)
+
+
+def _against(d: Distance, found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Distance:
+    if d.ok or d.where not in exact:
+        return d
+    return dataclasses.replace(d, exact=relative(found[d.where], exact[d.where]))
+
+
+def _exact(
+    model: nn.Module, run: Run, backward: bool, storage: Mapping[str, torch.dtype]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The unported model's own code in float64, on the same inputs and cotangents; nothing where that cannot run."""
+    size = sum(t.numel() for t in model.parameters())
+    device = next((t.device for t in model.parameters()), torch.device("cpu"))
+    # parameters, their gradients, and about as much again for what backward keeps
+    if model_exact.dtype_for(device, 8 * 4 * size) is not torch.float64:
+        return {}, {}
+    mode = contextlib.ExitStack()
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        mode.enter_context(model_exact.Widened(torch.float64))
+        return tuple(model_exact.mapped(value, lambda t, name: t.double()) for value in (args, kwargs))
+
+    try:
+        twin = copy.deepcopy(model).double()
+        twin.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+        twin.register_forward_hook(lambda module, args, out: mode.close(), always_call=True)
+        return observe(twin, run, backward, storage)
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
+        return {}, {}  # it cannot be copied, or reads a dtype itself
+    finally:
+        mode.close()
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:

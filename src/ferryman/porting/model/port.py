@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -169,7 +169,11 @@ def port(model: nn.Module) -> PortReport:
         for index, done in switched:
             interfaces[index].restore(model, done)
         raise
-    sites = [_site(path, model.get_submodule(path), recipe, path in attending) for path, recipe in recipes.items()]
+    fused: dict[int, bool] = {}
+    for path, recipe in recipes.items():
+        for norm, alone in _fused(model.get_submodule(path), recipe):
+            fused[norm] = alone or fused.get(norm, False)
+    sites = [_site(path, model.get_submodule(path), made, path in attending, fused) for path, made in recipes.items()]
     for path, recipe in recipes.items():
         module = model.get_submodule(path)
         module.__class__ = ported_class(type(module), recipe)
@@ -214,8 +218,9 @@ def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
     # an activation that a product takes is part of a gated op; any other has a role of its own
     taken = {i for _, module in modules for i in _multiplied(module, known)}
     known = {i: gate for i, gate in known.items() if i in taken}
+    norms = {id(module) for _, module in modules if _takes_addition(module)}
     for path, module in modules:
-        recipe, reason = _recipe(module, known)
+        recipe, reason = _recipe(module, known, norms)
         if recipe is not None:
             recipes[path] = recipe
         if reason is not None:
@@ -224,37 +229,49 @@ def _survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
         f"{path}.{name}".lstrip(".")
         for path, recipe in recipes.items()
         if recipe.cuts
-        for name in rewrite.rewritten(type(model.get_submodule(path)), recipe.gates, recipe.cuts).cut
+        for name in _served(model.get_submodule(path), recipe).cut
     }
     return recipes, [item for item in left if item.path not in cut]  # the parent's code serves it
 
 
-def _recipe(module: nn.Module, known: dict[int, Gate]) -> tuple[Recipe | None, str | None]:
+def _takes_addition(module: nn.Module) -> bool:
+    if "forward" in module.__dict__ or _plain(module) is not None or _hooked(module) or _bare(module):
+        return False
+    role = recognise.role_of(module)
+    return isinstance(role, Role) and bool(role.added)
+
+
+def _bare(module: nn.Module) -> bool:
+    """A container, or code that is no Python."""
+    return type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule)
+
+
+def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple[Recipe | None, str | None]:
     """(how a module is ported or None, why it, or a part of it, stays or None)."""
     if "forward" in module.__dict__:
         return None, "its forward was replaced on the instance (accelerate's hooks and the kernels hub do so)"
     odd = _plain(module)
     if odd is not None:
         return None, odd
-    if type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule):
-        return None, None  # a container, or code that is no Python
-    reason = None
+    if _bare(module):
+        return None, None
+    gates, norms, reason = _named(module, known), _named(module, added), None
     if id(module) in known:
         return Recipe(gate=known[id(module)]), None
     role = recognise.role_of(module) or blocks.role_of(module)
     if isinstance(role, Role):
         if role.gradient:
             return Recipe(role), None
-        return Recipe(role, _gates(module, known), cuts=_cuts(module)), None
+        return Recipe(role, gates, cuts=_cuts(module), norms=norms), None
     if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
         reason = role.reason
-    gates, cut = _gates(module, known), _cuts(module)
-    made = rewrite.rewritten(type(module), gates, cut)
+    cut = _cuts(module)
+    made = rewrite.rewritten(type(module), gates, cut, norms)
     if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
     ungated = _ungated(module, made.products)
     if made.functions or made.interfaces:
-        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut), ungated
+        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut, norms=norms), ungated
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
     if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
@@ -266,7 +283,7 @@ def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
     """The ids of known activations whose result a module's forward multiplies."""
     if "forward" in module.__dict__ or _plain(module) is not None or type(module).forward is nn.Module.forward:
         return
-    for use in rewrite.rewritten(type(module), _gates(module, known)).uses:
+    for use in rewrite.rewritten(type(module), _named(module, known)).uses:
         if use.gate:
             yield id(module.get_submodule(use.gate))
 
@@ -302,8 +319,8 @@ def _is_fake(p: Tensor) -> bool:
     return isinstance(p, FakeTensor) or type(p).__name__ == "Parameter"
 
 
-def _gates(module: nn.Module, known: dict[int, Gate]) -> frozenset[str]:
-    """Attributes, at most two deep, that are known activations."""
+def _named(module: nn.Module, known: Collection[int]) -> frozenset[str]:
+    """Attributes, at most two deep, that are known by their ids."""
     found = set()
     for name, child in module.named_modules():
         if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", name):
@@ -323,13 +340,26 @@ def _cuts(module: nn.Module) -> rewrite.Cuts:
 
 
 def _interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
-    return rewrite.rewritten(type(module), recipe.gates, recipe.cuts).interfaces if recipe.interface else frozenset()
+    return _served(module, recipe).interfaces if recipe.interface else frozenset()
 
 
-def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site:
-    """Which ops one forward of a module that is still unported will call."""
+def _served(module: nn.Module, recipe: Recipe) -> rewrite.Rewritten:
+    return rewrite.rewritten(type(module), recipe.gates, recipe.cuts, recipe.norms)
+
+
+def _fused(module: nn.Module, recipe: Recipe) -> Iterator[tuple[int, bool]]:
+    """The ids of norms that the served copy of a module's methods calls with an addition, and whether also without."""
+    if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
+        found = _served(module, recipe)
+        for use in found.uses:
+            if use.norm:
+                yield id(module.get_submodule(use.norm)), use.norm in found.alone
+
+
+def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool, fused: Mapping[int, bool]) -> Site:
+    """Which ops one forward of a module that is still unported will call; ``fused``: what `_fused` found."""
     kind = type(module).__name__
-    if recipe.gate is not None:  # counted where it is multiplied
+    if recipe.gate is not None or fused.get(id(module)) is False:  # counted where it is multiplied, or added before
         return Site(path, kind, ())
     if recipe.role is not None:
         op, proof = recipe.role.op, recipe.role.proof
@@ -338,14 +368,16 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool) -> Site
             inner = {o for found in _uses(module, recipe)[:2] for o in found}
             shown = f"where no gradient is needed: {shown}"
             return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
-        if len(inspect.signature(type(module).forward).parameters) > 2:  # the role holds while the others are left out
+        if (
+            id(module) in fused or len(inspect.signature(type(module).forward).parameters) > 2
+        ):  # the role holds while the others are left out
             return Site(path, kind, (), (op,), shown, op)
         return Site(path, kind, (op,), (), shown, op)
     surely, maybe, quiet = _uses(module, recipe)
     shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
     if attending:
         maybe -= {"attention", "softmax"}
-        found = rewrite.rewritten(type(module), recipe.gates, recipe.cuts)
+        found = _served(module, recipe)
         doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
         if found.passed & doubtful:
             maybe.add("attention")
@@ -360,8 +392,11 @@ def _uses(module: nn.Module, recipe: Recipe) -> tuple[list[str], set[str], set[s
     surely: list[str] = []
     maybe: set[str] = set()
     quiet: dict[str, bool] = {}
-    for use in rewrite.rewritten(type(module), recipe.gates, recipe.cuts).uses:
+    for use in _served(module, recipe).uses:
         op = use.op
+        if use.norm:
+            norm = recognise.role_of(module.get_submodule(use.norm))
+            op = norm.added_op if isinstance(norm, Role) else ""
         if use.gate:
             gate = recognise.gate_of(module.get_submodule(use.gate))
             op = gate.op if gate is not None else ""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ferryman import ops
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
-from ferryman.porting.model import source
+from ferryman.porting.model import adding, source
 from ferryman.porting.model.branches import Trace, Unproven, follow_function, follow_module
 from ferryman.porting.model.proof import Proof, drawn, prove
 
@@ -33,7 +33,8 @@ class Role:
     """A proven role of a module: ``expression`` over ``self``, ``inputs``, ``ops``.
 
     It holds while every test is true and every guard has its outcome. parameters: what the forward calls its inputs.
-    gradient: False where it serves only what needs no gradient.
+    gradient: False where it serves only what needs no gradient. added, added_op: of a norm, the expression over
+    ``residual`` too that takes an addition before it, proven as well, and its op.
     """
 
     op: str
@@ -45,6 +46,8 @@ class Role:
     proof: Proof
     digest: str = ""
     gradient: bool = True
+    added: str = ""
+    added_op: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
         tried = frozenset(c.op for c in candidates)
         return Refusal(nearest[1] if nearest else "no op of the day computes it", tried)
     candidate, proof = next((s for s in shown if s[1].rounding == "same"), shown[0])
+    added = bool(candidate.added) and _takes_addition(followed, twin, names, candidate)
     try:
         guards = tuple(trace.guards())
     except Unproven as error:
@@ -170,6 +174,8 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
         proof,
         digest_of(type(module)),
         candidate.gradient,
+        candidate.added if added else "",
+        candidate.added_op if added else "",
     )
 
 
@@ -266,6 +272,18 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
         if not proof.ok:
             break
     return proof
+
+
+def _takes_addition(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> bool:
+    held = {**state["_parameters"], **state["_buffers"]}
+    generator = torch.Generator().manual_seed(9)
+    tensors = [torch.randn(held[n].shape, generator=generator, dtype=torch.float64) for n in names]
+    expression = compiled(candidate.added, ("self", "x", "residual"), ops=_DEFINITIONS)
+    return adding.proven(
+        functools.partial(original, kind, state, names, False),
+        lambda x, r, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x, r),
+        [(x, *tensors) for x in _inputs(candidate.width)],
+    )
 
 
 def _ids(rows: int, known: Sequence[int]) -> Iterator[Tensor]:

@@ -1,8 +1,8 @@
 """A module class's forward, copied with calls that our ops serve.
 
 Only calls change, and only those whose target is known: a function of PyTorch that an op's folder serves, a helper that
-is proven, ``activation(gate) * up`` of a proven activation. What changes is reached from forward: its methods, and
-plain functions of the same file, one level deep or two.
+is proven, ``activation(gate) * up`` of a proven activation, ``norm(a + b)`` of a proven norm. What changes is reached
+from forward: its methods, and plain functions of the same file, one level deep or two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferryman.ops.recognition import Served, families
-from ferryman.porting.model import cuts, gating, helpers, recognise, routines, source
+from ferryman.porting.model import adding, cuts, gating, helpers, recognise, routines, source
 from ferryman.porting.model.source import MISSING
 
 _DEPTH = 2
@@ -26,7 +26,8 @@ _ENTRIES = ("forward", "encode", "decode")  # autoencoders are used through the 
 
 @dataclass(frozen=True)
 class Use:
-    """One served call. ``op``: its name, or "" where the activation at ``gate``, an attribute, decides.
+    """One served call. ``op``: its name, or "" where an attribute decides: the activation at ``gate``, or the norm at
+    ``norm``, with an addition before it.
 
     ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
     may make it more or less than once, by more than the module's own state. ``gradient``: False where it serves only
@@ -37,6 +38,7 @@ class Use:
     gate: str
     conditions: tuple[tuple[str, bool, str], ...] | None
     gradient: bool = True
+    norm: str = ""
 
     def certain(self, module: Any) -> bool | None:
         """Whether one pass through the module makes the call, once; None where that cannot be told from outside."""
@@ -57,7 +59,8 @@ class Rewritten:
     """``functions``: what the ported class defines. ``uses``: the served calls in them; ``interfaces``: registries of
     other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
     is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
-    registry. ``cut``: attributes whose cut result is served."""
+    registry. ``cut``: attributes whose cut result is served. ``alone``: norms that are also called
+    without an addition."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
@@ -66,6 +69,7 @@ class Rewritten:
     products: frozenset[str] = frozenset()
     passed: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
+    alone: frozenset[str] = frozenset()
 
 
 @functools.cache
@@ -77,15 +81,17 @@ def served() -> dict[Any, Served]:
 registries: dict[int, Any] = {}  # id -> an object of another library whose readers are of interest (integrations add)
 Conditions = tuple[tuple[str, bool, str], ...] | None
 Cuts = frozenset[tuple[str, cuts.Shown]]
-_cache: dict[tuple[type, frozenset[str], Cuts], Rewritten] = {}
+_cache: dict[tuple[type, frozenset[str], Cuts, frozenset[str]], Rewritten] = {}
 
 
-def rewritten(kind: type, gates: frozenset[str], cut: Cuts = frozenset()) -> Rewritten:
-    """A class's served functions. ``gates``: attributes of its instances, dotted, that are known activations; ``cut``:
-    attributes whose cut result is known."""
-    key = (kind, gates, cut)
+def rewritten(
+    kind: type, gates: frozenset[str], cut: Cuts = frozenset(), norms: frozenset[str] = frozenset()
+) -> Rewritten:
+    """A class's served functions. Attributes of its instances, dotted: ``gates`` are known activations, ``cut`` those
+    whose cut result is known, ``norms`` known norms that take an addition."""
+    key = (kind, gates, cut, norms)
     if key not in _cache:
-        _cache[key] = _Class(kind, gates, dict(cut)).result()
+        _cache[key] = _Class(kind, gates, dict(cut), norms).result()
     return _cache[key]
 
 
@@ -94,6 +100,7 @@ class _Class:
     kind: type
     gates: frozenset[str]
     cuts: dict[str, cuts.Shown]
+    norms: frozenset[str]
     uses: list[Use] = field(default_factory=list)
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
@@ -101,6 +108,7 @@ class _Class:
     products: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
+    alone: set[str] = field(default_factory=set)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -115,6 +123,9 @@ class _Class:
             if tree is None:
                 self.opaque.append(name)
                 continue
+            arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args)]
+            tree = adding.fused(tree, arguments[0] if arguments else None, self.norms)
+            self.alone |= adding.alone(tree, arguments[0] if arguments else None, self.norms)
             serve = _Serve(self, inner, tree, True, 0, conditions)
             before = len(self.interfaces)
             changed = serve.visit(copy.deepcopy(tree))
@@ -137,6 +148,7 @@ class _Class:
             frozenset(self.products),
             frozenset(self.passed),
             frozenset(self.cut),
+            frozenset(self.alone),
         )
 
     def helper(
@@ -257,6 +269,12 @@ class _Serve(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.called.add(id(node.func))
         self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in (adding.CALL, adding.HELD):
+            node.func = self._put(adding.added if node.func.id == adding.CALL else adding.held, node.func)
+            depth, conditions = adding.outer(node), self.conditions
+            if depth is not None:
+                under = conditions[: len(conditions) - depth] if conditions is not None else None
+                self.owner.uses.append(Use("", "", under, norm=adding.norm_of(node)))
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:

@@ -1,0 +1,317 @@
+"""``norm(a + b)`` in a ported forward: one op, which gives the sum too, where the norm's role was proven with it.
+
+Two spellings are found. A norm of a sum, and a local that is a sum and whose next reader is a norm: only other names
+for it stand between, or an ``if`` whose two sides both lead there. The sum is then moved into the sides, and what
+follows the ``if``, up to the norm, is written at the end of each.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.porting.model.proof import prove
+
+ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, residual) -> (result, sum)
+HOME = "ferryman_home"  # the class that has that method; another class over it may have another forward
+CALL, HELD = "ferryman_added", "ferryman_held"  # what the changed tree calls
+_PURE = (ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.expr_context, ast.operator)
+_LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom)
+
+
+# What a changed forward calls --------------------------------------------------------------------------------
+
+
+def added(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """(norm(a + b), a + b). Apart where the norm is not ported, has hooks or another forward, and under autocast, which
+    adds in another dtype than it normalises in."""
+    known = getattr(norm, ATTRIBUTE, None)
+    if known is None or not _plain(norm) or not _fit(a, b):
+        total = a + b
+        return norm(total), total
+    if a.dtype is not b.dtype:
+        common = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(common), b.to(common)
+    if a.shape != b.shape:
+        a, b = torch.broadcast_tensors(a, b)
+    found: tuple[Any, Any] = known(a, b)
+    return found
+
+
+def held(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
+    """`added`, with the result in a list that its one reader empties: no local keeps it alive."""
+    y, total = added(norm, a, b)
+    return [y], total
+
+
+def _plain(norm: Any) -> bool:
+    hooked = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks
+    return not hooked and getattr(norm, HOME) is type(norm) and "forward" not in norm.__dict__
+
+
+def method(
+    role_tests: Sequence[str],
+    guards: Sequence[tuple[str, bool]],
+    parameter: str,
+    expression: str,
+    known: Mapping[str, Any],
+) -> types.FunctionType:
+    """The method of a ported norm at `ATTRIBUTE`; calls for which its role does not hold go to the norm itself."""
+    tests = [*role_tests, *(f"bool({text}) is {outcome}" for text, outcome in guards)]
+    given = "" if parameter == "x" else f"    {parameter} = x\n"
+    text = (
+        f"def {ATTRIBUTE}(self, x, residual):\n{given}    if {' and '.join(tests) or 'True'}:\n"
+        f"        return {expression}\n    total = x + residual\n    return self(total), total\n"
+    )
+    made = dict(known)
+    exec(compile(text, "<ferryman added>", "exec"), made)  # noqa: S102 - our own text, their identifiers
+    function: types.FunctionType = made[ATTRIBUTE]
+    return function
+
+
+def proven(original: Callable[..., Any], candidate: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether ``candidate(x, residual, ..)`` is (original(x + residual, ..), x + residual)."""
+
+    def apart(x: Tensor, residual: Tensor, *given: Tensor) -> tuple[Any, Any]:
+        total = x + residual
+        return original(total, *given), total
+
+    both = [(x, torch.roll(x, 1, -1) * 0.5, *given) for x, *given in inputs]
+    return prove(apart, candidate, both).ok
+
+
+def _fit(a: Any, b: Any) -> bool:
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.dim() > 0
+        and b.dim() > 0
+        and a.device == b.device
+        and a.is_floating_point()
+        and b.is_floating_point()
+        and not torch.is_autocast_enabled(a.device.type)
+    )
+
+
+# Finding them in a tree --------------------------------------------------------------------------------------
+
+
+def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> ast.FunctionDef:
+    """A copy of a method's tree with calls of `CALL` and `HELD`. norms: attributes, dotted, that take an addition."""
+    made = copy.deepcopy(tree)
+    if self_name and norms:
+        finder = _Finder(self_name, norms)
+        made.body = finder.block(made.body)
+        finder.visit(made)
+    return made
+
+
+def alone(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> set[str]:
+    """The norms that a tree of `fused` reads for something else than a call with an addition."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    ours = {id(n.args[0]) for n in calls if isinstance(n.func, ast.Name) and n.func.id in (CALL, HELD)}
+    read = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in ours}
+    return {norm for norm in norms if f"{self_name}.{norm}" in read}
+
+
+def norm_of(node: ast.Call) -> str:
+    """The dotted attribute of the norm that a call of `CALL` or `HELD` is of."""
+    return ast.unparse(node.args[0]).partition(".")[2]
+
+
+def outer(node: ast.AST) -> int | None:
+    """How many of the ``if`` around a call it stands at the end of both sides of; None for the second such call."""
+    found: int | None = getattr(node, "ferryman_outer", 0)
+    return found
+
+
+class _Finder(ast.NodeTransformer):
+    def __init__(self, self_name: str, norms: frozenset[str]) -> None:
+        self.self_name, self.norms, self.count = self_name, norms, 0
+
+    def _norm(self, node: ast.AST) -> ast.expr | None:
+        """The one argument of a call of a norm."""
+        if not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            return None
+        prefix, _, dotted = ast.unparse(node.func).partition(".")
+        return node.args[0] if prefix == self.self_name and dotted in self.norms else None
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        argument = self._norm(node)
+        if argument is None or not _is_sum(argument):
+            return node
+        assert isinstance(argument, ast.BinOp)
+        whole = ast.Call(ast.Name(CALL, ast.Load()), [node.func, argument.left, argument.right], [])
+        ast.copy_location(whole, node)
+        found = ast.Subscript(whole, ast.Constant(0), ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(found, node))
+
+    # Locals
+
+    def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        body = list(body)
+        i = 0
+        while i < len(body):  # which gets shorter
+            if _sum_of(body[i]) is not None:
+                body = self._local(body, i)
+            i += 1
+        for statement in body:
+            for name in ("body", "orelse", "finalbody"):
+                inner = getattr(statement, name, None)
+                if isinstance(inner, list) and not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                    setattr(statement, name, self.block(inner))
+        return body
+
+    def _local(self, body: list[ast.stmt], i: int) -> list[ast.stmt]:
+        """The block with the sum at ``i`` fused into the norm that reads it next, if one does."""
+        statement = body[i]
+        assert isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+        names = {statement.targets[0].id}
+        for j in range(i + 1, len(body)):
+            if _alias(body[j], names):
+                continue
+            call = self._first(body[j], names)
+            if call is not None:
+                return self._put(body, i, j, call)
+            if isinstance(body[j], ast.If):
+                return self._sunk(body, i, j, names) or body
+            break
+        return body
+
+    def _first(self, statement: ast.stmt, names: set[str]) -> ast.Call | None:
+        """The call that a statement makes first, if it is a norm's of one of the names, and always made."""
+        if not isinstance(statement, ast.Assign | ast.Return | ast.Expr) or statement.value is None:
+            return None
+        calls = [n for n in _in_order(statement.value) if isinstance(n, ast.Call)]
+        if not calls or any(not isinstance(n, _PLAIN) for n in ast.walk(statement.value)):
+            return None
+        argument = self._norm(calls[0])
+        return calls[0] if isinstance(argument, ast.Name) and argument.id in names else None
+
+    def _put(self, body: list[ast.stmt], i: int, j: int, call: ast.Call) -> list[ast.stmt]:
+        statement, value = body[i], _sum_of(body[i])
+        assert isinstance(statement, ast.Assign) and value is not None
+        name = f"ferryman_y{self.count}"
+        self.count += 1
+        made = ast.Call(ast.Name(HELD, ast.Load()), [copy.deepcopy(call.func), value.left, value.right], [])
+        target = ast.Tuple([ast.Name(name, ast.Store()), statement.targets[0]], ast.Store())
+        whole = ast.Assign([target], ast.copy_location(made, value))
+        if hasattr(statement, "ferryman_outer"):
+            made.ferryman_outer = statement.ferryman_outer  # type: ignore[attr-defined]
+        body = [*body]
+        body[i] = ast.fix_missing_locations(ast.copy_location(whole, statement))
+        taken = ast.Call(ast.Attribute(ast.Name(name, ast.Load()), "pop", ast.Load()), [], [])
+        body[j] = ast.fix_missing_locations(_replaced(body[j], call, ast.copy_location(taken, call)))
+        return body
+
+    def _sunk(self, body: list[ast.stmt], i: int, j: int, names: set[str]) -> list[ast.stmt] | None:
+        """The sum at ``i`` at the head of both sides of the ``if`` at ``j``, whose ends both lead to one norm."""
+        branch = body[j]
+        assert isinstance(branch, ast.If)
+        reads = {n.id for n in ast.walk(branch.test) if isinstance(n, ast.Name)}
+        sides = [*branch.body, *branch.orelse]
+        if reads & names or any(not isinstance(n, _PURE) and not _is_test(n) for n in ast.walk(branch.test)):
+            return None
+        if any(isinstance(n, _LEAVES) for s in sides for n in ast.walk(s)):
+            return None
+        end = j + 1
+        aliases = set(names)
+        while end < len(body) and _alias(body[end], aliases):
+            end += 1
+        call = self._first(body[end], aliases) if end < len(body) else None
+        if call is None:
+            return None
+        tail, head = body[j + 1 : end + 1], body[i:j]
+        made = []
+        for k, side in enumerate((branch.body, branch.orelse)):
+            own = copy.deepcopy([*head, *(s for s in side if not isinstance(s, ast.Pass)), *tail])
+            last = max((n for n, s in enumerate(own[: len(own) - len(tail)]) if _sum_of(s) is not None), default=None)
+            if last is None:
+                return None
+            # the two sides make one call between them: the first one's is counted, as if it stood outside
+            before = getattr(body[i], "ferryman_outer", 0)
+            if hasattr(own[0], "ferryman_outer"):
+                del own[0].ferryman_outer
+            own[last].ferryman_outer = None if k or before is None else before + 1  # type: ignore[attr-defined]
+            made.append(self.block(own))
+            if not any(isinstance(n, ast.Call) and _is_held(n, call, k) for s in made[-1] for n in ast.walk(s)):
+                return None
+        changed = ast.copy_location(ast.If(branch.test, made[0], made[1]), branch)
+        return [*body[:i], changed, *body[end + 1 :]]
+
+
+_PLAIN = (
+    ast.Call,
+    ast.Name,
+    ast.Attribute,
+    ast.Constant,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Tuple,
+    ast.Subscript,
+    ast.keyword,
+    ast.expr_context,
+    ast.operator,
+    ast.unaryop,
+)
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add)
+        and not isinstance(node.left, ast.Constant)
+        and not isinstance(node.right, ast.Constant)
+    )
+
+
+def _sum_of(statement: ast.stmt) -> ast.BinOp | None:
+    """The sum that a statement gives a name."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+        value = statement.value
+        return value if isinstance(value, ast.BinOp) and _is_sum(value) else None
+    return None
+
+
+def _alias(statement: ast.stmt, names: set[str]) -> bool:
+    """Whether a statement only gives one of the names another, which joins them."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target, value = statement.targets[0], statement.value
+        if isinstance(target, ast.Name) and isinstance(value, ast.Name) and value.id in names:
+            names.add(target.id)
+            return True
+    return False
+
+
+def _is_test(node: ast.AST) -> bool:
+    return isinstance(node, ast.cmpop | ast.boolop | ast.unaryop)
+
+
+def _is_held(node: ast.Call, call: ast.Call, side: int) -> bool:
+    """Whether a call is the fused one that a tail was written again for."""
+    if not (isinstance(node.func, ast.Name) and node.func.id == HELD and hasattr(node, "ferryman_outer")):
+        return False
+    return ast.unparse(node.args[0]) == ast.unparse(call.func) and (node.ferryman_outer is None) == bool(side)
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes as they are evaluated."""
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
+    yield node
+
+
+def _replaced(statement: ast.stmt, old: ast.AST, new: ast.expr) -> ast.stmt:
+    class Swap(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> Any:
+            return new if node is old else self.generic_visit(node)
+
+    changed: ast.stmt = Swap().visit(statement)
+    return changed

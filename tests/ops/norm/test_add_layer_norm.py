@@ -1,0 +1,108 @@
+"""add_layer_norm against PyTorch's functional of the sum, and how far rounding the sum may move it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.porting import cases_of, materialise
+from ferryman.porting.cases import double
+
+OP = registry.primitive("add_layer_norm")
+BACKWARD = registry.primitive("add_layer_norm_backward")
+CASES = {case.name: case for case in cases_of(OP)}
+UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+NAMES = ("prime", "no_weight", "three_dims", "column_weight", "large_eps")
+
+
+def exact(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    s = x + residual
+    return functional.layer_norm(s, s.shape[-1:], weight, bias, eps), s
+
+
+def beyond(got: Tensor, wanted: Tensor, terms: dict[str, Tensor], unit: float = 2.0**-53) -> float:
+    """The largest error in bounds of a unit roundoff."""
+    room = unit * (terms["accumulate"] + wanted.abs()) + 2.0**-1000
+    return float(((got - wanted).abs() / room).max())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_definition_is_pytorchs_functional_of_the_sum(name: str) -> None:
+    args = double(materialise(CASES[name], OP, torch.float32, 3))
+    wanted = exact(*args)
+    for got, truth, terms in zip(OP.body(*args), wanted, OP.bound(args, wanted), strict=True):
+        assert beyond(got, truth, terms) <= 1
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["sum_read", "sum_unread"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_backward_is_autograd_of_pytorchs_functional(name: str, read: bool) -> None:
+    x, residual, weight, bias, eps = double(materialise(CASES[name], OP, torch.float32, 3))
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias) if t is not None]
+    y, s = exact(
+        leaves[0], residual, leaves[1] if weight is not None else None, leaves[-1] if bias is not None else None, eps
+    )
+    grads = [torch.randn_like(y, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
+    wanted = torch.autograd.grad((y, s), leaves, grads if read else [grads[0], torch.zeros_like(s)])
+    given = (grads[0], grads[1] if read else None, (x + residual), weight, bias, eps)
+    terms = BACKWARD.bound(given, wanted)
+    for got, truth, allowed in zip(BACKWARD.body(*given), wanted, terms, strict=False):
+        assert beyond(got, truth, allowed) <= 1
+
+
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("mean", [0.0, 3.0, 1e3])
+def test_rounding_the_sum_moves_the_result_within_its_term(mean: float, dtype: torch.dtype) -> None:
+    """Everything in float64 but the sum's own rounding, so that nothing else hides the term."""
+    generator = torch.Generator().manual_seed(4)
+    x, residual = ((mean + torch.randn(64, 96, generator=generator, dtype=torch.float64)).to(dtype) for _ in range(2))
+    weight = torch.randn(96, generator=generator, dtype=torch.float64)
+    args = (x.double(), residual.double(), weight, None, 1e-5)
+    wanted = exact(*args)
+    moved = functional.layer_norm((x + residual).double(), (96,), weight, None, 1e-5)
+    term = OP.bound(args, wanted)[0]["storage"] * UNITS[dtype]
+    worst = float(((moved - wanted[0]).abs() / (term + 2.0**-40)).max())
+    assert 2.0**-12 < worst <= 1  # within it, and it is no matter of other sizes
+
+
+def test_dispatch_serves_it_and_the_sum_goes_on() -> None:
+    x, residual = torch.randn(5, 64, requires_grad=True), torch.randn(5, 64)
+    weight, bias = torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True)
+    with ferryman.trace() as traced:
+        y, s = ops.add_layer_norm(x, residual, weight, bias)
+        (y.sin().sum() + s.cos().sum()).backward()
+    assert {(op, line.split(".")[0]) for op, line in traced.calls} == {
+        ("add_layer_norm", "torch"),
+        ("add_layer_norm_backward", "torch"),
+    }
+    found = [t.grad.clone() for t in (x, weight, bias) if t.grad is not None]
+    wanted_y, wanted_s = exact(x, residual, weight, bias, 1e-5)
+    wanted = torch.autograd.grad(wanted_y.sin().sum() + wanted_s.cos().sum(), (x, weight, bias))
+    for got, truth in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, truth, rtol=1e-5, atol=1e-5)
+    assert torch.equal(s, wanted_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"residual": torch.randn(5, 64).half()}, "residual.dtype"),
+        ({"residual": torch.randn(4, 64)}, "residual.shape"),
+        ({"bias": torch.randn(63)}, "bias.shape"),
+        ({"weight": torch.randn(65)}, "weight.shape"),
+        ({"eps": -1.0}, "eps"),
+        ({"x": torch.randn(5, 64).double(), "residual": torch.randn(5, 64).double()}, "x.dtype"),
+    ],
+)
+def test_what_does_not_fit_is_an_argument_error(change: dict[str, Any], named: str) -> None:
+    given: dict[str, Any] = {"x": torch.randn(5, 64), "residual": torch.randn(5, 64), **change}
+    with pytest.raises(ArgumentError, match=named):
+        ops.add_layer_norm(**given)

@@ -1,0 +1,286 @@
+"""``norm(a + b)`` in ported forwards: which spellings are one op, which stay two, and that both compute the same."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import io
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import ferryman
+from ferryman.porting.model import adding, generic
+from ferryman.porting.model.port import port, unport
+
+WIDTH = 48
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mix, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.25)
+        for norm in (self.norm, self.last):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class PostNorm(Base):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return self.norm(self.drop(self.mix(x)) + x)
+
+
+class PreNorm(Base):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        residual = h
+        h = self.norm(h)
+        return residual + self.mix(h)
+
+
+class Crossing(Base):
+    """Two sides lead to the last norm; one of them has another norm between."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = self.mix(x)
+        h = x + h
+        if other is not None:
+            residual = h
+            h = self.norm(h)
+            h = residual + self.mix(h) * other
+        residual = h
+        h = self.last(h)
+        return residual + self.mix(h)
+
+
+class Nested(Base):
+    """An ``if`` in an ``if``."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        if other is not None:
+            if self.training:
+                h = other + self.norm(h)
+            else:
+                h = other + h
+        return self.last(h)
+
+
+class Returned(Base):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = x + self.mix(x)
+        return self.norm(h), h
+
+
+class Both(Base):
+    """The norm is also called alone."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        return self.norm(self.mix(self.norm(x)) + x)
+
+
+# Those that stay two
+
+
+class Changed(Base):
+    """The sum is changed before the norm reads it."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        h.mul_(2.0)
+        return self.norm(h)
+
+
+class Rebound(Base):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        g = h
+        h = self.mix(h)
+        return self.norm(h) + g
+
+
+class Early(Base):
+    """One side does not come to the norm."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        if other is not None:
+            return h
+        return self.norm(h)
+
+
+class Perhaps(Base):
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        return self.norm(h) if other is None else h
+
+
+class ReadsIt(Base):
+    """The test reads the sum."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        if h.shape[0] > 2:
+            h = h + 1.0
+        return self.norm(h)
+
+
+class Behind(Base):
+    """Something that could change the sum runs before the norm, in one expression."""
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        h = x + self.mix(x)
+        return h.mul_(2.0) + self.norm(h)
+
+
+FUSED: dict[type[Base], tuple[int, int]] = {  # without and with the second argument: calls of add_layer_norm
+    PostNorm: (1, 1),
+    PreNorm: (1, 1),
+    Crossing: (1, 2),
+    Nested: (1, 1),
+    Returned: (1, 1),
+    Both: (1, 1),
+}
+APART = (Changed, Rebound, Early, Perhaps, ReadsIt, Behind)
+
+
+def made(kind: type[Base], dtype: torch.dtype = torch.float32) -> tuple[Base, Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return kind().to(dtype), torch.randn(3, 5, WIDTH, dtype=dtype), torch.randn(3, 5, WIDTH, dtype=dtype)
+
+
+def counted(call: Callable[[], Any]) -> dict[str, int]:
+    with ferryman.trace() as traced:
+        call()
+    found: dict[str, int] = {}
+    for (op, _), n in traced.calls.items():
+        found[op] = found.get(op, 0) + n
+    return found
+
+
+def _twice(x: Tensor, other: Tensor | None) -> Callable[[nn.Module], Any]:
+    return lambda m: m(x) if other is None else m(x, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["one", "two"])
+@pytest.mark.parametrize("kind", FUSED, ids=lambda k: k.__name__)
+def test_an_addition_goes_into_the_norm_that_reads_it(kind: type[Base], given: bool, dtype: torch.dtype) -> None:
+    model, x, other = made(kind, dtype)
+    found = generic.compare(model.eval(), _twice(x, other if given else None))
+    assert found.ok and found.restored and not found.miscounted, found.reasons
+    assert found.calls["add_layer_norm"] == FUSED[kind][given] == found.calls["add_layer_norm_backward"]
+    assert found.calls.get("layer_norm", 0) == (kind is Both)
+
+
+@pytest.mark.parametrize("kind", APART, ids=lambda k: k.__name__)
+def test_a_norm_of_anything_else_stays_apart(kind: type[Base]) -> None:
+    model, x, other = made(kind)
+    for given in (None, other):
+        found = generic.compare(model.eval(), _twice(x, given))
+        assert found.ok and "add_layer_norm" not in found.calls, (found.reasons, dict(found.calls))
+
+
+def test_what_training_draws_is_the_same() -> None:
+    model, x, _ = made(PostNorm)
+    torch.manual_seed(5)
+    wanted = model.train()(x)
+    port(model)
+    torch.manual_seed(5)
+    with ferryman.trace() as traced:
+        found = model(x)
+    assert {op for op, _ in traced.calls} == {"add_layer_norm", "linear"}
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_calls_are_said_exactly_where_two_sides_lead_to_one_norm() -> None:
+    model, x, other = made(Crossing)
+    report = port(model)
+    assert report.calls()["add_layer_norm"] == 1 and report.maybe() == {"add_layer_norm"}
+    assert counted(lambda: model(x))["add_layer_norm"] == 1
+    assert counted(lambda: model(x, other))["add_layer_norm"] == 2
+
+
+def test_sums_of_other_shapes_and_dtypes_are_what_the_addition_gives() -> None:
+    model, x, _ = made(PreNorm)
+    for a, b in ((x, x[:1]), (x[0], x), (x, x.bfloat16()), (x, x[0, 0])):
+        wanted = model.norm(a + b)
+        port(model)
+        with ferryman.trace() as traced:
+            y, s = adding.added(model.norm, a, b)
+        unport(model)
+        assert [op for op, _ in traced.calls] == ["add_layer_norm"] and torch.equal(s, a + b)
+        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
+    model, x, _ = made(PostNorm)
+    seen: list[Tensor] = []
+    port(model.eval())
+    handle = model.norm.register_forward_hook(lambda module, args, out: seen.append(out))
+    assert "layer_norm" in counted(lambda: model(x)) and len(seen) == 1
+    handle.remove()
+    assert "add_layer_norm" in counted(lambda: model(x)) and len(seen) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        found, calls = model(x), counted(lambda: model(x))
+        unport(model)
+        wanted = model(x)
+    assert "layer_norm" in calls and "add_layer_norm" not in calls and found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-6)
+    port(model)
+    own = model.norm.forward
+    model.norm.forward = lambda x: own(x) * 2.0  # type: ignore[method-assign, assignment]
+    assert "add_layer_norm" not in counted(lambda: model(x)) and torch.allclose(model(x), found.float() * 2.0, atol=0.2)
+    del model.norm.forward
+    plain = type(model.norm)
+    model.norm.__class__ = type("Other", (plain,), {"forward": lambda self, x: plain.forward(self, x) * 3.0})
+    assert "add_layer_norm" not in counted(lambda: model(x))
+    hooked, x, _ = made(PostNorm)
+    hooked.norm.register_forward_hook(lambda module, args, out: seen.append(out))
+    port(hooked.eval())
+    assert counted(lambda: hooked(x)).get("add_layer_norm", 0) == 0 and len(seen) == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_recompute_it(reentrant: bool) -> None:
+    model, x, _ = made(PreNorm)
+    x.requires_grad_()
+    (wanted,) = torch.autograd.grad(model(x).sum(), x)
+    port(model)
+    with ferryman.trace() as traced:
+        total = checkpoint(model, x, use_reentrant=reentrant).sum()
+        total.backward()
+    made_calls = sum(n for (op, _), n in traced.calls.items() if op == "add_layer_norm")
+    assert made_calls == 2 and x.grad is not None
+    torch.testing.assert_close(x.grad, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_compiled_whole_copied_and_pickled() -> None:
+    model, x, _ = made(PreNorm)
+    wanted = model(x)
+    port(model.eval())
+    again = io.BytesIO()
+    torch.save(model, again)
+    again.seek(0)
+    whole = torch.compile(model, fullgraph=True, backend="eager")
+    for other in (copy.deepcopy(model), torch.load(again, weights_only=False), whole):
+        torch.testing.assert_close(other(x), wanted, rtol=1e-5, atol=1e-5)
+    assert counted(lambda: copy.deepcopy(model)(x))["add_layer_norm"] == 1
+
+
+def test_the_result_is_kept_by_no_local() -> None:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(PreNorm.forward))).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    text = ast.unparse(adding.fused(tree, "self", frozenset({"norm"})))
+    assert "ferryman_y0, h = ferryman_held(self.norm, x, self.mix(x))" in text and "h = ferryman_y0.pop()" in text
