@@ -39,6 +39,7 @@ class Measured(BaseModel):
     floor: float
     limit: float
     where: str
+    exact: float | None = None
     ok: bool
 
 
