@@ -46,7 +46,7 @@ def selective_scan(
         come = (step * here)[..., None] * b[:, part].float()[:, :, None]
         for t in range(here.shape[1]):
             state = torch.addcmul(come[:, t], decay[:, t], state, out=come[:, t])
-        state = state.clone()
+        state = state.clone(memory_format=torch.contiguous_format)
         out = torch.matmul(come, c[:, part].float()[..., None]).squeeze(-1) if width else torch.zeros_like(here)
         if skip is not None:
             out = torch.addcmul(out, here, skip)
