@@ -36,7 +36,9 @@ class Generated(Part):
     """A tensor of a case: every machine makes it from a counter (porting/fills.py)."""
 
     shape: list[Extent] = Field(max_length=8)
-    dtype: Literal["storage", "float32", "float16", "bfloat16", "float64", "int64", "bool"] = "storage"
+    dtype: Literal[
+        "storage", "float32", "float16", "bfloat16", "float64", "int64", "int32", "int8", "uint8", "bool"
+    ] = "storage"
     fill: Name | None = None
     layout: str = Field(default="contiguous", pattern=r"^[a-z]{1,16}(:[0-9,+]{1,128})?$")
     low: int = 0

@@ -153,7 +153,7 @@ def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, d
             model = like.dim() == 4 and not like.is_contiguous()
             buffers[name] = Buffer.around(exact, like.dtype, "heads" if model else "contiguous")
         else:
-            values.append(case.args[name])
+            values.append(case.args[name] if name in case.args else primitive.added[name])
             continue
         values.append(buffers[name].tensor)
     return Arguments(tuple(values), buffers)
