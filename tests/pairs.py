@@ -52,7 +52,10 @@ def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: 
 
 def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The arguments with those that have a gradient made leaves, in their own layout."""
-    wanted = [n for shared in op.grads for n in shared]
+    switches = registry.primitives()[str(op.backward)].names
+    # an optional gradient that is asked for (attention's bias) is not every backward's, and G7 judges it
+    asked = {n for n in op.names if f"need_{n}" in switches and op.types[n] == "Tensor?"}
+    wanted = {n for shared in op.grads for n in shared} - asked
     found = []
     for name, value in zip(op.names, args, strict=True):
         found.append(value.detach().requires_grad_() if isinstance(value, Tensor) and name in wanted else value)
@@ -105,7 +108,7 @@ def worst_ratio(
         given[f"out_{name}"] = output.detach()
     by_output = {i: c.double() for i, c in zip(kept, cotangents, strict=True)}
     given |= {name: by_output[i] for name, i in op.gradient_names().items()}
-    given |= {n: True for n in gradient.names if n.startswith("need_")}
+    given |= {n: op.types[n.removeprefix("need_")] == "Tensor" for n in gradient.names if n.startswith("need_")}
     backward_args = tuple(given[n] for n in gradient.names)
     terms = gradient.bound(backward_args, as_tuple(gradient.body(*backward_args)))
     moved = [torch.zeros((), dtype=torch.float64)] * len(gradient.outputs)

@@ -153,8 +153,26 @@ def add_layer_norm(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...
 
 
 def add_layer_norm_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    """The saved sum is rounded to the storage dtype, which moves the gradients as it moves the forward result.
+
+    n, the normalised value, moves as `_moved_by_the_sum` says, rstd by its part p / (1 - u p). Where u p may be half or
+    more, rstd is at most 1 / sqrt(eps) and n at most sqrt(N); 2 u p is 1 or more there.
+    """
     grad_y, grad_residual, s, weight, bias, eps = args
     for_sum, for_weight, for_bias = layer_norm_backward((grad_y, s, weight, bias, eps), outputs)
+    d = s - s.mean(-1, keepdim=True)
+    r = torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
+    n, gw = (d * r).abs(), (grad_y if weight is None else grad_y * weight).abs()
+    moved, mean = _moved_by_the_sum(s, eps), gw.mean(-1, keepdim=True)
+    p = (s.abs() + s.abs().mean(-1, keepdim=True)).square().mean(-1, keepdim=True).sqrt() * r
+    scaled = p / (1 - COARSEST * p).clamp_min(0.5)
+    shared, reached = (gw * n).mean(-1, keepdim=True), (gw * moved).mean(-1, keepdim=True)
+    own = gw + mean + n * shared
+    near = r * (1 + COARSEST * scaled) * (moved * shared + (n + COARSEST * moved) * reached) + r * scaled * own
+    far = 2 * p * (r * own + (gw + (1 + s.shape[-1]) * mean) / math.sqrt(eps or 1e-300))
+    for_sum |= {"storage": torch.where(COARSEST * p < 0.5, near, far)}
     if grad_residual is not None:
         for_sum |= {"accumulate": for_sum["accumulate"] + grad_residual.abs()}
+    if weight is not None:
+        for_weight |= {"storage": 2 * _rows(grad_y.abs() * moved).sum(0)}
     return for_sum, for_weight, for_bias

@@ -127,4 +127,9 @@ def add_layer_norm_backward(
         return layer_norm_backward(grad_y, out_residual, weight, bias, eps, target)
     wide = out_residual.float()
     grad, grad_weight, grad_bias = layer_norm_backward(grad_y.float(), wide, weight, bias, eps, target)
-    return (grad + grad_residual.float()).to(out_residual.dtype), grad_weight, grad_bias
+    absent = out_residual.new_empty(0)
+    return (
+        (grad + grad_residual.float()).to(out_residual.dtype),
+        absent if weight is None else grad_weight,
+        absent if bias is None else grad_bias,
+    )
