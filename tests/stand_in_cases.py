@@ -81,7 +81,7 @@ TILES: Mapping[str, tuple[Case, ...]] = {
     "linear": (_linear(16, 512, 8192),),
     "rope": (_rope(32, 32, 8, 1, 128),),
     "attention": (
-        *(_attention(dim, 1, 4096) for dim in (64, 80, 256)),
+        *(_attention(dim, 1, 4096) for dim in (80, 256)),
         _attention(128, 300, 1024, causal=True, window=64, softcap=20.0),
     ),
     "bias_act": (_case("x", 61, 257, x=_GAPS, bias=None, activation="silu", alpha=None),),

@@ -233,11 +233,11 @@ def stale(op: str, entry: Entry, region: str, vendor: str | None = None) -> str 
 
 def _describes(region: str, op: str) -> bool:
     """Whether a region is written as `lockfile.region` writes those of an op."""
-    said = [part.partition("=") for part in region.split(" ")]
-    types = registry.primitive(op).types
-    return [name for name, _, _ in said] == list(registry.primitive(op).names) and all(
-        _is_written(types[name], value) for name, _, value in said
-    )
+    known = registry.primitive(op)
+    said = {name: value for name, _, value in (part.partition("=") for part in region.split(" "))}
+    names = [name for name in known.names if name in said or name not in known.added]
+    written = " ".join(f"{name}={value}" for name, value in said.items()) == region
+    return written and list(said) == names and all(_is_written(known.types[n], value) for n, value in said.items())
 
 
 def _is_written(kind: str, value: str) -> bool:

@@ -495,8 +495,8 @@ def _backward(
         programs = min(tiles, target.units * max(1, RESIDENT // (tile.warps * lanes(target)))) if fused else tiles
         if fused:
             partial = torch.empty(sum(wanted), programs, width, dtype=torch.float32, device=device)
-        # float32 rows, and rows read element by element, leave no registers for the next ones
-        ahead = fused and x.element_size() == 2 and width % 16 == 0
+        # float32 rows, rows read element by element, and a layer norm's with a sum leave no registers for the next ones
+        ahead = fused and x.element_size() == 2 and width % 16 == 0 and not (centred and extra is not None)
         capped = {}
         if ahead and target.vendor == "nvidia" and target.registers_per_unit:
             capped = {"maxnreg": target.registers_per_unit // RESIDENT}
