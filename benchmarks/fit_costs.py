@@ -39,7 +39,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ferryman.cli import calls
 from ferryman.device_profiles import Profile
 from ferryman.device_profiles import profile as profile_of
-from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, near, registry, select
+from ferryman.dispatch import cost, kernel_code, lockfile, lockfile_document, lockfile_entry, near, registry, select
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.ops.primitive import Case, TensorSpec
@@ -397,7 +397,7 @@ def _entry(cell: Mapping[str, Measured]) -> lockfile_entry.Entry:
     return lockfile_entry.Entry(
         implementation=best.implementation,
         seconds=best.seconds,
-        kernels=lockfile_document.digest(best.op),
+        kernels=kernel_code.digest(best.op),
         bytes=best.work.bytes,
         flops=best.work.flops,
         candidates=[lockfile_entry.Candidate(implementation=n, seconds=m.seconds) for n, m in cell.items()],
