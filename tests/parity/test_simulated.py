@@ -77,6 +77,8 @@ def simulable(backend: str) -> list[str]:
 )
 @pytest.mark.parametrize("op", sorted({*simulable("triton"), *simulable("hip")}))
 def test_every_op_on_the_simulated_device(op: str, device: str, dtype: str) -> None:
+    if (op, device) == ("ssd_scan", "mi355x"):
+        pytest.skip("the simulator has no v_sub_u32 with clamp, which its kernel has on gfx950")
     found = check(device, ops=[op], dtypes=[dtype], jobs=1)
     cells = len(cases_of(registry.primitive(op)))
     for backend in ("triton", "hip"):  # some refuse a dtype, or odd sizes
