@@ -321,7 +321,7 @@ def test_what_a_kernel_turns_does_not_reach_the_oracle(folder: Path) -> None:
     wrong = [str(cell.reason) for cell in document.cells if cell.verdict == "FAIL"]
     assert wrong and all("is 0, expected" in why for why in wrong), wrong
     assert any(cell.verdict == "PASS" for cell in document.cells)
-    before = Numerics.now()
+    before, modes = Numerics.now(), torch._C._len_torch_function_stack()
 
     def turning(*args: Any) -> Any:
         torch.set_flush_denormal(True)
@@ -339,3 +339,6 @@ def test_what_a_kernel_turns_does_not_reach_the_oracle(folder: Path) -> None:
     adapter._function = lambda *args: (seen.append(flushes_subnormals()), args[0])[1]
     adapter(x, None, 1e-6, False, None)
     assert seen == [True], "the kernel finds what it had left"
+    adapter._function = lambda *args: (torch.set_default_device("meta"), args[0])[1]
+    adapter(x, None, 1e-6, False, None)
+    assert Numerics.now() == before and torch._C._len_torch_function_stack() == modes, "torch.compile traces no mode"

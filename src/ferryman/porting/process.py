@@ -52,7 +52,9 @@ class Numerics:
         if self == Numerics.now():
             return
         torch.set_default_dtype(self.dtype)
-        torch.set_default_device(self.device)
+        torch.set_default_device(None)  # a device set is a mode for every call, which torch.compile cannot trace
+        if torch.get_default_device() != self.device:
+            torch.set_default_device(self.device)
         torch.set_flush_denormal(self.flushes)
         matmul = torch.backends.cuda.matmul
         if float32_precision() != self.matmul:
