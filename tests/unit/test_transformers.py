@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import random
 from collections.abc import Iterator
+from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +26,20 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    sliding_window_causal_mask_function,
+)
 
 import ferryman
 from ferryman import ops
 from ferryman.errors import PortError
 from ferryman.integrations.transformers import port, unport
-from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, attention_forward
+from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, attention_forward, attention_mask
+from ferryman.ops.attention.definition import visible_in
 from ferryman.porting.model_measure import observe, relative
 
 SMALL: dict[str, Any] = {
@@ -213,8 +224,110 @@ def test_the_mask_is_left_out_only_where_causality_says_it_all(monkeypatch: pyte
     padded = torch.ones(2, 7)
     padded[0, 0] = 0
     logits(model, tokens(length=7), attention_mask=padded)
-    wanted = [(True, None, False), (True, 6, False), (True, 6, False), (False, None, True)]
+    wanted = [(True, None, False), (True, 6, False), (True, 6, False), (True, 6, True)]
     assert seen == [call for call in wanted for _ in range(2)]  # two layers
+
+
+def _drawn_mask(draw: random.Random, kind: str) -> tuple[dict[str, Any], int, int, int]:
+    """(what transformers gives to a mask function, batch, queries, keys) of one drawn causal mask."""
+    batch, rows, before = draw.randint(1, 3), draw.choice([1, 1, draw.randint(2, 9)]), draw.randint(0, 12)
+    static = draw.random() < 0.5
+    size, offset = draw.randint(1, 8), 0
+    keys = before + rows + (draw.randint(0, 9) if static else 0)
+    if kind == "window" and not static:  # a cache that keeps the window alone
+        offset = max(0, before - size + 1)
+        keys -= offset
+    padding = None
+    if draw.random() < 0.7:
+        padding = torch.ones(batch, before + rows, dtype=torch.bool)
+        for row in padding:
+            row[: draw.randint(0, before + rows)] = False
+            if draw.random() < 0.3:
+                row[draw.randrange(before + rows)] ^= True  # a hole, or a key alone
+    made: dict[str, Any] = {"mask_function": causal_mask_function, "config": SimpleNamespace()}
+    if kind == "window":
+        made |= {"mask_function": sliding_window_causal_mask_function(size), "local_size": size}
+        made["config"] = SimpleNamespace(sliding_window=size)
+    if kind == "chunk":
+        hidden = torch.zeros(batch, dtype=torch.long) if padding is None else (padding.cumsum(-1) == 0).sum(-1)
+        made |= {"mask_function": chunked_causal_mask_function(size, hidden), "local_size": size}
+        made["config"] = SimpleNamespace(attention_chunk_size=size)
+    made |= {
+        "batch_size": batch,
+        "q_length": rows,
+        "kv_length": keys,
+        "q_offset": torch.tensor(before) if static else before,
+        "kv_offset": offset,
+        "attention_mask": padding,
+    }
+    return made, batch, rows, keys
+
+
+@pytest.mark.parametrize("kind", ["all", "window", "chunk"])
+def test_what_stands_on_a_mask_says_what_the_mask_says(kind: str) -> None:
+    draw, said = random.Random(f"{kind}-{date.today()}"), 0
+    for _ in range(300):
+        given, batch, rows, keys = _drawn_mask(draw, kind)
+        mask = attention_mask(**given)
+        if mask is None:
+            continue
+        causal = mask.ferryman_causal
+        said += 1
+        q, k = torch.empty(batch, 1, rows, 1), torch.empty(batch, 1, keys, 1)
+        seen = visible_in(q, k, True, causal.window, causal.key_range, causal.chunk)
+        assert seen is not None
+        seen = seen if causal.keys is None else seen & causal.keys
+        assert torch.equal(seen.expand(mask.shape), mask), given
+        assert not hasattr(mask[..., :keys], "ferryman_causal") and not hasattr(~mask, "ferryman_causal")
+    assert said > 100
+
+
+def test_a_mask_that_is_not_causal_says_nothing_more() -> None:
+    both = or_masks(causal_mask_function, lambda b, h, q, k: k < 3)
+    pairs = and_masks(sliding_window_causal_mask_function(4), lambda b, h, q, k: q < 9)
+    for function, size in ((both, None), (pairs, 4), (sliding_window_causal_mask_function(5), 4)):
+        mask = attention_mask(2, 5, 5, mask_function=function, local_size=size, allow_is_causal_skip=False)
+        assert mask is not None and not hasattr(mask, "ferryman_causal")
+    own = attention_mask(
+        2, 1, 9, torch.tensor(3), mask_function=sliding_window_causal_mask_function(4), local_size=4,
+        allow_is_causal_skip=False, config=SimpleNamespace(sliding_window=4),
+    )  # fmt: skip
+    assert own.ferryman_causal.window == 4 and own.ferryman_causal.key_range.tolist() == [[0, 4]] * 2
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "compiled"])
+def test_a_static_cache_is_read_as_far_as_it_is_filled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded on the left: every call says its key range; compiled in one graph, too."""
+    mask = torch.ones(2, 19, dtype=torch.long)
+    mask[0, :7] = 0
+    model = build("llama" if name == "compiled" else name)
+    options: dict[str, Any] = {
+        "attention_mask": mask,
+        "cache_implementation": "static",
+        "disable_compile": True,
+    }
+    wanted = greedy(model, tokens(), **options)
+    port(model)
+    ranges: list[Any] = []
+    real = ops.attention
+
+    def spy(*args: Any, **kw: Any) -> Any:
+        ranges.append(kw["key_range"])
+        return real(*args, **kw)
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and "ferryman.attention" in str(node.target):
+                ranges.append(node.args[9])  # key_range, by the op's schema
+        return graph.forward
+
+    if name == "compiled":
+        torch._dynamo.reset()
+        model.forward = torch.compile(model.forward, fullgraph=True, backend=looking)
+    else:
+        monkeypatch.setattr(ops, "attention", spy)
+    assert torch.equal(greedy(model, tokens(), **options), wanted)
+    assert ranges and all(r is not None for r in ranges)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,13 @@ from ferryman.ops.attention.definition import attention_with_lse
 from ferryman.ops.attention.recognise import expressible
 
 try:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.masking_utils import (
+        ALL_MASK_ATTENTION_FUNCTIONS,
+        AttentionMaskInterface,
+        causal_mask_function,
+        prepare_padding_mask,
+        sliding_window_causal_mask_function,
+    )
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 except ImportError as error:
     raise ImportError(
@@ -27,6 +33,19 @@ except ImportError as error:
     ) from error
 
 NAME = "ferryman"
+
+
+class Causal(NamedTuple):
+    """What a causal mask says in fewer numbers. `attention_mask` writes it on the mask that it makes: a slice, a sum or
+    any other tensor made from that mask does not have it, and is read as the mask that it is."""
+
+    key_range: Tensor  # (B, 2) int32: the first key that a sequence has, and the end of its keys
+    keys: Tensor | None  # (B, 1, 1, Sk) bool: the 2-D mask of padding, which may have holes
+    window: int | None
+    chunk: int | None
+
+
+_SAYS = "ferryman_causal"  # the mask's attribute
 
 # The attention and mask functions --------------------------------------------------------------------------
 
@@ -46,7 +65,8 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """What transformers calls: (B, H, S, D) strided, KV heads unrepeated, to (B, S, H, D) and no attention weights.
 
-    Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself.
+    Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself;
+    one of `attention_mask`'s says it as a key range, too, which kernels read instead.
     What `ops.attention` cannot express (dropout, a paged cache, a head over 256) is transformers' own sdpa function's,
     and so is a bias that learns, whose gradient PyTorch's fused kernels give.
     """
@@ -56,28 +76,34 @@ def attention_forward(
     window = None
     if attention_mask is None and sliding_window is not None and key.shape[2] > sliding_window:
         window = sliding_window
-    bias = kwargs.get("position_bias")
-    mask, sinks = attention_mask, kwargs.pop("s_aux", None)
-    if bias is not None and not (bias.requires_grad and torch.is_grad_enabled()):
+    bias, sinks = kwargs.get("position_bias"), kwargs.pop("s_aux", None)
+    learns = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    said = _said(query, key, attention_mask)
+    mask = attention_mask if said is None else said.keys
+    if bias is not None and not learns:
         mask = bias.detach() if mask is None else _added(bias.detach(), mask)
     plain = not dropout and kwargs.get("cache") is None and (sinks is None or sinks.shape == query.shape[1:2])
-    if plain and (bias is None or mask is not attention_mask) and expressible(query, key, value, mask):
+    if plain and not learns and expressible(query, key, value, mask):
         out = ops.attention(
             query,
             key,
             value,
-            causal=causal,
+            causal=causal if said is None else True,
             scale=scaling,
-            window=window,
+            window=window if said is None else said.window,
             softcap=softcap or 0.0,
             mask=mask,
             sinks=sinks,
+            key_range=None if said is None else said.key_range,
+            chunk=None if said is None else said.chunk,
         )
         return out.transpose(1, 2), None  # contiguous already: the op lays it out as (B, S, H, D)
     if sinks is not None:
         if softcap or kwargs.get("cache") is not None:
             raise PortError("attention with sinks and a softcap, or a paged cache: no function here gives it; unport")
-        attention_mask = _explicit(query, key, causal, window) if mask is None else mask
+        attention_mask = _explicit(query, key, causal, window) if attention_mask is None else attention_mask
+        if bias is not None and not learns:
+            attention_mask = _added(bias.detach(), attention_mask)
         key, value, attention_mask = _beside_sinks(query, key, value, attention_mask, sinks)
         is_causal, bias = False, kwargs.pop("position_bias", None)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -89,6 +115,14 @@ def attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
     )
     return found
+
+
+def _said(query: Tensor, key: Tensor, mask: Tensor | None) -> Causal | None:
+    """What `attention_mask` wrote on the mask, where it speaks of these queries and keys."""
+    said: Causal | None = getattr(mask, _SAYS, None)
+    if said is None or mask is None or mask.shape[-2:] != (query.shape[2], key.shape[2]):
+        return None
+    return said if said.key_range.shape[0] == query.shape[0] else None
 
 
 def _added(bias: Tensor, mask: Tensor) -> Tensor:
@@ -126,6 +160,7 @@ def attention_mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
@@ -134,7 +169,9 @@ def attention_mask(
 ) -> Tensor | None:
     """None where bottom-right causality and the layer's window say it all; otherwise sdpa's boolean mask.
 
-    Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile.
+    Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile. Where the mask
+    is causal (padding, a static cache, a window or chunks), what it says stands on it as a `Causal`, too: made on the
+    device from offsets and the 2-D mask, once a forward, without reading their values.
     """
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
         return None
@@ -144,12 +181,49 @@ def attention_mask(
         kv_length=kv_length,
         q_offset=q_offset,
         kv_offset=kv_offset,
+        mask_function=mask_function,
         attention_mask=attention_mask,
         allow_is_causal_skip=False,
         allow_is_bidirectional_skip=False,
         **kwargs,
     )
+    size = None if kwargs.get("config") is None else getattr(kwargs["config"], "attention_chunk_size", None)
+    chunk = local_size if local_size is not None and size == local_size else None
+    if not _causal(mask_function, local_size, allow_is_causal_skip) or (chunk is not None and kv_offset):
+        return made
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    keys = None if padding is None else padding[:, kv_offset : kv_offset + kv_length].bool()
+    end = torch.as_tensor(q_offset, device=made.device) + (q_length - kv_offset)
+    end = end.to(torch.int32).expand(batch_size)
+    first = torch.zeros_like(end) if keys is None else keys.int().argmax(-1).to(torch.int32)
+    told = Causal(
+        torch.stack((first, end), -1),
+        None if keys is None else keys[:, None, None],
+        local_size if chunk is None else None,
+        chunk,
+    )
+    setattr(made, _SAYS, told)
     return made
+
+
+def _causal(function: Callable[..., Any], local_size: int | None, said: bool) -> bool:
+    """Whether transformers' mask function is causality alone, with a window or chunks: it says so (``said``) but where
+    it wants a mask for compiling; then it is the library's own function."""
+    if said or local_size is None:
+        return said or function is causal_mask_function
+    return not torch.compiler.is_compiling() and _alike(function, sliding_window_causal_mask_function(local_size))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two functions have one code, and closures over the same numbers and such functions."""
+    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
+        if one is other:
+            return True
+        held, wanted = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other))
+        return one.__code__ is other.__code__ and _alike(held, wanted)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return isinstance(one, int) and isinstance(other, int) and one == other
 
 
 def _plain(
