@@ -1,0 +1,41 @@
+"""Write tests/slow.txt: the tests that cost more CPU time than a quick test has, from a run that measured all of them.
+
+python -m pytest -n 2 -m "not gpu" --costs FOLDER; python ci/slow_tests.py FOLDER
+
+Tests that the run did not reach keep their line; those that are marked `slow` in their source need none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.conftest import QUICK, SLOW, listed  # noqa: E402
+
+_HEAD = f"""# Tests that took more than {QUICK:.0f} s of CPU when they were measured (ci/slow_tests.py): seconds, id.
+# They are slow tests: `make test` leaves them out, `make test-slow` runs them, .ci/run a share of them a day.
+"""
+
+
+def main(folder: str) -> None:
+    measured: dict[str, float] = {}
+    for path in Path(folder).glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            name, seconds = json.loads(line)
+            measured[name] = max(seconds, measured.get(name, 0.0))
+    kept = {n: s for n, s in listed(SLOW.read_text()).items() if n not in measured}
+    long = kept | {n: s for n, s in measured.items() if s > QUICK}
+    lines = [f"{seconds:.0f} {name}\n" for name, seconds in sorted(long.items())]
+    SLOW.write_text(_HEAD + "".join(lines))
+    quick = sum(s for n, s in measured.items() if n not in long)
+    print(f"{SLOW.name}: {len(long)} tests, {sum(long.values()):.0f} s; {quick:.0f} s are left to the quick ones")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(f"usage: python ci/slow_tests.py FOLDER; given: {sys.argv[1:]}; required: a folder of --costs")
+    main(sys.argv[1])
