@@ -28,8 +28,8 @@ def main(folder: str) -> None:
             name, seconds = json.loads(line)
             measured[name] = max(seconds, measured.get(name, 0.0))
     kept = {n: s for n, s in listed(SLOW.read_text()).items() if n not in measured}
-    long = kept | {n: s for n, s in measured.items() if s > QUICK}
-    lines = [f"{seconds:.0f} {name}\n" for name, seconds in sorted(long.items())]
+    long = kept | {n: s for n, s in measured.items() if round(s, 1) > QUICK}
+    lines = [f"{seconds:.1f} {name}\n" for name, seconds in sorted(long.items())]
     SLOW.write_text(_HEAD + "".join(lines))
     quick = sum(s for n, s in measured.items() if n not in long)
     print(f"{SLOW.name}: {len(long)} tests, {sum(long.values()):.0f} s; {quick:.0f} s are left to the quick ones")
