@@ -26,7 +26,7 @@ from torch._dynamo.utils import counters
 import ferryman
 from ferryman.device_profiles import detect
 from ferryman.integrations.transformers import port
-from ferryman.porting.model_config import config_of, spec
+from ferryman.porting.model.config import config_of, spec
 
 # (batch, tokens). The first of a batch compiles, and on it Inductor times its candidates for a kernel, once for all
 # lengths: the longest first, as on few tokens candidates may take less than a launch and be told apart by chance. Not

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ferryman import ops
 from ferryman.porting.bench.clock import timer
-from ferryman.porting.process import failure
+from ferryman.porting.running.process import failure
 
 DEVICE, TRIALS, BYTES = torch.device("cuda", 0), 3, 250e6
 SHAPES = "512x32000,4096x50257,4096x128256,8192x152064"

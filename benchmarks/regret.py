@@ -50,12 +50,12 @@ from ferryman.dispatch.state import State
 from ferryman.errors import ArgumentError, FerrymanError, LockfileError, ResultError
 from ferryman.ops.evidence import Sampler
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import results
 from ferryman.porting.bench import clock, grid, peers, rotation, runner
 from ferryman.porting.bench.condition import watch
 from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
-from ferryman.porting.fills import dtype_name
-from ferryman.porting.process import device_lost, placed, quiet
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.judging import results
+from ferryman.porting.running.process import device_lost, placed, quiet
 
 NOISE_LIMIT = 0.03
 KEPT_BYTES = 16 << 30  # of device memory between cells

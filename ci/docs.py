@@ -20,8 +20,8 @@ from ferryman.backends.simulator.program import ARCHES
 from ferryman.cli import support
 from ferryman.device_profiles import Profile, catalogue
 from ferryman.dispatch import registry, select
-from ferryman.porting import results
 from ferryman.porting.ci import merged, record
+from ferryman.porting.judging import results
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _SIMULATOR = DOCS / "simulator.md"

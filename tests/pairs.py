@@ -13,9 +13,9 @@ import ferryman
 from ferryman.dispatch import registry, select
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import metrics
 from ferryman.porting.bench.rotation import spared
-from ferryman.porting.cases import arguments, as_tuple, double
+from ferryman.porting.inputs.cases import arguments, as_tuple, double
+from ferryman.porting.judging import metrics
 
 # Planted NaN and Inf are judged op by op (G0); through two ops their gradients have no bound.
 UNBOUNDED = ("nonfinite", "masked", "large")

@@ -13,8 +13,8 @@ import torch
 
 from ferryman.cli import check_model
 from ferryman.dispatch import registry
-from ferryman.porting import results
-from ferryman.porting.model_results import ModelResult
+from ferryman.porting.judging import results
+from ferryman.porting.model.results import ModelResult
 from tests.cli.run import ferryman
 
 QUICK = ("check", "--device", "cpu", "--op", "softmax", "--dtype", "f32", "--backend", "torch")

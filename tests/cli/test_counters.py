@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import counting
+from ferryman.porting.running import counting
 from tests.cli.run import alone, ferryman
 
 pytest.importorskip("triton")

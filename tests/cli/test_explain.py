@@ -12,7 +12,7 @@ from torch import Tensor
 from ferryman.cli import calls
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
-from ferryman.porting.cases import cases_of
+from ferryman.porting.inputs.cases import cases_of
 from tests.cli.run import ferryman
 
 

@@ -15,8 +15,12 @@ import torch
 
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, KernelError, UnknownName
-from ferryman.porting import cases_of, kernel, kernel_adapter, prepare, results
-from ferryman.porting.results import Cell, Results
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging import results
+from ferryman.porting.judging.parity import prepare
+from ferryman.porting.judging.results import Cell, Results
+from ferryman.porting.kernel import adapter as kernel_adapter
+from ferryman.porting.kernel import check as kernel
 from tests.cli.run import Done, alone, ferryman
 
 SOURCE = (Path(__file__).parent / "user_kernels.py").read_text("utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.porting import results
+from ferryman.porting.judging import results
 from tests.cli.run import alone, ferryman
 from tests.unit.documents import FULL
 

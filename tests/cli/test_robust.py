@@ -17,8 +17,9 @@ import torch
 
 from ferryman.backends import base, cuda, triton
 from ferryman.dispatch import registry
-from ferryman.porting import kernel, kernel_adapter
-from ferryman.porting.process import Numerics, flushes_subnormals
+from ferryman.porting.kernel import adapter as kernel_adapter
+from ferryman.porting.kernel import check as kernel
+from ferryman.porting.running.process import Numerics, flushes_subnormals
 from tests.cli.run import ferryman
 
 HERE = Path(__file__).parent
@@ -69,7 +70,7 @@ def test_a_worker_that_spins_ends_with_the_command(folder: Path, number: signal.
     )
     try:
         deadline = time.monotonic() + 120
-        while not (found := [p for p in children(command.pid) if b"kernel_worker" in _command_line(p)]):
+        while not (found := [p for p in children(command.pid) if b"porting.kernel.worker" in _command_line(p)]):
             assert time.monotonic() < deadline and command.poll() is None
             time.sleep(0.1)
         time.sleep(1)
@@ -93,7 +94,7 @@ def _command_line(pid: int) -> bytes:
 
 def test_every_worker_is_bound_to_its_parent() -> None:
     """Each process that the package starts from its own sources says so first."""
-    for where in ("worker", "kernel_worker", "tune/worker", "aot/worker"):
+    for where in ("running/worker", "kernel/worker", "tune/worker", "aot/worker"):
         text = Path(SOURCE, "ferryman", "porting", f"{where}.py").read_text(encoding="utf-8")
         body = text[text.index("def main()") :]
         assert "end_with_parent()" in body.partition("os.fdopen")[0], where
@@ -262,9 +263,9 @@ SOME_CASES = """
 import json, sys
 import torch
 from ferryman.dispatch import registry
-from ferryman.porting import kernel_adapter
-from ferryman.porting.parity import prepare
-from ferryman.porting.runner import tier_cases
+from ferryman.porting.kernel import adapter as kernel_adapter
+from ferryman.porting.judging.parity import prepare
+from ferryman.porting.running.cells import tier_cases
 torch.set_num_threads(1)
 op = registry.primitive("linear")
 function, numerics = kernel_adapter.load_apart(kernel_adapter.parse("user_triton.py:linear"))

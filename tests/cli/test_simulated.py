@@ -10,7 +10,8 @@ import pytest
 
 from ferryman.backends.simulator.numerics import Assumptions
 from ferryman.errors import ArgumentError
-from ferryman.porting import results, simulated_route
+from ferryman.porting.judging import results
+from ferryman.porting.running import simulated_route
 from tests.cli.run import ferryman
 
 LINEAR = ("check", "--backend", "simulated", "--backend", "triton", "--op", "linear", "--dtype", "f32", "--jobs", "1")

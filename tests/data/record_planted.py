@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ferryman.dispatch import registry
-from ferryman.porting import capsule
-from ferryman.porting.record import record
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule.record import record
 
 OP, IMPLEMENTATION = "rms_norm", "torch"
 
@@ -30,7 +30,7 @@ def stale_last_column(*args: Any) -> Any:
 
 
 def planted(device: str | torch.device = "cpu", **options: Any) -> bytes:
-    """The capsule's bytes; ``options`` as `ferryman.porting.record.record` takes them."""
+    """The capsule's bytes; ``options`` as `ferryman.porting.capsule.record.record` takes them."""
     given = {"ops": [OP, "softmax"], "device": device, **options}
     return record(**given, kernels={(OP, IMPLEMENTATION): stale_last_column})
 

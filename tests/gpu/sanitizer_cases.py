@@ -12,7 +12,7 @@ import torch
 
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry, select
-from ferryman.porting.cases import arguments, cases_of
+from ferryman.porting.inputs.cases import arguments, cases_of
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -16,9 +16,10 @@ from ferryman.backends.triton_stand_in import StandIn
 from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, TensorSpec
-from ferryman.porting import parity, stand_in
-from ferryman.porting.cases import cases_of
-from ferryman.porting.results import Cell, Results
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging import parity
+from ferryman.porting.judging.results import Cell, Results
+from ferryman.porting.running import stand_in, stand_in_route
 from tests.cli.run import ferryman
 from tests.lines import serving
 from tests.stand_in_cases import TILES
@@ -54,14 +55,14 @@ KERNELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _able() -> None:
-    why = stand_in.obstacle(profile("a100"), detect("cuda"))
+    why = stand_in_route.obstacle(profile("a100"), detect("cuda"))
     if why is not None:
         pytest.skip("; required: ".join(why))
 
 
 @pytest.fixture
 def here() -> Iterator[StandIn]:
-    with stand_in.on(profile("a100"), "cuda:0") as found:
+    with stand_in_route.on(profile("a100"), "cuda:0") as found:
         yield found
 
 
@@ -143,7 +144,7 @@ def test_what_ran_is_the_older_devices_ptx_forward_and_backward(here: StandIn) -
 def test_afterwards_the_device_is_itself_again() -> None:
     x = torch.randn(64, 512, dtype=torch.bfloat16, device="cuda:0")
     with use("triton"):
-        with stand_in.on(profile("a100"), "cuda:0") as found:
+        with stand_in_route.on(profile("a100"), "cuda:0") as found:
             ops.rms_norm(x, None)
             counted = sum(found.launches.values())
         ops.rms_norm(x, None)

@@ -17,7 +17,7 @@ from ferryman.dispatch import plan, registry, select
 from ferryman.errors import CaptureError, Unsupported
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench.rotation import spared
-from ferryman.porting.cases import arguments, as_tuple, cases_of
+from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of
 from tests import pairs
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,8 @@ import torch
 
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
-from ferryman.porting import check_cell, fuzz, prepare
+from ferryman.porting.inputs import fuzz
+from ferryman.porting.judging.parity import check_cell, prepare
 
 pytestmark = pytest.mark.gpu
 

@@ -18,10 +18,11 @@ pytest.importorskip("transformers")
 import ferryman
 from ferryman.dispatch import registry, select
 from ferryman.integrations.transformers import check_model, port, watch
-from ferryman.porting import model_config, model_modes
-from ferryman.porting.model_modules import Bench
-from ferryman.porting.model_replay import twin
-from ferryman.porting.model_results import first_divergence
+from ferryman.porting.model import config as model_config
+from ferryman.porting.model import modes
+from ferryman.porting.model.modules import Bench
+from ferryman.porting.model.replay import twin
+from ferryman.porting.model.results import first_divergence
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -119,7 +120,7 @@ def no_limits(distance: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_compiled_layers_match_eager_ones(dtype: torch.dtype) -> None:
     held = bench("qwen3", dtype)
-    found = model_modes.compiled(held, no_limits)
+    found = modes.compiled(held, no_limits)
     assert (found.verdict, found.reason) == ("PASS", "")
     assert [m.path for m in found.modules] == held.layers
 
@@ -131,7 +132,7 @@ def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
 
     held = bench("qwen3", torch.bfloat16, faults={"model.layers.2.mlp": when_compiled})
     assert first_divergence(held.modules()) is None
-    found = model_modes.compiled(held, no_limits)
+    found = modes.compiled(held, no_limits)
     assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
     assert found.first_divergence.path == "model.layers.2.mlp"
 
@@ -141,7 +142,7 @@ def test_graph_replay_matches_eager(name: str) -> None:
     """On the captured input, on another, and again; forward alone, and forward with backward."""
     with ferryman.use(*(("torch",) if name == "torch" else (native(), "triton"))):
         held = bench("qwen3", torch.bfloat16)
-        found = model_modes.graph_replay(held)
+        found = modes.graph_replay(held)
     assert (found.verdict, found.reason) == ("PASS", "")
     assert "tensors are bitwise those of the eager run" in found.bitwise
     assert {t.direction for m in found.modules for t in m.tensors} == {"forward", "backward"}
@@ -153,7 +154,7 @@ def test_a_fault_that_only_the_captured_module_has_is_named() -> None:
         return out * 1.05 if torch.cuda.is_current_stream_capturing() else out
 
     held = bench("llama", torch.bfloat16, backward=False, faults={"model.layers.1.mlp": when_captured})
-    found = model_modes.graph_replay(held)
+    found = modes.graph_replay(held)
     assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
     assert found.first_divergence.path == "model.layers.1.mlp"
 

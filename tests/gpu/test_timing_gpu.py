@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from ferryman.porting.timing import events
+from ferryman.porting.running.timing import events
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,9 @@ import torch
 
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
-from ferryman.porting import cases_of, check_cell, prepare
-from ferryman.porting.results import Cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell, prepare
+from ferryman.porting.judging.results import Cell
 from tests.lines import serving
 
 CPU = torch.device("cpu")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ferryman.dispatch import registry
-from ferryman.porting import capsule
-from ferryman.porting.replay import replay
-from ferryman.porting.replay_results import WRONG, failed
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule.replay import replay
+from ferryman.porting.capsule.replay_results import WRONG, failed
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 H200, PLANTED = DATA / "h200.capsule", DATA / "h200-planted.capsule"

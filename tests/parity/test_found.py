@@ -12,10 +12,11 @@ from parity_support import CPU, check, strict
 
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, TensorSpec
-from ferryman.porting import check_cell, metrics, prepare
-from ferryman.porting.cases import independent
-from ferryman.porting.fills import Buffer, Draw, fill, strided
-from ferryman.porting.hygiene import bitwise_equal
+from ferryman.porting.inputs.cases import independent
+from ferryman.porting.inputs.fills import Buffer, Draw, fill, strided
+from ferryman.porting.judging import metrics
+from ferryman.porting.judging.hygiene import bitwise_equal
+from ferryman.porting.judging.parity import check_cell, prepare
 from tests.lines import serving
 
 T = TensorSpec
@@ -162,7 +163,7 @@ import torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, TensorSpec as T
-from ferryman.porting import check_cell
+from ferryman.porting.judging.parity import check_cell
 # an infinite query times the zeros of a padded key is NaN, and so was the slope of its softcap
 capped = {"q": T((1, 1, 5, 8), fill="nonfinite"), "k": T((1, 1, 3, 8), fill="nonfinite"), "v": T((1, 1, 3, 8)),
           "causal": False, "scale": None, "window": None, "softcap": 20.0, "mask": None, "grad_lse": False}

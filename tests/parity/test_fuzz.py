@@ -19,9 +19,10 @@ from parity_support import CPU, strict
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
-from ferryman.porting import check_cell, fuzz, prepare
-from ferryman.porting.cases import arguments, forward_of
-from ferryman.porting.fills import Buffer
+from ferryman.porting.inputs import fuzz
+from ferryman.porting.inputs.cases import arguments, forward_of
+from ferryman.porting.inputs.fills import Buffer
+from ferryman.porting.judging.parity import check_cell, prepare
 from tests.lines import serving
 
 QUICK, LONG = 150, 1050  # examples of each op

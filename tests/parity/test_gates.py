@@ -14,9 +14,9 @@ from torch import Tensor
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, TensorSpec
-from ferryman.porting import cases_of, check_cell, prepare
-from ferryman.porting.cases import as_tuple, forward_of
-from ferryman.porting.results import Cell, GateName
+from ferryman.porting.inputs.cases import as_tuple, cases_of, forward_of
+from ferryman.porting.judging.parity import check_cell, prepare
+from ferryman.porting.judging.results import Cell, GateName
 from tests.lines import serving
 
 BF16 = torch.bfloat16

@@ -13,8 +13,8 @@ from torch import Tensor
 from ferryman.dispatch import registry
 from ferryman.ops.domain import Sizes
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting import cases_of, fuzz
-from ferryman.porting.cases import as_tuple, double, forward_of, materialise
+from ferryman.porting.inputs import fuzz
+from ferryman.porting.inputs.cases import as_tuple, cases_of, double, forward_of, materialise
 
 FLOATS = ("storage", "float32", "bfloat16", "float16")
 FILLS_WITHOUT_DERIVATIVE = ("nonfinite", "infinite_logits")

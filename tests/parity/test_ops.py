@@ -9,9 +9,9 @@ import torch
 from parity_support import CPU, DTYPES, OPS, check, strict
 
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell, prepare
-from ferryman.porting.cases import forward_of
-from ferryman.porting.results import GateName
+from ferryman.porting.inputs.cases import cases_of, forward_of
+from ferryman.porting.judging.parity import check_cell, prepare
+from ferryman.porting.judging.results import GateName
 from tests.lines import serving
 
 

@@ -23,7 +23,7 @@ import torch
 
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
-from ferryman.porting import batch
+from ferryman.porting.judging import batch
 from ferryman.porting.mutate import cpp, sources
 from ferryman.porting.mutate.edits import Edit, spread
 from ferryman.porting.selftest import judging, session, worker

@@ -18,7 +18,8 @@ import pytest
 from ferryman.backends.simulator.numerics import Assumptions
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, simulated
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.running import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
 EPSILON = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-22}

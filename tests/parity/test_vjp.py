@@ -13,9 +13,9 @@ from torch import Tensor
 import ferryman
 from ferryman.dispatch import plan, registry
 from ferryman.ops.menu import Implementation
-from ferryman.porting import cases_of, check_cell
-from ferryman.porting.cases import as_tuple
-from ferryman.porting.results import Cell
+from ferryman.porting.inputs.cases import as_tuple, cases_of
+from ferryman.porting.judging.parity import check_cell
+from ferryman.porting.judging.results import Cell
 from tests.lines import serving
 
 Kernel = Callable[..., Any]

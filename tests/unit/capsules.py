@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ferryman.porting import capsule_format
-from ferryman.porting.record import record
+from ferryman.porting.capsule import container
+from ferryman.porting.capsule.record import record
 
 SMALL = "cross_entropy"
 
@@ -30,8 +30,8 @@ def forged(
     raw: bytes, edit: Callable[[dict[str, Any]], None], tensors: Callable[[dict[str, Tensor]], None] | None = None
 ) -> bytes:
     """A capsule whose manifest, and tensors, were changed, with every hash made right again."""
-    manifest, held, _ = capsule_format.unpack(raw)
+    manifest, held, _ = container.unpack(raw)
     edit(manifest)
     if tensors is not None:
         tensors(held)
-    return capsule_format.pack(json.dumps(manifest), held)
+    return container.pack(json.dumps(manifest), held)

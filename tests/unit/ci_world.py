@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.device_profiles import profile
-from ferryman.porting import results
 from ferryman.porting.ci import changes, commands, evidence, expected, merge, verify
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci.history import Entry, History
 from ferryman.porting.ci.judge import Context, digest
 from ferryman.porting.ci.merged import Merged, RowState
 from ferryman.porting.fingerprint import compare
-from ferryman.porting.results import Finding
+from ferryman.porting.judging import results
+from ferryman.porting.judging.results import Finding
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 NOW = datetime.datetime(2026, 11, 24, 12, 0, tzinfo=datetime.timezone.utc)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ferryman.device_profiles import detect
-from ferryman.porting import results
-from ferryman.porting.results import Cell, Finding, Gate, Results, Timing, WorstElement
+from ferryman.porting.judging import results
+from ferryman.porting.judging.results import Cell, Finding, Gate, Results, Timing, WorstElement
 
 EDGES = tuple(2.0**e for e in range(-16, 11))
 HOSTILE = "<script>alert('x')</script> | `code` ](http://evil.example) \x1b[31m\x00\u202etxt & \"quoted\"\n# heading"

@@ -23,10 +23,13 @@ from ferryman.backends.simt import launcher
 from ferryman.device_profiles import loading
 from ferryman.dispatch import lockfile_document
 from ferryman.errors import FerrymanError
-from ferryman.porting import bench, capsule, capsule_model, compare, replay_results, results
+from ferryman.porting import bench
+from ferryman.porting.capsule import compare, model, replay_results
+from ferryman.porting.capsule import contents as capsule
 from ferryman.porting.ci import history, matrix, merged, perf, record
 from ferryman.porting.fingerprint import document as fingerprint
-from ferryman.porting.model_config import spec
+from ferryman.porting.judging import results
+from ferryman.porting.model.config import spec
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src" / "ferryman" / "device_profiles" / "data"
@@ -57,7 +60,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "bench": ("b.json", BENCH, bench.load),
     "lockfile": ("l.json", (DATA / "h200.lock.json").read_bytes(), lockfile_document.load),
     "capsule": ("c.capsule", CAPSULE, capsule.load),
-    "any capsule": ("c.capsule", CAPSULE, capsule_model.load),
+    "any capsule": ("c.capsule", CAPSULE, model.load),
     "fingerprint": ("f.json", document("ferryman-fingerprint", environment={}, facts=[]), fingerprint.load),
     "artefacts": (
         "manifest.json",

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.integrations import transformers as porter
-from ferryman.porting import model_config
+from ferryman.porting.model import config
 from ferryman.porting.model.check import judged_sites
-from ferryman.porting.model_modules import Bench
-from ferryman.porting.model_replay import twin
+from ferryman.porting.model.modules import Bench
+from ferryman.porting.model.replay import twin
 
 Wrap = Callable[..., Any]
 FAMILIES = ("qwen3", "llama", "qwen2", "mistral", "gemma")
@@ -37,8 +37,8 @@ def bench(
     faults: dict[str, Wrap] | None = None,
     watch: Any = porter.watch,
 ) -> Bench:
-    wanted = model_config.spec(family, tiny=True, layers=layers)
-    model = model_config.build(wanted, torch.device("cpu"), DTYPES[dtype], seed, copies=1.0)
+    wanted = config.spec(family, tiny=True, layers=layers)
+    model = config.build(wanted, torch.device("cpu"), DTYPES[dtype], seed, copies=1.0)
     tokens = torch.randint(1024, (2, 32), generator=torch.Generator().manual_seed(seed))
     also = twin(model)
     sites = judged_sites(porter.port(also))

@@ -25,7 +25,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, launcher
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.cases import arguments, cases_of
+from ferryman.porting.inputs.cases import arguments, cases_of
 
 H200 = Target("sm_90", "nvidia", 32, 232448, 1024, 132, 50 << 20)
 MI300X = Target("gfx942", "amd", 64, 65536, 1024, 304, 4 << 20)

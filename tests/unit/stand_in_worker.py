@@ -36,8 +36,8 @@ from ferryman.errors import FerrymanError
 from ferryman.ops.matmul import triton_kernels as matmul
 from ferryman.ops.norm import triton_kernels as norm
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting.cases import forward_of
-from ferryman.porting.runner import tier_cases
+from ferryman.porting.inputs.cases import forward_of
+from ferryman.porting.running.cells import tier_cases
 from tests.lines import serving
 from tests.stand_in_cases import TILES
 

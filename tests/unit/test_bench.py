@@ -21,10 +21,11 @@ from ferryman.cli import documents
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, ResultError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import bench, results
+from ferryman.porting import bench
 from ferryman.porting.bench import clock, condition, contender, document, grid, peers, rotation, runner
 from ferryman.porting.bench.compare import Change, compare, regressed
 from ferryman.porting.bench.document import Benchmark, Condition
+from ferryman.porting.judging import results
 from ferryman.porting.report import bench as report
 from ferryman.porting.report import plots
 from tests.cli.run import ferryman

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 
 from ferryman.errors import CapsuleError, ResultError
-from ferryman.porting import capsule, compare
-from ferryman.porting.replay import replay
-from ferryman.porting.results import SCHEMA_VERSION, Cell, Environment, Gate, Results, Timing, Verdict, dumps, results
+from ferryman.porting.capsule import compare
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule.replay import replay
+from ferryman.porting.judging.results import (
+    SCHEMA_VERSION,
+    Cell,
+    Environment,
+    Gate,
+    Results,
+    Timing,
+    Verdict,
+    dumps,
+    results,
+)
 from tests.unit.capsules import small
 
 

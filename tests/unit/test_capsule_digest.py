@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ferryman.dispatch import registry
-from ferryman.porting.capsule_cases import hashes
-from ferryman.porting.capsule_format import digest
-from ferryman.porting.cases import arguments, cases_of
-from ferryman.porting.record import elements, positions, sampled
+from ferryman.porting.capsule.cases import hashes
+from ferryman.porting.capsule.container import digest
+from ferryman.porting.capsule.record import elements, positions, sampled
+from ferryman.porting.inputs.cases import arguments, cases_of
 
 
 def test_order_sign_dtype_and_shape_count() -> None:

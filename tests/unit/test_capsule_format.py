@@ -21,11 +21,12 @@ from torch import Tensor
 from ferryman.dispatch import registry
 from ferryman.errors import CapsuleError, FerrymanError
 from ferryman.ops.primitive import TensorSpec
-from ferryman.porting import capsule, capsule_format
-from ferryman.porting.capsule_cases import misfit
-from ferryman.porting.cases import cases_of
-from ferryman.porting.replay import replay
-from ferryman.porting.results import Cell, summarise
+from ferryman.porting.capsule import container
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule.cases import misfit
+from ferryman.porting.capsule.replay import replay
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.results import Cell, summarise
 from tests.unit.capsules import forged, small
 
 PLACES = 2000
@@ -136,19 +137,19 @@ def test_a_tensor_whose_hash_does_not_match_is_named() -> None:
 
 
 def test_a_deflate_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capsule_format, "MANIFEST_LIMIT", 100_000)
+    monkeypatch.setattr(container, "MANIFEST_LIMIT", 100_000)
     with pytest.raises(CapsuleError, match="has more than 100000 bytes"):
         capsule.loads(save({"manifest": _manifest(b" " * 10_000_000)}, _facts()))
 
 
 def test_an_oversized_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capsule_format, "SIZE_LIMIT", 4096)
+    monkeypatch.setattr(container, "SIZE_LIMIT", 4096)
     path = tmp_path / "large.capsule"
     path.write_bytes(small())
     with pytest.raises(CapsuleError, match="cannot be read: it has [0-9]+ bytes; required: at most 4096"):
         capsule.load(path)
     with pytest.raises(CapsuleError, match="required: at most 4096"):
-        capsule_format.pack("{}", {"x": torch.zeros(2000)})
+        container.pack("{}", {"x": torch.zeros(2000)})
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ STRANGE = ['{"a": 1, "a": 2}', '{"a": NaN}', "[1]", "[" * 100_000, '{"a": ' + "9
 @pytest.mark.parametrize("text", STRANGE, ids=lambda t: t[:8])
 def test_strange_json_is_refused(text: str) -> None:
     with pytest.raises(CapsuleError, match="JSON"):
-        capsule_format.parse_json(text.encode(), "it")
+        container.parse_json(text.encode(), "it")
     with pytest.raises(CapsuleError):
         capsule.loads(len(text).to_bytes(8, "little") + text.encode())
 

@@ -13,11 +13,12 @@ pytest.importorskip("transformers")
 
 from ferryman.errors import CapsuleError
 from ferryman.integrations import transformers as porter
-from ferryman.porting import capsule, capsule_model
-from ferryman.porting.capsule_model import ModelCapsule
-from ferryman.porting.model_results import away
-from ferryman.porting.record_model import record_model
-from ferryman.porting.replay_model import ModelReplay, replay_model
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule import model as capsule_model
+from ferryman.porting.capsule.model import ModelCapsule
+from ferryman.porting.capsule.record_model import record_model
+from ferryman.porting.capsule.replay_model import ModelReplay, replay_model
+from ferryman.porting.model.results import away
 from tests.cli.run import ferryman
 from tests.unit.capsules import forged, small
 

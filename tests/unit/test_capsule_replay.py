@@ -15,12 +15,13 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.errors import ResultError, UnknownName
-from ferryman.porting import capsule, capsule_cases, replay_judge, replay_results
-from ferryman.porting.capsule_format import digest
-from ferryman.porting.record import record
-from ferryman.porting.replay import LARGE, replay
-from ferryman.porting.replay_results import Explained, Replay, Side, load
-from ferryman.porting.results import Cell, summarise
+from ferryman.porting.capsule import cases, replay_judge, replay_results
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule.container import digest
+from ferryman.porting.capsule.record import record
+from ferryman.porting.capsule.replay import LARGE, replay
+from ferryman.porting.capsule.replay_results import Explained, Replay, Side, load
+from ferryman.porting.judging.results import Cell, summarise
 from tests.unit.capsules import SMALL, forged, small, two_implementations
 
 PLANTED = Path(__file__).resolve().parents[1] / "data" / "record_planted.py"
@@ -112,7 +113,7 @@ def test_a_planted_error_whose_record_says_pass_is_named_all_the_same(planted: b
 
 
 def _summary(document: dict[str, Any]) -> list[dict[str, Any]]:
-    from ferryman.porting.results import Cell, summarise
+    from ferryman.porting.judging.results import Cell, summarise
 
     rows = summarise([Cell.model_validate(c) for c in document["cells"]])
     return [row.model_dump(mode="json") for row in rows]
@@ -190,8 +191,8 @@ def test_a_stored_input_that_was_exchanged_is_noticed() -> None:
 
 def test_elements_that_another_machine_may_round_apart_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tensors too large to be stored: the few whose float64 value lies next to where rounding turns."""
-    monkeypatch.setattr(capsule_cases, "STORED_BYTES", 0)
-    monkeypatch.setattr(capsule_cases, "NOISE", 2.0**-32)  # a small case has too few elements for 2^-40
+    monkeypatch.setattr(cases, "STORED_BYTES", 0)
+    monkeypatch.setattr(cases, "NOISE", 2.0**-32)  # a small case has too few elements for 2^-40
     raw = record(ops=["softmax_backward"], device="cpu", dtypes=["f32"], backends=["definition"])
     held = capsule.loads(raw)
     patched = [given for given in held.manifest.inputs if given.patched]
@@ -200,7 +201,7 @@ def test_elements_that_another_machine_may_round_apart_are_stored(monkeypatch: p
     counts = [len(held.tensors[p.at]) for given in patched for p in given.patched.values()]
     elements = sum(torch.Size(c.args["x"].shape).numel() for c in held.manifest.cases)  # type: ignore[union-attr]
     assert 20 < sum(counts) < elements / 50
-    honest, at_risk = capsule_cases.arguments, patched[0].patched["y"]
+    honest, at_risk = cases.arguments, patched[0].patched["y"]
 
     def elsewhere(*args: Any) -> Any:
         made = honest(*args)
@@ -209,7 +210,7 @@ def test_elements_that_another_machine_may_round_apart_are_stored(monkeypatch: p
             made.buffers["y"].tensor[place] *= 1 + 2.0**-23  # the next float32
         return made
 
-    monkeypatch.setattr(capsule_cases, "arguments", elsewhere)
+    monkeypatch.setattr(cases, "arguments", elsewhere)
     assert explanations(replay(held, "cpu"), implementation="definition").keys() == {"equal"}
 
     def unpatched(manifest: dict[str, Any]) -> None:

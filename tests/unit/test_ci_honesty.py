@@ -71,7 +71,7 @@ def cells(change: Callable[[dict[str, Any]], None]) -> Callable[[Jobs, World], N
     """The result document of `check` and its record, changed together with the document's own summary and manifest."""
 
     def apply(jobs: Jobs, world: World) -> None:
-        from ferryman.porting import results
+        from ferryman.porting.judging import results
 
         def whole(raw: dict[str, Any]) -> None:
             change(raw)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.porting import provenance
-from ferryman.porting.ci import changes, commands
+from ferryman.porting.ci import changes, commands, provenance
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci.matrix import MatrixError
 from tests.cli.run import ferryman
@@ -203,7 +202,7 @@ def test_a_change_of_one_backend_s_kernels_leaves_the_others_out() -> None:
     assert cuda not in reach["h200-triton-hardware"] and cuda not in reach["cpu-torch-cpu"]
     assert "src/ferryman/ops/norm/definition.py" in reach["cpu-torch-cpu"]
     assert "src/ferryman/device_profiles/data/mi300x.yaml" in reach["mi300x-hip-hardware"]
-    assert "src/ferryman/porting/simulated.py" in reach["mi300x-hip-simulated"]
+    assert "src/ferryman/porting/running/simulated.py" in reach["mi300x-hip-simulated"]
     assert not any("src/ferryman/porting/ci/init" in name for names in reach.values() for name in names)
 
 

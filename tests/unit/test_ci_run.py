@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ferryman.errors import FerrymanError, ResultError
-from ferryman.porting import provenance, results
 from ferryman.porting.bench.document import Benchmark
-from ferryman.porting.ci import evidence, perf, run
+from ferryman.porting.ci import evidence, perf, provenance, run
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci import record as records
+from ferryman.porting.judging import results
 from tests.cli.run import ferryman
 from tests.unit.ci_world import commit, git, repository
 from tests.unit.documents import right

@@ -49,7 +49,9 @@ from ferryman.cli import support
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import STORAGE_DTYPES
-from ferryman.porting import cases_of, check_cell, fuzz
+from ferryman.porting.inputs import fuzz
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 from ferryman_bias_relu import bias_relu
 
 op = registry.primitive("bias_relu")

@@ -21,11 +21,13 @@ from ferryman.backends import artefacts, triton_artefacts
 from ferryman.backends.simt import launcher
 from ferryman.dispatch import lockfile_document
 from ferryman.errors import ArtefactError, CapsuleError, FerrymanError, LockfileError, ResultError, SettingError
-from ferryman.porting import capsule, capsule_format, compare, results
 from ferryman.porting.bench import document as bench
+from ferryman.porting.capsule import compare, container
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule.replay_results import load as load_replay
 from ferryman.porting.fingerprint import document as fingerprint
-from ferryman.porting.replay_results import load as load_replay
-from ferryman.porting.results import printable
+from ferryman.porting.judging import results
+from ferryman.porting.judging.results import printable
 
 READERS: dict[str, tuple[Callable[[Path], object], type[FerrymanError]]] = {
     "results": (results.load, ResultError),
@@ -86,7 +88,7 @@ def test_documents_that_would_take_gigabytes_are_refused_by_count(tmp_path: Path
 
 def test_a_small_capsule_that_inflates_is_refused(tmp_path: Path) -> None:
     manifest = '{"kind": "ops", "cases": [' + "{}," * 5_000_000 + "{}]}"
-    raw = capsule_format.pack(manifest, {})
+    raw = container.pack(manifest, {})
     assert len(raw) < 100_000
     began = time.monotonic()
     with pytest.raises(CapsuleError, match=f"values; required: at most {files.MOST_VALUES}"):

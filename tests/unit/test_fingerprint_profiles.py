@@ -15,7 +15,7 @@ from ferryman.errors import ProfileError
 from ferryman.porting import fingerprint as fp
 from ferryman.porting.fingerprint import collect
 from ferryman.porting.fingerprint.document import Fact, Fingerprint
-from ferryman.porting.results import failed, results
+from ferryman.porting.judging.results import failed, results
 from tests.cli.run import ferryman
 from tests.unit.fingerprint_units import measured_here
 

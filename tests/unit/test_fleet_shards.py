@@ -12,13 +12,13 @@ import pytest
 from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, ResultError
-from ferryman.porting import cases_of
 from ferryman.porting.fleet import cluster, shards
 from ferryman.porting.fleet.check import _Cells
 from ferryman.porting.fleet.cluster import Claim, FleetError
 from ferryman.porting.fleet.journal import Journal
-from ferryman.porting.results import Cell
-from ferryman.porting.runner import check_op
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.results import Cell
+from ferryman.porting.running.cells import check_op
 
 PLAN: dict[str, Any] = {
     "lines": {"compiled": {"softmax": ["torch", "definition"]}, "interpreted": {}},

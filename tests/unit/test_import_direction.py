@@ -118,7 +118,7 @@ def test_imports_point_one_way(path: Path) -> None:
         ("dispatch/select.py", "from ferryman.porting import parity"),
         ("dispatch/select.py", "import ferryman"),
         ("porting/model/check.py", "from ferryman.integrations import transformers"),
-        ("porting/parity.py", "from ferryman.cli import output"),
+        ("porting/judging/parity.py", "from ferryman.cli import output"),
         ("integrations/transformers.py", "from ferryman.cli import output"),
         ("errors.py", "from ferryman import settings"),
     ],

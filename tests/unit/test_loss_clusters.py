@@ -17,7 +17,8 @@ from ferryman.dispatch import registry
 from ferryman.errors import BackendUnavailable
 from ferryman.ops.softmax import simt_loss_kernels as kernels
 from ferryman.ops.softmax.simt_loss_kernels import Form
-from ferryman.porting import cases_of, check_cell, prepare
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell, prepare
 from tests.loss_examples import EXAMPLES, IGNORED, Example, close, verify
 from tests.unit import simt_host as host
 

@@ -18,10 +18,11 @@ import ferryman
 import ferryman.ops.recognition  # it keeps the right definitions, whatever is planted
 from ferryman.errors import ArgumentError, UnknownName, Unsupported
 from ferryman.integrations.transformers import check_model
-from ferryman.porting import model_config, model_modes
+from ferryman.porting.model import config as model_config
+from ferryman.porting.model import modes
 from ferryman.porting.model.check import STAGES
-from ferryman.porting.model_measure import divergences, one_ulp, relative, slope, worst_row
-from ferryman.porting.model_results import ModelResult
+from ferryman.porting.model.measure import divergences, one_ulp, relative, slope, worst_row
+from ferryman.porting.model.results import ModelResult
 
 ops = SimpleNamespace(**vars(ferryman.ops))  # the right ones, whatever is planted
 
@@ -121,7 +122,7 @@ def test_a_wrong_port_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_other_ways_to_run_are_in_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_modes, "BACKEND", "aot_eager")
+    monkeypatch.setattr(modes, "BACKEND", "aot_eager")
     found = quick("llama", layers=1, run_modes=True)
     assert (found.verdict, found.reasons) == ("PASS", [])
     compiled, graph = found.modes

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from ferryman.porting import model_measure as measure
-from ferryman.porting import model_modes
-from ferryman.porting.model_results import first_divergence
+from ferryman.porting.model import measure, modes
+from ferryman.porting.model.results import first_divergence
 from tests.unit.model_bench import DTYPES, FAMILIES, SHORT, bench
 
 
@@ -28,14 +27,14 @@ def when_compiled(self: Any, own: Any, x: Tensor) -> Tensor:
 def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
     held = bench("llama", "bfloat16", faults={SHORT("1.mlp"): when_compiled})
     assert first_divergence(held.modules()) is None
-    found = model_modes.compiled(held, judge, model_modes.Compiled(backend="aot_eager"))
+    found = modes.compiled(held, judge, modes.Compiled(backend="aot_eager"))
     assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
     assert found.first_divergence.path == SHORT("1.mlp")
     assert found.reason.startswith(f"{SHORT('1.mlp')}: forward output is ")
     assert {m.path for m in found.modules if m.path.count(".") == 2} == {SHORT("0"), SHORT("1"), SHORT("2")}
 
 
-@pytest.mark.skipif(model_modes.cannot_compile(torch.device("cpu")) is not None, reason="Inductor cannot compile here")
+@pytest.mark.skipif(modes.cannot_compile(torch.device("cpu")) is not None, reason="Inductor cannot compile here")
 @pytest.mark.parametrize(
     ("family", "dtype", "backward"),
     [
@@ -45,7 +44,7 @@ def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
 )
 def test_the_compiled_layers_pass(family: str, dtype: str, backward: bool) -> None:
     held = bench(family, dtype, layers=2, backward=backward)
-    found = model_modes.compiled(held, judge)
+    found = modes.compiled(held, judge)
     assert (found.verdict, found.reason) == ("PASS", "")
     assert [m.path for m in found.modules] == [SHORT("0"), SHORT("1")]
     beside = [m for t in found.modules[0].tensors for m in t.measures if m.name.startswith("against eager")]
@@ -55,29 +54,29 @@ def test_the_compiled_layers_pass(family: str, dtype: str, backward: bool) -> No
 def test_what_cannot_be_compiled_is_not_run_and_what_raises_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     held = bench("llama", layers=1, backward=False)
     with monkeypatch.context() as patch:
-        patch.setattr(model_modes.shutil, "which", lambda name: None)
+        patch.setattr(modes.shutil, "which", lambda name: None)
         patch.delenv("CXX", raising=False)
-        found = model_modes.compiled(held, judge)
+        found = modes.compiled(held, judge)
         assert found.verdict == "NOT_RUN" and "needs a compiler: none of g++, c++, clang++" in found.reason
         patch.setenv("CXX", "my-c++")
-        assert "none of my-c++ is here" in str(model_modes.cannot_compile(torch.device("cpu")))
+        assert "none of my-c++ is here" in str(modes.cannot_compile(torch.device("cpu")))
 
     def broken(module: nn.Module, args: Any, kwargs: Any) -> Any:
         raise RuntimeError("no such instruction")
 
-    found = model_modes.compiled(held, judge, broken)
+    found = modes.compiled(held, judge, broken)
     assert found.verdict == "FAIL" and found.reason == "raised RuntimeError: no such instruction"
 
 
 def test_graph_replay_is_not_applicable_on_a_cpu() -> None:
-    found = model_modes.graph_replay(bench("llama", layers=1, backward=False))
+    found = modes.graph_replay(bench("llama", layers=1, backward=False))
     assert (found.verdict, found.reason) == ("NOT_RUN", "n/a: cpu has no CUDA graphs")
 
 
-def replays(kind: str, path: str) -> model_modes.Capture:
+def replays(kind: str, path: str) -> modes.Capture:
     """A stand-in for a captured graph: what the step computes, or with a fault that graphs can have."""
 
-    def capture(step: model_modes.Step, example: Tensor) -> model_modes.Step:
+    def capture(step: modes.Step, example: Tensor) -> modes.Step:
         first, count = step(example), 0
 
         def replayed(given: Tensor) -> dict[str, Tensor]:
@@ -97,7 +96,7 @@ def replays(kind: str, path: str) -> model_modes.Capture:
 
 def test_a_graph_that_replays_what_eager_computes_passes() -> None:
     held = bench("qwen3", "bfloat16", layers=2)
-    found = model_modes.graph_replay(held, replays("right", ""))
+    found = modes.graph_replay(held, replays("right", ""))
     assert (found.verdict, found.reason) == ("PASS", "")
     same, total = (int(n) for n in found.bitwise.split(" tensors")[0].split(" of "))
     assert same == total > 100
@@ -115,18 +114,18 @@ def test_a_graph_that_replays_what_eager_computes_passes() -> None:
     ],
 )
 def test_a_graph_with_a_fault_is_named(kind: str, tensor: str, path: str, measured: str) -> None:
-    def only(step: model_modes.Step, example: Tensor) -> model_modes.Step:
+    def only(step: modes.Step, example: Tensor) -> modes.Step:
         return replays(kind if tensor in step(example) else "right", tensor)(step, example)
 
-    found = model_modes.graph_replay(bench("llama", "bfloat16", layers=2), only)
+    found = modes.graph_replay(bench("llama", "bfloat16", layers=2), only)
     assert found.verdict == "FAIL" and found.first_divergence is not None
     assert found.first_divergence.path == path and found.first_divergence.measure.startswith(measured)
 
 
 def test_a_step_that_cannot_be_captured_fails_and_says_why() -> None:
-    def capture(step: model_modes.Step, example: Tensor) -> model_modes.Step:
+    def capture(step: modes.Step, example: Tensor) -> modes.Step:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    found = model_modes.graph_replay(bench("llama", layers=1, backward=False), capture)
+    found = modes.graph_replay(bench("llama", layers=1, backward=False), capture)
     assert found.verdict == "FAIL"
     assert found.reason == "raised RuntimeError: operation not permitted when stream is capturing"

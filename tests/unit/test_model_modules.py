@@ -17,12 +17,12 @@ pytest.importorskip("transformers")
 import ferryman
 from ferryman.cli import check_model as cli
 from ferryman.integrations import transformers as porter
-from ferryman.porting import model_config, model_exact
-from ferryman.porting import model_measure as measure
+from ferryman.porting.model import config as model_config
+from ferryman.porting.model import exact, measure
 from ferryman.porting.model.check import check_model
-from ferryman.porting.model_modules import errors, sequential
-from ferryman.porting.model_replay import unwatched
-from ferryman.porting.model_results import Divergence, ModuleErrors, first_divergence
+from ferryman.porting.model.modules import errors, sequential
+from ferryman.porting.model.replay import unwatched
+from ferryman.porting.model.results import Divergence, ModuleErrors, first_divergence
 from tests.unit.model_bench import DTYPES, FAMILIES, SHORT, Wrap, backward_scaled, bench, plant, scaled
 
 ops = SimpleNamespace(**vars(ferryman.ops))  # the right ones, whatever is planted
@@ -342,14 +342,14 @@ def test_the_exact_logits_are_exact_and_leave_the_model_as_it_was() -> None:
     tokens = torch.randint(1024, (2, 32), generator=torch.Generator().manual_seed(0))
     before = {name: p.clone() for name, p in held.model.named_parameters()}
     plain = held.model(input_ids=tokens, use_cache=False).logits.detach()
-    truth, wide = model_exact.logits(held.model, tokens)
+    truth, wide = exact.logits(held.model, tokens)
     assert truth.dtype == wide == torch.float64
     assert 1e-8 < measure.relative(plain, truth) < 1e-5
     for name, p in held.model.named_parameters():
         assert p.dtype == torch.float32 and torch.equal(p, before[name])
     # All modules run in float64 one by one give the same bits as the model cast to float64 as a whole.
     whole = copy.deepcopy(held.model).double()
-    with torch.no_grad(), model_exact.Widened(torch.float64):
+    with torch.no_grad(), exact.Widened(torch.float64):
         assert measure.relative(whole(input_ids=tokens, use_cache=False).logits, truth) < 1e-13
 
 
@@ -363,9 +363,9 @@ def test_without_memory_the_twin_is_float32_and_the_result_says_so(monkeypatch: 
     assert SHORT("0.mlp") in large and sorted(large) == sorted(held.reduced)
     first = first_divergence(faulty.modules())
     assert first is not None and first.path == SHORT("1.mlp")
-    assert model_exact.dtype_for(torch.device("cpu"), 1 << 19) == torch.float64
-    assert model_exact.dtype_for(torch.device("cpu"), 1 << 20) == torch.float32
-    assert model_exact.dtype_for(torch.device("mps"), 1) == torch.float32
+    assert exact.dtype_for(torch.device("cpu"), 1 << 19) == torch.float64
+    assert exact.dtype_for(torch.device("cpu"), 1 << 20) == torch.float32
+    assert exact.dtype_for(torch.device("mps"), 1) == torch.float32
 
 
 # Measures --------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, CompileError, FerrymanError, QuarantineWarning
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting import cases_of, check_cell, prepare
 from ferryman.porting.bench import rotation
-from ferryman.porting.cases import arguments
+from ferryman.porting.inputs.cases import arguments, cases_of
+from ferryman.porting.judging.parity import check_cell, prepare
 from tests import pairs
 
 CPU = torch.device("cpu")

@@ -20,7 +20,8 @@ from ferryman.errors import BackendUnavailable
 from ferryman.ops.norm import simt_backward_kernels as kernels
 from ferryman.ops.norm.implementations import WIDE_BYTES, WIDE_SHARED_MEMORY
 from ferryman.ops.norm.simt_backward_kernels import Form
-from ferryman.porting import cases_of, check_cell, prepare
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell, prepare
 from tests.unit import simt_host as host
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

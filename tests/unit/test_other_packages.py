@@ -78,7 +78,9 @@ JUDGED = """
 import collections, json
 from ferryman.dispatch import registry
 from ferryman.ops.primitive import STORAGE_DTYPES
-from ferryman.porting import cases_of, check_cell, fuzz
+from ferryman.porting.inputs import fuzz
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 op = registry.primitive("gathered")
 lines = [registry.implementation("gathered", name) for name in ("torch", "definition")]
 cells = [check_cell(op, line, c, d) for line in lines for d in STORAGE_DTYPES for c in cases_of(op)]

@@ -17,8 +17,8 @@ from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.primitive import Case, TensorSpec
-from ferryman.porting import cases_of
-from ferryman.porting.results import Cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.results import Cell
 from ferryman.testing import assert_parity, unmet
 from tests.lines import serving
 
@@ -86,7 +86,7 @@ def test_a_failure_says_gate_worst_element_and_verdict(pytester: pytest.Pytester
     assert "G0: returned None; required: a tensor (y)" in text and "x was modified" in text
     cases = 3 * len(cases_of(registry.primitive("rms_norm")))
     assert f"nothing is shown to be right ({cases} UNIMPLEMENTED): refuse refuses: only sm_90" in text
-    assert "kernel_adapter.py" not in text, "the traceback ends at the test"
+    assert "kernel/adapter.py" not in text, "the traceback ends at the test"
 
 
 @no_gpu

@@ -12,9 +12,8 @@ import torch
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
 from ferryman.ops.primitive import STORAGE_DTYPES, TensorSpec
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import arguments
-from ferryman.porting.fills import FILLS, GUARD_BYTES, Buffer, Draw, fill, known
+from ferryman.porting.inputs.cases import arguments, cases_of, materialise
+from ferryman.porting.inputs.fills import FILLS, GUARD_BYTES, Buffer, Draw, fill, known
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ferryman.dispatch import registry
-from ferryman.porting import metrics
-from ferryman.porting.metrics import Bound, Declared
+from ferryman.porting.judging import metrics
+from ferryman.porting.judging.metrics import Bound, Declared
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 

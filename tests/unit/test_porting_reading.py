@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.porting.reading import Evidence, read
+from ferryman.porting.judging.reading import Evidence, read
 
 ROWS, COLS = 12, 256
 UNIT = 2.0**-8

@@ -14,9 +14,9 @@ import torch
 from ferryman import files
 from ferryman.device_profiles import detect
 from ferryman.errors import ResultError
-from ferryman.porting import results
+from ferryman.porting.judging import results
+from ferryman.porting.judging.results import SCHEMA_VERSION, Cell, Gate, Results, Timing, WorstElement
 from ferryman.porting.report import junit, markdown
-from ferryman.porting.results import SCHEMA_VERSION, Cell, Gate, Results, Timing, WorstElement
 
 
 def cell(verdict: str, op: str = "rms_norm", implementation: str = "torch", **more: Any) -> Cell:

@@ -11,10 +11,12 @@ import torch
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
-from ferryman.porting import cases_of, failed, run, timing
-from ferryman.porting.results import Cell
-from ferryman.porting.runner import dtypes_of, turns
-from ferryman.porting.worker import Job, Workers
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.results import Cell, failed
+from ferryman.porting.running import timing
+from ferryman.porting.running.cells import dtypes_of, turns
+from ferryman.porting.running.runner import run
+from ferryman.porting.running.workers import Job, Workers
 
 
 def test_every_op_implementation_and_dtype_has_a_cell() -> None:
@@ -181,7 +183,7 @@ for op in job["ops"]:
         say(cell=dict(said, verdict="NOT_RUN", {short}))
     say(done=op)
 """
-    monkeypatch.setattr("ferryman.porting.worker.COMMAND", [sys.executable, "-c", PRELUDE + body])
+    monkeypatch.setattr("ferryman.porting.running.workers.COMMAND", [sys.executable, "-c", PRELUDE + body])
     document = run(["softmax"], ["torch"], "cpu", ["f32"], jobs=2)
     assert [(c.case, c.verdict) for c in document.cells] == [("prime", "PASS")]
 

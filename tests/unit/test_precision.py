@@ -18,7 +18,7 @@ exec(sys.argv[1])
 for one in (x, x.bfloat16()):
     ops.rms_norm(one, None), ops.softmax(one), ops.linear(one, w.to(one.dtype))
 ferryman.explain("linear", x, w)
-from ferryman.porting import results
+from ferryman.porting.judging import results
 from ferryman.dispatch.select import profile_for
 cpu = torch.device("cpu")
 flags = results.environment(cpu, profile_for(cpu), 0, "small").flags

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import ferryman
 from ferryman.dispatch import registry
 from ferryman.porting.model import routines
+from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.routines import served_routine
-from ferryman.porting.model_exact import Widened
 from tests.unit.lookalikes import Specimen, load
 
 CONV, SCAN = registry.primitive("causal_conv1d"), registry.primitive("ssd_scan")

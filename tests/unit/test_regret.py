@@ -18,7 +18,7 @@ from ferryman import ops
 from ferryman.device_profiles import detect
 from ferryman.dispatch import lockfile_document, lockfile_entry, registry
 from ferryman.porting.bench import grid
-from ferryman.porting.cases import materialise
+from ferryman.porting.inputs.cases import materialise
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "regret.py"

@@ -25,7 +25,7 @@ from ferryman.backends.simt import as_rows, pointer
 from ferryman.dispatch import plan, registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.menu import Implementation
-from ferryman.porting import cases_of
+from ferryman.porting.inputs.cases import cases_of
 
 CPU = torch.device("cpu")
 

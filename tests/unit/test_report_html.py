@@ -14,12 +14,12 @@ import torch
 
 from ferryman.dispatch import registry
 from ferryman.errors import BackendUnavailable
-from ferryman.porting import results
-from ferryman.porting.parity import check_cell
+from ferryman.porting.judging import results
+from ferryman.porting.judging.parity import check_cell
 from ferryman.porting.report import bins, html, plots, view
 from ferryman.porting.report.html import headline, tables_page
 from ferryman.porting.report.text import MEANING, place, verdict
-from ferryman.porting.runner import tier_cases
+from ferryman.porting.running.cells import tier_cases
 from tests.unit.documents import EDGES, FULL, HOSTILE, cell, counts, document, right, stale, timing
 
 VOID = {"meta", "br", "img", "hr", "input", "link", "col", "wbr"}

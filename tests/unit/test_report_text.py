@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from ferryman.errors import BackendUnavailable
+from ferryman.porting.judging.results import WorstElement
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import LIMIT
 from ferryman.porting.report.text import away, element, seconds
-from ferryman.porting.results import WorstElement
 from tests.unit.documents import FULL, HOSTILE, cell, document, right, stale
 
 

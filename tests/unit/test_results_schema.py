@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ferryman.porting import results
+from ferryman.porting.judging import results
 from tests.unit.documents import FULL
 
 ROOT = Path(__file__).resolve().parents[2]

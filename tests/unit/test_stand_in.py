@@ -26,10 +26,11 @@ from ferryman.dispatch.plan import drop_plans
 from ferryman.dispatch.select import target_of
 from ferryman.errors import ArgumentError
 from ferryman.ops.primitive import STORAGE_DTYPES
-from ferryman.porting import parity, stand_in
-from ferryman.porting.cases import cases_of
-from ferryman.porting.results import Cell
-from ferryman.porting.worker import Job, Workers
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging import parity
+from ferryman.porting.judging.results import Cell
+from ferryman.porting.running import stand_in, stand_in_route
+from ferryman.porting.running.workers import Job, Workers
 from tests.cli.run import ferryman
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,12 +154,12 @@ def test_what_the_older_device_could_not_run_is_refused() -> None:
     ],
 )
 def test_who_stands_in_for_whom(known: str, here: str, why: str | None) -> None:
-    found = stand_in.obstacle(profile(known), profile(here))
+    found = stand_in_route.obstacle(profile(known), profile(here))
     if why is None:
         assert found is None
     else:
         with pytest.raises(ArgumentError) as raised:
-            stand_in.require(profile(known), profile(here))
+            stand_in_route.require(profile(known), profile(here))
         assert str(raised.value).startswith("check: --as is ") and why in str(raised.value)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ferryman.porting import timing
+from ferryman.porting.judging.results import WITH_LAUNCHES, Timing
 from ferryman.porting.report.markdown import duration
-from ferryman.porting.results import WITH_LAUNCHES, Timing
+from ferryman.porting.running import timing
 
 GPU = torch.device("cuda")
 

@@ -40,7 +40,7 @@ from ferryman.errors import PortError
 from ferryman.integrations.transformers import port, unport
 from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, attention_forward, attention_mask
 from ferryman.ops.attention.definition import visible_in
-from ferryman.porting.model_measure import observe, relative
+from ferryman.porting.model.measure import observe, relative
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,

@@ -20,7 +20,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.ops.primitive import Primitive, TensorSpec
 from ferryman.porting.bench.rotation import spared
-from ferryman.porting.cases import arguments, as_tuple, cases_of
+from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of
 from tests import pairs
 
 CPU = torch.device("cpu")

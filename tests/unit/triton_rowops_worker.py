@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.porting.hygiene import bitwise_equal
+from ferryman.porting.judging.hygiene import bitwise_equal
 
 FAMILIES = {
     "norm": (

@@ -20,7 +20,7 @@ from ferryman.dispatch.lockfile_entry import MOST_NOISE
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import clock, contender, grid
-from ferryman.porting.cases import cases_of
+from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.tune import right
 
 NAMES = ("slow", "wrong", "crash", "hang", "raises", "late", "forms", "noted", "killed")

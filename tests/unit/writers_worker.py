@@ -16,7 +16,7 @@ from pathlib import Path
 from ferryman.backends.simt import launcher
 from ferryman.cli import documents
 from ferryman.dispatch import whole_file
-from ferryman.porting import capsule
+from ferryman.porting.capsule import contents as capsule
 
 SIZES = (100, 70_000, 1_500_000)
 MANY, SAMPLE = 1000, 16

@@ -14,13 +14,13 @@ from ferryman.cli.place import place
 from ferryman.dispatch import select
 from ferryman.errors import ArgumentError
 from ferryman.porting import bench as benchmark
-from ferryman.porting import results
 from ferryman.porting.bench import peers as adapters
 from ferryman.porting.bench.compare import Change, regressed, require_same
-from ferryman.porting.fills import dtype_name
-from ferryman.porting.process import placed
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.judging import results
 from ferryman.porting.report import bench as report
 from ferryman.porting.report import plots
+from ferryman.porting.running.process import placed
 
 _RIGHT = tuple(c for c in report.columns() if c.startswith(("us", "of")) or c in ("spread", "GB/s", "TFLOP/s"))
 

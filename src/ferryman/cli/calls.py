@@ -13,7 +13,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench.grid import on_meta
-from ferryman.porting.cases import forward_of
+from ferryman.porting.inputs.cases import forward_of
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NUMBERS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}

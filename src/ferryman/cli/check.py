@@ -20,12 +20,13 @@ from ferryman.device_profiles import profile as catalogued
 from ferryman.device_profiles import resolve
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable, UnknownName
-from ferryman.porting import kernel as kernels
-from ferryman.porting import provenance, runner, simulated, simulated_route, stand_in
+from ferryman.porting.ci import provenance
 from ferryman.porting.fleet import check as fleet
+from ferryman.porting.judging.results import Cell, Results, Row, Timing, dumps, failed, number
+from ferryman.porting.kernel import check as kernels
 from ferryman.porting.report import junit, markdown
 from ferryman.porting.report.markdown import MEANING, duration, percent
-from ferryman.porting.results import Cell, Results, Row, Timing, dumps, failed, number
+from ferryman.porting.running import cells, runner, simulated, simulated_route, stand_in
 
 DEFAULT_OUT = Path(".ferryman")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -235,7 +236,7 @@ def _model(
         raise ArgumentError("check", "--dtype", ", ".join(dtypes), "one dtype with --model")
     for backend in backends or ():
         registry.check_requested(backend)
-    (dtype,) = runner.dtypes_of(dtypes or ["bfloat16"])
+    (dtype,) = cells.dtypes_of(dtypes or ["bfloat16"])
     if _bundled(name):
         with use(*backends) if backends else nullcontext():
             port_command.run(name, place, None, dtype, tiny, layers, folder, as_json, stem=f"model-{name}")
@@ -278,7 +279,7 @@ def _model(
 def _bundled(name: str) -> bool:
     """Whether it is a family that `ferryman port` knows by name, and no preset. Raises UnknownName."""
     from ferryman.porting.model.bundled import FAMILIES
-    from ferryman.porting.model_config import PRESETS
+    from ferryman.porting.model.config import PRESETS
 
     if name not in {**PRESETS, **FAMILIES} and not (os.sep in name or name.endswith(".json") or Path(name).exists()):
         raise UnknownName("model", name, sorted({**PRESETS, **FAMILIES}))

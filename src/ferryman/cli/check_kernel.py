@@ -7,8 +7,8 @@ from typing import Any
 
 from ferryman.cli import output
 from ferryman.errors import ArgumentError
-from ferryman.porting import kernel
-from ferryman.porting.results import Results
+from ferryman.porting.judging.results import Results
+from ferryman.porting.kernel import check as kernel
 
 
 def run(

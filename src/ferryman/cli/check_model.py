@@ -10,7 +10,7 @@ from ferryman.porting.report.html import tables_page
 from ferryman.porting.report.text import table_row
 
 if TYPE_CHECKING:
-    from ferryman.porting.model_results import Measure, ModelResult, ModuleErrors
+    from ferryman.porting.model.results import Measure, ModelResult, ModuleErrors
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 MODULE_HEADERS = ("module", "class", "worst tensor", "unported error", "ported error", "ratio", "limits away", "")

@@ -12,8 +12,7 @@ import typer
 
 from ferryman.cli import documents, output
 from ferryman.errors import ArgumentError
-from ferryman.porting import provenance
-from ferryman.porting.ci import changes, evidence, initialise, merged, summary, workflows
+from ferryman.porting.ci import changes, evidence, initialise, merged, provenance, summary, workflows
 from ferryman.porting.ci import history as histories
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci import merge as merging

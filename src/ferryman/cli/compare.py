@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from ferryman.cli import output
-from ferryman.porting.compare import Comparison, Part, RowCompared, failed
-from ferryman.porting.compare import compare as run
-from ferryman.porting.results import WITH_LAUNCHES, number
+from ferryman.porting.capsule.compare import Comparison, Part, RowCompared, failed
+from ferryman.porting.capsule.compare import compare as run
+from ferryman.porting.judging.results import WITH_LAUNCHES, number
 
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _MOST = 20

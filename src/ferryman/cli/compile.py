@@ -13,7 +13,7 @@ from ferryman.cli import calls, output
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.porting import aot
 from ferryman.porting.aot.gates import poor_form
-from ferryman.porting.fills import dtype_name
+from ferryman.porting.inputs.fills import dtype_name
 
 _MOST_REASONS = 20
 _SPILLS = ("spills", "vgpr_spills", "sgpr_spills", "spill_stores")

@@ -10,8 +10,8 @@ import typer
 from ferryman.cli import documents, output
 from ferryman.cli.calls import dtype_of
 from ferryman.device_profiles import resolve
-from ferryman.porting import counting
-from ferryman.porting.counting import Counted, Entry, Launch
+from ferryman.porting.running import counting
+from ferryman.porting.running.counting import Counted, Entry, Launch
 
 _HEADERS = (
     "op",

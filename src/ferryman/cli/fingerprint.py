@@ -18,7 +18,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting import fingerprint as probes
 from ferryman.porting.fingerprint import Fact, Fingerprint
 from ferryman.porting.fingerprint.matrix import LONG
-from ferryman.porting.results import Finding
+from ferryman.porting.judging.results import Finding
 
 _RULES = {"nearest-even": "RNE", "nearest-away": "RNA", "toward-zero": "RZ", "down": "RD", "up": "RU"}
 _LEGEND = (

@@ -15,10 +15,11 @@ from ferryman.cli import output
 from ferryman.cli.place import place
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError, BackendUnavailable
-from ferryman.porting import capsule, capsule_model
-from ferryman.porting.record import record as make
-from ferryman.porting.record_model import record_model
-from ferryman.porting.runner import default_jobs
+from ferryman.porting.capsule import contents as capsule
+from ferryman.porting.capsule import model as capsule_model
+from ferryman.porting.capsule.record import record as make
+from ferryman.porting.capsule.record_model import record_model
+from ferryman.porting.running.runner import default_jobs
 
 
 def record(

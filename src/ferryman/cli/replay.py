@@ -16,13 +16,13 @@ from ferryman.cli.place import place
 from ferryman.cli.record import porter
 from ferryman.dispatch import registry, use
 from ferryman.errors import ArgumentError
-from ferryman.porting import capsule_model
-from ferryman.porting.model_results import away
-from ferryman.porting.replay import replay as run
-from ferryman.porting.replay_model import replay_model
-from ferryman.porting.replay_results import ORDER, WRONG, Explained, Replay, failed
+from ferryman.porting.capsule import model
+from ferryman.porting.capsule.replay import replay as run
+from ferryman.porting.capsule.replay_model import replay_model
+from ferryman.porting.capsule.replay_results import ORDER, WRONG, Explained, Replay, failed
+from ferryman.porting.judging.results import Timing, dumps, number
+from ferryman.porting.model.results import away
 from ferryman.porting.report.markdown import duration, percent
-from ferryman.porting.results import Timing, dumps, number
 
 _MOST = 20
 
@@ -43,8 +43,8 @@ def replay(
     A is the machine that recorded, B this one. Exits with 1 if either is wrong, if inputs cannot be trusted, or if
     nothing was judged.
     """
-    held = capsule_model.load(capsule)
-    if isinstance(held, capsule_model.ModelCapsule):
+    held = model.load(capsule)
+    if isinstance(held, model.ModelCapsule):
         for option, value in (("--op", op), ("--full", full)):
             if value:
                 raise ArgumentError("replay", option, "given", "a capsule of ops; this one holds a model")
@@ -68,7 +68,7 @@ def replay(
 
 
 def _model(
-    held: capsule_model.ModelCapsule, device: str, backends: Sequence[str] | None, out: Path | None, as_json: bool
+    held: model.ModelCapsule, device: str, backends: Sequence[str] | None, out: Path | None, as_json: bool
 ) -> None:
     for backend in backends or ():
         registry.check_requested(backend)

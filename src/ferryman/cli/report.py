@@ -12,10 +12,10 @@ import typer
 from ferryman.cli import documents, output
 from ferryman.errors import ArgumentError
 from ferryman.porting import report as renderings
+from ferryman.porting.judging.results import Results, load
 from ferryman.porting.report.html import headline
 from ferryman.porting.report.text import verdict
 from ferryman.porting.report.view import tally
-from ferryman.porting.results import Results, load
 
 _STDOUT = Path("-")
 

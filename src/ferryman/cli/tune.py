@@ -18,7 +18,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
 from ferryman.porting.bench import condition
 from ferryman.porting.bench.grid import cases, grid_of, on_meta
-from ferryman.porting.process import placed
+from ferryman.porting.running.process import placed
 from ferryman.porting.tune.tuner import SILENCE_SECONDS, known_implementations
 from ferryman.porting.tune.worker import candidates
 

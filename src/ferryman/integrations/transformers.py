@@ -26,7 +26,7 @@ from ferryman.porting.model import blocks, rewrite, routines
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
-from ferryman.porting.model_results import ModelResult
+from ferryman.porting.model.results import ModelResult
 
 __all__ = ["Left", "PortReport", "Site", "check_model", "is_ported", "port", "unport", "watch"]
 

@@ -15,12 +15,12 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive, TensorSpec
-from ferryman.porting import kernel_adapter
-from ferryman.porting.cases import TIERS, arguments, cases_of, forward_of
-from ferryman.porting.parity import SEED, check_cell, prepare
-from ferryman.porting.results import Cell
-from ferryman.porting.runner import dtypes_of
-from ferryman.porting.worker import SIMULATED
+from ferryman.porting.inputs.cases import TIERS, arguments, cases_of, forward_of
+from ferryman.porting.judging.parity import SEED, check_cell, prepare
+from ferryman.porting.judging.results import Cell
+from ferryman.porting.kernel import adapter as kernel_adapter
+from ferryman.porting.running.cells import dtypes_of
+from ferryman.porting.running.workers import SIMULATED
 from ferryman.testing.requirements import default_device
 
 Op = str | Callable[..., Any]

@@ -16,8 +16,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import lockfile, lockfile_migrate, registry
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("attention")
 BACKWARD = registry.primitive("attention_backward")
@@ -200,7 +199,8 @@ import json
 import torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 found = {}
 for op, line, names in (
     ("attention", "triton.tiled", ("range_hostile", "all_options")),

@@ -18,8 +18,7 @@ import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.bias_act.definition import ACTIVATIONS, bias_act
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("bias_act")
 BACKWARD = registry.primitive("bias_act_backward")
@@ -161,7 +160,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 names = {"bias_act": ("elu_tiny", "hardswish_kinks"), "bias_act_backward": ("exact_silu", "many_rows", "layout_rows")}
 found = {}
 for op in map(registry.primitive, names):

@@ -19,8 +19,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.causal_conv1d import bounds
 from ferryman.ops.causal_conv1d.definition import causal_conv1d
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP, BACKWARD = registry.primitive("causal_conv1d"), registry.primitive("causal_conv1d_backward")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -205,7 +204,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 names = {"causal_conv1d": ("layout_channels",), "causal_conv1d_backward": ("width_2",)}
 found = {}
 for op in map(registry.primitive, names):

@@ -16,8 +16,7 @@ import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.embedding.definition import embedding
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP, BACKWARD = registry.primitive("embedding"), registry.primitive("embedding_backward")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -90,7 +89,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 found = {}
 for name in ("embedding", "embedding_backward"):
     op, line = registry.primitive(name), registry.implementation(name, "triton")

@@ -16,7 +16,7 @@ import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.kv_append.definition import kv_append
-from ferryman.porting import cases_of, materialise
+from ferryman.porting.inputs.cases import cases_of, materialise
 
 OP = registry.primitive("kv_append")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -84,7 +84,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 op, line = registry.primitive("kv_append"), registry.implementation("kv_append", "triton")
 names = ("int32", "mla", "odd", "cache_last", "no_values", "more_tokens_than_slots")
 cells = [check_cell(op, line, case, torch.bfloat16, simulate=profile("h200"))

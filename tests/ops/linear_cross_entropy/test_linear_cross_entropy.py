@@ -18,8 +18,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.linear_cross_entropy import block_kernels as blocks
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("linear_cross_entropy")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -148,7 +147,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 found = {}
 for name in ("linear_cross_entropy", "linear_cross_entropy_backward"):
     op, line = registry.primitive(name), registry.implementation(name, "triton")

@@ -18,8 +18,7 @@ import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.linear_w4.definition import linear_w4
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("linear_w4")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -118,7 +117,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 op, line = registry.primitive("linear_w4"), registry.implementation("linear_w4", "triton")
 names = ("ragged", "group_96", "fill_nonfinite", "exact_integers_ragged")
 cells = [check_cell(op, line, case, dtype, simulate=profile("h200"))

@@ -16,8 +16,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 GROUPED = registry.primitive("grouped_linear")
 LAYER = registry.primitive("moe_experts")
@@ -171,7 +170,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 names = {"grouped_linear": ("ragged", "hostile_many", "exact_hostile"), "moe_experts": ("biased", "hostile_ids")}
 cells = []
 for name, wanted in names.items():

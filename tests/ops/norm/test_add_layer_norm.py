@@ -13,8 +13,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("add_layer_norm")
 BACKWARD = registry.primitive("add_layer_norm_backward")

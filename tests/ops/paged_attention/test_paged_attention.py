@@ -19,8 +19,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.paged_attention import bounds
 from ferryman.ops.paged_attention.definition import paged_attention
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("paged_attention")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -127,7 +126,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 op, line = registry.primitive("paged_attention"), registry.implementation("paged_attention", "triton")
 names = ("odd_pages", "fill_nonfinite", "beyond_the_table", "exact_thirty_two")
 cells = [check_cell(op, line, case, dtype, simulate=profile("h200"))

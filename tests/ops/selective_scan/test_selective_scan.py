@@ -15,8 +15,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("selective_scan")
 CASES = {case.name: case for case in cases_of(OP)}

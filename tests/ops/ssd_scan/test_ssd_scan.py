@@ -18,8 +18,7 @@ import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.ops.ssd_scan.definition import ssd_scan
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("ssd_scan")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -219,7 +218,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 op, line = registry.primitive("ssd_scan"), registry.implementation("ssd_scan", "triton")
 found = {}
 for case in cases_of(op):

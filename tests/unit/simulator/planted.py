@@ -25,9 +25,10 @@ from ferryman.device_profiles import Profile, profile
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import target_of
 from ferryman.errors import SimulationError
-from ferryman.porting import gates, hygiene, simulated_route
-from ferryman.porting.cases import cases_of
-from ferryman.porting.prepared import Prepared, prepare
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging import gates, hygiene
+from ferryman.porting.judging.prepared import Prepared, prepare
+from ferryman.porting.running import simulated_route
 from tests.lines import serving
 
 CPU = torch.device("cpu")

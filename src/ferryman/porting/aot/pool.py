@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ferryman.porting.aot.worker import COMMAND
-from ferryman.porting.process import parentage
+from ferryman.porting.running.process import parentage
 
 START_SECONDS = 120.0  # importing torch beside other work; 3 s on an idle core
 

@@ -21,7 +21,7 @@ from ferryman.errors import CompileError, FerrymanError
 from ferryman.porting.aot import cache
 from ferryman.porting.aot.groups import Group, Source, sources_of
 from ferryman.porting.aot.targets import profiles_for
-from ferryman.porting.process import end_with_parent
+from ferryman.porting.running.process import end_with_parent
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.aot.worker import main; raise SystemExit(main())"]
 _LOG = 4000  # of a toolchain's log, from its end: the error stands there

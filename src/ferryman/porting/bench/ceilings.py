@@ -11,7 +11,7 @@ import torch
 
 from ferryman.porting.bench import clock
 from ferryman.porting.bench.document import Ceilings
-from ferryman.porting.fills import dtype_name
+from ferryman.porting.inputs.fills import dtype_name
 
 _COPIES = (torch.Tensor.copy_, lambda into, source: torch.bitwise_not(source, out=into))
 _DEVICE_COPY, _HOST_COPY = 2 << 30, 64 << 20  # bytes of each side

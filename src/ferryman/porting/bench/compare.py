@@ -9,7 +9,7 @@ from typing import Literal
 from ferryman.dispatch.lockfile_entry import MOST_NOISE
 from ferryman.errors import ResultError
 from ferryman.porting.bench.document import Benchmark, Cell, Role, Times
-from ferryman.porting.results import Environment
+from ferryman.porting.judging.results import Environment
 
 Verdict = Literal[
     "slower",

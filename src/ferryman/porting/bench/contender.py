@@ -13,7 +13,7 @@ import torch
 from ferryman.porting.bench import clock
 from ferryman.porting.bench.condition import Watch, distrust, spread, steadied
 from ferryman.porting.bench.document import Method, Role
-from ferryman.porting.process import failure
+from ferryman.porting.running.process import failure
 
 TRIALS = 3
 ATTEMPTS = 3  # at trials whose clocks hold still

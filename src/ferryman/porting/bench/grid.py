@@ -12,9 +12,9 @@ from ferryman.dispatch import registry
 from ferryman.errors import UnknownName
 from ferryman.ops.evidence import LARGE_BYTES, Grid
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting.cases import as_tuple, forward_of, materialise
-from ferryman.porting.fills import DTYPES, Buffer
-from ferryman.porting.timing import standard_case
+from ferryman.porting.inputs.cases import as_tuple, forward_of, materialise
+from ferryman.porting.inputs.fills import DTYPES, Buffer
+from ferryman.porting.running.timing import standard_case
 
 __all__ = ["LARGE_BYTES", "Grid", "cases", "grid_of", "inputs", "on_meta"]
 

@@ -27,8 +27,8 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError, UnknownName
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench.document import Peer
-from ferryman.porting.cases import as_tuple, double
-from ferryman.porting.results import NAME
+from ferryman.porting.inputs.cases import as_tuple, double
+from ferryman.porting.judging.results import NAME
 
 DEFAULT = Path("benchmarks/peers")
 # Root mean square of the error over that of the exact result, in units of the dtype's eps. One rounding is 0.2; a

@@ -17,15 +17,15 @@ from ferryman.dispatch import registry, select, use
 from ferryman.errors import FerrymanError
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
-from ferryman.porting import results
 from ferryman.porting.bench import ceilings, clock, grid, peers, rotation
 from ferryman.porting.bench.condition import watch
 from ferryman.porting.bench.contender import Contender, close, drop, prepare, steady_trials
 from ferryman.porting.bench.document import Benchmark, Ceilings, Cell, Times
-from ferryman.porting.cases import as_tuple, forward_of
-from ferryman.porting.fills import dtype_name
-from ferryman.porting.process import failure, placed, quiet
-from ferryman.porting.timing import standard_case
+from ferryman.porting.inputs.cases import as_tuple, forward_of
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.judging import results
+from ferryman.porting.running.process import failure, placed, quiet
+from ferryman.porting.running.timing import standard_case
 
 COPY = "copy"
 Advance = Callable[[int, int, str], None]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ferryman.dispatch import registry
-from ferryman.porting import provenance
+from ferryman.porting.ci import provenance
 from ferryman.porting.ci.matrix import ANY, Matrix, Row
 
 _BESIDE = (".cu", ".cuh", ".hip", ".cpp", ".cc", ".c", ".h", ".hpp", ".yaml", ".json", ".j2", ".ptx", ".s", ".toml")
@@ -28,7 +28,12 @@ _IMPORT = re.compile(
 )
 _WORD = re.compile(r"([\w.]+)(?:[ \t\n]+as[ \t]+\w+)?")
 _CONFTEST = "conftest.py"
-_WAYS = {"simulated": ("simulated.py",), "stand-in": ("stand_in.py",), "compile": ("aot", "ci/compiled.py")}
+_CHECK = ("running/runner.py", "running/worker.py")  # the second runs in processes of its own: nothing imports it
+_WAYS = {
+    "simulated": ("running/simulated.py",),
+    "stand-in": ("running/stand_in.py",),
+    "compile": ("aot", "ci/compiled.py"),
+}
 _PACKAGE = "src/ferryman"  # where the suite ferryman's sources lie, in this project's own repository
 
 
@@ -154,7 +159,8 @@ class Tree:
             roots += [c for f in folders if (c := (f / _CONFTEST).as_posix()) in self._known]
         if row.suite in ("ferryman", "bench"):
             roots += [f for f in _menu_files(row.backend) if f in self._known]
-            roots += self.matching([f"{_PACKAGE}/porting/{part}" for part in ("runner.py", *_WAYS.get(row.how, ()))])
+            parts = (*_CHECK, *_WAYS.get(row.how, ()))
+            roots += self.matching([f"{_PACKAGE}/porting/{part}" for part in parts])
             roots += self.matching([f"{_PACKAGE}/device_profiles/data/{row.device}.yaml"])
         if row.cases is not None:
             roots.append(row.cases)

@@ -17,7 +17,8 @@ import torch
 from ferryman.backends.artefacts import Entry
 from ferryman.device_profiles import profile
 from ferryman.errors import FerrymanError
-from ferryman.porting import aot, results
+from ferryman.porting import aot
+from ferryman.porting.judging import results
 
 DEVICE = "none"
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from ferryman.errors import ResultError
-from ferryman.porting import results
 from ferryman.porting.ci import record as records
 from ferryman.porting.ci.record import Case, Record
-from ferryman.porting.results import Cell, Results, Verdict
+from ferryman.porting.judging import results
+from ferryman.porting.judging.results import Cell, Results, Verdict
 
 FILES_MOST = 10_000
 XML_LIMIT = 64 * 2**20

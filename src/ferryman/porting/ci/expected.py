@@ -11,8 +11,8 @@ from pathlib import Path
 from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError
 from ferryman.porting.ci.matrix import MatrixError, Row
-from ferryman.porting.fills import dtype_name
-from ferryman.porting.runner import dtypes_of, tier_cases, turns
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.running.cells import dtypes_of, tier_cases, turns
 
 _CASES_LIMIT = 16 * 2**20
 _TIERS = {"hardware": "standard", "stand-in": "standard", "simulated": "small", "cpu": "small"}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError
 from ferryman.porting.ci.record import Sha, checked, first, moment, read_json
-from ferryman.porting.results import Name, Verdict, printable
+from ferryman.porting.judging.results import Name, Verdict, printable
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-history"] = "ferryman-ci-history"

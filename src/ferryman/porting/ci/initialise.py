@@ -10,8 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ferryman.errors import UnknownName
-from ferryman.porting import provenance
-from ferryman.porting.ci import workflows
+from ferryman.porting.ci import provenance, workflows
 from ferryman.porting.ci.matrix import FILE, Matrix, MatrixError, find, read
 from ferryman.porting.ci.workflows import SYSTEMS, flow
 

@@ -23,7 +23,7 @@ from ferryman.porting.ci.history import History
 from ferryman.porting.ci.matrix import Matrix, Row
 from ferryman.porting.ci.record import moment
 from ferryman.porting.fingerprint import compare
-from ferryman.porting.results import Finding
+from ferryman.porting.judging.results import Finding
 
 SKEW = datetime.timedelta(minutes=5)  # clocks of machines differ
 # What each code means; those in DOUBTS make a row MISTRUSTED, the others NOT_RUN.

@@ -22,8 +22,8 @@ from ferryman.device_profiles import profile
 from ferryman.device_profiles.yaml_nodes import Node, read_nodes
 from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError, ProfileError, UnknownName
-from ferryman.porting import simulated_route, stand_in
-from ferryman.porting.results import Verdict
+from ferryman.porting.judging.results import Verdict
+from ferryman.porting.running import simulated_route, stand_in_route
 
 _MOST_BYTES = 2**20
 FILE, PYPROJECT = "ferryman.yaml", "pyproject.toml"
@@ -405,9 +405,9 @@ def _consistent(row: Row) -> None:
         if row.backend not in simulated_route.SERVES:
             raise MatrixError(f"the simulator executes {' and '.join(simulated_route.SERVES)}, not {row.backend}")
     if row.how == "stand-in":
-        stand_in.require(known, None)
-        if row.backend not in stand_in.SERVES:
-            raise MatrixError(f"a stand-in executes {' and '.join(stand_in.SERVES)}, not {row.backend}")
+        stand_in_route.require(known, None)
+        if row.backend not in stand_in_route.SERVES:
+            raise MatrixError(f"a stand-in executes {' and '.join(stand_in_route.SERVES)}, not {row.backend}")
     if row.suite == "bench" and row.how not in ("hardware", "cpu"):
         raise MatrixError("a bench measures a device; how is hardware or cpu")
     if row.on_device and not row.labels:

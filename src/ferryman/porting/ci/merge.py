@@ -13,8 +13,8 @@ from ferryman.porting.ci.judge import DOUBTS, Context, Reason
 from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.merged import Bad, Fault, Merged, OpState, RowState, Run, VendorState, Why
 from ferryman.porting.ci.record import moment
-from ferryman.porting.results import Verdict, row_verdict
-from ferryman.porting.runner import THINNED
+from ferryman.porting.judging.results import Verdict, row_verdict
+from ferryman.porting.running.runner import THINNED
 
 WRONG: tuple[Verdict, ...] = ("FAIL", "MISTRUSTED", "QUARANTINED")
 _BY_OUTCOME = ("skipped", "xfailed", "xpassed", "deselected")

@@ -24,8 +24,8 @@ from ferryman.porting.bench.document import load as load_bench
 from ferryman.porting.ci import commands
 from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.record import checked, first, read_json
-from ferryman.porting.fills import DTYPES
-from ferryman.porting.results import printable
+from ferryman.porting.inputs.fills import DTYPES
+from ferryman.porting.judging.results import printable
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-baseline"] = "ferryman-ci-baseline"

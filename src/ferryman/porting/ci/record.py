@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ferryman import files
 from ferryman.errors import ResultError
-from ferryman.porting.results import Finding, Name, printable
+from ferryman.porting.judging.results import Finding, Name, printable
 
 SCHEMA_VERSION = 1
 KIND: Literal["ferryman-ci-record"] = "ferryman-ci-record"

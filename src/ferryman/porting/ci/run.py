@@ -21,16 +21,16 @@ from ferryman.device_profiles import Profile, detect, profile
 from ferryman.device_profiles.detect import device_facts
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import FerrymanError, ResultError
-from ferryman.porting import provenance, results
 from ferryman.porting.bench.document import load as load_bench
-from ferryman.porting.ci import commands, perf, signing
+from ferryman.porting.ci import commands, perf, provenance, signing
 from ferryman.porting.ci import record as records
 from ferryman.porting.ci.changes import Tree
 from ferryman.porting.ci.evidence import junit
 from ferryman.porting.ci.matrix import Matrix, MatrixError, Row
 from ferryman.porting.ci.record import Case, Device, Record
 from ferryman.porting.fingerprint import verify
-from ferryman.porting.results import Finding, Results
+from ferryman.porting.judging import results
+from ferryman.porting.judging.results import Finding, Results
 
 _RAN = ("PASS", "FAIL", "MISTRUSTED")
 _SECONDS = 6 * 3600

@@ -11,10 +11,10 @@ from ferryman.errors import BackendUnavailable
 from ferryman.porting.ci.judge import REASONS
 from ferryman.porting.ci.merge import WRONG
 from ferryman.porting.ci.merged import Merged, OpState, RowState, Run
+from ferryman.porting.judging.results import Verdict
 from ferryman.porting.report.html import render
 from ferryman.porting.report.markdown import MEANING
 from ferryman.porting.report.text import plain
-from ferryman.porting.results import Verdict
 
 MARKDOWN_LIMIT = 60_000  # GitHub takes 65,536 characters of a comment, and 1 MiB of a step summary
 _TEXT = 400

@@ -21,7 +21,7 @@ from ferryman.porting.fingerprint.document import Fact, Fingerprint
 from ferryman.porting.fingerprint.formats import FORMATS, Format
 from ferryman.porting.fingerprint.matrix import Found
 from ferryman.porting.fingerprint.routes import Refused, Route, refusable, torch_integer, torch_routes
-from ferryman.porting.results import environment
+from ferryman.porting.judging.results import environment
 
 Progress = Callable[[int, int, str], None]
 _SHORT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}

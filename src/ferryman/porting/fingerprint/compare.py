@@ -11,7 +11,7 @@ from ferryman.device_profiles import Profile
 from ferryman.device_profiles.schema import ARITHMETIC
 from ferryman.porting.fingerprint.collect import Step, flavour, measure, placed, torch_steps
 from ferryman.porting.fingerprint.document import Fact, Fingerprint
-from ferryman.porting.results import Finding
+from ferryman.porting.judging.results import Finding
 
 Values = tuple[str | int | float, ...]
 # What an accumulation class of a profile (parity.md) claims of the matrix unit.

@@ -17,9 +17,9 @@ from ferryman.porting.fleet import cluster, pool, remote, shards
 from ferryman.porting.fleet.cluster import Claim
 from ferryman.porting.fleet.journal import Journal, fingerprint
 from ferryman.porting.fleet.shards import Group
-from ferryman.porting.results import Cell, Environment, Finding, Results, Timing, results
-from ferryman.porting.runner import ALL, dtypes_of, ordered, tier_cases
-from ferryman.porting.worker import Job
+from ferryman.porting.judging.results import Cell, Environment, Finding, Results, Timing, results
+from ferryman.porting.running.cells import ALL, dtypes_of, ordered, tier_cases
+from ferryman.porting.running.workers import Job
 
 DIED = "its process ended with code"  # how `worker` says that a cell's own process ended
 _Key = tuple[str, str, str, str]  # op, implementation, dtype, case

@@ -16,14 +16,15 @@ import torch
 import ferryman.porting as porting
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
-from ferryman.porting import timing
 from ferryman.porting.fingerprint.compare import verify
 from ferryman.porting.fleet.cluster import FleetError
-from ferryman.porting.parity import SEED
-from ferryman.porting.process import placed, quiet
-from ferryman.porting.results import environment, parse
-from ferryman.porting.runner import Plan, dtypes_of, tier_cases, turns
-from ferryman.porting.worker import Job, Workers
+from ferryman.porting.judging.parity import SEED
+from ferryman.porting.judging.results import environment, parse
+from ferryman.porting.running import timing
+from ferryman.porting.running.cells import dtypes_of, tier_cases, turns
+from ferryman.porting.running.process import placed, quiet
+from ferryman.porting.running.runner import Plan
+from ferryman.porting.running.workers import Job, Workers
 
 
 @lru_cache(maxsize=1)

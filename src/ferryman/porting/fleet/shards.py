@@ -10,7 +10,7 @@ from typing import Any
 from ferryman import files
 from ferryman.errors import ResultError
 from ferryman.ops.primitive import Case, TensorSpec
-from ferryman.porting.results import load
+from ferryman.porting.judging.results import load
 
 Group = tuple[str, ...]  # (way, op, dtype, case)
 KIND = "ferryman-fleet-times"

@@ -1,8 +1,8 @@
 """Is a ported model still the same model? `check_model` builds one, runs it both ways, and says.
 
 Layers, logits, gradients and greedy tokens are compared with the unported model's; every module alone, and the logits,
-with the exact result (`model_modules`, `model_exact`); the ported model with itself compiled and replayed from a CUDA
-graph (`model_modes`). Limits come from the floor (`model_measure`, `model_results`), and from nothing else.
+with the exact result (`modules`, `exact`); the ported model with itself compiled and replayed from a CUDA
+graph (`modes`). Limits come from the floor (`measure`, `results`), and from nothing else.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from ferryman.backends.triton import interpreting
 from ferryman.device_profiles import detect
 from ferryman.dispatch import trace
 from ferryman.errors import ArgumentError
-from ferryman.porting import model_config
-from ferryman.porting import model_exact as exact
-from ferryman.porting import model_measure as measure
-from ferryman.porting import model_modes as modes
-from ferryman.porting.model_modules import Bench
-from ferryman.porting.model_replay import twin, unwatched
-from ferryman.porting.model_results import (
+from ferryman.porting.model import config as model_config
+from ferryman.porting.model import exact, measure, modes
+from ferryman.porting.model.modules import Bench
+from ferryman.porting.model.replay import twin, unwatched
+from ferryman.porting.model.results import (
     AMPLITUDE,
     DEVIATIONS,
     FLOOR_MEANING,

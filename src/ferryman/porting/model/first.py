@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_map
 
-from ferryman.porting.model_results import AMPLITUDE, SEEDS
+from ferryman.porting.model.results import AMPLITUDE, SEEDS
 
 
 @dataclass(frozen=True)

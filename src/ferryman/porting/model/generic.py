@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.dispatch import trace
-from ferryman.porting import model_exact
+from ferryman.porting.model import exact as model_exact
 from ferryman.porting.model.first import Divergence, first_divergence, moved
 from ferryman.porting.model.port import PortReport, port, unport
-from ferryman.porting.model_results import AMPLITUDE, SEEDS
+from ferryman.porting.model.results import AMPLITUDE, SEEDS
 
 Run = Callable[[nn.Module], Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferryman.porting.model_exact import Widened
+from ferryman.porting.model.exact import Widened
 
 # float64 has 53 bits. 2^-40 leaves 13 of them to sums of up to 8192 terms in any order, and is 2^-16 of half a unit in
 # the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from ferryman.porting.bench.compare import Change
 from ferryman.porting.bench.document import Benchmark, Cell, Times
+from ferryman.porting.judging.results import Results, Timing
 from ferryman.porting.report import plots
 from ferryman.porting.report.text import short, table_row
-from ferryman.porting.results import Results, Timing
 
 _COLUMNS = (
     "op",

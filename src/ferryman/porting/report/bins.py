@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferryman.porting.judging.results import Cell, Results, number
 from ferryman.porting.report.text import short
-from ferryman.porting.results import Cell, Results, number
 
 Bins = list[tuple[float, float, int]]
 

@@ -9,9 +9,9 @@ from importlib import resources
 from typing import Any
 
 from ferryman.errors import BackendUnavailable
+from ferryman.porting.judging.results import Results, Verdict
 from ferryman.porting.report import bins, plots, view
 from ferryman.porting.report.text import ABSENT, GATES, MEANING, WRONG, plain, verdict
-from ferryman.porting.results import Results, Verdict
 
 _HERE = "ferryman.porting.report"
 

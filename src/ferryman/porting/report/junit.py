@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ferryman.errors import BackendUnavailable
+from ferryman.porting.judging.results import Cell, Results
 from ferryman.porting.report.text import GATES, MEANING, WRONG, element, failed_gates, plain
-from ferryman.porting.results import Cell, Results
 
 if TYPE_CHECKING:
     from junitparser import TestCase

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ferryman.porting.judging.results import WITH_LAUNCHES, Cell, GateName, Results, Timing, Verdict, number
 from ferryman.porting.report.text import (
     GATES,
     MEANING,
@@ -21,7 +22,6 @@ from ferryman.porting.report.text import (
     table_row,
     verdict,
 )
-from ferryman.porting.results import WITH_LAUNCHES, Cell, GateName, Results, Timing, Verdict, number
 
 __all__ = ["LIMIT", "MEANING", "duration", "markdown", "percent"]
 

@@ -16,9 +16,9 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from ferryman.errors import BackendUnavailable
+from ferryman.porting.judging.results import Cell, Results, Timing
 from ferryman.porting.report.bins import Bins, bins
 from ferryman.porting.report.text import SHORT, WRONG, seconds, short
-from ferryman.porting.results import Cell, Results, Timing
 
 # matplotlib needs colours to draw with; these stand for the page's variables and appear nowhere in it.
 _TEXT, _GRID, _WRONG, _PAGE = "#010203", "#020304", "#030405", "#040506"

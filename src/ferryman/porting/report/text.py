@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from ferryman.porting.results import Cell, Gate, GateName, Results, Verdict, WorstElement, number, row_verdict
+from ferryman.porting.judging.results import Cell, Gate, GateName, Results, Verdict, WorstElement, number, row_verdict
 
 MEANING: dict[Verdict, str] = {
     "PASS": "ran on this device, and every gate that applies holds",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ferryman.porting.judging.results import Cell, GateName, Results, Row, Timing, Verdict, number
 from ferryman.porting.report.text import (
     ABSENT,
     GATES,
@@ -19,7 +20,6 @@ from ferryman.porting.report.text import (
     seconds,
     short,
 )
-from ferryman.porting.results import Cell, GateName, Results, Row, Timing, Verdict, number
 
 FAILURES_SHOWN = 200  # failed cells listed for one op x implementation
 CELLS_SHOWN = 6_000  # cells that passed or were simulated, all ops together: about 250 bytes each

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
-from ferryman.porting.cases import as_tuple, double
+from ferryman.porting.inputs.cases import as_tuple, double
 from ferryman.porting.mutate import rewrites, rules, sources
 from ferryman.porting.selftest.planting import Kernel, nothing_declared, torch_line, used
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ferryman.porting.parity import Prepared
+from ferryman.porting.judging.parity import Prepared
 
 ALLCLOSE, ASSERT_CLOSE, TWICE = "allclose_1e-2", "assert_close", "twice_the_reference"
 NAMES = (ALLCLOSE, ASSERT_CLOSE, TWICE)

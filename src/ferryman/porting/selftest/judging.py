@@ -15,11 +15,12 @@ from torch import Tensor
 from ferryman.device_profiles import Profile
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
-from ferryman.porting import hygiene, mutation
-from ferryman.porting.cases import Arguments, as_tuple
+from ferryman.porting.inputs import mutation
+from ferryman.porting.inputs.cases import Arguments, as_tuple
+from ferryman.porting.judging import hygiene
+from ferryman.porting.judging.parity import Prepared, check_cell
+from ferryman.porting.judging.results import Cell
 from ferryman.porting.mutate.edits import EditError
-from ferryman.porting.parity import Prepared, check_cell
-from ferryman.porting.results import Cell
 from ferryman.porting.selftest import baselines
 
 RAISED = "raised"  # beside the gates: the kernel raised, or its process died

@@ -14,7 +14,7 @@ import torch
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
-from ferryman.porting.cases import arguments, cases_of
+from ferryman.porting.inputs.cases import arguments, cases_of
 from ferryman.porting.mutate import rewrites, rules, sources
 from ferryman.porting.mutate.edits import Edit, spread
 

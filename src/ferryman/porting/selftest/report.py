@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ferryman.porting.results import Environment
+from ferryman.porting.judging.results import Environment
 from ferryman.porting.selftest import baselines
 
 SCHEMA_VERSION = 2

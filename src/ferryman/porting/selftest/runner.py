@@ -21,8 +21,8 @@ import torch
 from ferryman.device_profiles import Profile, detect
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting.process import parentage, quiet
-from ferryman.porting.results import environment
+from ferryman.porting.judging.results import environment
+from ferryman.porting.running.process import parentage, quiet
 from ferryman.porting.selftest import worker
 from ferryman.porting.selftest.alternatives import alternatives
 from ferryman.porting.selftest.judging import Setting

@@ -17,11 +17,11 @@ from ferryman.dispatch.select import View, refusals, target_of
 from ferryman.errors import UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, TensorSpec
-from ferryman.porting import fuzz
-from ferryman.porting.cases import Arguments, arguments, cases_of
-from ferryman.porting.fills import dtype_name
+from ferryman.porting.inputs import fuzz
+from ferryman.porting.inputs.cases import Arguments, arguments, cases_of
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.judging.parity import Prepared, prepare
 from ferryman.porting.mutate import sources
-from ferryman.porting.parity import Prepared, prepare
 from ferryman.porting.selftest import baselines
 from ferryman.porting.selftest.alternatives import alternatives
 from ferryman.porting.selftest.judging import RAISED, Outputs, Seen, Setting, aligned, call, look, same_bits

@@ -128,7 +128,7 @@ def do(job: dict[str, Any], setting: Setting, say: Callable[[str, Record | Tally
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
-    from ferryman.porting.process import end_with_parent
+    from ferryman.porting.running.process import end_with_parent
 
     end_with_parent()
 

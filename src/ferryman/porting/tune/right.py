@@ -16,9 +16,9 @@ from ferryman.dispatch import registry, select
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import peers, rotation, runner
 from ferryman.porting.bench.contender import Contender
-from ferryman.porting.cases import as_tuple, double, materialise
-from ferryman.porting.process import failure
-from ferryman.porting.timing import standard_case
+from ferryman.porting.inputs.cases import as_tuple, double, materialise
+from ferryman.porting.running.process import failure
+from ferryman.porting.running.timing import standard_case
 
 
 @lru_cache(maxsize=2)  # its cells follow each other

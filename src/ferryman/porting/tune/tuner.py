@@ -31,9 +31,9 @@ from ferryman.dispatch.lockfile_entry import LEAST_SECONDS, MOST_NOISE, MOST_SEC
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 from ferryman.porting.bench import grid
-from ferryman.porting.fills import dtype_name
-from ferryman.porting.process import placed
-from ferryman.porting.results import printable
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.judging.results import printable
+from ferryman.porting.running.process import placed
 
 COMMAND = [sys.executable, "-c", "from ferryman.porting.tune.worker import main; raise SystemExit(main())"]
 SILENCE_SECONDS = 180.0  # attention's backward compiles for a minute on a busy host

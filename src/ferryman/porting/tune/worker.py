@@ -24,8 +24,8 @@ from ferryman.ops.primitive import Case, Primitive
 from ferryman.porting.bench import grid, rotation, runner
 from ferryman.porting.bench.condition import watch
 from ferryman.porting.bench.contender import Contender, close, prepare, promising, steady_trials
-from ferryman.porting.fills import DTYPES, dtype_name
-from ferryman.porting.process import end_with_parent, quiet
+from ferryman.porting.inputs.fills import DTYPES, dtype_name
+from ferryman.porting.running.process import end_with_parent, quiet
 from ferryman.porting.tune import right
 
 MOST_CANDIDATES = 8

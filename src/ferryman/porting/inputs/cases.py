@@ -1,0 +1,227 @@
+"""The arguments that an op is tried with: its own cases, and for a backward those of its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ferryman.dispatch import registry
+from ferryman.dispatch.registry import forward_of
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.porting.inputs.fills import DTYPES, Buffer, Draw, fill
+
+__all__ = [
+    "TIERS",
+    "Arguments",
+    "arguments",
+    "as_tuple",
+    "cases_of",
+    "double",
+    "forward_of",
+    "independent",
+    "materialise",
+    "output_gradients",
+    "specs_of",
+]
+
+TIERS = ("small", "standard")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Materialised arguments in schema order, and the guarded buffers that their tensors lie in."""
+
+    values: tuple[Any, ...]
+    buffers: dict[str, Buffer]
+
+    def to(self, device: torch.device) -> Arguments:
+        """The same arguments on another device, bit for bit and layout for layout."""
+        moved = {name: buffer.to(device) for name, buffer in self.buffers.items()}
+        there = {id(b.tensor): moved[name].tensor for name, b in self.buffers.items()}
+
+        def at(value: Any) -> Any:
+            return [at(v) for v in value] if isinstance(value, list) else there.get(id(value), value)
+
+        return Arguments(tuple(map(at, self.values)), moved)
+
+    def untouched(self) -> list[str]:
+        """What was written to that should not have been; empty when nothing was."""
+        found = []
+        for name, buffer in self.buffers.items():
+            if not buffer.untouched():
+                found.append(f"wrote outside {name}" if buffer.overrun() else f"{name} was modified")
+        return found
+
+
+def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
+    """The cases of one tier. A backward has its forward's; those with ``need_...`` switches get one with each off (an
+    optional tensor's in each case that has it), and optional gradients are absent in every other case."""
+    forward = forward_of(primitive)
+    if forward is None:
+        return [c for c in registry.evidence(primitive).cases() if c.tier == tier]
+    found = []
+    needs = [n for n in primitive.names if n.startswith("need_")]
+    optional = [n for n in output_gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
+    for index, case in enumerate(c for c in registry.evidence(forward).cases() if c.tier == tier):
+        there = {n: case.args.get(n.removeprefix("need_")) is not None for n in needs}
+        extra: dict[str, Any] = there | dict.fromkeys(optional, index % 2 == 1)
+        found.append(replace(case, args={**case.args, **extra}))
+        for name in needs:
+            if there[name] if forward.types[name.removeprefix("need_")] == "Tensor?" else index == 0:
+                args = {**case.args, **extra, name: False}
+                found.append(replace(case, name=f"{case.name}_without_{name}", args=args))
+    return found
+
+
+def output_gradients(backward: Primitive, forward: Primitive) -> dict[str, int]:
+    """Parameters of a backward that are gradients of outputs -> the output's index."""
+    known = forward.gradient_names() | {"grad": 0}
+    return {n: known[n] for n in backward.names if n in known}
+
+
+def specs_of(case: Case) -> list[TensorSpec]:
+    """The tensors of a case that are still to be made, those in lists too."""
+    values = [v for a in case.args.values() for v in (a if isinstance(a, list | tuple) else (a,))]
+    return [v for v in values if isinstance(v, TensorSpec)]
+
+
+def independent(case: Case) -> bool:
+    """Whether rounding errors behave as random ones: no equal terms by a fill, by repeated memory, or as given."""
+    for spec in specs_of(case):
+        if not fill(spec.fill or "normal").independent or Buffer.repeats(spec.shape, spec.layout):
+            return False
+    given = (a for a in case.args.values() if isinstance(a, Tensor) and a.numel() > 1)
+    return all(len(a.unique()) > 1 for a in given)
+
+
+def double(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The oracle's view of arguments: floating tensors in float64, exactly as they were quantised."""
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [wide(v) for v in value]
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(map(wide, args))
+
+
+def as_tuple(result: Any) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def arguments(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
+    """Every argument of a case, on the device, each tensor in a guarded buffer of its own.
+
+    A case may hold tensors themselves; then it holds every argument of the op, a backward's saved ones too.
+    """
+    if any(isinstance(a, Tensor) for a in case.args.values()):
+        return _own(case, primitive, dtype, seed, device)
+    forward = forward_of(primitive)
+    if forward is None:
+        return _own(case, primitive, dtype, seed, device)
+    given = _own(case, forward, dtype, seed, device)
+    by_name = dict(zip(forward.names, given.values, strict=True))
+    with torch.no_grad():
+        outputs = as_tuple(forward.body(*double(given.values)))
+        declared = as_tuple(forward.meta(*given.values))
+    saved = dict(zip(forward.outputs, zip(outputs, declared, strict=True), strict=True))
+    gradients = output_gradients(primitive, forward)
+    first = specs_of(case)[0]
+    values: list[Any] = []
+    buffers: dict[str, Buffer] = {}
+    for name in primitive.names:
+        if name in gradients:
+            index = gradients[name]
+            if not case.args.get(name, True):
+                values.append(None)
+                continue
+            like = declared[index]
+            layout = first.layout if like.dim() == len(first.shape) else "contiguous"
+            draw = Draw.of(seed, primitive.name, case.name, name, tuple(like.shape), like.dtype, device)
+            buffers[name] = Buffer.around(_cotangent(case, draw), like.dtype, layout)
+        elif name in by_name:
+            values.append(by_name[name])
+            if name in given.buffers:
+                buffers[name] = given.buffers[name]
+            continue
+        elif (output := name.removeprefix("out_") if name not in saved else name) in saved:
+            exact, like = saved[output]
+            model = like.dim() == 4 and not like.is_contiguous()
+            buffers[name] = Buffer.around(exact, like.dtype, "heads" if model else "contiguous")
+        else:
+            values.append(case.args[name] if name in case.args else primitive.added[name])
+            continue
+        values.append(buffers[name].tensor)
+    return Arguments(tuple(values), buffers)
+
+
+def _cotangent(case: Case, draw: Draw) -> Tensor:
+    """What the case says; else integers where it is about exactness, random values elsewhere."""
+    if case.cotangent is not None:
+        return fill(case.cotangent).make(draw)
+    integer = case.exact or any(isinstance(a, TensorSpec) and a.fill == "integer" for a in case.args.values())
+    return fill("integer" if integer else "normal").make(draw)
+
+
+def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device: torch.device) -> Arguments:
+    given = {p.name: case.args.get(p.name, p.default) for p in primitive.parameters}
+    buffers: dict[str, Buffer] = {}
+    making: list[str] = []
+
+    def made(name: str, value: Any) -> Any:
+        """An argument as the op takes it; a tensor is made once, whoever asks first."""
+        if isinstance(value, list | tuple):
+            return [made(f"{name}_{i}", one) for i, one in enumerate(value)]
+        if isinstance(value, TensorSpec) and name not in buffers:
+            own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
+            if name in making:
+                raise LookupError(f"{case.name}: the fills of {', '.join(making)} need each other's content")
+            making.append(name)
+            draw = Draw.of(
+                *(seed, primitive.name, case.name, name, value.shape, own, device),
+                given=argument,
+                shape_of=shape_of,
+                low=value.low,
+                high=value.high,
+            )
+            content = fill(_filled(value, own), primitive.name).make(draw)
+            making.remove(name)
+            buffers[name] = Buffer.around(content, own, value.layout)
+        elif isinstance(value, Tensor) and name not in buffers:
+            buffers[name] = Buffer.holding(value, device)
+        return buffers[name].tensor if name in buffers else value
+
+    def argument(name: str) -> Any:
+        return made(name, given[name])
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return tuple(given[name].shape)
+
+    values = tuple(made(name, value) for name, value in given.items())
+    return Arguments(values, {n: buffers[n] for n in sorted(buffers, key=lambda n: _place(primitive, n))})
+
+
+def _filled(spec: TensorSpec, dtype: torch.dtype) -> str:
+    """The fill of a tensor: its own, or the usual one of its dtype."""
+    if spec.fill:
+        return spec.fill
+    return "normal" if dtype.is_floating_point else "mask" if dtype == torch.bool else "drawn"
+
+
+def _place(primitive: Primitive, buffer: str) -> tuple[int, int]:
+    """Where an argument, or one of a list, stands in the schema."""
+    if buffer in primitive.names:
+        return primitive.names.index(buffer), 0
+    name, _, index = buffer.rpartition("_")
+    return primitive.names.index(name), int(index)
+
+
+def materialise(
+    case: Case, primitive: Primitive, dtype: torch.dtype, seed: int = 0, device: torch.device | str = "cpu"
+) -> tuple[Any, ...]:
+    """The arguments of a case in schema order; see `arguments`."""
+    return arguments(case, primitive, dtype, seed, torch.device(device)).values

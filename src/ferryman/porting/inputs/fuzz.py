@@ -1,0 +1,184 @@
+"""Cases that nobody thought of: any op's arguments drawn from its domain, judged like the op's own cases.
+
+`case` takes its decisions from ``choose``, one option out of several, so that the same data serves a counter
+(`cases`, for a device) and Hypothesis, which shrinks what fails (tests/parity/test_fuzz.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ferryman.dispatch import registry
+from ferryman.errors import UnknownName
+from ferryman.ops.domain import Choose, Domain, Form, Sizes, Symbols
+from ferryman.ops.evidence import Evidence
+from ferryman.ops.primitive import Case, Primitive, TensorSpec
+from ferryman.porting.inputs.cases import forward_of, output_gradients
+from ferryman.porting.inputs.fills import DTYPES, strided
+
+__all__ = ["Form", "Sizes", "case", "cases", "described", "domain_of", "known", "variants"]
+
+_FLOATS = ("storage", "float32", "bfloat16", "float16")
+
+
+def domain_of(op: Primitive) -> Domain | None:
+    """What an op's arguments are drawn from; a backward has its forward's. None: from its cases."""
+    return registry.evidence(op).fuzz
+
+
+def case(op: Primitive, choose: Choose, sizes: Sizes | None = None, name: str = "fuzz") -> tuple[Case, torch.dtype]:
+    """A case of an op and the storage dtype to run it in. Raises UnknownName for an op without evidence."""
+    forward = forward_of(op) or op
+    evidence = registry.evidences().get(forward.name)
+    if evidence is None:
+        raise UnknownName("op that fuzzing knows", forward.name, registry.evidences())
+    args = _drawn(evidence, forward, choose, sizes or Sizes())
+    if forward is not op:
+        args |= {n: choose((True, False)) for n in op.names if n.startswith("need_")}
+        absent = [n for n in output_gradients(op, forward) if op.types[n] == "Tensor?"]
+        args |= {n: choose((True, False)) for n in absent}
+    dtype = choose(evidence.dtypes)
+    if evidence.fuzz is not None and evidence.fuzz.defined is not None:
+        evidence.fuzz.defined(args, dtype)
+    return Case(name, args), dtype
+
+
+def _drawn(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> dict[str, Any]:
+    if evidence.fuzz is None:
+        return _varied(evidence, op, choose, sizes)
+    domain = evidence.fuzz
+    symbols = Symbols(choose, sizes, domain)
+    args: dict[str, Any] = {}
+    fills: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
+    for parameter, form in domain.arguments.items():
+        if isinstance(form, str):
+            args[parameter] = choose(getattr(sizes, form))
+        elif isinstance(form, tuple):
+            args[parameter] = choose(form)
+        elif form.optional and choose((False, True)):
+            args[parameter] = None
+        else:
+            key = form.group or parameter
+            fills.setdefault(key, choose(form.fills))
+            if form.mixed:
+                dtypes.setdefault(key, choose(_FLOATS))
+            args[parameter] = _spec(form, symbols, fills[key], dtypes.get(key, form.dtype))
+    if domain.drawn is not None:
+        domain.drawn(args, symbols)
+    return args
+
+
+def _varied(evidence: Evidence, op: Primitive, choose: Choose, sizes: Sizes) -> dict[str, Any]:
+    """One of the op's own small cases, its float tensors filled as another case fills that argument, all laid out anew.
+
+    Sizes and scalars stay: only the op's author knows which fit each other.
+    """
+    own = [c for c in evidence.cases() if c.tier == "small"]
+    if not own:
+        raise UnknownName("op with a small case", evidence.op, ())
+    template = choose(own)
+    args = dict(template.args)
+    for name, spec in args.items():
+        if isinstance(spec, TensorSpec):
+            seen = [c.args[name].fill for c in own if isinstance(c.args.get(name), TensorSpec) and not c.exact]
+            fill = spec.fill
+            if spec.dtype == "storage" and seen:
+                fill = choose(list(dict.fromkeys(seen)))
+            layout = _layout(spec.shape, choose, sizes, name not in op.mutates)
+            args[name] = replace(spec, fill=fill, layout=layout)
+    return args
+
+
+def cases(
+    op: Primitive, count: int, seed: int = 0, sizes: Sizes | None = None, first: int = 0
+) -> Iterator[tuple[Case, torch.dtype]]:
+    """``count`` cases from a counter: the same on every machine, whatever part of them is asked for."""
+    for i in range(first, first + count):
+        draw = random.Random(f"{seed}/{op.name}/{i}")
+        yield case(op, draw.choice, sizes, f"fuzz_{i}")
+
+
+def variants(
+    op: Primitive, templates: int, each: int, seed: int = 0, sizes: Sizes | None = None
+) -> Iterator[tuple[Case, torch.dtype]]:
+    """``templates`` cases, each with ``each`` different contents: few shapes, strides and dtypes, so that a compiler of
+    specialised kernels is called as often as there are templates."""
+    domain = domain_of(op)
+    for t, (template, dtype) in enumerate(cases(op, templates, seed, sizes)):
+        for i in range(each):
+            draw = random.Random(f"{seed}/{op.name}/{t}/{i}")
+            args = dict(template.args)
+            if domain is not None:
+                args = _refilled(domain, args, dtype, draw.choice)
+            yield Case(f"fuzz_{t}_{i}", args), dtype  # its name alone makes other contents
+
+
+def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: Choose) -> dict[str, Any]:
+    fills: dict[str, str] = {}
+    for name, value in args.items():
+        form = domain.arguments.get(name)
+        if isinstance(value, TensorSpec) and isinstance(form, Form) and _floating(value.dtype):
+            options = [f for f in form.fills if f != "mask"]
+            fill = fills.setdefault(form.group or name, choose(options))
+            args[name] = replace(value, fill=fill)
+    if domain.defined is not None:
+        domain.defined(args, dtype)
+    return args
+
+
+def described(found: Case, dtype: torch.dtype) -> str:
+    """A case as Python that makes it again."""
+    return f"({found!r}, {dtype})"
+
+
+def _floating(dtype: str) -> bool:
+    return dtype == "storage" or DTYPES[dtype].is_floating_point
+
+
+def _spec(form: Form, symbols: Symbols, fill: str, dtype: str) -> TensorSpec:
+    shape: tuple[int, ...] = ()
+    for symbol in form.dims.split():
+        shape += symbols.leading() if symbol == "..." else (int(symbol) if symbol.isdigit() else symbols[symbol],)
+    if fill == "mask":
+        dtype = "bool"
+    layout = _layout(shape, symbols.choose, symbols.sizes, not form.over) if form.layouts else "contiguous"
+    if _floating(dtype) or dtype == "bool":
+        return TensorSpec(shape, dtype, fill, layout)
+    low, high = (symbols[n] if isinstance(n, str) else n for n in (form.low, form.high))
+    return TensorSpec(shape, dtype, None if fill == "integer" else fill, layout, low, high)
+
+
+def _layout(shape: tuple[int, ...], choose: Choose, sizes: Sizes, sharing: bool = True) -> str:
+    """Contiguous as often as not; else any order of the dimensions, padding, misalignment and, where elements may share
+    memory, repetition and overlap."""
+    kinds = ("contiguous", "permuted", "padded", "offset")
+    kind = choose(("contiguous", "permuted", "padded", "expanded", "overlapping", "offset") if sharing else kinds)
+    if kind == "contiguous":
+        return "contiguous"
+    order = list(range(len(shape)))
+    if kind == "permuted" and len(shape) > 1:
+        first = choose(order)
+        order = [first, *(i for i in order if i != first)]
+    strides = [0] * len(shape)
+    span = choose((1, 2)) if kind == "padded" else 1
+    for i in reversed(order):
+        strides[i] = span
+        span = span * max(shape[i], 1) + (choose(sizes.padding) if kind == "padded" else 0)
+    if kind == "expanded" and shape:
+        strides[choose(order)] = 0
+    if kind == "overlapping" and len(shape) > 1:
+        i = choose(order[:-1])
+        strides[i] = max(strides[i] // 2, 1)
+    return strided(tuple(strides), choose(sizes.offset))
+
+
+def known() -> tuple[str, ...]:
+    """The ops that can be fuzzed: those with evidence, and their backwards."""
+    evidences = registry.evidences()
+    return tuple(p.name for p in registry.primitives().values() if (forward_of(p) or p).name in evidences)

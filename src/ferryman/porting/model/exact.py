@@ -1,0 +1,109 @@
+"""The exact twin: a model's or a module's own code, evaluated in float64 (float32 where memory forbids).
+
+No second implementation is written. The unported code runs on widened inputs and parameters, and each request for a
+narrower dtype inside it (`.float()` in a norm, `dtype=torch.float32` in a softmax) is answered in the wide one. Modules
+are widened one at a time, so the twin needs one module's memory, not a model's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ferryman.porting.model import config
+
+NARROW = (torch.float32, torch.bfloat16, torch.float16)
+_CASTS = {Tensor.float: None, Tensor.half: None, Tensor.bfloat16: None}
+SHARE = 0.8  # of the free memory that the twin of one module may take
+
+
+class Widened(TorchFunctionMode):
+    """Within it, every cast to a floating dtype goes to ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CASTS:
+            return args[0].to(self.dtype)
+        wide = self.dtype
+
+        def swap(leaf: Any) -> Any:
+            return wide if isinstance(leaf, torch.dtype) and leaf in NARROW else leaf
+
+        return func(*(swap(a) for a in args), **{k: swap(v) for k, v in (kwargs or {}).items()})
+
+
+def dtype_for(device: torch.device, bytes_needed: int) -> torch.dtype:
+    """float64 where a twin of that size (in float64) fits beside what is there, else float32."""
+    if device.type not in ("cpu", "cuda"):  # MPS has no float64
+        return torch.float32
+    free = config.free_bytes(device)
+    return torch.float64 if free is None or bytes_needed <= SHARE * free else torch.float32
+
+
+def mapped(tree: Any, change: Callable[[Tensor, str], Any], name: str = "") -> Any:
+    """The tree of tuples, lists and dicts with each floating tensor changed; ``change`` is told where it stands."""
+    if isinstance(tree, Tensor):
+        return change(tree, name) if tree.is_floating_point() else tree
+    if isinstance(tree, tuple | list):
+        made = [mapped(item, change, f"{name}[{i}]") for i, item in enumerate(tree)]
+        return made if isinstance(tree, list) else tuple(made)
+    if isinstance(tree, dict):
+        return {key: mapped(item, change, f"{name}.{key}" if name else str(key)) for key, item in tree.items()}
+    return tree
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The floating tensors of a tree, in order."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor, name: str) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(tree, keep)
+    return found
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: Tensor) -> tuple[Tensor, torch.dtype]:
+    """The unported model's exact logits: one leaf module is widened at a time, while it runs."""
+    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
+    most = max(sum(p.numel() for p in m.parameters(recurse=False)) for m in leaves)
+    wide = dtype_for(tokens.device, 8 * (most + 4 * tokens.numel() * int(model.config.vocab_size)))
+    stored: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def before(module: nn.Module, args: Any) -> None:
+        mine = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        held = [(t, t.data) for t in mine if t.is_floating_point()]
+        stored[id(module)] = held
+        for tensor, data in held:
+            tensor.data = data.to(wide)
+
+    def after(module: nn.Module, args: Any, out: Any) -> None:
+        for tensor, data in stored.pop(id(module), ()):
+            tensor.data = data
+
+    with contextlib.ExitStack() as stack:
+        for leaf in leaves:
+            stack.callback(leaf.register_forward_pre_hook(before).remove)
+            stack.callback(leaf.register_forward_hook(after, always_call=True).remove)
+        with Widened(wide):
+            found: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return found, wide
+
+
+@contextlib.contextmanager
+def parameters(module: nn.Module, wide: torch.dtype) -> Iterator[dict[str, Tensor]]:
+    """Widened parameters and buffers of a module by name, for `torch.func.functional_call`; parameters are leaves."""
+    made = {n: p.detach().to(wide).requires_grad_(p.requires_grad) for n, p in module.named_parameters()}
+    made |= {n: b.to(wide) if b.is_floating_point() else b for n, b in module.named_buffers()}
+    yield made
+    made.clear()

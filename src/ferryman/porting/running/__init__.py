@@ -1,0 +1,1 @@
+"""Which cells run, in which process, on which device or in the place of which? And how long do they take?"""

@@ -1,0 +1,180 @@
+"""The cells of one op: which there are, each one checked in this process, and their order in a document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import torch
+
+from ferryman.device_profiles import Profile
+from ferryman.dispatch import registry
+from ferryman.errors import UnknownName
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import STORAGE_DTYPES, Case, Primitive
+from ferryman.porting.inputs.cases import TIERS, cases_of
+from ferryman.porting.inputs.fills import DTYPES, dtype_name
+from ferryman.porting.judging.parity import Prepared, check_cell, prepare
+from ferryman.porting.judging.results import Cell, Verdict
+
+_SHORT = {"f32": "float32", "fp32": "float32", "f16": "float16", "fp16": "float16", "bf16": "bfloat16"}
+ALL = "all"  # the case of a cell that stands for every case
+
+
+def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, ...]:
+    """Storage dtypes by name ("bfloat16", "bf16"). Raises UnknownName."""
+    if names is None:
+        return STORAGE_DTYPES
+    known = {dtype_name(d): d for d in STORAGE_DTYPES}
+    found = []
+    for name in names:
+        text = dtype_name(name) if isinstance(name, torch.dtype) else _SHORT.get(name, name)
+        if text not in known:
+            raise UnknownName("dtype", text, known)
+        found.append(known[text])
+    return tuple(dict.fromkeys(found))
+
+
+def tier_cases(primitive: Primitive, tier: str) -> list[Case]:
+    """The cases of a tier and of the tiers before it."""
+    if tier not in TIERS:
+        raise UnknownName("tier", tier, TIERS)
+    return [case for t in TIERS[: TIERS.index(tier) + 1] for case in cases_of(primitive, t)]
+
+
+def turns(case: int, dtype: int, dtypes: int, full: bool) -> bool:
+    """Whether an interpreted case runs in this dtype: all of them, or each case in one, in turn."""
+    return full or case % dtypes == dtype
+
+
+def check_op(
+    primitive: Primitive,
+    lines: Sequence[Implementation],
+    dtypes: Sequence[torch.dtype],
+    tier: str,
+    seed: int,
+    device: torch.device,
+    profile: Profile,
+    *,
+    thin: bool = False,
+    times: int = 3,
+    skip: Collection[tuple[str, ...]] = (),
+    simulate: Profile | None = None,
+    share: tuple[int, int] = (0, 1),
+    only: Collection[tuple[str, ...]] | None = None,
+    starting: Callable[[str, str, str, str], None] | None = None,
+) -> Iterator[Cell]:
+    """Every cell of one op, but those in ``skip``: (op, dtype, case, implementation).
+
+    share: (k, n), of the cases and dtypes every n-th, from k. only: (op, dtype, case); None is all. ``starting`` hears
+    of each cell before it runs.
+    """
+    cases = tier_cases(primitive, tier)
+    for d, dtype in enumerate(dtypes):
+        for c, case in enumerate(cases):
+            key = primitive.name, dtype_name(dtype), case.name
+            if only is not None and key not in only:
+                continue
+            wanted = [line for line in lines if (*key, line.name) not in skip]
+            if (thin and not turns(c, d, len(dtypes), False)) or (c * len(dtypes) + d) % share[1] != share[0]:
+                continue
+            prepared: Prepared | None = None
+            for line in wanted:
+                if starting is not None:
+                    starting(*key, line.name)
+                if line is wanted[0]:
+                    prepared, verdict, reason = _prepared(primitive, case, dtype, device, seed)
+                if prepared is None:
+                    yield not_run(primitive.name, line, device, dtype, reason, case.name, verdict=verdict)
+                else:
+                    yield check_cell(
+                        primitive,
+                        line,
+                        case,
+                        dtype,
+                        device,
+                        profile,
+                        prepared=prepared,
+                        times=times,
+                        simulate=simulate,
+                    )
+
+
+def _prepared(
+    primitive: Primitive, case: Case, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[Prepared | None, Verdict, str]:
+    try:
+        return prepare(primitive, case, dtype, device, seed), "PASS", ""
+    except torch.OutOfMemoryError as error:
+        return None, "NOT_RUN", f"the oracle ran out of memory: {str(error).splitlines()[0][:300]}"
+    except Exception as error:  # noqa: BLE001 - an op from another package may be wrong itself; the others are still judged
+        return None, "MISTRUSTED", f"the definition or its bound raised {type(error).__name__}: {str(error)[:300]}"
+
+
+def not_run(
+    op: str,
+    line: Implementation,
+    device: torch.device,
+    dtype: torch.dtype,
+    reason: str,
+    case: str = ALL,
+    refusals: Sequence[str] = (),
+    verdict: Verdict = "NOT_RUN",
+) -> Cell:
+    return Cell(
+        op=op,
+        implementation=line.name,
+        device=str(device),
+        dtype=dtype_name(dtype),
+        case=case,
+        verdict=verdict,
+        reason=reason,
+        refusals=list(refusals),
+        accumulation=line.accumulation,
+        roundings=sorted(line.roundings),
+    )
+
+
+def alone(
+    cells: list[Cell],
+    local: Iterable[tuple[Primitive, Sequence[Implementation]]],
+    tier: str,
+    seed: int,
+    device: torch.device,
+    profile: Profile,
+) -> list[Cell]:
+    """Cells that found no memory beside the other processes, once more without them."""
+    short = {
+        (c.op, c.dtype, c.case, c.implementation)
+        for c in cells
+        if c.verdict == "NOT_RUN" and "out of memory" in (c.reason or "")
+    }
+    found = [c for c in cells if (c.op, c.dtype, c.case, c.implementation) not in short]
+    for op, lines in local:
+        for case in tier_cases(op, tier):
+            for name in dict.fromkeys(d for o, d, c, _ in short if (o, c) == (op.name, case.name)):
+                mine = [line for line in lines if (op.name, name, case.name, line.name) in short]
+                prepared, verdict, reason = _prepared(op, case, DTYPES[name], device, seed)
+                for line in mine:
+                    if prepared is None:
+                        found.append(not_run(op.name, line, device, DTYPES[name], reason, case.name, verdict=verdict))
+                    else:
+                        found.append(check_cell(op, line, case, DTYPES[name], device, profile, prepared=prepared))
+    return found
+
+
+def ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:
+    """By op, implementation and dtype as they are listed; what stands for many cases first, then case by case."""
+    ops = {name: i for i, name in enumerate(registry.primitives())}
+    lines = {(op, x.name): i for op in ops for i, x in enumerate(registry.implementations(op))}
+    dtypes = {dtype_name(d): i for i, d in enumerate(STORAGE_DTYPES)}
+    cases = {(op, case.name): i for op in ops for i, case in enumerate(tier_cases(registry.primitive(op), tier))}
+
+    def place(c: Cell) -> tuple[int, int, int, int]:
+        return ops[c.op], lines[c.op, c.implementation], dtypes[c.dtype], cases.get((c.op, c.case), -1)
+
+    once: dict[tuple[str, str, str, str], Cell] = {}
+    for cell in cells:  # several workers may have lost the same op as a whole
+        key = (cell.op, cell.implementation, cell.dtype, cell.case)
+        if key not in once or cell.verdict == "FAIL":
+            once[key] = cell
+    return sorted(once.values(), key=place)

@@ -1,0 +1,196 @@
+"""The parity check of everything that can run here: ops x implementations x cases x dtypes, as one result document."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ferryman.backends.precision import float32_precision
+from ferryman.backends.triton import interpreting
+from ferryman.device_profiles import Profile, detect
+from ferryman.dispatch import registry
+from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
+from ferryman.porting.fingerprint.compare import verify
+from ferryman.porting.inputs.fills import dtype_name
+from ferryman.porting.judging.parity import SEED
+from ferryman.porting.judging.results import Cell, Results, Timing, environment, results
+from ferryman.porting.running import timing
+from ferryman.porting.running.cells import alone, check_op, dtypes_of, not_run, ordered, tier_cases, turns
+from ferryman.porting.running.process import device_lost, placed, quiet
+from ferryman.porting.running.workers import Job, Workers
+
+Progress = Callable[[int, int, str], None]
+MOST_JOBS = 8
+JOB_BYTES = 8 << 30
+THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
+
+
+def _needs_worker() -> bool:
+    return not interpreting() and importlib.util.find_spec("triton") is not None
+
+
+def _absent(line: Implementation, profile: Profile) -> list[str]:
+    """Why a backend cannot run here at all."""
+    backend = registry.backends()[line.backend]
+    if profile.vendor not in backend.vendors:
+        return [f"{line.backend} does not serve {profile.vendor} devices"]
+    return list(registry.probe(line.backend, profile.vendor))
+
+
+class Plan:
+    """What runs in this process, what an interpreter's process runs, and what cannot run here."""
+
+    def __init__(
+        self,
+        ops: Iterable[str] | None,
+        backends: Iterable[str] | None,
+        dtypes: Sequence[torch.dtype],
+        tier: str,
+        device: torch.device,
+        profile: Profile,
+        full: bool,
+    ) -> None:
+        names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
+        wanted = None if backends is None else set(backends)
+        for name in wanted or ():
+            registry.check_requested(name)
+        self.local: list[tuple[Primitive, list[Implementation]]] = []
+        self.interpreted: list[str] = []
+        self.skipped: list[Cell] = []
+        self.total = 0
+        for name in dict.fromkeys(names):
+            op = registry.primitive(name)
+            count = len(tier_cases(op, tier))
+            here = []
+            for line in registry.asked(name, wanted):
+                if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
+                    self.interpreted.append(name)
+                    self.total += count * (len(dtypes) if full else 1)
+                    if not full and len(dtypes) > 1:
+                        self.skipped += [
+                            self._thinned(name, line, device, d, i, count, len(dtypes)) for i, d in enumerate(dtypes)
+                        ]
+                    continue
+                why = _absent(line, profile)
+                if why:
+                    self.skipped += [not_run(name, line, device, d, "; ".join(why), refusals=why) for d in dtypes]
+                else:
+                    here.append(line)
+            if here:
+                self.local.append((op, here))
+                self.total += count * len(dtypes) * len(here)
+
+    @staticmethod
+    def _thinned(
+        op: str, line: Implementation, device: torch.device, dtype: torch.dtype, index: int, count: int, dtypes: int
+    ) -> Cell:
+        left = sum(1 for c in range(count) if not turns(c, index, dtypes, False))
+        return not_run(op, line, device, dtype, THINNED, f"{left} of {count} cases")
+
+
+def run(
+    ops: Iterable[str] | None = None,
+    backends: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    tier: str | None = None,
+    seed: int = SEED,
+    progress: Progress | None = None,
+    full: bool = False,
+    jobs: int = 1,
+) -> Results:
+    """Check every requested op x implementation on every case, in every dtype, on one device.
+
+    ops, backends, dtypes: names; None is all. device: None is the accelerator, else the CPU. tier: "small" or
+    "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
+    case. jobs: processes that share the cells; 1 runs them here. Timings are measured here, alone, afterwards.
+    progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
+    """
+    began = time.perf_counter()
+    profile = detect(device)  # names the devices that are here if this one is not
+    place = placed(device)
+    chosen = dtypes_of(dtypes)
+    tier = tier or ("small" if place.type == "cpu" else "standard")
+    plan = Plan(ops, backends, chosen, tier, place, profile, full)
+    cells = list(plan.skipped)
+    done = 0
+
+    def told(label: str) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, plan.total, label)
+
+    timings: list[Timing] = []
+    lost: str | None = None
+    shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
+    interpreted = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
+    with quiet(), Workers([interpreted, *shared]) as workers:
+        for op, lines in () if shared else plan.local:
+            if lost is not None:
+                cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
+                continue
+            for cell in check_op(op, lines, chosen, tier, seed, place, profile):
+                cells.append(cell)
+                told(f"{cell.op} {cell.implementation}")
+            lost = device_lost(place)
+            if lost is None:
+                timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
+            for cell in workers.ready():
+                cells.append(cell)
+                told(f"{cell.op} {cell.implementation} (interpreted)")
+        for cell in workers.remaining():
+            cells.append(cell)
+            told(f"{cell.op} {cell.implementation}")
+    if shared:  # the workers have ended, and left the device's memory
+        with quiet():
+            cells = alone(cells, plan.local, tier, seed, place, profile)
+            for op, lines in plan.local:
+                timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
+    cells = ordered(cells, tier)
+    if place.type == "cpu":
+        timings = timing.slowest(cells)
+    facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
+    document = results(facts, cells, timings)
+    return document.model_copy(update={"numerics": [] if lost is not None else verify(profile, place)})
+
+
+def default_jobs(device: torch.device | str) -> int:
+    """Processes that can share an accelerator: each compiles on a core, and holds a context and an oracle's tensors."""
+    place = torch.device(device)
+    if place.type != "cuda":
+        return 1
+    memory = torch.cuda.get_device_properties(place).total_memory
+    return max(1, min(MOST_JOBS, (os.cpu_count() or 1) // 2, memory // JOB_BYTES))
+
+
+def compile_ahead(
+    ops: Iterable[str] | None,
+    backends: Iterable[str] | None,
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    tier: str,
+    seed: int,
+    jobs: int,
+    progress: Progress | None = None,
+) -> None:
+    """Run every cell in ``jobs`` processes and drop the results: what they compile lies in the disk caches then."""
+    plan = Plan(ops, backends, dtypes, tier, device, detect(device), True)
+    with Workers(_shares(plan, dtypes, tier, seed, device, jobs)) as workers:
+        for done, _ in enumerate(workers.remaining(), 1):
+            if progress is not None:
+                progress(done, plan.total, "compiling")
+
+
+def _shares(
+    plan: Plan, dtypes: Sequence[torch.dtype], tier: str, seed: int, device: torch.device, jobs: int
+) -> list[Job]:
+    lines = {op.name: [line.name for line in here] for op, here in plan.local}
+    tf32 = float32_precision() == "tf32"
+    names = [dtype_name(d) for d in dtypes]
+    return [Job(lines, names, tier, seed, str(device), share=(k, jobs), tf32=tf32) for k in range(jobs)]
