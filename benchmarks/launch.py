@@ -27,7 +27,7 @@ import torch
 
 import ferryman
 from ferryman import ops
-from ferryman.backends import replay, simt
+from ferryman.backends import replay, simt_runtime
 from ferryman.dispatch import plan, registry, select
 from ferryman.ops.norm import simt_kernels
 
@@ -135,7 +135,7 @@ def triton_calls(x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
 def cuda_calls(x: torch.Tensor, w: torch.Tensor) -> dict[str, Call]:
     """The baseline: cuLaunchKernel through ctypes, and CuPy's own call."""
     target = select.target_of(select.profile_for(x.device))
-    runtime: Any = simt.runtime(target)
+    runtime: Any = simt_runtime.runtime(target)
     seen: list[Any] = []
     launch = runtime.launch
     runtime.launch = lambda *given: seen.append(given)

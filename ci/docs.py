@@ -16,7 +16,7 @@ from pathlib import Path
 from ferryman import settings
 from ferryman.backends import artefacts
 from ferryman.backends.simulator import operations
-from ferryman.backends.simulator.program import ARCHES
+from ferryman.backends.simulator.program import ARCHES, supported
 from ferryman.cli import support
 from ferryman.device_profiles import Profile, catalogue
 from ferryman.dispatch import registry, select
@@ -121,7 +121,7 @@ def simulator_page() -> str:
 
 
 def _instructions() -> str:
-    known = {arch: operations.supported(arch) for arch in ARCHES}
+    known = {arch: supported(arch) for arch in ARCHES}
     everywhere = frozenset.intersection(*known.values())
     columns = {"every arch": everywhere, **{f"{arch} only": names - everywhere for arch, names in known.items()}}
     groups = dict.fromkeys(entry.group for entry in operations.TABLE.values())

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.backends import cuda, hip, simt
+from ferryman.backends import cuda, hip, simt, simt_offline
 from ferryman.backends.base import Target
-from ferryman.backends.simt import offline
 from ferryman.errors import CaptureError
 from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
@@ -41,7 +40,7 @@ def _target(index: int = 0) -> Target:
         1024,
         p.multi_processor_count,
         p.L2_cache_size,
-        offline.target_for(arch).features,
+        simt_offline.target_for(arch).features,
     )
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ferryman.backends import hip, simt
+from ferryman.backends import hip, simt_runtime
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit
-from ferryman.backends.simt.offline import target_for
+from ferryman.backends.simt_offline import target_for
 from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
@@ -58,7 +58,7 @@ def calls(target: Target) -> Iterator[None]:
 def recorded(monkeypatch: pytest.MonkeyPatch, arch: str) -> list[tuple[Unit, Arguments]]:
     """(unit, the first launch's arguments) of every unit that the calls reach."""
     recorder = Recorder()
-    monkeypatch.setitem(simt._RUNTIMES, "amd", recorder)
+    monkeypatch.setitem(simt_runtime._RUNTIMES, "amd", recorder)
     for _ in calls(target_for(arch)):
         pass
     found: dict[str, tuple[Unit, Arguments]] = {}

@@ -20,7 +20,7 @@ import triton.compiler
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from ferryman.backends import replay, simt
+from ferryman.backends import replay, simt_runtime
 from ferryman.backends.base import Target
 from ferryman.backends.simt import Unit, launcher
 from ferryman.dispatch import registry
@@ -142,7 +142,7 @@ def install(target: Target = H200) -> None:
     )
     triton.runtime.driver.set_active(driver)
     triton.compiler.compile = named
-    simt._RUNTIMES[target.vendor] = Units()
+    simt_runtime._RUNTIMES[target.vendor] = Units()
     launcher.current_stream = lambda index: 0
     torch.cuda.current_device = lambda: 0
     torch.cuda.device = lambda index: contextlib.nullcontext()  # type: ignore[assignment,misc]

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ferryman.backends import simt
+from ferryman.backends import simt, simt_runtime
 from ferryman.backends.base import Target
-from ferryman.backends.simt.offline import target_for
+from ferryman.backends.simt_offline import target_for
 from ferryman.ops.activation import simt_kernels as activation
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.rope import simt_kernels as rope
@@ -216,14 +216,14 @@ class EmulatedRuntime:
 def in_force(runtime: EmulatedRuntime) -> Iterator[None]:
     """Launches for `target(wave)` go to ``runtime``, afterwards to what they went to before."""
     vendor = f"emulated{runtime.wave}"
-    before = simt._RUNTIMES.get(vendor)
-    simt._RUNTIMES[vendor] = runtime  # type: ignore[assignment]
+    before = simt_runtime._RUNTIMES.get(vendor)
+    simt_runtime._RUNTIMES[vendor] = runtime  # type: ignore[assignment]
     try:
         yield
     finally:
-        del simt._RUNTIMES[vendor]
+        del simt_runtime._RUNTIMES[vendor]
         if before is not None:
-            simt._RUNTIMES[vendor] = before
+            simt_runtime._RUNTIMES[vendor] = before
 
 
 Mutant = tuple[str, str, str | None]  # what is replaced in a source, by what, and `assert_caught`'s ``said``

@@ -24,7 +24,7 @@ import torch
 import triton
 from triton.runtime import driver
 
-from ferryman.backends import code_objects, redirect, replay, simt, triton_stand_in
+from ferryman.backends import code_objects, redirect, replay, simt, simt_runtime, triton_stand_in
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, recorded
 from ferryman.backends.triton_stand_in import StandIn, assemble
@@ -220,7 +220,7 @@ def refusals() -> dict[str, str]:
     found["damaged"] = refused(lambda: triton_stand_in._assembled("_matmul", damaged, "sm_90", True))
     found["older"] = refused(lambda: triton_stand_in._assembled("_matmul", ptx, "sm_75", True))
     with standing():
-        found["simt"] = refused(lambda: simt.runtime(target).launch(simt.Unit("u", ""), None, 1, 1, 0, ()))
+        found["simt"] = refused(lambda: simt_runtime.runtime(target).launch(simt.Unit("u", ""), None, 1, 1, 0, ()))
     return found
 
 

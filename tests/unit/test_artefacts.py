@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ferryman.backends import artefacts, code_objects, triton_host
-from ferryman.backends.simt import Unit, defines_for, launcher, offline
+from ferryman.backends import artefacts, code_objects, simt_offline, triton_host
+from ferryman.backends.simt import Unit, defines_for, launcher
 from ferryman.backends.triton import jit_source
 from ferryman.device_profiles import profile
 from ferryman.dispatch.select import target_of
@@ -281,7 +281,7 @@ class Runtime(launcher.LoadedUnits):
 
     def build(self, unit: Unit, arch: str) -> bytes:
         self.built.append(unit.name)
-        return offline.compile_unit(unit, arch).image
+        return simt_offline.compile_unit(unit, arch).image
 
     def open(self, image: bytes, unit: Unit) -> Any:
         return image
@@ -306,7 +306,7 @@ def test_a_simt_unit_is_taken_from_the_folder_without_its_toolchain(
     monkeypatch.setenv("FERRYMAN_ARTEFACTS", str(copy))
     monkeypatch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path / "cache"))
     artefacts._opened.cache_clear()
-    target = offline.target_for("gfx942")
+    target = simt_offline.target_for("gfx942")
     unit, other, third, *_ = rope.units(target)
     runtime = Runtime()
     monkeypatch.setattr(runtime, "toolchain", lambda: pytest.fail("the toolchain was asked for its version"))
@@ -345,10 +345,10 @@ def test_a_simt_unit_is_taken_from_the_folder_without_its_toolchain(
 # -------------------------------------------------------------------------------------------------------- code objects
 
 
-@pytest.mark.parametrize("arch", offline.ARCHES)
+@pytest.mark.parametrize("arch", simt_offline.ARCHES)
 def test_code_objects_are_whole_and_for_their_arch(arch: str) -> None:
-    unit = rope.units(offline.target_for(arch))[0]
-    image = offline.compile_unit(unit, arch).image
+    unit = rope.units(simt_offline.target_for(arch))[0]
+    image = simt_offline.compile_unit(unit, arch).image
     code_objects.check(image, arch)
     assert code_objects.arch_of(image) == arch
     assert 500 < code_objects.code_bytes(image) < len(image)

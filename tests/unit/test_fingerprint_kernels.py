@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.backends.simt import offline
+from ferryman.backends import simt_offline
 from ferryman.errors import ArgumentError, BackendUnavailable
 from ferryman.porting.fingerprint import simt_kernels
 
@@ -115,11 +115,11 @@ def test_elementwise_functions_compile(arch: str) -> None:
     assert re.search(r"fma\.rn\.f32|v_(pk_)?fma\w*_f32", mine[f"{arch} contraction fp32"]), "contracted by default"
 
 
-@pytest.mark.parametrize("arch", offline.ARCHES)
+@pytest.mark.parametrize("arch", simt_offline.ARCHES)
 def test_the_simt_kernel_compiles(arch: str) -> None:
     unit = simt_kernels.probe_unit()
     try:
-        found = offline.compile_unit(unit, arch)
+        found = simt_offline.compile_unit(unit, arch)
     except BackendUnavailable as error:
         pytest.skip(str(error))
     assert found.resources["registers"] <= 32 and not found.resources.get("scratch")

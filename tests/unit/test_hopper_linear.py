@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from ferryman.backends import cuda
-from ferryman.backends.simt import offline
+from ferryman.backends import cuda, simt_offline
 from ferryman.errors import BackendUnavailable
 from ferryman.ops.matmul.hopper_kernels import Wide, choose, forms, units
 
@@ -40,13 +39,13 @@ def test_every_form_fits_and_compiles_for_hopper_alone() -> None:
         cuda.nvrtc()
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    assert units(offline.target_for("sm_80")) == [] and units(offline.target_for("gfx942")) == []
-    made = units(offline.target_for("sm_90"))
+    assert units(simt_offline.target_for("sm_80")) == [] and units(simt_offline.target_for("gfx942")) == []
+    made = units(simt_offline.target_for("sm_90"))
     assert len({u.name for u in made}) == len(made) == 2 * len(forms())
     for form in forms():
         assert form.shared <= 232_448 and form.threads <= 1024
     for unit in made:
-        artefact = offline.compile_unit(unit, "sm_90")
+        artefact = simt_offline.compile_unit(unit, "sm_90")
         found = artefact.resources
         assert found["spill_stores"] == found["spill_loads"] == 0, unit.name
         limit = 65_536 // (384 if re.match(r"linear_wide_b?f16_128", unit.name) else 256)

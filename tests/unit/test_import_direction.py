@@ -1,11 +1,16 @@
-"""Imports point one way: cli, integrations -> porting -> dispatch -> {ops, backends, device_profiles}."""
+"""Imports point one way: cli, integrations -> porting -> dispatch -> {ops, backends, device_profiles}; no circles.
+
+Every import counts, also one inside a function: what is loaded late is a part of the structure, too. What stands under
+`if TYPE_CHECKING:` counts for the direction, and not as a circle: it is never executed.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,8 +72,67 @@ def imports(tree: ast.AST, module: str, package: bool) -> Iterator[tuple[int, st
                 yield node.lineno, first.value.rstrip(".")
 
 
+class _Executed(ast.NodeTransformer):
+    """A tree without what is for a type checker alone."""
+
+    def visit_If(self, node: ast.If) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return node.orelse or ast.Pass()
+        if isinstance(node.test, ast.Attribute) and node.test.attr == "TYPE_CHECKING":
+            return node.orelse or ast.Pass()
+        return node
+
+
 def files() -> list[Path]:
     return sorted(p for p in SOURCE.rglob("*.py"))
+
+
+Graph = dict[str, set[str]]
+
+
+def graph(sources: Mapping[str, str], packages: Collection[str] = ()) -> Graph:
+    """Module -> the modules that it imports. A name in a module is that module's; a submodule is its own."""
+    found: Graph = {}
+    for module, source in sources.items():
+        tree = _Executed().visit(ast.parse(source))
+        found[module] = set()
+        for _, name in imports(tree, module, module in packages):
+            while name and name not in sources:
+                name = name.rpartition(".")[0]
+            if name and name != module:
+                found[module].add(name)
+    return found
+
+
+def rooms_of(modules: Graph, package: str) -> Graph:
+    """The same between what a package holds: its modules, and its folders as one each."""
+    found: Graph = {}
+    for module, others in modules.items():
+        if module.startswith(package + "."):
+            mine = module.removeprefix(package + ".").partition(".")[0]
+            theirs = {o.removeprefix(package + ".").partition(".")[0] for o in others if o.startswith(package + ".")}
+            found.setdefault(mine, set()).update(theirs - {mine})
+    return found
+
+
+def circles(edges: Graph) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+    reached: Graph = {}
+    for node in edges:
+        seen, left = set[str](), [node]
+        while left:
+            for other in edges.get(left.pop(), set()) - seen:
+                seen.add(other)
+                left.append(other)
+        reached[node] = seen
+    groups = {frozenset(o for o in edges if o in reached[node] and node in reached[o]) for node in edges}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def ours() -> tuple[Graph, list[str]]:
+    packages = [module_of(p) for p in files() if p.name == "__init__.py"]
+    return graph({module_of(p): p.read_text(encoding="utf-8") for p in files()}, packages), packages
 
 
 def faults(path: Path, source: str) -> list[str]:
@@ -139,3 +203,43 @@ def test_a_wrong_import_is_found(file: str, line: str) -> None:
 )
 def test_a_right_import_is_not(file: str, line: str) -> None:
     assert faults(SOURCE / file, line) == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules, _ = ours()
+    assert len(modules) > 300 and sum(map(len, modules.values())) > 1000, "the imports were not read"
+    assert circles(modules) == []
+
+
+def test_no_room_imports_itself_by_way_of_others() -> None:
+    """At every level of folders: the rooms of the package, those of porting, the files and folders of backends."""
+    modules, packages = ours()
+    found = {package: circles(rooms_of(modules, package)) for package in packages}
+    assert {package: groups for package, groups in found.items() if groups} == {}
+
+
+def test_porting_has_rooms_only() -> None:
+    assert [p.name for p in (SOURCE / "porting").glob("*.py")] == ["__init__.py"]
+    assert not list(imports(ast.parse((SOURCE / "porting" / "__init__.py").read_text()), "ferryman.porting", True))
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"a": "import b", "b": "import a"}, [["a", "b"]]),
+        ({"a": "import b", "b": "def f():\n    import c", "c": "from a import x"}, [["a", "b", "c"]]),
+        ({"a": "import b", "b": "import importlib\nimportlib.import_module('a')"}, [["a", "b"]]),
+        ({"p": "", "p.a": "from . import b", "p.b": "from .a import x"}, [["p.a", "p.b"]]),
+        ({"p": "from p.a import x", "p.a": "from p import x"}, [["p", "p.a"]]),
+        ({"a": "import b", "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a"}, []),
+        ({"a": "import b", "b": "from typing import TYPE_CHECKING\nif not TYPE_CHECKING:\n    import a"}, [["a", "b"]]),
+        ({"a": "import b\nimport c", "b": "import c", "c": ""}, []),
+    ],
+)
+def test_a_circle_is_found(sources: dict[str, str], found: list[list[str]]) -> None:
+    assert circles(graph(sources, ["p"])) == found
+
+
+def test_a_circle_of_rooms_is_found_where_no_module_is_in_one() -> None:
+    modules = graph({"p": "", "p.x": "", "p.x.a": "import p.y.a", "p.x.b": "", "p.y": "", "p.y.a": "import p.x.b"})
+    assert circles(modules) == [] and circles(rooms_of(modules, "p")) == [["x", "y"]]

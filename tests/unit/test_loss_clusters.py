@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.backends import cuda
-from ferryman.backends.simt import offline
+from ferryman.backends import cuda, simt_offline
 from ferryman.dispatch import registry
 from ferryman.errors import BackendUnavailable
 from ferryman.ops.softmax import simt_loss_kernels as kernels
@@ -29,7 +28,7 @@ emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or
 def _runtime(folder: Path) -> host.EmulatedRuntime:
     """Every unit that a launch on Hopper may need, collected."""
     found = host.EmulatedRuntime(32, folder)
-    found.collected = {u.name: u for u in kernels.units(offline.target_for("sm_90"))}
+    found.collected = {u.name: u for u in kernels.units(simt_offline.target_for("sm_90"))}
     return found
 
 
@@ -126,9 +125,11 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
         cuda.nvrtc()
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    assert kernels.units(offline.target_for("sm_80")) == [] and kernels.units(offline.target_for("gfx942")) == []
-    for unit in kernels.units(offline.target_for("sm_90")):
-        found = offline.compile_unit(unit, "sm_90").resources
+    assert (
+        kernels.units(simt_offline.target_for("sm_80")) == [] and kernels.units(simt_offline.target_for("gfx942")) == []
+    )
+    for unit in kernels.units(simt_offline.target_for("sm_90")):
+        found = simt_offline.compile_unit(unit, "sm_90").resources
         assert found["spill_stores"] == found["spill_loads"] == 0, (unit.name, found)
 
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.backends import cuda
+from ferryman.backends import cuda, simt_offline
 from ferryman.backends.base import Target
-from ferryman.backends.simt import offline
 from ferryman.dispatch import registry
 from ferryman.errors import BackendUnavailable
 from ferryman.ops.norm import simt_backward_kernels as kernels
@@ -26,7 +25,7 @@ from tests.unit import simt_host as host
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 UNIT = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}  # half a unit in the last place, relative
-HOPPER = offline.target_for("sm_90")
+HOPPER = simt_offline.target_for("sm_90")
 OPS = ("rms_norm_backward", "add_rms_norm_backward", "layer_norm_backward")
 emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or the ziglang package")
 Args = tuple[Any, ...]
@@ -200,10 +199,12 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
         cuda.nvrtc()
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    assert kernels.units(offline.target_for("sm_80")) == [] and kernels.units(offline.target_for("gfx942")) == []
-    target = dataclasses.replace(offline.target_for(arch), shared_memory=WIDE_SHARED_MEMORY)
+    assert (
+        kernels.units(simt_offline.target_for("sm_80")) == [] and kernels.units(simt_offline.target_for("gfx942")) == []
+    )
+    target = dataclasses.replace(simt_offline.target_for(arch), shared_memory=WIDE_SHARED_MEMORY)
     for unit, names in host.joined(kernels.units(target)):
-        found = offline.compile_unit(unit, arch).resources
+        found = simt_offline.compile_unit(unit, arch).resources
         assert max(found["spill_stores"], found["spill_loads"]) <= unit.spills_allowed, (names, found)
         assert arch != "sm_90" or unit.spills_allowed == 0
 

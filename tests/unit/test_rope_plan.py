@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt.offline import target_for
+from ferryman.backends.simt_offline import target_for
 from ferryman.ops.rope import simt_kernels as rope
 
 H200 = target_for("sm_90")

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferryman.backends import cuda, hip, simt
+from ferryman.backends import cuda, hip, simt, simt_runtime
 from ferryman.backends.base import Backend, Target
 from ferryman.backends.simt import Unit, launcher, rows
 from ferryman.errors import ArgumentError, BackendUnavailable, CaptureError, LaunchError
@@ -621,9 +621,9 @@ def test_hip_probe_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_runtime_is_one_per_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simt, "_RUNTIMES", {})
+    monkeypatch.setattr(simt_runtime, "_RUNTIMES", {})
     with pytest.raises(BackendUnavailable, match="vendor is 'cpu'"):
-        simt.runtime(Target("cpu", "cpu", 1, 0, 1, 1, 0))
+        simt_runtime.runtime(Target("cpu", "cpu", 1, 0, 1, 1, 0))
     marker = object()
-    simt._RUNTIMES["nvidia"] = marker  # type: ignore[assignment]
-    assert simt.runtime(H200) is marker
+    simt_runtime._RUNTIMES["nvidia"] = marker  # type: ignore[assignment]
+    assert simt_runtime.runtime(H200) is marker

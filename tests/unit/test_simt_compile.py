@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ferryman.backends import code_objects, cuda, simt
+from ferryman.backends import code_objects, cuda, simt, simt_offline
 from ferryman.backends.base import Artefact
-from ferryman.backends.simt import Unit, offline, resources, vendor_of, wave_of
+from ferryman.backends.simt import Unit, resources, vendor_of, wave_of
 from ferryman.errors import ArgumentError, BackendUnavailable, CompileError
 from ferryman.ops.matmul import hopper_kernels
 from tests.unit import simt_host
@@ -74,12 +74,12 @@ def test_every_binding_of_nvrtc_gives_a_whole_cubin(binding: type[cuda.Nvrtc]) -
     assert image is None and "nonsense" in log
 
 
-@pytest.mark.parametrize("arch", offline.ARCHES)
+@pytest.mark.parametrize("arch", simt_offline.ARCHES)
 def test_three_kernels_of_every_op(arch: str) -> None:
     _require(arch)
     units = simt_host.some_units(arch)
     assert len(units) >= 18
-    for unit, artefact in zip(units, offline.compile_all(arch, units), strict=True):
+    for unit, artefact in zip(units, simt_offline.compile_all(arch, units), strict=True):
         assert artefact.kernel == unit.name
         _check(artefact, [unit.name], arch)
 
@@ -98,10 +98,10 @@ def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path)
     units = [u for u in simt_host.some_units("sm_90") if u.overlapping]
     # all that read weights at once, in the block of instructions that the wait stands in
     units += [u for u in simt_host.all_units("sm_90") if "norm_bf16_bf16_" in u.name and "_8_512_1_1_EXACT" in u.name]
-    units += [u for u in hopper_kernels.units(offline.target_for("sm_90")) if "_bf16_" in u.name]
+    units += [u for u in hopper_kernels.units(simt_offline.target_for("sm_90")) if "_bf16_" in u.name]
     assert {u.name.split("_")[0] for u in units} == {"add", "rms", "layer", "silu", "gelu", "softmax", "linear", "rope"}
     assert all(u.overlapping for u in units)
-    for unit, artefact in zip(units, offline.compile_all("sm_90", units), strict=True):
+    for unit, artefact in zip(units, simt_offline.compile_all("sm_90", units), strict=True):
         text = _instructions(artefact.image, tmp_path)
         before, _, after = text.partition("ACQBULK")
         assert re.search(r"\b(LDG|UBLKCP|UTMALDG)", after) and re.search(r"\b(STG|UTMASTG)", after), unit.name
@@ -109,7 +109,7 @@ def test_an_overlapping_kernel_touches_no_memory_before_it_waits(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", offline.ARCHES)
+@pytest.mark.parametrize("arch", simt_offline.ARCHES)
 def test_every_kernel(arch: str) -> None:
     _require(arch)
     units = simt_host.all_units(arch)
@@ -117,7 +117,7 @@ def test_every_kernel(arch: str) -> None:
     joined = simt_host.joined(units)
     assert sum(len(names) for _, names in joined) == len(units)
     for unit, names in joined:
-        _check(offline.compile_unit(unit, arch), names, arch)
+        _check(simt_offline.compile_unit(unit, arch), names, arch)
 
 
 def test_units_cover_every_combination_of_dtypes() -> None:
@@ -146,7 +146,7 @@ def test_units_cover_every_combination_of_dtypes() -> None:
 def test_a_bad_source_gives_the_compilers_log(arch: str) -> None:
     _require(arch)
     with pytest.raises(CompileError, match="nonsense") as caught:
-        offline.compile_unit(Unit("broken", "nonsense here;"), arch)
+        simt_offline.compile_unit(Unit("broken", "nonsense here;"), arch)
     assert caught.value.arch == arch and "error" in caught.value.log
 
 
@@ -154,32 +154,32 @@ def test_a_wave_width_is_required() -> None:
     _require("gfx942")
     unit = simt_host.some_units("gfx942")[0]
     with pytest.raises(CompileError, match="must define FERRYMAN_WAVE"):
-        offline.compile_unit(unit._replace(source="#undef FERRYMAN_WAVE\n" + unit.source), "gfx942")
+        simt_offline.compile_unit(unit._replace(source="#undef FERRYMAN_WAVE\n" + unit.source), "gfx942")
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = importlib.util.find_spec
-    monkeypatch.setattr(offline.importlib.util, "find_spec", lambda n: None if n == "ziglang" else real(n))
-    offline.tools.cache_clear()
+    monkeypatch.setattr(simt_offline.importlib.util, "find_spec", lambda n: None if n == "ziglang" else real(n))
+    simt_offline.tools.cache_clear()
     with pytest.raises(BackendUnavailable, match="pip install ziglang triton"):
-        offline.compile_unit(Unit("u", ""), "gfx942")
-    offline.tools.cache_clear()
+        simt_offline.compile_unit(Unit("u", ""), "gfx942")
+    simt_offline.tools.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("arch", "version"), [("gfx90a", 9010), ("gfx942", 9402), ("gfx950", 9500), ("gfx1100", 11000)]
 )
 def test_isa_version(arch: str, version: int) -> None:
-    assert offline._isa_version(arch) == version
+    assert simt_offline._isa_version(arch) == version
     assert f"@__oclc_ISA_version = linkonce_odr hidden local_unnamed_addr addrspace(4) constant i32 {version}\n" in (
-        offline._controls(arch)
+        simt_offline._controls(arch)
     )
 
 
 def test_unknown_architectures_are_typed_errors() -> None:
     for arch in ("gfx", "sm_", "avx512"):
         with pytest.raises(ArgumentError):
-            offline.compile_unit(Unit("u", ""), arch)
+            simt_offline.compile_unit(Unit("u", ""), arch)
 
 
 def test_metadata_of_what_is_no_code_object() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ferryman.backends import simt
+from ferryman.backends import simt, simt_runtime
 from ferryman.ops.norm import simt_kernels as norm
 from ferryman.ops.softmax import simt_kernels as softmax
 from tests.unit import simt_host as host
@@ -224,7 +224,7 @@ def test_rows_beyond_a_grid_are_taken_in_turn(request: pytest.FixtureRequest, mo
         (norm.layer_norm, (_x(7, n), _x(1, n)[0], None, 1e-6)),
     ]
     runtime = host.EmulatedRuntime(32, Path(request.config.cache.mkdir("ferryman-simt")))
-    monkeypatch.setitem(simt._RUNTIMES, "emulated32", runtime)
+    monkeypatch.setitem(simt_runtime._RUNTIMES, "emulated32", runtime)
     where = host.target(32, 232_448, features=frozenset({"clusters"}))
     for kernel, inputs in calls:
         runtime.call(kernel, inputs, where)

@@ -39,7 +39,7 @@ from ferryman import ops
 from ferryman.errors import PortError
 from ferryman.integrations.transformers import port, unport
 from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, attention_forward, attention_mask
-from ferryman.ops.attention.definition import visible_in
+from ferryman.ops.attention.scores import visible_in
 from ferryman.porting.model.measure import observe, relative
 
 SMALL: dict[str, Any] = {

@@ -20,6 +20,7 @@ import torch
 
 from ferryman.backends import redirect, replay
 from ferryman.backends.base import Artefact, Target, unimportable
+from ferryman.backends.triton_runtime import provide_scratch, release, resource_errors
 from ferryman.errors import ArgumentError, CaptureError, CompileError, FerrymanError
 
 _TYPES = {
@@ -212,11 +213,6 @@ def _interpreter_reasons() -> tuple[str, ...]:
     return ()
 
 
-def release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
-
-
 @functools.cache
 def _known_options(backend: str) -> frozenset[str]:
     if backend == "cuda":
@@ -288,22 +284,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
         raise CompileError("triton", _kernel_name(kernel), _arch_of(device), str(error)) from error
 
 
-def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    # PyTorch's blocks are 512-byte aligned, and given back in the order of the stream that the launch is on
-    return torch.empty(size, dtype=torch.int8, device="cuda")
-
-
-def provide_scratch() -> None:
-    """Descriptors made in a kernel lie in global memory, which Triton asks an allocator for.
-
-    Triton's setting belongs to the thread (a context variable), and an allocator that the user has set stays.
-    """
-    from triton.runtime import _allocation
-
-    if isinstance(_allocation._allocator.get(), _allocation.NullAllocator):
-        _allocation.set_allocator(_scratch)
-
-
 class _Recording(threading.local):
     found: list[Specialisation] | None = None
 
@@ -360,13 +340,6 @@ def specialise(kernel: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> S
 
 def _kernel_name(kernel: Any) -> str:
     return str(kernel.fn.__name__)  # an interpreted function has no __name__ of its own
-
-
-@functools.cache
-def resource_errors() -> tuple[type[Exception], ...]:
-    from triton.runtime.errors import OutOfResources
-
-    return (OutOfResources,)
 
 
 def _arch_of(device: torch.device) -> str:

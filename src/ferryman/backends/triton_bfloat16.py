@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from ferryman.backends.triton_runtime import release
 from ferryman.errors import BackendUnavailable
 
 RELEASE = (3, 6)  # the interpreter that this mends; its insides are no interface
@@ -22,8 +23,6 @@ _BINARY_AND_MORE = ("binary_op", "ternary_op", "unary_op", "create_fma", "create
 def mend() -> None:
     """Mend the interpreter of this process, once. Raises BackendUnavailable on another release of Triton."""
     import triton
-
-    from ferryman.backends.triton import release
 
     if release(triton.__version__) != RELEASE:
         required = ".".join(map(str, RELEASE))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ferryman.backends import artefacts
-from ferryman.backends.triton import release
+from ferryman.backends.triton_runtime import release
 from ferryman.errors import CompileError
 
 DRIVER, LAUNCHER = "cuda_utils", "__triton_launcher"  # Triton's names

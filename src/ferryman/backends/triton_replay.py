@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferryman.backends import replay
-from ferryman.backends.triton import provide_scratch, release, resource_errors
+from ferryman.backends.triton_runtime import provide_scratch, release, resource_errors
 
 _PREPACKED = {"CudaLauncher": (3, 6)}  # launchers whose C function's parameters are known, of which release
 

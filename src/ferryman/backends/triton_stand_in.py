@@ -26,14 +26,8 @@ import torch
 
 from ferryman.backends import code_objects, redirect, replay
 from ferryman.backends.base import Target
-from ferryman.backends.triton import (
-    Specialisation,
-    TritonBackend,
-    jit_source,
-    provide_scratch,
-    resource_errors,
-    specialise,
-)
+from ferryman.backends.triton import Specialisation, TritonBackend, jit_source, specialise
+from ferryman.backends.triton_runtime import provide_scratch, resource_errors
 from ferryman.errors import BackendUnavailable, CompileError
 
 ARCH_SPECIFIC = 90  # from this compute capability on Triton emits PTX that runs on no later one

@@ -5,7 +5,7 @@ Importing it defines every op of `torch.ops.ferryman` (`declared`). The rest is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ferryman import lazy
 from ferryman.dispatch import declared
@@ -44,4 +44,16 @@ def reload() -> None:
     state.count_settings()
 
 
-declared.every()
+def _registry() -> Any:
+    from ferryman.dispatch import registry
+
+    return registry
+
+
+def _install() -> Any:
+    from ferryman.dispatch import install
+
+    return install
+
+
+declared.every(declared.Above(_registry, _install))

@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from importlib import import_module
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,6 +40,16 @@ ops: dict[str, Declared] = {}
 _absent = [torch.empty(0, device="cpu") for _ in range(_MANY_TENSORS)]
 
 
+class Above(NamedTuple):
+    """The modules that stand on this one, and that it needs once an op is asked for: each is loaded when called."""
+
+    registry: Callable[[], Any]
+    install: Callable[[], Any]
+
+
+_above: Above  # `every` sets it, at the import of ferryman.dispatch
+
+
 class Declared:
     """An op of the library. Its four functions load the op at their first call, and are its own afterwards."""
 
@@ -61,8 +70,7 @@ class Declared:
 
     def _later(self, function: str) -> Callable[..., Any]:
         def load(*args: Any) -> Any:
-            from ferryman.dispatch import registry
-
+            registry = _above.registry()
             registry.primitive(self.name)
             if getattr(self, function) is load:
                 registry.explain_absence(self.name)
@@ -122,13 +130,13 @@ def _count(one: Declared) -> None:
     with _lock:
         if not one.counted:
             one.counted = True
-            flops.register(one.name, getattr(torch.ops.ferryman, one.name))
+            flops.register(getattr(torch.ops.ferryman, one.name), lambda: _above.registry().primitive(one.name))
 
 
 def _count_all(counter: ModuleType) -> None:
     """Other packages' ops too."""
     if packages():
-        import_module("ferryman.dispatch.registry").others()
+        _above.registry().others()
     for one in list(ops.values()):
         _count(one)
 
@@ -165,7 +173,7 @@ def _search() -> None:
     """Load every family: the table is older than the folders, or the op is another package's."""
     if not getattr(_thread, "searching", False):
         with _no_search():
-            import_module("ferryman.dispatch.registry").primitives()
+            _above.registry().primitives()
 
 
 @cache
@@ -182,18 +190,20 @@ def _is_definition(name: str) -> bool:
 
 
 def arrive(module: ModuleType) -> None:
-    """The ops of a definition that has just run become able to dispatch."""
-    import_module("ferryman.dispatch.install").family(module.__name__.removesuffix(_DEFINITION))
+    """The ops of a definition that has run become able to dispatch."""
+    _above.install().family(module.__name__.removesuffix(_DEFINITION))
 
 
-def every() -> None:
+def every(above: Above) -> None:
     """Define the table's ops, and watch for definitions and for PyTorch's counter of FLOPs."""
+    global _above
+    _above = above
     for schemas in SCHEMAS.values():
         for schema in schemas:
             define(schema)
     arrivals.after_import(_is_definition, arrive)
     if _OpNamespace is None:
-        import_module("ferryman.dispatch.registry").primitives()
+        _above.registry().primitives()
     else:
         torch.ops.ferryman.__class__ = _namespace(_OpNamespace)
     flops.watch(_count_all)

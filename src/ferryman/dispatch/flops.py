@@ -27,13 +27,11 @@ def arrived() -> bool:
     return hasattr(sys.modules.get(_COUNTER), "register_flop_formula")
 
 
-def register(name: str, packet: Any) -> None:
-    """Count an op of the library by its primitive's cost."""
+def register(packet: Any, primitive: Callable[[], Any]) -> None:
+    """Count an op of the library by the cost of its ``primitive``, which is asked for at the first count."""
 
     def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        from ferryman.dispatch import registry
-
-        op = registry.primitive(name)
+        op = primitive()
         return int(op.cost(*op.bind(args, kwargs)).flops)
 
     sys.modules[_COUNTER].register_flop_formula(packet, get_raw=True)(formula)

@@ -114,7 +114,7 @@ def load(family: Family) -> None:
         return
     running = getattr(module.__spec__, "_initializing", False)  # it is what asks for an op
     if package not in _catalogue.done and not running:
-        importlib.import_module("ferryman.dispatch.install").family(package)  # it was imported before us
+        declared.arrive(module)  # it was imported before us
 
 
 def enter(package: str, install: Callable[[tuple[Primitive, ...]], None]) -> None:

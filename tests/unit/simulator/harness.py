@@ -291,7 +291,7 @@ REFUSED = re.compile(
 def implemented(text: str, arch: str = "gfx942") -> bool:
     """Whether the simulator has every instruction of a text. `test_isa_coverage.py`: it refuses the others by name."""
     from ferryman.backends.simulator import snippet
-    from ferryman.backends.simulator.operations import supported
+    from ferryman.backends.simulator.program import supported
 
     assert snippet.LANES == LANES  # the whole machine is loaded: without it the table is empty
     return all(base(line) in supported(arch) for line in instructions(text))

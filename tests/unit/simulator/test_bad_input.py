@@ -281,9 +281,10 @@ def test_arguments_that_do_not_fit_the_metadata(values: list[tuple[Any, str]], m
 def test_arguments_of_a_unit_that_do_not_fit(
     args: tuple[Any, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ferryman.backends.simt import Unit, offline
+    from ferryman.backends import simt_offline
+    from ferryman.backends.simt import Unit
 
-    monkeypatch.setattr(offline, "assembly", lambda unit, arch: TEXT)
+    monkeypatch.setattr(simt_offline, "assembly", lambda unit, arch: TEXT)
     simulator = Simulator(target_of(profile("mi300x")))
     with pytest.raises(SimulationError, match=f"add: {message}"):
         simulator.launch(Unit("add", ""), torch.device("cpu"), 1, 64, 0, args)

@@ -26,7 +26,7 @@ def texts() -> dict[str, list[str]]:
 def test_every_implemented_instruction_is_tested(arch: str, texts: dict[str, list[str]]) -> None:
     """gfx950 runs by the same code what gfx942 does, so that a row for either counts; what it adds needs its own."""
     from ferryman.backends.simulator import snippet
-    from ferryman.backends.simulator.operations import supported
+    from ferryman.backends.simulator.program import supported
 
     assert snippet.LANES == harness.LANES
     covered = {
@@ -39,7 +39,7 @@ def test_every_implemented_instruction_is_tested(arch: str, texts: dict[str, lis
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_what_is_not_implemented_is_refused_by_name(arch: str, texts: dict[str, list[str]]) -> None:
     from ferryman.backends.simulator import snippet
-    from ferryman.backends.simulator.operations import supported
+    from ferryman.backends.simulator.program import supported
 
     missing = [text for text in texts[arch] if not harness.implemented(text, arch)]
     assert len(missing) < len(texts[arch]) / 3

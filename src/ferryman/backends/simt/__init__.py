@@ -15,9 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ferryman.backends import redirect
-from ferryman.backends.base import Target
-from ferryman.errors import ArgumentError, BackendUnavailable
+from ferryman.errors import ArgumentError
 
 HERE = Path(__file__).parent
 TYPE_NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -71,33 +69,6 @@ def vendor_of(arch: str) -> str:
 def defines_for(unit: Unit, arch: str) -> tuple[str, ...]:
     """The macros that this unit is compiled with for ``arch``."""
     return (f"FERRYMAN_WAVE={wave_of(arch)}", *unit.defines)
-
-
-def runtime(target: Target) -> Runtime:
-    """The launcher for this vendor. Raises BackendUnavailable for one that has none."""
-    route = redirect.current()
-    if route is not None:
-        return route
-    found = _RUNTIMES.get(target.vendor)
-    return found if found is not None else _start_runtime(target.vendor)
-
-
-_RUNTIMES: dict[str, Runtime] = {}
-
-
-def _start_runtime(vendor: str) -> Runtime:
-    started: Runtime
-    if vendor == "nvidia":
-        from ferryman.backends.cuda import CudaRuntime
-
-        started = CudaRuntime()
-    elif vendor == "amd":
-        from ferryman.backends.hip import HipRuntime
-
-        started = HipRuntime()
-    else:
-        raise BackendUnavailable(f"SIMT kernels run on vendors nvidia and amd; this device's vendor is {vendor!r}")
-    return _RUNTIMES.setdefault(vendor, started)  # a second thread gets the first one's
 
 
 def family_files(path: Path, rows: bool, cluster: bool = False) -> list[Path]:

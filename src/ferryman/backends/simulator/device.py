@@ -4,8 +4,8 @@
     y = simulator.wrap(triton_kernels.rms_norm)(x, weight, 1e-6, False, target)
     simulator.take()                   # what the sanitizer found
 
-While it is active, `backends.triton.launch` and `backends.simt.runtime` come here. Memory that a kernel may touch is
-what its arguments point to: the op's inputs, read-only, and what the launcher allocated.
+While it is active, `backends.triton.launch` and `backends.simt_runtime.runtime` come here. Memory that a kernel may
+touch is what its arguments point to: the op's inputs, read-only, and what the launcher allocated.
 """
 
 from __future__ import annotations
@@ -234,9 +234,9 @@ def _triton_program(key: str, source: Any, target: Target, assumptions: Assumpti
 
 
 def _unit_program(unit: Any, arch: str, assumptions: Assumptions) -> Program:
-    from ferryman.backends.simt import offline
+    from ferryman.backends import simt_offline
 
-    return _decoded(offline.assembly(unit, arch), unit.name, arch, assumptions)
+    return _decoded(simt_offline.assembly(unit, arch), unit.name, arch, assumptions)
 
 
 def _triton_arguments(program: Program, values: list[tuple[Any, str]]) -> bytes:

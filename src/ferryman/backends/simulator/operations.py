@@ -6,7 +6,6 @@ mnemonics; what differs between arches stands in `arch.py`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,9 +72,3 @@ def operation(instruction: Instruction, arch: str, kernel: str) -> Operation:
             f"{instruction.line}); docs/simulator.md lists what is"
         )
     return found
-
-
-def supported(arch: str) -> frozenset[str]:
-    """Mnemonics, without encodings, that are implemented for an arch."""
-    importlib.import_module("ferryman.backends.simulator.program")  # whose imports fill the table
-    return frozenset(n for n, o in TABLE.items() if o.arches is None or arch in o.arches)

@@ -31,7 +31,7 @@ from ferryman.backends.simulator.lds import Shadow, smallest
 from ferryman.backends.simulator.machine import CLEAN, LANES, Machine
 from ferryman.backends.simulator.memory import Memory, Region
 from ferryman.backends.simulator.numerics import Array, Assumptions, Mode
-from ferryman.backends.simulator.operations import Context, Operation, Step, operation
+from ferryman.backends.simulator.operations import TABLE, Context, Operation, Step, operation
 from ferryman.errors import AssemblyError, FerrymanError, SimulationError
 
 ARCHES = ("gfx942", "gfx950")
@@ -40,6 +40,11 @@ BATCH_BYTES = 1 << 30
 BUDGET = 200_000_000  # instructions of one launch, all waves together
 STEPS = 5_000_000  # of a batch: a loop that does not end is found within a minute or two
 _MOST_GROUPS = 1 << 24
+
+
+def supported(arch: str) -> frozenset[str]:
+    """Mnemonics, without encodings, that are implemented for an arch."""
+    return frozenset(n for n, o in TABLE.items() if o.arches is None or arch in o.arches)
 
 
 @dataclass

@@ -13,17 +13,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import (
-    TYPE_NAMES,
-    VECTOR_BYTES,
-    Unit,
-    as_rows,
-    family_source,
-    grid_of,
-    runtime,
-    unit,
-    vectorised,
-)
+from ferryman.backends.simt import TYPE_NAMES, VECTOR_BYTES, Unit, as_rows, family_source, grid_of, unit, vectorised
+from ferryman.backends.simt_runtime import runtime
 
 _FILE = Path(__file__).with_name("activation.cuh")
 _STEMS = {"Silu": "silu_mul", "GeluTanh": "gelu_mul", "GeluErf": "gelu_mul"}

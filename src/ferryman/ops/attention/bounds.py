@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from ferryman.ops.attention.scores import scores, sink_share, with_sink
+
 Terms = dict[str, Tensor]
 
 
@@ -31,18 +33,16 @@ def _row_terms(
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(probabilities, their relative error in units of u, the scores' absolute error in units of u)."""
-    from ferryman.ops.attention.definition import _scores, _with_sink
-
     heads, depth = q.shape[1], q.shape[-1]
     factor = abs(depth**-0.5 if scale is None else scale)
-    s, _ = _scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
+    s, _ = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
     error = (6 * math.sqrt(depth) + 6) * (q.abs() @ _repeat(k, heads).abs().transpose(-1, -2)) * factor
     if softcap:
         error = torch.where(error.isinf(), 0.0, error)  # tanh of an infinite score is exactly 1
         error = error + 6 * softcap  # tanh by exp: absolute error of a few u, times the cap
     if mask is not None and mask.dtype != torch.bool:
         error = error + mask.abs().nan_to_num(posinf=0.0) + s.abs().nan_to_num(posinf=0.0)
-    lse = _with_sink(torch.logsumexp(s, -1), sinks).unsqueeze(-1)
+    lse = with_sink(torch.logsumexp(s, -1), sinks).unsqueeze(-1)
     p = torch.where(torch.isneginf(lse), 0.0, torch.exp(s - lse))
     distance = torch.where(p > 0, error + 3 * (s - lse).abs(), 0.0)
     relative = distance + (p * distance).sum(-1, keepdim=True) + 6 * math.sqrt(s.shape[-1]) + 12
@@ -155,8 +155,6 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
 def _sinks_terms(lse: Tensor, sinks: Tensor | None, delta: Tensor, summed: Tensor, depth: int, output: Tensor) -> Terms:
     """The sum over rows of the sink's probability times delta. ``summed``: the error of a delta that is a sum of P dP,
     instead of the saved output's, which is within "storage" of it."""
-    from ferryman.ops.attention.definition import sink_share
-
     if sinks is None or output.numel() == 0:
         return {"accumulate": torch.zeros_like(output)}
     share = sink_share(lse, sinks)

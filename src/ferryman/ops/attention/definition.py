@@ -13,105 +13,13 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.attention import bounds
+from ferryman.ops.attention.scores import grouped, probabilities, scores, sink_share, with_sink
 from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Rounding, first_of, primitive, public, wide
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
 ROUNDED_O = Rounding("o", "the output is rounded to the storage dtype before the sink's share is taken from it")
 ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
-
-
-def visible(sq: int, sk: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
-    """(Sq, Sk), True where key j may be seen by query i; None when every key may. The last query sees the last key."""
-    if not causal and window is None:
-        return None
-    i = torch.arange(sq, device=device).unsqueeze(1) + (sk - sq)
-    j = torch.arange(sk, device=device).unsqueeze(0)
-    seen = j <= i if causal else torch.ones(sq, sk, dtype=torch.bool, device=device)
-    if window is not None:
-        seen = seen & (j > i - window)
-        if not causal:
-            seen = seen & (j < i + window)
-    return seen
-
-
-def ranges(key_range: Tensor, sk: int) -> tuple[Tensor, Tensor]:
-    """(first, end), (B, 1, 1, 1) each, of a key range clamped to 0..Sk; empty where the end is not beyond the first."""
-    clamped = key_range.long().clamp(0, sk)
-    return clamped[:, 0, None, None, None], clamped[:, 1, None, None, None]
-
-
-def visible_in(
-    q: Tensor, k: Tensor, causal: bool, window: int | None, key_range: Tensor | None, chunk: int | None
-) -> Tensor | None:
-    """`visible` with a key range and chunks: (B or 1, 1, Sq, Sk), or (Sq, Sk); None when every key may be seen."""
-    sq, sk = q.shape[2], k.shape[2]
-    if key_range is None and chunk is None:
-        return visible(sq, sk, causal, window, q.device)
-    first: Tensor | int = 0
-    end: Tensor | int = sk
-    if key_range is not None:
-        first, end = ranges(key_range, sk)
-    position = torch.arange(sq, device=q.device).unsqueeze(1) + (end - sq)
-    j = torch.arange(sk, device=q.device).unsqueeze(0)
-    seen = (j >= first) & (j < end) & torch.ones_like(position, dtype=torch.bool)
-    if causal:
-        seen = seen & (j <= position)
-    if window is not None:
-        seen = seen & (j > position - window)
-        if not causal:
-            seen = seen & (j < position + window)
-    if chunk is not None:
-        own = torch.div(position - first, chunk, rounding_mode="floor")
-        seen = seen & (torch.div(j - first, chunk, rounding_mode="floor") == own)
-    return seen
-
-
-def _grouped(x: Tensor, heads: int) -> Tensor:
-    """(B, Hk, S, D) -> (B, H, S, D), each key/value head serving heads/Hk query heads."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
-
-
-def _scores(
-    q: Tensor,
-    k: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    mask: Tensor | None,
-    key_range: Tensor | None = None,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(scores with -inf where hidden, tanh of the capped scores or an empty tensor), in the wide dtype."""
-    s = (wide(q) @ wide(_grouped(k, q.shape[1])).transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    t = s.new_empty(0)
-    if softcap:
-        t = torch.tanh(s / softcap)
-        s = softcap * t
-    seen = visible_in(q, k, causal, window, key_range, chunk)
-    if seen is not None:
-        s = s.masked_fill(~seen, -math.inf)
-    if mask is not None:
-        s = s.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else s + wide(mask)
-    return s, t
-
-
-def _probabilities(s: Tensor, lse: Tensor) -> Tensor:
-    """exp(s - lse), and zeros for rows that see nothing."""
-    return torch.where(torch.isneginf(lse).unsqueeze(-1), 0.0, torch.exp(s - lse.unsqueeze(-1)))
-
-
-def _with_sink(lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """The log-sum-exp with a column of each head's own logit."""
-    return lse if sinks is None else torch.logaddexp(lse, sinks.to(lse.dtype).unsqueeze(-1).expand(lse.shape))
-
-
-def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
-    """(B, H, Sq), the probability of the sink's column: exp(sink - lse), 0 where both are -inf and 1 where both inf."""
-    sink = sinks.to(lse.dtype).unsqueeze(-1).expand(lse.shape)
-    share = torch.exp(torch.where(sink == lse, 0.0, sink - lse))
-    return torch.where(torch.isneginf(lse), 0.0, share)
 
 
 def has_bias_gradient(mask: Tensor | None, need_mask: bool) -> bool:
@@ -138,19 +46,19 @@ def _forward(
     chunk: int | None = None,
     roundings: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, Tensor]:
-    s, _ = _scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
+    s, _ = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
     alone = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
-    lse = alone if "o" in roundings else _with_sink(alone, sinks)
-    values = wide(_grouped(v, q.shape[1]))
+    lse = alone if "o" in roundings else with_sink(alone, sinks)
+    values = wide(grouped(v, q.shape[1]))
     if "p" in roundings:
         # Kernels round exp(s - running maximum) and divide by the unrounded sum at the end.
         m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(())
         p = torch.where(torch.isneginf(m), 0.0, torch.exp(s - m))
         out = (wide(p.to(q.dtype)) @ values) * torch.exp(m.squeeze(-1) - lse).nan_to_num(nan=0.0).unsqueeze(-1)
     else:
-        out = _probabilities(s, lse) @ values
+        out = probabilities(s, lse) @ values
     if "o" in roundings and sinks is not None:
-        lse = _with_sink(alone, sinks)
+        lse = with_sink(alone, sinks)
         out = wide(out.to(q.dtype)) * (1 - sink_share(lse, sinks)).unsqueeze(-1)
     return _model_layout(out.to(q.dtype)), lse
 
@@ -176,8 +84,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, heads, _, head_dim = q.shape
     group = k.shape[1]
-    s, t = _scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
-    p = _probabilities(s, lse.to(s.dtype))
+    s, t = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
+    p = probabilities(s, lse.to(s.dtype))
     g = wide(grad_out)
 
     def rounded(x: Tensor, name: str) -> Tensor:
@@ -190,7 +98,7 @@ def _backward(
     delta = (g * wide(out)).sum(-1)
     if grad_lse is not None:
         delta = delta - grad_lse
-    ds = p * (g @ wide(_grouped(v, heads)).transpose(-1, -2) - delta.unsqueeze(-1))
+    ds = p * (g @ wide(grouped(v, heads)).transpose(-1, -2) - delta.unsqueeze(-1))
     grad_mask = q.new_empty(0)
     if mask is not None and has_bias_gradient(mask, need_mask):
         grad_mask = ds.sum_to_size(mask.shape).to(mask.dtype)
@@ -200,7 +108,7 @@ def _backward(
     if softcap:
         ds = ds * (1 - t * t)
     ds = rounded(ds, "ds") * (head_dim**-0.5 if scale is None else scale)
-    grad_q = ds @ wide(_grouped(k, heads))
+    grad_q = ds @ wide(grouped(k, heads))
     grad_k = per_key_head(ds.transpose(-1, -2) @ wide(q))
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_sinks, grad_mask
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, pointer, runtime, type_name
+from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, pointer, type_name
+from ferryman.backends.simt_runtime import runtime
 
 _HERE = Path(__file__).parent
 _DEPTH = 64  # elements of k in a box

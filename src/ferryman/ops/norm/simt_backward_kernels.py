@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, pointer, runtime, type_name, unit
+from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, pointer, type_name, unit
+from ferryman.backends.simt_runtime import runtime
 from ferryman.ops.norm.implementations import WIDE_BYTES, WIDE_SHARED_MEMORY
 
 _FILE = Path(__file__).with_name("norm_backward.cuh")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import Unit, as_rows, family_source, pointer, runtime, type_name, unit, vectorised
+from ferryman.backends.simt import Unit, as_rows, family_source, pointer, type_name, unit, vectorised
 from ferryman.backends.simt.rows import (
     MAX_WORDS,
     Demand,
@@ -22,6 +22,7 @@ from ferryman.backends.simt.rows import (
     threads_a_row,
     widest,
 )
+from ferryman.backends.simt_runtime import runtime
 
 _FILE = Path(__file__).with_name("norm.cuh")
 _TYPES = ("f32", "f16", "bf16")

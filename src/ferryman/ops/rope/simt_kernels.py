@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, runtime, type_name, unit, vectorised
+from ferryman.backends.simt import VECTOR_BYTES, Unit, family_source, grid_of, type_name, unit, vectorised
+from ferryman.backends.simt_runtime import runtime
 
 _FILE = Path(__file__).with_name("rope.cuh")
 _THREADS = 128

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import Unit, as_rows, family_source, runtime, type_name, unit, vectorised
+from ferryman.backends.simt import Unit, as_rows, family_source, type_name, unit, vectorised
 from ferryman.backends.simt.rows import (
     Demand,
     RowPlan,
@@ -20,6 +20,7 @@ from ferryman.backends.simt.rows import (
     threads_a_row,
     widest,
 )
+from ferryman.backends.simt_runtime import runtime
 
 _FILE = Path(__file__).with_name("softmax.cuh")
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, runtime, type_name, unit
+from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, type_name, unit
+from ferryman.backends.simt_runtime import runtime
 
 _FILE = Path(__file__).with_name("loss.cuh")
 _WAVE = 32

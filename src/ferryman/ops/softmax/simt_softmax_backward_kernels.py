@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, runtime, type_name, unit, vectorised
+from ferryman.backends.simt import VECTOR_BYTES, Unit, as_rows, family_source, type_name, unit, vectorised
 from ferryman.backends.simt.rows import SPREADS, Demand, RowPlan, row_plan, threads_a_row
+from ferryman.backends.simt_runtime import runtime
 
 _FILE = Path(__file__).with_name("softmax_backward.cuh")
 _SIZES = {"f32": 4, "f16": 2, "bf16": 2}

@@ -20,11 +20,12 @@ _DIGEST = hashlib.sha256().digest_size
 _READERS = (
     "triton.py",
     "triton_host.py",
+    "triton_runtime.py",
     "triton_resources.py",
     "triton_artefacts.py",
     "code_objects.py",
     "cuda.py",
-    "simt/offline.py",
+    "simt_offline.py",
     "simt/resources.py",
 )
 
@@ -87,9 +88,9 @@ def toolchain(backend: str, arch: str) -> dict[str, str]:
         from ferryman.backends.cuda import OPTIONS, nvrtc
 
         return {"nvrtc": ".".join(map(str, nvrtc().version())), "nvrtc options": " ".join(OPTIONS)}
-    from ferryman.backends.simt import offline
+    from ferryman.backends import simt_offline
 
-    offline.tools()  # raises where a package is missing
+    simt_offline.tools()  # raises where a package is missing
     return {package: metadata.version(package) for package in ("ziglang", "triton")}
 
 

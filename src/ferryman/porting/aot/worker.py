@@ -143,9 +143,9 @@ def _compile(group: Group, source: Source, known: Profile) -> tuple[dict[str, An
 
         made = TritonBackend().compile(source.unit, None, known.arch)
     else:
-        from ferryman.backends.simt import offline
+        from ferryman.backends import simt_offline
 
-        made = offline.compile_unit(source.unit, known.arch)
+        made = simt_offline.compile_unit(source.unit, known.arch)
     try:
         code_objects.check(made.image, known.arch)
     except ValueError as error:  # a toolchain that exits with 0 and leaves half a file

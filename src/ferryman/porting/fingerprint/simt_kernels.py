@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.simt import Unit, family_source, runtime, unit
+from ferryman.backends.simt import Unit, family_source, unit
+from ferryman.backends.simt_runtime import runtime
 from ferryman.errors import ArgumentError
 
 OPS = ("exp", "exp2", "log", "rsqrt", "sqrt", "div", "tanh", "add", "mul", "fma", "contraction")

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, fx
 
-from ferryman.ops.attention.definition import visible
+from ferryman.ops.attention.scores import visible
 from ferryman.porting.graph.normal import disturbs, name_of, value
 from ferryman.porting.graph.region import Argument, Candidate, Draw, computed, symbols_of
 
