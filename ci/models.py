@@ -111,7 +111,7 @@ def measure(names: Sequence[str], file: Path, limit: float) -> None:
     from ferryman.porting.model.bundled import FAMILIES
 
     held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"families": {}}
-    held["versions"] = {name: metadata.version(name).split("+")[0] for name in ("torch", "transformers")}
+    held["versions"] = {name: metadata.version(name).split("+")[0] for name in ("torch", "transformers", "diffusers")}
     begin = time.perf_counter()
     for name in names or [n for n in FAMILIES if n not in held["families"]]:
         row = {"float32": parity(name, torch.float32), "bfloat16": parity(name, torch.bfloat16), "real": shares(name)}
@@ -145,7 +145,7 @@ def page(held: dict[str, Any]) -> str:
         "",
         "# Model families",
         "",
-        f"{len(rows)} families of transformers are known by name (`ferryman port NAME`). {len(ported)} are ported",
+        f"{len(rows)} families of transformers and diffusers are known by name (`ferryman port NAME`). {len(ported)} are ported",
         f"within the parity limits in float32, {len(both)} of them in bfloat16 too: forward and backward, tiny, on the",
         f"CPU. {len(counted)} of those serve at least {100 * LEAST:.0f}% of their predicted time and count as ported;",
         f"the mean over these is {said}. Measured with {versions}.",

@@ -1,6 +1,6 @@
 """Write tests/slow.txt: the tests that cost more CPU time than a quick test has, from a run that measured all of them.
 
-python -m pytest -n 2 -m "not gpu" --costs FOLDER; python ci/slow_tests.py FOLDER
+python -m pytest -n 2 -m "not gpu" --costs=FOLDER; python ci/slow_tests.py FOLDER
 
 Tests that the run did not reach keep their line; those that are marked `slow` in their source need none.
 """

@@ -81,4 +81,6 @@ def _integrate() -> None:
     import sys
 
     if "transformers.modeling_utils" in sys.modules:
-        import ferryman.integrations.transformers  # noqa: F401 - it registers itself
+        import ferryman.integrations.transformers
+    if "diffusers.models.attention_dispatch" in sys.modules:
+        import ferryman.integrations.diffusers  # noqa: F401 - likewise

@@ -12,10 +12,11 @@ import torch
 
 pytest.importorskip("transformers")
 import ferryman.integrations.transformers  # noqa: F401 - it registers itself
+from ferryman.porting.model import diffusion
 from ferryman.porting.model.bundled import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ("llama", "gemma2", "t5", "bert", "vit", "mamba2", "phimoe")
+SAMPLE = ("llama", "gemma2", "t5", "bert", "vit", "mamba2", "phimoe", "flux")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,8 @@ def test_what_serves_little_does_not_count(models: Any) -> None:
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample_ports_as_the_page_says(models: Any, held: Any, name: str) -> None:
+    if name in diffusion.FAMILIES:
+        pytest.importorskip("diffusers")
     found = models.parity(name, torch.float32)
     assert found["verdict"] == "PASS" == held["families"][name]["float32"]["verdict"], found["reasons"]
     assert found["made"] == held["families"][name]["float32"]["made"] and not found["miscounted"]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ferryman.errors import ArgumentError, UnknownName
+from ferryman.porting.model import diffusion
 
 Run = Callable[[nn.Module], Any]
 # What tiny configs shrink, wherever a config has it.
@@ -74,7 +75,7 @@ class Family:
     """``tiny`` and ``real`` override config fields; nested dictionaries go to sub-configs."""
 
     name: str
-    auto: str  # the class of transformers that builds it from a config
+    auto: str  # the class of transformers that builds it from a config; "diffusers": see diffusion.py
     inputs: str
     model_type: str = ""
     tiny: Mapping[str, Any] = field(default_factory=dict)
@@ -235,6 +236,7 @@ def _all() -> dict[str, Family]:
         Family("encodec", "AutoModel", "audio", tiny={"hidden_size": 128}),
         Family("vits", "AutoModel", "tokens"),
         Family("fastspeech2_conformer", "AutoModel", "tokens"),
+        *(Family(name, "diffusers", "") for name in diffusion.FAMILIES),
     ]
     return {family.name: family for family in found}
 
@@ -279,9 +281,11 @@ def _spread(value: list[Any], layers: int) -> list[Any]:
 
 def build(name: str, tiny: bool, dtype: torch.dtype = torch.float32, layers: int | None = None) -> nn.Module:
     """A family's model with random weights, in eval mode; under a fake mode, without data."""
+    wanted = family(name)
+    if name in diffusion.FAMILIES:
+        return diffusion.build(name, tiny, dtype)
     import transformers
 
-    wanted = family(name)
     config = transformers.CONFIG_MAPPING[wanted.model_type or name]()
     config = _shrunk(config, wanted.tiny if tiny else wanted.real, layers or wanted.layers, tiny)
     auto: Any = getattr(transformers, wanted.auto)
@@ -294,6 +298,8 @@ def build(name: str, tiny: bool, dtype: torch.dtype = torch.float32, layers: int
 def inputs_of(name: str, tiny: bool, model: nn.Module) -> Run:
     """``run(model)``: draws the family's inputs and calls the model."""
     wanted = family(name)
+    if name in diffusion.FAMILIES:
+        return diffusion.Inputs(name, tiny)
     length = 17 if tiny else min(wanted.length, _longest(model.config))
     return Inputs(wanted.inputs, length, 2 if tiny else 1)
 

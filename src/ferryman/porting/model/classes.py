@@ -18,8 +18,8 @@ from ferryman.porting.model.recognise import Role
 @dataclass(frozen=True)
 class Recipe:
     """What a ported class is made of: a proven role; or, and beside a role that gives no gradient, a served copy of its
-    methods, with the attributes that are known activations, those whose cut result is known, and norms that take an
-    addition; or, for an activation that a gated op takes, its gate."""
+    methods, with the attributes that are known activations, those whose cut result is known, norms that take an
+    addition, and callables that are no modules; or, for an activation that a gated op takes, its gate."""
 
     role: Role | None = None
     gates: frozenset[str] = frozenset()
@@ -27,10 +27,11 @@ class Recipe:
     interface: bool = False
     cuts: rewrite.Cuts = frozenset()
     norms: frozenset[str] = frozenset()
+    callables: rewrite.Callables = frozenset()
 
     def __hash__(self) -> int:
         role = None if self.role is None else (self.role.expression, self.role.guards)
-        return hash((role, self.gates, self.gate is None, self.cuts, self.norms))
+        return hash((role, self.gates, self.gate is None, self.cuts, self.norms, self.callables))
 
 
 def ported_class(original: Any, recipe: Recipe) -> type[nn.Module]:
@@ -49,7 +50,7 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         "ferryman_recipe": recipe,
     }
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
-        own |= rewrite.rewritten(original, recipe.gates, recipe.cuts, recipe.norms).functions
+        own |= rewrite.rewritten(original, recipe.gates, recipe.cuts, recipe.norms, recipe.callables).functions
     if recipe.role is not None:
         own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
         if recipe.role.added:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -262,16 +263,16 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
     if isinstance(role, Role):
         if role.gradient:
             return Recipe(role), None
-        return Recipe(role, gates, cuts=_cuts(module), norms=norms), None
+        return Recipe(role, gates, cuts=_cuts(module), norms=norms, callables=_callables(module)), None
     if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
         reason = role.reason
-    cut = _cuts(module)
-    made = rewrite.rewritten(type(module), gates, cut, norms)
+    cut, held = _cuts(module), _callables(module)
+    made = rewrite.rewritten(type(module), gates, cut, norms, held)
     if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
     ungated = _ungated(module, made.products)
     if made.functions or made.interfaces:
-        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut, norms=norms), ungated
+        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut, norms=norms, callables=held), ungated
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
     if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
@@ -339,12 +340,21 @@ def _cuts(module: nn.Module) -> rewrite.Cuts:
     return frozenset(found)
 
 
+def _callables(module: nn.Module) -> rewrite.Callables:
+    """Attributes that are objects of a class with a __call__ of its own, and no modules, tensors or functions."""
+    return frozenset(
+        (name, type(held))
+        for name, held in vars(module).items()
+        if name.isidentifier() and isinstance(getattr(type(held), "__call__", None), types.FunctionType)  # noqa: B004
+    )
+
+
 def _interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
     return _served(module, recipe).interfaces if recipe.interface else frozenset()
 
 
 def _served(module: nn.Module, recipe: Recipe) -> rewrite.Rewritten:
-    return rewrite.rewritten(type(module), recipe.gates, recipe.cuts, recipe.norms)
+    return rewrite.rewritten(type(module), recipe.gates, recipe.cuts, recipe.norms, recipe.callables)
 
 
 def _fused(module: nn.Module, recipe: Recipe) -> Iterator[tuple[int, bool]]:

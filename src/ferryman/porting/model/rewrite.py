@@ -2,7 +2,8 @@
 
 Only calls change, and only those whose target is known: a function of PyTorch that an op's folder serves, a helper that
 is proven, ``activation(gate) * up`` of a proven activation, ``norm(a + b)`` of a proven norm. What changes is reached
-from forward: its methods, and plain functions of the same file, one level deep or two.
+from forward: its methods, plain functions of the same file, one level deep or two, and callable objects that are no
+modules, such as a library's attention processors, where the module calls its attribute.
 """
 
 from __future__ import annotations
@@ -78,21 +79,48 @@ def served() -> dict[Any, Served]:
     return {f: s for family in families() if hasattr(family, "functions") for f, s in family.functions().items()}
 
 
+more: dict[Any, Served] = {}  # functions of other libraries -> what serves them (integrations add)
 registries: dict[int, Any] = {}  # id -> an object of another library whose readers are of interest (integrations add)
 Conditions = tuple[tuple[str, bool, str], ...] | None
 Cuts = frozenset[tuple[str, cuts.Shown]]
-_cache: dict[tuple[type, frozenset[str], Cuts, frozenset[str]], Rewritten] = {}
+Callables = frozenset[tuple[str, type]]
+_cache: dict[tuple[type, frozenset[str], Cuts, frozenset[str], Callables], Rewritten] = {}
 
 
 def rewritten(
-    kind: type, gates: frozenset[str], cut: Cuts = frozenset(), norms: frozenset[str] = frozenset()
+    kind: type,
+    gates: frozenset[str],
+    cut: Cuts = frozenset(),
+    norms: frozenset[str] = frozenset(),
+    callables: Callables = frozenset(),
 ) -> Rewritten:
     """A class's served functions. Attributes of its instances, dotted: ``gates`` are known activations, ``cut`` those
-    whose cut result is known, ``norms`` known norms that take an addition."""
-    key = (kind, gates, cut, norms)
+    whose cut result is known, ``norms`` known norms that take an addition, ``callables`` objects that are no modules,
+    with their classes."""
+    key = (kind, gates, cut, norms, callables)
     if key not in _cache:
-        _cache[key] = _Class(kind, gates, dict(cut), norms).result()
+        _cache[key] = _Class(kind, gates, dict(cut), norms, dict(callables)).result()
     return _cache[key]
+
+
+_called: dict[type, Any] = {}  # a callable's class -> its served __call__
+
+
+def called(held: Any, *args: Any, **options: Any) -> Any:
+    """``held(*args, **options)``, by the served copy of its class's code where that is what it runs."""
+    served_call = _called.get(type(held))
+    return held(*args, **options) if served_call is None else served_call(held, *args, **options)
+
+
+def _callable(kind: type) -> tuple[Use, ...]:
+    """What a served copy of a callable's code uses; empty where nothing is served."""
+    made = _cache.get((kind, frozenset(), frozenset(), frozenset(), frozenset()))
+    if made is None:
+        made = _Class(kind, frozenset(), {}, frozenset(), {}, ("__call__",)).result()
+        _cache[kind, frozenset(), frozenset(), frozenset(), frozenset()] = made
+        if "__call__" in made.functions:
+            _called[kind] = made.functions["__call__"]
+    return made.uses if "__call__" in made.functions else ()
 
 
 @dataclass
@@ -101,6 +129,8 @@ class _Class:
     gates: frozenset[str]
     cuts: dict[str, cuts.Shown]
     norms: frozenset[str]
+    callables: dict[str, type]
+    entries: tuple[str, ...] = _ENTRIES  # a callable's is its __call__, whose methods stay
     uses: list[Use] = field(default_factory=list)
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
@@ -113,8 +143,9 @@ class _Class:
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
         made: dict[str, Any] = {}
-        seen = set(_ENTRIES)
-        wanted: list[tuple[str, Conditions]] = [(e, () if e == "forward" else None) for e in _ENTRIES if e in own]
+        seen = set(self.entries)
+        first = self.entries[0]
+        wanted: list[tuple[str, Conditions]] = [(e, () if e == first else None) for e in self.entries if e in own]
         while wanted:
             name, conditions = wanted.pop()
             function = own[name]
@@ -131,9 +162,9 @@ class _Class:
             changed = serve.visit(copy.deepcopy(tree))
             if len(self.interfaces) > before:
                 self.passed |= {k.arg for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg}
-            for called in sorted(serve.methods.keys() & own.keys() - seen):
-                seen.add(called)
-                wanted.append((called, serve.methods[called]))
+            for method in sorted(serve.methods.keys() & own.keys() - seen) if first == "forward" else ():
+                seen.add(method)
+                wanted.append((method, serve.methods[method]))
             if serve.new:
                 wrapped = source.rewrapped(function, source.rebuilt(inner, changed, serve.new))
                 if wrapped is None:
@@ -245,7 +276,7 @@ class _Serve(ast.NodeTransformer):
             self.owner.interfaces.add(id(value))
             return node
         try:
-            found = served().get(value)
+            found = served().get(value) or more.get(value)
         except TypeError:  # not hashable, so no function
             return node
         if found is not None:
@@ -269,6 +300,14 @@ class _Serve(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.called.add(id(node.func))
         self.generic_visit(node)
+        kind = self.owner.callables.get(self._dotted(node.func) or "")
+        uses = () if kind is None else _callable(kind)
+        if uses:  # what its own tests read is not the module's
+            self.owner.uses += [
+                Use(u.op, "", self.conditions if u.conditions == () else None, u.gradient) for u in uses
+            ]
+            held, node.func = node.func, self._put(called, node.func)
+            node.args.insert(0, held)
         if isinstance(node.func, ast.Name) and node.func.id in (adding.CALL, adding.HELD):
             node.func = self._put(adding.added if node.func.id == adding.CALL else adding.held, node.func)
             depth, conditions = adding.outer(node), self.conditions

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import bundled, generic
+from ferryman.porting.model import bundled, diffusion, generic
 from ferryman.porting.model.account import Account, account
 from ferryman.porting.model.generic import Run
 
@@ -98,9 +98,11 @@ def _none(name: str) -> Any:
     """A config for `bundled.inputs_of`, which reads how long the model's inputs may be."""
     import types
 
+    wanted = bundled.family(name)
+    if name in diffusion.FAMILIES:
+        return None
     import transformers
 
-    wanted = bundled.family(name)
     return types.SimpleNamespace(config=transformers.CONFIG_MAPPING[wanted.model_type or name]())
 
 
