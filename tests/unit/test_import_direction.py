@@ -7,6 +7,7 @@ Every import counts, also one inside a function: what is loaded late is a part o
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -130,6 +131,7 @@ def circles(edges: Graph) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if group)
 
 
+@functools.cache
 def ours() -> tuple[Graph, list[str]]:
     packages = [module_of(p) for p in files() if p.name == "__init__.py"]
     return graph({module_of(p): p.read_text(encoding="utf-8") for p in files()}, packages), packages

@@ -8,7 +8,7 @@ say what they like.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from ferryman.dispatch import registry
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "ferryman"
+TESTS = Path(__file__).resolve().parents[1]
+SOURCE = TESTS.parent / "src" / "ferryman"
 OURS = ("ops", "integrations")
 PYTORCH = (functional, torch, torch.Tensor)
 # Names of families or ops that mean something else in some rooms: PyTorch's switches for float32 products; "down" is a
@@ -134,3 +135,17 @@ def test_every_exception_still_stands() -> None:
     for place in LEFT:
         every = [f.relative_to(SOURCE).as_posix() for f in (SOURCE / place).rglob("*.py")]
         assert any(faults(f, (SOURCE / f).read_text(encoding="utf-8")) for f in every), f"{place}: strike it off"
+
+
+def of_one_op(files: Iterable[Path]) -> list[Path]:
+    """Test files that are named after an op or a family."""
+    names = {*registry.primitives(), *(family.name for family in registry.families())}
+    return [path for path in files if any(f"_{name}_" in f"_{path.stem}_" for name in names)]
+
+
+def test_the_tests_of_one_op_stand_in_its_folder() -> None:
+    inside = sorted((TESTS / "ops").rglob("test_*.py"))
+    assert of_one_op(set(TESTS.rglob("*.py")) - set((TESTS / "ops").rglob("*.py"))) == []
+    named = [Path("test_triton_attention.py"), Path("test_rope_plan.py"), Path("test_rank.py")]
+    assert of_one_op(named) == named[:2]
+    assert {path.parts[-2] for path in inside} <= {family.name for family in registry.families()}

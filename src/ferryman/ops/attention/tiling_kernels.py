@@ -48,7 +48,7 @@ _SMALL_MFMA = {"matrix_instr_nonkdim": 16}
 _SMALL_TWO_WAVES = {**_SMALL_MFMA, **_TWO_WAVES}
 
 # (forward, dq, dkv, then the same for masks and softcap) by family and padded head_dim, 16-bit inputs. Each is the
-# largest tile that compiled without spills, or with the fewest (compile matrix in tests/unit/test_triton_attention.py).
+# largest tile that compiled without spills, or with the fewest (tests/ops/attention/test_triton_attention.py).
 _Tiles = tuple[tuple[Any, ...], ...]
 _AMPERE: dict[int, _Tiles] = {
     64: ((128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 8, 2), (128, 64, 8, 3), (128, 32, 8, 2), (64, 32, 8, 2)),

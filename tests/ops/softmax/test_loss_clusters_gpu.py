@@ -14,7 +14,7 @@ from ferryman.dispatch import registry, select
 from ferryman.errors import LaunchError
 from ferryman.ops.softmax import simt_loss_kernels as kernels
 from ferryman.ops.softmax.simt_loss_kernels import Form
-from tests.loss_examples import EXAMPLES, IGNORED, Example, close, verify
+from tests.ops.softmax.loss_examples import EXAMPLES, IGNORED, Example, close, verify
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

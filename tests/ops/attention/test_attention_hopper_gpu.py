@@ -12,7 +12,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
-from tests.attention_lines import attention
+from tests.ops.attention.attention_lines import attention
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)

@@ -18,7 +18,7 @@ from ferryman.ops.softmax import simt_loss_kernels as kernels
 from ferryman.ops.softmax.simt_loss_kernels import Form
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell, prepare
-from tests.loss_examples import EXAMPLES, IGNORED, Example, close, verify
+from tests.ops.softmax.loss_examples import EXAMPLES, IGNORED, Example, close, verify
 from tests.unit import simt_host as host
 
 WIDEST = 2**18 - 64  # of the menu's condition

@@ -15,7 +15,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import plan, select
 from ferryman.ops.attention.definition import attention_backward as backward
-from tests.attention_lines import attention_backward
+from tests.ops.attention.attention_lines import attention_backward
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
