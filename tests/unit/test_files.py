@@ -70,7 +70,7 @@ def test_documents_that_would_take_gigabytes_are_refused_by_count(tmp_path: Path
     script = (
         "import resource, sys, time\n"
         "from ferryman.errors import ResultError\n"
-        "from ferryman.porting import results\n"
+        "from ferryman.porting.judging import results\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for path in sys.argv[1:]:\n"
         "    began = time.monotonic()\n"
