@@ -26,7 +26,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
-EXTRAS = ("models", "diffusion", "report", "dev", "offline", "rocm7")  # hip-python is bindings only, and is tested against hipRTC
+# hip-python is bindings only, and is tested against hipRTC
+EXTRAS = ("models", "diffusion", "report", "dev", "offline", "rocm7")
 _CUDA_EXTRA = {"12": "cuda12", "13": "cuda13"}
 # What a module of this name is called by pip; ROCm's torch brings triton under another distribution's name.
 _PROBE = """
