@@ -21,6 +21,7 @@ from ferryman.ops.matmul.definition import linear_backward as linear_backward
 from ferryman.ops.moe.definition import grouped_linear as grouped_linear
 from ferryman.ops.moe.definition import grouped_linear_backward as grouped_linear_backward
 from ferryman.ops.moe.definition import moe_experts as moe_experts
+from ferryman.ops.moe.definition import moe_experts_backward as moe_experts_backward
 from ferryman.ops.norm.definition import add_layer_norm as add_layer_norm
 from ferryman.ops.norm.definition import add_layer_norm_backward as add_layer_norm_backward
 from ferryman.ops.norm.definition import add_rms_norm as add_rms_norm
@@ -72,6 +73,7 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_w4",
     "moe_experts",
+    "moe_experts_backward",
     "paged_attention",
     "rms_norm",
     "rms_norm_backward",

@@ -40,6 +40,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "grouped_linear(Tensor x, Tensor weight, Tensor offsets) -> Tensor",
         "grouped_linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor offsets, bool need_x, bool need_weight) -> (Tensor, Tensor)",
         "moe_experts(Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, str activation, Tensor? bias) -> Tensor",
+        "moe_experts_backward(Tensor grad, Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, str activation, Tensor? bias, bool need_x, bool need_gate_up, bool need_down, bool need_topk_weights, bool need_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
     "norm": (
         "rms_norm(Tensor x, Tensor? weight, float eps, bool cast_before_weight) -> Tensor",

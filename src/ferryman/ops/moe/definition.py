@@ -11,13 +11,17 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.moe import bounds
+from ferryman.ops.moe import bounds, gradient_bounds
 from ferryman.ops.primitive import Cost, Rounding, primitive, wide
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ROUNDED_H = Rounding("h", "the first product is rounded to the storage dtype before the activation")
 ROUNDED_A = Rounding("a", "the gated activation is rounded to the storage dtype before the second product")
 ROUNDED_Y = Rounding("y", "an expert's result is rounded to the storage dtype before the weighted sum")
+ROUNDED_U = Rounding("u", "the gradient times the second weights is rounded to the storage dtype")
+WEIGHTED_A = Rounding("a", "the gated activation, times its share, is rounded to the storage dtype")
+ROUNDED_DH = Rounding("dh", "the gradient of the first product is rounded to the storage dtype")
+ROUNDED_DX = Rounding("dx", "the gradient of x by one slot is rounded to the storage dtype before the sum over slots")
 MAX_EXPERTS = 1023
 _NO_BATCH = "rows are divided among experts by their place"
 
@@ -111,9 +115,11 @@ def _check_experts(
     topk_weights: Tensor,
     activation: str,
     bias: Tensor | None,
+    *,
+    op: str = "moe_experts",
+    grad: Tensor | None = None,
 ) -> None:
-    op = "moe_experts"
-    floats = {"x": x, "gate_up": gate_up, "down": down, "bias": bias}
+    floats = {"x": x, "gate_up": gate_up, "down": down, "bias": bias, "grad": grad}
     checks.one_device(op, **floats, topk_ids=topk_ids, topk_weights=topk_weights)
     checks.floating(op, **floats, topk_weights=topk_weights)
     checks.same_dtype(op, **floats)
@@ -132,6 +138,7 @@ def _check_experts(
     if len(topk_ids) != len(x):
         raise ArgumentError(op, "topk_ids.shape[0]", len(topk_ids), f"{len(x)}, x's rows")
     checks.shaped(op, "topk_weights", topk_weights, *topk_ids.shape)
+    checks.shaped(op, "grad", grad, *x.shape)
     if activation not in ACTIVATIONS:
         raise ArgumentError(op, "activation", repr(activation), ", ".join(map(repr, ACTIVATIONS)))
 
@@ -187,6 +194,8 @@ def _rounded(roundings: frozenset[str]) -> Callable[..., Any]:
     bound=bounds.moe_experts,
     roundings=(ROUNDED_H, ROUNDED_A, ROUNDED_Y),
     rounded=_rounded,
+    backward="moe_experts_backward",
+    grads=("x", "gate_up", "down", "topk_weights", "bias"),
     batch={"x": 1, "topk_ids": 1, "topk_weights": 1, "out": 1},
     reduction=lambda x, gate_up, down, topk_ids, *rest: max(x.shape[1], down.shape[2], topk_ids.shape[1]),
     dtypes={"topk_ids": (torch.int32, torch.int64)},
@@ -208,9 +217,121 @@ def moe_experts(
     "gelu" (erf) or "gelu_tanh". E from 1 to 1023.
     Returns (T, H) in x's dtype, contiguous. float32 accumulation; an implementation may round the first product, the
     gated activation, and each expert's result to the storage dtype, where float16 overflows beyond 65504. A slot whose
-    id is no expert's adds nothing,
-    whatever its weight; an expert chosen twice counts twice. Not differentiable: compose `grouped_linear`, which is.
+    id is no expert's adds nothing, whatever its weight; an expert chosen twice counts twice. All but topk_ids have
+    gradients: the backward makes the first product again, and keeps nothing but the arguments.
     Raises ArgumentError for shapes and dtypes that do not fit. Source: Shazeer et al., arXiv:1701.06538; the layout of
     transformers' Mixtral and Qwen3-MoE experts.
     """
     return _experts(x, gate_up, down, topk_ids, topk_weights, activation, bias)
+
+
+_NEEDS = ("x", "gate_up", "down", "topk_weights", "bias")
+
+
+def _check_gradients(grad: Tensor, *args: Any) -> None:
+    _check_experts(*args[:7], op="moe_experts_backward", grad=grad)
+
+
+def _gradients_meta(grad: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    x, gate_up, down, _, topk_weights, _, bias = args[:7]
+    like = (x, gate_up, down, topk_weights, bias)
+    return tuple(
+        x.new_empty(0) if t is None or not need else t.new_empty(t.shape)
+        for t, need in zip(like, args[7:], strict=True)
+    )
+
+
+def _gradients_cost(grad: Tensor, *args: Any) -> Cost:
+    """Two thirds of the forward again; as much for the gradient of x, and as much for that of the weights."""
+    x, gate_up, down, topk_ids = args[:4]
+    need_x, need_gate_up, need_down, need_weights, need_bias = args[7:]
+    work = 2.0 * topk_ids.numel() * down.shape[1] * down.shape[2]
+    inside = need_x or need_gate_up or (need_bias and args[6] is not None)
+    products = 2 * (inside or need_down or need_weights) + (inside or need_weights)
+    written = need_gate_up * gate_up.numel() + need_down * down.numel() + need_x * x.numel()
+    moved = _experts_cost(*args[:7]).bytes + (x.numel() + written) * x.element_size()
+    return Cost(work * (products + 2 * need_x + 2 * need_gate_up + need_down), float(moved))
+
+
+def _gradients(
+    grad: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    *needs: bool,
+    roundings: frozenset[str] = frozenset(),
+) -> tuple[Tensor, ...]:
+    def rounded(name: str, value: Tensor) -> Tensor:
+        return wide(value.to(x.dtype)) if name in roundings else value
+
+    (experts, _, inner), g, rows = down.shape, wide(grad), wide(x)
+    like = (x, gate_up, down, topk_weights, x.new_empty(0) if bias is None else bias)
+    to_x, to_gate_up, to_down, to_weights, to_bias = (g.new_zeros(t.shape) for t in like)
+    for expert in range(experts):
+        token, slot = torch.nonzero(topk_ids == expert, as_tuple=True)
+        if not len(token):
+            continue
+        above = g[token]
+        h, u = rows[token] @ wide(gate_up[expert]).T, rounded("u", above @ wide(down[expert]))
+        if bias is not None:
+            h = h + wide(bias[expert, : 2 * inner])
+        gate, up = rounded("h", h).split(inner, -1)
+        share = topk_weights[token, slot].to(g.dtype)[:, None]
+        opened = bounds.activated(gate, activation)
+        own = (opened * up * u).sum(-1)
+        to_gate = share * u * up * gradient_bounds.slope(gate, activation)
+        dh = rounded("dh", torch.cat([to_gate, share * u * opened], -1))
+        to_x.index_add_(0, token, rounded("dx", dh @ wide(gate_up[expert])))
+        to_gate_up[expert] = dh.T @ rows[token]
+        to_down[expert] = above.T @ rounded("a", share * (opened * up))
+        if bias is not None:
+            own = own + above @ wide(bias[expert, 2 * inner :])
+            to_bias[expert] = torch.cat([dh.sum(0), (share * above).sum(0)])
+        to_weights[token, slot] = own
+    found = zip((to_x, to_gate_up, to_down, to_weights, to_bias), like, needs, strict=True)
+    return tuple(made.to(t.dtype) if need else x.new_empty(0) for made, t, need in found)
+
+
+def _rounded_gradients(roundings: frozenset[str]) -> Callable[..., Any]:
+    return functools.partial(_gradients, roundings=roundings)
+
+
+@primitive(
+    outputs=tuple(f"grad_{name}" for name in _NEEDS),
+    check=_check_gradients,
+    meta=_gradients_meta,
+    cost=_gradients_cost,
+    bound=gradient_bounds.moe_experts_backward,
+    roundings=(ROUNDED_H, ROUNDED_U, WEIGHTED_A, ROUNDED_DH, ROUNDED_DX),
+    rounded=_rounded_gradients,
+    batch={"grad": 1, "x": 1, "topk_ids": 1, "topk_weights": 1, "grad_x": 1, "grad_topk_weights": 1},
+    reduction=lambda grad, x, gate_up, down, topk_ids, *rest: max(*gate_up.shape[1:], topk_ids.numel()),
+    dtypes={"topk_ids": (torch.int32, torch.int64)},
+)
+def moe_experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    need_x: bool,
+    need_gate_up: bool,
+    need_down: bool,
+    need_topk_weights: bool,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `moe_experts`: grad_x, grad_gate_up, grad_down, grad_topk_weights, grad_bias, each as its tensor;
+    an empty one where not needed. The first product is made again from x. With u = grad @ down[e], a slot's share has
+    the gradient of (act(gate) * up) . u, and of grad . bias with a bias. An expert that no slot names, and a slot of no
+    expert, has gradient 0, whatever its weight. float32 accumulation; what may be rounded to the storage dtype on the
+    way is named by the op's roundings, and float16 overflows there beyond 65504."""
+    needs = (need_x, need_gate_up, need_down, need_topk_weights, need_bias)
+    a, b, c, d, e = _gradients(grad, x, gate_up, down, topk_ids, topk_weights, activation, bias, *needs)
+    return a, b, c, d, e

@@ -13,6 +13,7 @@ from torch import Tensor
 from ferryman.ops.domain import PRODUCT, Domain, Form, Rule, positive
 from ferryman.ops.draw import Draw, Fill, offset
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
+from ferryman.ops.moe import bounds
 from ferryman.ops.primitive import Case, TensorSpec
 
 
@@ -68,7 +69,7 @@ _FILLS = (
 _EXPERT_FILLS = (
     Fill("opened", "every gate is 64: activations are their argument", _opened, False),
     Fill("halves", "0.5 or 1", lambda d: d.integers(1, 3) / 2, False),
-    Fill("shallow", "normal, divided by the depth of the product", lambda d: d.normal() / max(d.shape[-1], 1)),
+    Fill("shallow", "normal, divided by the longer side", lambda d: d.normal() / max(*d.shape[-2:], 1)),
     Fill(
         "scaled",
         "normal, divided by the root of the product's depth",
@@ -188,14 +189,15 @@ def _layer_cases() -> Sequence[Case]:
     }
     return [
         *(Case(name, args) for name, args in small.items()),
-        *(Case(name, args, exact=True) for name, args in exact.items()),
+        *(Case(name, args, exact=True, cotangent="signs") for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
-        Case("exact_open_1021", _open(1021, 16, 2, 8, 6), "standard", exact=True),
+        Case("exact_open_1021", _open(1021, 16, 2, 8, 6), "standard", exact=True, cotangent="signs"),
     ]
 
 
 def _open(tokens: int, experts: int, slots: int, width: int, inner: int, **more: Any) -> dict[str, Any]:
-    """Up to 8 x 6 products of signs, times 64 and a weight of at most 1: 8 bits hold every partial result."""
+    """Up to 8 x 6 products of signs, times 64 and a weight of at most 1: 8 bits hold every partial result. With
+    gradients that are signs, too, those of the first product are up to 9 x 8 in halves, or 8 x 64."""
     args = _layer(tokens, experts, slots, width, inner, biased=True, weights="float32", fill="signs", **more)
     args["gate_up"] = replace(args["gate_up"], fill="opened")
     args["down"] = replace(args["down"], fill="signs")
@@ -278,13 +280,17 @@ _LARGEST = {"zeros": 0.0, "uniform": 1.0, "integer": 4.0, "normal": 4.9, "nonfin
 
 
 def _finite(args: dict[str, Any], dtype: torch.dtype) -> None:
-    """Weights so small that no partial result reaches Inf in float16, which an implementation may round it to: one
-    that rounds and one that does not would both be right."""
+    """Weights so small that no partial result reaches Inf in float16, forward and backward, which an implementation may
+    round it to: one that rounds and one that does not would both be right."""
     x, gate_up, down, bias = (args[name] for name in ("x", "gate_up", "down", "bias"))
     added = 0.0 if bias is None else _LARGEST[bias.fill]
     first = x.shape[1] * _LARGEST[x.fill] * _LARGEST[gate_up.fill] + added
     second = down.shape[2] * first * first * _LARGEST[down.fill] + added
-    if dtype == torch.float16 and max(first * first, second) > torch.finfo(dtype).max:
+    share = max(1.0, _LARGEST[args["topk_weights"].fill])
+    behind = x.shape[1] * _LARGEST["normal"] * _LARGEST[down.fill]
+    moved = bounds.SLOPE * share * behind * first
+    back = gate_up.shape[1] * moved * _LARGEST[gate_up.fill]
+    if dtype == torch.float16 and max(share * first * first, second, moved, back) > torch.finfo(dtype).max:
         args["gate_up"], args["down"] = replace(gate_up, fill="shallow"), replace(down, fill="shallow")
 
 

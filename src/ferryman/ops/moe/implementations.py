@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ferryman.ops.clauses import dtypes, feature, multiple_of, one_of, when_interpreted
+from ferryman.ops.clauses import absent, dtypes, feature, multiple_of, one_of, when_interpreted
 from ferryman.ops.menu import menu
 
 _HERE = "ferryman.ops.moe"
@@ -40,9 +40,26 @@ IMPLEMENTATIONS = (
         partial=True,
         roundings=("h", "a", "y"),
     ),
+    *menu(
+        _HERE,
+        "torch.grouped_mm",
+        "moe_experts_backward",
+        when=(*_HOPPER_EXPERTS, absent("bias")),
+        function="moe_experts_backward_grouped_mm",
+        partial=True,
+        roundings=("h", "u", "a", "dh", "dx"),
+    ),
     *menu(_HERE, "torch.loop", _GROUPED, accumulation="split-k"),
     *menu(_HERE, "torch.loop", "moe_experts", accumulation="split-k", roundings=("h", "a", "y")),
+    *menu(
+        _HERE,
+        "torch.loop",
+        "moe_experts_backward",
+        accumulation="split-k",
+        roundings=("h", "u", "a", "dh", "dx"),
+    ),
     *menu(_HERE, "triton", "grouped_linear", when=_DOT, replayable=True),
     *menu(_HERE, "triton", "grouped_linear_backward", when=_DOT, replayable=True),
     *menu(_HERE, "triton", "moe_experts", when=_DOT, roundings=("a", "y")),
+    *menu(_HERE, "triton", "moe_experts_backward", when=_DOT, roundings=("a", "dh", "dx")),
 )

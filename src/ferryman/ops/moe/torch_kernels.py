@@ -34,6 +34,14 @@ def _product(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return y
 
 
+def _over_rows(grad: Tensor, x: Tensor, offsets: Tensor, experts: int) -> Tensor:
+    """(E, N, K): the product of grad's and x's rows, an expert's summed over its own."""
+    made = torch.zeros(experts, grad.shape[1], x.shape[1], dtype=x.dtype, device=x.device)
+    for expert, start, end in _spans(offsets, x.shape[0]):
+        made[expert] = torch.mm(_wide(grad[start:end]).T, _wide(x[start:end]))
+    return made
+
+
 def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor, target: Target) -> Tensor:
     return _product(x, weight, offsets)
 
@@ -44,17 +52,15 @@ def grouped_linear_backward(
     grad_x = _product(grad, weight.mT, offsets) if need_x else x.new_empty(0)
     if not need_weight:
         return grad_x, x.new_empty(0)
-    grad_weight = torch.zeros(weight.shape, dtype=x.dtype, device=x.device)
-    for expert, start, end in _spans(offsets, x.shape[0]):
-        grad_weight[expert] = torch.mm(_wide(grad[start:end]).T, _wide(x[start:end]))
-    return grad_x, grad_weight
+    return grad_x, _over_rows(grad, x, offsets, len(weight))
 
 
 def _at_once(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """torch._grouped_mm wants dense rows, and offsets that ascend inside x."""
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no _grouped_mm; use the line 'torch' or 'triton'")
-    made: Tensor = torch._grouped_mm(x.contiguous(), weight.contiguous().mT, offs=offsets)
+    held = weight if weight.is_contiguous() or weight.mT.is_contiguous() else weight.contiguous()
+    made: Tensor = torch._grouped_mm(x.contiguous(), held.mT, offs=offsets)
     return made
 
 
@@ -68,12 +74,30 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor, target: Target) -> Te
     return y.masked_fill_((torch.arange(rows, device=x.device) >= ends[-1])[:, None], 0.0)
 
 
+def _over_rows_at_once(grad: Tensor, x: Tensor, ends: Tensor, experts: int) -> Tensor:
+    if not grad.numel() or not x.numel():
+        return x.new_zeros(experts, grad.shape[1], x.shape[1])
+    if not hasattr(torch, "_grouped_mm"):
+        raise Unsupported(f"torch {torch.__version__} has no _grouped_mm; use the line 'torch' or 'triton'")
+    made: Tensor = torch._grouped_mm(grad.contiguous().T, x.contiguous(), offs=ends)
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    # an expert without rows is a product of depth 0, whose result no version documents
+    return made.masked_fill_((ends == starts)[:, None, None], 0.0)
+
+
 def _activated(gate: Tensor, activation: str) -> Tensor:
     if activation == "silu":
         return functional.silu(gate)
     if activation == "gelu":
         return gate * (0.5 * (1 + torch.erf(gate * math.sqrt(0.5))))
     return functional.gelu(gate, approximate="tanh")
+
+
+def _sorted(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(experts in order, slots in that order, int32 end offsets); ids of no expert are ``experts``, and come last."""
+    ids = topk_ids.reshape(-1).long()
+    keys, order = torch.where((ids >= 0) & (ids < experts), ids, experts).sort(stable=True)
+    return keys, order, torch.searchsorted(keys, torch.arange(experts, device=ids.device), right=True, out_int32=True)
 
 
 def _layer(
@@ -90,10 +114,7 @@ def _layer(
     slots = topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    ids = topk_ids.reshape(-1).long()
-    keys = torch.where((ids >= 0) & (ids < experts), ids, experts)
-    keys, order = keys.sort(stable=True)
-    ends = torch.searchsorted(keys, torch.arange(experts, device=x.device), right=True, out_int32=True)
+    keys, order, ends = _sorted(topk_ids, experts)
     h = product(x[order // slots], gate_up, ends)
     known = (keys < experts)[:, None]
     own = None if bias is None else bias[keys.clamp(max=experts - 1)]
@@ -137,3 +158,125 @@ def moe_experts_grouped_mm(
         return grouped_mm(rows, weight, ends, target) if weight.numel() else _product(rows, weight, ends)
 
     return _layer(x, gate_up, down, topk_ids, topk_weights, activation, bias, product)
+
+
+def _slope(gate: Tensor, activation: str) -> Tensor:
+    """The activation's derivative. PyTorch's own of erf-gelu is off by 5 units near 0 on CPUs with AVX-512."""
+    if activation == "gelu":
+        density = torch.exp(-0.5 * gate * gate) * (1 / math.sqrt(2 * math.pi))
+        return torch.special.ndtr(gate) + gate * density
+    if activation == "silu":
+        return torch.ops.aten.silu_backward(torch.ones_like(gate), gate)
+    return torch.ops.aten.gelu_backward(torch.ones_like(gate), gate, approximate="tanh")
+
+
+def _layer_gradients(
+    grad: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    needs: tuple[bool, ...],
+    product: Callable[[Tensor, Tensor, Tensor], Tensor],
+    over_rows: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+) -> tuple[Tensor, ...]:
+    """No shape follows from a value. What is summed over an expert's rows is an experts' product, too."""
+    (experts, width, inner), slots = down.shape, topk_ids.shape[1]
+    need_x, need_gate_up, need_down, need_weights, need_bias = needs
+    like = (x, gate_up, down, topk_weights, x.new_empty(0) if bias is None else bias)
+    if not x.numel() or not topk_ids.numel():
+        return tuple(
+            torch.zeros(t.shape if need else 0, dtype=t.dtype if need else x.dtype, device=x.device)
+            for t, need in zip(like, needs, strict=True)
+        )
+    keys, order, ends = _sorted(topk_ids, experts)
+    rows, above = x[order // slots], grad[order // slots]
+    known = (keys < experts)[:, None]
+    own = None if bias is None else bias[keys.clamp(max=experts - 1)].float()
+    h = product(rows, gate_up, ends)
+    if own is not None:
+        h = (h.float() + own[:, : 2 * inner]).to(x.dtype)
+    gate, up = h.float().split(inner, -1)
+    u = product(above, down.mT, ends).float()
+    share = topk_weights.reshape(-1)[order].float()[:, None].masked_fill(~known, 0.0)
+    opened = _activated(gate, activation)
+    nothing = x.new_empty(0)
+    to_x = to_gate_up = to_down = to_weights = to_bias = nothing
+    if need_x or need_gate_up or need_bias:
+        moved = share * u
+        dh = torch.cat([moved * up * _slope(gate, activation), moved * opened], -1).to(x.dtype)
+        if need_x:
+            made = product(dh, gate_up.mT, ends)
+            placed = torch.empty_like(made)
+            placed[order] = made
+            to_x = placed.view(-1, slots, width).sum(1, dtype=torch.float32).to(x.dtype)
+        if need_gate_up:
+            to_gate_up = over_rows(dh, rows, ends, experts)
+        if need_bias and bias is not None:
+            to_bias = torch.zeros(bias.shape, dtype=torch.float32, device=x.device)
+            for expert, start, end in _spans(ends, len(order)):
+                to_bias[expert, : 2 * inner] = dh[start:end].float().sum(0)
+                to_bias[expert, 2 * inner :] = (share[start:end] * above[start:end].float()).sum(0)
+            to_bias = to_bias.to(bias.dtype)
+    if need_down:
+        to_down = over_rows(above, (share * (opened * up)).to(x.dtype), ends, experts)
+    if need_weights:
+        sums = (opened * up * u).sum(-1)
+        if own is not None:
+            sums = sums + (above.float() * own[:, 2 * inner :]).sum(-1)
+        placed = torch.empty_like(sums)
+        placed[order] = sums.masked_fill(~known[:, 0], 0.0)
+        to_weights = placed.view(topk_ids.shape).to(topk_weights.dtype)
+    return to_x, to_gate_up, to_down, to_weights, to_bias
+
+
+def moe_experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    need_x: bool,
+    need_gate_up: bool,
+    need_down: bool,
+    need_topk_weights: bool,
+    need_bias: bool,
+    target: Target,
+) -> tuple[Tensor, ...]:
+    needs = (need_x, need_gate_up, need_down, need_topk_weights, need_bias)
+    return _layer_gradients(
+        grad, x, gate_up, down, topk_ids, topk_weights, activation, bias, needs, _product, _over_rows
+    )
+
+
+def moe_experts_backward_grouped_mm(
+    grad: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    need_x: bool,
+    need_gate_up: bool,
+    need_down: bool,
+    need_topk_weights: bool,
+    need_bias: bool,
+    target: Target,
+) -> tuple[Tensor, ...]:
+    """Without a bias it waits for nothing, and a CUDA graph may capture it."""
+
+    def product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        return grouped_mm(rows, weight, ends, target) if weight.numel() else _product(rows, weight, ends)
+
+    needs = (need_x, need_gate_up, need_down, need_topk_weights, need_bias)
+    return _layer_gradients(
+        grad, x, gate_up, down, topk_ids, topk_weights, activation, bias, needs, product, _over_rows_at_once
+    )

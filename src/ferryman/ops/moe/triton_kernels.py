@@ -34,6 +34,22 @@ def _activated(x, KIND: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
+def _opened(x, KIND: tl.constexpr, EXACT: tl.constexpr):
+    """(the activation, its slope)."""
+    if KIND == 0:
+        factor, rest = sigmoid(x, EXACT)
+        steep = factor * rest
+    elif KIND == 1:
+        square = x * x
+        factor, rest = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square), EXACT)
+        # past 1e4 the slope is 0, and the square must not become infinite: 0 * inf
+        steep = factor * rest * (1.5957691216057308 + 0.21406448696540377 * tl.minimum(square, 1e8))
+    else:
+        factor, steep = normal(x, EXACT)
+    return x * factor, factor + x * steep
+
+
+@triton.jit
 def _tile_of(offsets_ptr, place, rows, experts, BY_ROW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
     """(expert, first row, end of its rows) of a tile; nothing is left where first >= end. Expert number ``experts``
     owns the rows that are no expert's.
@@ -149,10 +165,13 @@ def grouped_weight_gradient(
     x_ptr,
     out_ptr,
     offsets_ptr,
+    grad_take_ptr,
+    x_take_ptr,
     rows,
     n,
     k,
     experts,
+    slots,
     grad_row,
     grad_col,
     x_row,
@@ -162,7 +181,7 @@ def grouped_weight_gradient(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out (experts, n, k), dense = grad[rows of e].T @ x[rows of e]."""
+    """out (experts, n, k), dense = grad[rows of e].T @ x[rows of e]. take: a place's row is take[place] // slots."""
     across = tl.cdiv(n, BLOCK_N) * tl.cdiv(k, BLOCK_K)
     expert = tl.program_id(0) // across
     tile = tl.program_id(0) % across
@@ -177,14 +196,19 @@ def grouped_weight_gradient(
     for begin in range(start, stop, BLOCK_R):
         row = begin + tl.arange(0, BLOCK_R)
         inside = row < stop
-        wide_row = row.to(tl.int64)
+        grad_source = row
+        x_source = row
+        if grad_take_ptr is not None:
+            grad_source = tl.load(grad_take_ptr + row, mask=inside, other=0) // slots
+        if x_take_ptr is not None:
+            x_source = tl.load(x_take_ptr + row, mask=inside, other=0) // slots
         a = tl.load(
-            grad_ptr + wide_row[None, :] * grad_row + col[:, None] * grad_col,
+            grad_ptr + grad_source.to(tl.int64)[None, :] * grad_row + col[:, None] * grad_col,
             mask=inside[None, :] & (col < n)[:, None],
             other=0.0,
         )
         b = tl.load(
-            x_ptr + wide_row[:, None] * x_row + deep[None, :] * x_col,
+            x_ptr + x_source.to(tl.int64)[:, None] * x_row + deep[None, :] * x_col,
             mask=inside[:, None] & (deep < k)[None, :],
             other=0.0,
         )
@@ -208,7 +232,7 @@ def combine_rows(
     weights_col,
     BLOCK: tl.constexpr,
 ):
-    """out (T, width) = the weighted sum of y's rows of a token; slots of no expert are left out."""
+    """out (T, width) = the weighted sum of y's rows of a token; slots of no expert are left out. Without weights: 1."""
     across = tl.cdiv(width, BLOCK)
     token = (tl.program_id(0) // across).to(tl.int64)
     col = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
@@ -216,10 +240,202 @@ def combine_rows(
     for slot in range(slots):
         expert = tl.load(ids_ptr + token * ids_row + slot * ids_col)
         known = (expert >= 0) & (expert < experts)
-        weight = widen(tl.load(weights_ptr + token * weights_row + slot * weights_col))
         y = widen(tl.load(y_ptr + (token * slots + slot) * width + col, mask=(col < width) & known, other=0.0))
-        total += tl.where(known, weight, 0.0) * y
+        if weights_ptr is not None:
+            weight = widen(tl.load(weights_ptr + token * weights_row + slot * weights_col))
+            y = tl.where(known, weight, 0.0) * y
+        total += y
     tl.store(out_ptr + token * width + col, narrow(total, out_ptr.dtype.element_ty), mask=col < width)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gated_gradient(
+    x_ptr,
+    grad_ptr,
+    weight_ptr,
+    down_ptr,
+    bias_ptr,
+    shares_ptr,
+    dh_ptr,
+    a_ptr,
+    part_ptr,
+    offsets_ptr,
+    take_ptr,
+    rows,
+    tiles,
+    n,
+    k,
+    experts,
+    slots,
+    x_row,
+    x_col,
+    grad_row,
+    grad_col,
+    weight_expert,
+    weight_row,
+    weight_col,
+    down_expert,
+    down_row,
+    down_col,
+    bias_expert,
+    shares_row,
+    shares_col,
+    KIND: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The gate, up, and the gradient that comes from behind, u = grad @ down, in one loop over a row's k columns.
+
+    dh (rows, 2 n): the gradient of the first product. a (rows, n): the gated activation times its share; both by place.
+    part (rows, tiles of n), by slot: this tile's sum of the activation times u, of which a share's gradient is made.
+    """
+    place = tl.program_id(0) % tiles
+    part = tl.program_id(0) // tiles
+    tile_n = part * BLOCK_N
+    expert, first, stop = _tile_of(offsets_ptr, place, rows, experts, BY_ROW, BLOCK_M, BLOCK_E)
+    if first < stop:
+        row = first + tl.arange(0, BLOCK_M)
+        col = tile_n + tl.arange(0, BLOCK_N)
+        deep = tl.arange(0, BLOCK_K)
+        row_inside = row < stop
+        col_inside = col < n
+        slot = tl.load(take_ptr + row, mask=row_inside, other=0)
+        token = (slot // slots).to(tl.int64)
+        own = tl.minimum(expert, experts - 1).to(tl.int64)
+        depth = tl.where(expert < experts, k, 0)
+        x_ptrs = x_ptr + token[:, None] * x_row + deep[None, :] * x_col
+        grad_ptrs = grad_ptr + token[:, None] * grad_row + deep[None, :] * grad_col
+        wide_col = col.to(tl.int64)[None, :]
+        weight_ptrs = weight_ptr + own * weight_expert + wide_col * weight_row + deep[:, None] * weight_col
+        down_ptrs = down_ptr + own * down_expert + wide_col * down_col + deep.to(tl.int64)[:, None] * down_row
+        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        behind = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for begin in range(0, depth, BLOCK_K):
+            at_row = row_inside[:, None]
+            at_col = col_inside[None, :]
+            if not EVEN_K:
+                left = deep < k - begin
+                at_row = at_row & left[None, :]
+                at_col = at_col & left[:, None]
+            x = tl.load(x_ptrs, mask=at_row, other=0.0)
+            gate = tl.dot(x, tl.load(weight_ptrs, mask=at_col, other=0.0), gate, input_precision="ieee")
+            up_ptrs = weight_ptrs + n.to(tl.int64) * weight_row
+            up = tl.dot(x, tl.load(up_ptrs, mask=at_col, other=0.0), up, input_precision="ieee")
+            above = tl.load(grad_ptrs, mask=at_row, other=0.0)
+            behind = tl.dot(above, tl.load(down_ptrs, mask=at_col, other=0.0), behind, input_precision="ieee")
+            x_ptrs += BLOCK_K * x_col
+            grad_ptrs += BLOCK_K * grad_col
+            weight_ptrs += BLOCK_K * weight_col
+            down_ptrs += down_row.to(tl.int64) * BLOCK_K
+        if bias_ptr is not None:
+            there = col_inside & (expert < experts)
+            bias_ptrs = bias_ptr + own * bias_expert + col
+            gate += widen(tl.load(bias_ptrs, mask=there, other=0.0))[None, :]
+            up += widen(tl.load(bias_ptrs + n, mask=there, other=0.0))[None, :]
+        share_ptrs = shares_ptr + token * shares_row + (slot % slots) * shares_col
+        share = widen(tl.load(share_ptrs, mask=row_inside & (expert < experts), other=0.0))[:, None]
+        opened, steep = _opened(gate, KIND, a_ptr.dtype.element_ty == tl.float32)
+        sums = tl.sum(opened * up * behind, 1)
+        tl.store(part_ptr + slot.to(tl.int64) * tl.cdiv(n, BLOCK_N) + part, sums, mask=row_inside)
+        inside = row_inside[:, None] & col_inside[None, :]
+        wide_row = row.to(tl.int64)[:, None]
+        tl.store(
+            a_ptr + wide_row * n + col[None, :], narrow(share * (opened * up), a_ptr.dtype.element_ty), mask=inside
+        )
+        moved = share * behind
+        dh_ptrs = dh_ptr + wide_row * (2 * n) + col[None, :]
+        tl.store(dh_ptrs, narrow(moved * up * steep, dh_ptr.dtype.element_ty), mask=inside)
+        tl.store(dh_ptrs + n, narrow(moved * opened, dh_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def share_gradient(
+    part_ptr,
+    grad_ptr,
+    bias_ptr,
+    ids_ptr,
+    out_ptr,
+    parts,
+    width,
+    experts,
+    slots,
+    grad_row,
+    grad_col,
+    bias_expert,
+    ids_row,
+    ids_col,
+    BLOCK: tl.constexpr,
+):
+    """out (T, slots): the sum of a slot's parts, and of the gradient times the bias; 0 for a slot of no expert."""
+    token = (tl.program_id(0) // slots).to(tl.int64)
+    slot = tl.program_id(0) % slots
+    at = token * slots + slot
+    expert = tl.load(ids_ptr + token * ids_row + slot * ids_col)
+    known = (expert >= 0) & (expert < experts)
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, parts, BLOCK):
+        total += tl.load(part_ptr + at * parts + begin + lane, mask=begin + lane < parts, other=0.0)
+    if bias_ptr is not None:
+        own = tl.where(known, expert, 0).to(tl.int64)
+        for begin in range(0, width, BLOCK):
+            there = begin + lane < width
+            above = tl.load(grad_ptr + token * grad_row + (begin + lane) * grad_col, mask=there, other=0.0)
+            bias = tl.load(bias_ptr + own * bias_expert + begin + lane, mask=there, other=0.0)
+            total += widen(above) * widen(bias)
+    tl.store(out_ptr + at, narrow(tl.where(known, tl.sum(total, 0), 0.0), out_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def grouped_sums(
+    value_ptr,
+    shares_ptr,
+    out_ptr,
+    offsets_ptr,
+    take_ptr,
+    rows,
+    n,
+    experts,
+    slots,
+    value_row,
+    value_col,
+    shares_row,
+    shares_col,
+    out_row,
+    BLOCK_E: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[e, :n] = the sum of value's rows of e. take: as above, and each row counts by its slot's share."""
+    across = tl.cdiv(n, BLOCK)
+    expert = tl.program_id(0) // across
+    col = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.arange(0, BLOCK_E)
+    end = tl.load(offsets_ptr + index, mask=index < experts, other=0)
+    end = tl.minimum(tl.maximum(end, 0), rows)
+    start = tl.max(tl.where(index < expert, end, 0), 0)
+    stop = tl.max(tl.where(index <= expert, end, 0), 0)
+    total = tl.zeros([BLOCK_R, BLOCK], tl.float32)
+    for begin in range(start, stop, BLOCK_R):
+        row = begin + tl.arange(0, BLOCK_R)
+        inside = row < stop
+        source = row
+        if take_ptr is not None:
+            slot = tl.load(take_ptr + row, mask=inside, other=0)
+            source = slot // slots
+        value_ptrs = value_ptr + source.to(tl.int64)[:, None] * value_row + col[None, :] * value_col
+        value = widen(tl.load(value_ptrs, mask=inside[:, None] & (col < n)[None, :], other=0.0))
+        if take_ptr is not None:
+            share_ptrs = shares_ptr + source.to(tl.int64) * shares_row + (slot % slots) * shares_col
+            value = value * widen(tl.load(share_ptrs, mask=inside, other=0.0))[:, None]
+        total += value
+    sums = tl.sum(total, 0)
+    tl.store(out_ptr + expert.to(tl.int64) * out_row + col, narrow(sums, out_ptr.dtype.element_ty), mask=col < n)
 
 
 class Tile(NamedTuple):
@@ -335,20 +551,37 @@ def grouped_linear_backward(
         return grad_x, nothing
     if not x.numel() or not weight.numel():
         return grad_x, torch.zeros(weight.shape, dtype=x.dtype, device=x.device)
-    experts, n, k = weight.shape
-    grad_weight = torch.empty(weight.shape, dtype=x.dtype, device=x.device)
+    return grad_x, _over_rows(grad, x, offsets.contiguous(), len(weight), rows=len(x))
+
+
+def _over_rows(
+    grad: Tensor,
+    x: Tensor,
+    offsets: Tensor,
+    experts: int,
+    *,
+    rows: int,
+    grad_take: Tensor | None = None,
+    x_take: Tensor | None = None,
+    slots: int = 1,
+) -> Tensor:
+    n, k = grad.shape[1], x.shape[1]
+    made = torch.empty(experts, n, k, dtype=x.dtype, device=x.device)
     size, deep = (32, 32) if x.element_size() == 4 else (64, 32)
     launch(
         grouped_weight_gradient,
         (experts * triton.cdiv(n, size) * triton.cdiv(k, size),),
         grad,
         x,
-        grad_weight,
-        offsets.contiguous(),
-        x.shape[0],
+        made,
+        offsets,
+        grad_take,
+        x_take,
+        rows,
         n,
         k,
         experts,
+        slots,
         *grad.stride(),
         *x.stride(),
         _experts_block(experts),
@@ -359,7 +592,7 @@ def grouped_linear_backward(
         num_warps=4,
         num_stages=2,
     )
-    return grad_x, grad_weight
+    return made
 
 
 def moe_experts(
@@ -373,27 +606,34 @@ def moe_experts(
     target: Target,
 ) -> Tensor:
     _refuse(x)
-    (experts, width, inner), (tokens, slots) = down.shape, topk_ids.shape
+    (experts, width, inner), slots = down.shape, topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    order, ends = _sorted(topk_ids, experts)
+    rows = len(order)
+    hidden = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
+    bias = None if bias is None else bias.contiguous()
+    y = torch.zeros if not inner else torch.empty
+    made = y(rows, width, dtype=x.dtype, device=x.device)
+    if inner:
+        _launch(x, gate_up, ends, hidden, target, rows=rows, bias=bias, take=order, slots=slots, activation=activation)
+    own = None if bias is None else bias[:, 2 * inner :]
+    _launch(hidden, down, ends, made, target, rows=rows, bias=own, put=order)
+    return _combined(made, topk_ids, topk_weights, x, experts)
+
+
+def _sorted(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """(int32 slots, sorted by expert, int32 end offsets); slots of no expert come last."""
     ids = topk_ids.reshape(-1)
     keys = torch.where((ids >= 0) & (ids < experts), ids, experts)
     keys, order = keys.sort(stable=True)
-    ends = torch.searchsorted(
-        keys, torch.arange(experts, dtype=keys.dtype, device=x.device), right=True, out_int32=True
-    )
-    order = order.int()
-    hidden = torch.empty(len(ids), inner, dtype=x.dtype, device=x.device)
-    bias = None if bias is None else bias.contiguous()
-    y = torch.zeros if not inner else torch.empty
-    made = y(len(ids), width, dtype=x.dtype, device=x.device)
-    if inner:
-        _launch(
-            x, gate_up, ends, hidden, target, rows=len(ids), bias=bias, take=order, slots=slots, activation=activation
-        )
-    own = None if bias is None else bias[:, 2 * inner :]
-    _launch(hidden, down, ends, made, target, rows=len(ids), bias=own, put=order)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    each = torch.arange(experts, dtype=keys.dtype, device=ids.device)
+    return order.int(), torch.searchsorted(keys, each, right=True, out_int32=True)
+
+
+def _combined(made: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, like: Tensor, experts: int) -> Tensor:
+    (tokens, width), slots = like.shape, topk_ids.shape[1]
+    out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     block = min(1024, triton.next_power_of_2(width))
     launch(
         combine_rows,
@@ -406,12 +646,172 @@ def moe_experts(
         slots,
         experts,
         *topk_ids.stride(),
-        *topk_weights.stride(),
+        *((0, 0) if topk_weights is None else topk_weights.stride()),
         block,
-        device=x.device,
+        device=like.device,
         num_warps=4,
     )
     return out
+
+
+def _gradient_tile(target: Target, itemsize: int, rows: int, experts: int) -> Tile:
+    """Three sums of m x n, so that a row has fewer columns than forward."""
+    mean = rows / experts
+    if itemsize == 4:
+        return Tile(16, 32, 32, 4)
+    if mean <= 16:
+        return Tile(16, 32, 64, 4)
+    return Tile(64, 32, 64, 4)
+
+
+def moe_experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    activation: str,
+    bias: Tensor | None,
+    need_x: bool,
+    need_gate_up: bool,
+    need_down: bool,
+    need_topk_weights: bool,
+    need_bias: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _refuse(x)
+    (experts, width, inner), slots = down.shape, topk_ids.shape[1]
+    rows = topk_ids.numel()
+
+    def empty(*shape: int, dtype: torch.dtype = x.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=x.device)
+
+    def nothing(like: Tensor, need: bool) -> Tensor:
+        kind = like.dtype if need else x.dtype
+        return torch.zeros(like.shape if need else 0, dtype=kind, device=x.device)
+
+    to_x, to_gate_up, to_down = nothing(x, False), nothing(gate_up, False), nothing(down, False)
+    to_weights, to_bias = nothing(topk_weights, False), nothing(x, False)
+    if not x.numel() or not rows or not inner:
+        if bias is not None and inner == 0 and x.numel() and rows:
+            raise Unsupported("moe_experts_backward: experts without an inner width, and with a bias: use 'torch'")
+        return (
+            nothing(x, need_x),
+            nothing(gate_up, need_gate_up),
+            nothing(down, need_down),
+            nothing(topk_weights, need_topk_weights),
+            to_bias if bias is None else nothing(bias, need_bias),
+        )
+    order, ends = _sorted(topk_ids, experts)
+    bias = None if bias is None else bias.contiguous()
+    tile = _gradient_tile(target, x.element_size(), rows, experts)
+    parts = triton.cdiv(inner, tile.n)
+    dh, a, part = empty(rows, 2 * inner), empty(rows, inner), empty(rows, parts, dtype=torch.float32)
+    tiles = rows // tile.m + experts + 1
+    by_row = rows <= tiles
+    if by_row:
+        tiles = rows
+    launch(
+        gated_gradient,
+        (tiles * parts,),
+        x,
+        grad,
+        gate_up,
+        down,
+        bias,
+        topk_weights,
+        dh,
+        a,
+        part,
+        ends,
+        order,
+        rows,
+        tiles,
+        inner,
+        width,
+        experts,
+        slots,
+        *x.stride(),
+        *grad.stride(),
+        *gate_up.stride(),
+        *down.stride(),
+        0 if bias is None else bias.stride(0),
+        *topk_weights.stride(),
+        _KINDS[activation],
+        by_row,
+        width % tile.k == 0,
+        _experts_block(experts),
+        tile.m,
+        tile.n,
+        tile.k,
+        device=x.device,
+        num_warps=tile.warps,
+        num_stages=2,
+    )
+    if need_x:
+        made = empty(rows, width)
+        _launch(dh, gate_up.transpose(1, 2), ends, made, target, rows=rows, put=order)
+        to_x = _combined(made, topk_ids, None, x, experts)
+    if need_gate_up:
+        to_gate_up = _over_rows(dh, x, ends, experts, rows=rows, x_take=order, slots=slots)
+    if need_down:
+        to_down = _over_rows(grad, a, ends, experts, rows=rows, grad_take=order, slots=slots)
+    if need_topk_weights:
+        to_weights = empty(*topk_ids.shape, dtype=topk_weights.dtype)
+        own = None if bias is None else bias[:, 2 * inner :]
+        launch(
+            share_gradient,
+            (rows,),
+            part,
+            grad,
+            own,
+            topk_ids,
+            to_weights,
+            parts,
+            width,
+            experts,
+            slots,
+            *grad.stride(),
+            0 if own is None else own.stride(0),
+            *topk_ids.stride(),
+            256,
+            device=x.device,
+            num_warps=4,
+        )
+    if need_bias and bias is not None:
+        to_bias = empty(*bias.shape)
+        _sums(dh, None, None, to_bias, ends, rows=rows, slots=1)
+        _sums(grad, topk_weights, order, to_bias[:, 2 * inner :], ends, rows=rows, slots=slots)
+    return to_x, to_gate_up, to_down, to_weights, to_bias
+
+
+def _sums(
+    value: Tensor, shares: Tensor | None, take: Tensor | None, out: Tensor, ends: Tensor, *, rows: int, slots: int
+) -> None:
+    """Into the first columns of out, as many as value has."""
+    experts, n, block = len(ends), value.shape[1], 64
+    launch(
+        grouped_sums,
+        (experts * triton.cdiv(n, block),),
+        value,
+        shares,
+        out,
+        ends,
+        take,
+        rows,
+        n,
+        experts,
+        slots,
+        *value.stride(),
+        *((0, 0) if shares is None else shares.stride()),
+        out.stride(0),
+        _experts_block(experts),
+        16,
+        block,
+        device=value.device,
+        num_warps=4,
+    )
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
@@ -432,6 +832,12 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         offsets = empty(experts, dtype=torch.int32)
         grouped_linear(x, gate_up, offsets, target)
         grouped_linear_backward(empty(tokens, 2 * inner), x, gate_up, offsets, True, True, target)
+        everything = (True,) * 5
+        grad = empty(tokens, width)
+        for activation in ("silu", "gelu", "gelu_tanh") if width % 16 else ("silu",):
+            moe_experts_backward(grad, x, gate_up, down, ids, weights, activation, None, *everything, target)
+        bias = empty(experts, 2 * inner + width)
+        moe_experts_backward(grad, x, gate_up, down, ids, weights, "silu", bias, *everything, target)
 
     layers = [(8, 2, 4096, 14_336), (128, 8, 2048, 768), (256, 8, 7168, 2048)]
     shapes = [(tokens, *layer) for tokens in (1, 512, 8192) for layer in layers] + [(17, 5, 3, 67, 37)]
