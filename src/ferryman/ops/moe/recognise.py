@@ -1,7 +1,6 @@
 """Layers of gated experts in models: two weights of three dimensions, and a forward of (x, ids, weights).
 
-`moe_experts` gives no gradient, so they are served where none is needed. Gates that are clipped, or that lie between
-their products' rows, and experts with biases are none of it, and stay.
+Gates that are clipped, or that lie between their products' rows, and experts with biases are none of it, and stay.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def _layers(up: str, down: str, turn: str, experts: int, width: int, inner: int)
                 f" and a{ids}.shape[0] == a0.shape[0] and a0.dtype is self.{up}.dtype and a0.dtype is self.{down}.dtype"
                 f" and a0.dtype.itemsize < 8 and (a{ids}.dtype is torch.int64 or a{ids}.dtype is torch.int32)"
                 f" and a{shares}.dtype.is_floating_point and a{shares}.dtype.itemsize < 8",
-                gradient=False,
             )
 
 
