@@ -12,6 +12,8 @@ from ferryman.ops.causal_conv1d.definition import causal_conv1d as causal_conv1d
 from ferryman.ops.causal_conv1d.definition import causal_conv1d_backward as causal_conv1d_backward
 from ferryman.ops.embedding.definition import embedding as embedding
 from ferryman.ops.embedding.definition import embedding_backward as embedding_backward
+from ferryman.ops.gate_topk.definition import gate_topk as gate_topk
+from ferryman.ops.gate_topk.definition import gate_topk_backward as gate_topk_backward
 from ferryman.ops.kv_append.definition import kv_append as kv_append
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy as linear_cross_entropy
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy_backward as linear_cross_entropy_backward
@@ -60,6 +62,8 @@ __all__ = [
     "cross_entropy_inplace_grad_backward",
     "embedding",
     "embedding_backward",
+    "gate_topk",
+    "gate_topk_backward",
     "gelu_mul",
     "gelu_mul_backward",
     "grouped_linear",

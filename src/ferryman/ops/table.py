@@ -24,6 +24,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "embedding(Tensor ids, Tensor weight, float? scale) -> Tensor",
         "embedding_backward(Tensor grad, Tensor ids, Tensor weight, float? scale) -> Tensor",
     ),
+    "gate_topk": (
+        "gate_topk(Tensor logits, int k, str scoring, Tensor? bias, int n_group, int topk_group, bool renormalise, float scale, ScalarType ids_dtype) -> (Tensor, Tensor)",
+        "gate_topk_backward(Tensor grad, Tensor logits, Tensor topk_ids, str scoring, bool renormalise, float scale) -> Tensor",
+    ),
     "kv_append": (
         "kv_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor? k_scale, Tensor? v_scale) -> ()",
     ),

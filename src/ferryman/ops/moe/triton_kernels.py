@@ -457,6 +457,11 @@ def _tile(target: Target, itemsize: int, rows: int, experts: int, gated: bool) -
     return Tile(128, 64 if gated else 128, 32 if target.wave == 32 and target.vendor == "amd" else 64, 8)
 
 
+def _narrow(tile: Tile, k: int) -> Tile:
+    """Rows that no 16 bytes divide are loaded element by element, each with an address and a mask in registers."""
+    return tile._replace(k=min(tile.k, 32)) if k % 16 else tile
+
+
 def _stages(target: Target, tile: Tile, itemsize: int, gated: bool) -> int:
     if target.vendor != "nvidia":
         return 2
@@ -489,7 +494,7 @@ def _launch(
 ) -> None:
     experts, n, k = len(weight), y.shape[1], weight.shape[2]
     gated = activation is not None
-    tile = _tile(target, x.element_size(), rows, experts, gated)
+    tile = _narrow(_tile(target, x.element_size(), rows, experts, gated), k)
     tiles = rows // tile.m + experts + 1
     by_row = rows <= tiles
     if by_row:
@@ -705,7 +710,7 @@ def moe_experts_backward(
         )
     order, ends = _sorted(topk_ids, experts)
     bias = None if bias is None else bias.contiguous()
-    tile = _gradient_tile(target, x.element_size(), rows, experts)
+    tile = _narrow(_gradient_tile(target, x.element_size(), rows, experts), width)
     parts = triton.cdiv(inner, tile.n)
     dh, a, part = empty(rows, 2 * inner), empty(rows, inner), empty(rows, parts, dtype=torch.float32)
     tiles = rows // tile.m + experts + 1

@@ -21,7 +21,11 @@ UNIT: Mapping[torch.dtype, float] = {
     torch.float8_e4m3fnuz: 2.0**-4,
     torch.float8_e5m2: 2.0**-3,
     torch.float8_e5m2fnuz: 2.0**-3,
+    torch.int32: 0.0,
+    torch.int64: 0.0,
 }
+# what a result is off by where it is 0; an integer that is wrong is off by one
+_LEAST: Mapping[torch.dtype, float] = {**SUBNORMAL, torch.int32: 0.25, torch.int64: 0.25}
 _ACCUMULATOR = 2.0**-24  # float32
 _TF32 = 2.0**-11  # 10 stored bits, rounded to nearest
 SIGMAS = 6.0  # the bounds' "accumulate" terms stand six standard deviations out (docs/parity.md)
@@ -89,7 +93,7 @@ def bounds(
     factors = declared.terms(storage, saved_exact)
     found = []
     for given, exact, dtype in zip(terms, oracle, out_dtypes, strict=True):
-        total = UNIT[dtype] * exact.abs() + SUBNORMAL[dtype]
+        total = UNIT[dtype] * exact.abs() + _LEAST[dtype]
         variance = systematic = torch.zeros_like(exact)
         if "bias" in given:
             systematic = systematic + given["bias"] * factors["accumulate"]
@@ -140,6 +144,8 @@ def _at(flat: int, shape: Iterable[int]) -> tuple[int, ...]:
 
 def largest(dtype: torch.dtype) -> float:
     """The magnitude from which rounding to nearest gives Inf: the maximum and half a unit in its last place."""
+    if not dtype.is_floating_point:
+        return math.inf
     top = torch.finfo(dtype).max
     return top * (1 + UNIT[dtype] / (2 - 2 * UNIT[dtype]))
 
