@@ -172,7 +172,8 @@ def gradient(
         if renormalise:  # a row that names no expert
             share = torch.where(there, share, 0.0)
         mean = torch.where(there, share * above, 0.0).sum(-1, keepdim=True)
-        return share * (above - mean), (share, there, above, mean, divisor)
+        moved = share * (above - mean)
+        return torch.where(there, moved, 0.0) if renormalise else moved, (share, there, above, mean, divisor)
     score = torch.sigmoid(x)
     slope = score * torch.sigmoid(-x)
     mean = torch.zeros_like(divisor)

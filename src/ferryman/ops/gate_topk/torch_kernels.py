@@ -64,7 +64,8 @@ def gate_topk_backward(
         if renormalise:
             share = share.masked_fill(~there, 0.0)
         mean = (share * above).masked_fill(~there, 0.0).sum(-1, keepdim=True)
-        return (share * (above - mean)).to(logits.dtype).contiguous()
+        moved = share * (above - mean)
+        return (moved.masked_fill(~there, 0.0) if renormalise else moved).to(logits.dtype).contiguous()
     score = torch.sigmoid(x)
     slope = score * torch.sigmoid(-x)
     if renormalise:
