@@ -229,8 +229,9 @@ def gate_topk_backward(
 
 
 def _warps(experts: int, target: Target) -> int:
-    """Eight experts a lane."""
-    return max(1, min(4, experts // (8 * target.wave)))
+    """About eight experts a lane."""
+    lanes = experts // (8 * target.wave)
+    return 4 if lanes >= 4 else 2 if lanes >= 2 else 1
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:
