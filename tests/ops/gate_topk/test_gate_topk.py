@@ -17,7 +17,9 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting import cases_of, check_cell, materialise, prepare
+from ferryman.porting.inputs.cases import cases_of, materialise
+from ferryman.porting.judging.parity import check_cell
+from ferryman.porting.judging.prepared import prepare
 
 OP = registry.primitive("gate_topk")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -201,7 +203,8 @@ INTERPRETED = """
 import json, torch
 from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
-from ferryman.porting import cases_of, check_cell
+from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.judging.parity import check_cell
 cells = []
 for name, wanted in {"gate_topk": "exact_groups", "gate_topk_backward": "exact_pairs"}.items():
     op, line = registry.primitive(name), registry.implementation(name, "triton")

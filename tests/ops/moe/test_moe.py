@@ -135,6 +135,46 @@ def test_gradients_are_autograds() -> None:
         assert inside(mine.double(), theirs, terms, 2.0**-24)
 
 
+def test_gradients_of_a_layer_are_autograds_and_idle_experts_have_none() -> None:
+    case = cases("moe_experts")["hostile_ids"]
+    x, gate_up, down, ids, weights, activation, bias = materialise(case, LAYER, torch.float32)
+    ids = torch.where(ids == 2, 1, ids)  # nobody's
+    wide = [t.double().requires_grad_() for t in (x, gate_up, down, weights, bias)]
+    cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    y = LAYER.body(*wide[:3], ids, wide[3], activation, wide[4])
+    exact = torch.autograd.grad(y, wide, cotangent.double())
+    own = [t.clone().requires_grad_() for t in (x, gate_up, down, weights, bias)]
+    with ferryman.trace() as trace:
+        got = torch.autograd.grad(ops.moe_experts(*own[:3], ids, own[3], activation, own[4]), own, cotangent)
+    assert ("moe_experts_backward", "torch.loop") in trace.calls
+    leaves = [t.detach() for t in wide]
+    args = (cotangent.double(), *leaves[:3], ids, leaves[3], activation, leaves[4], *(True,) * 5)
+    backward = registry.primitive("moe_experts_backward")
+    for mine, theirs, terms in zip(got, exact, backward.bound(args, backward.body(*args)), strict=True):
+        assert inside(mine.double(), theirs, terms, 2.0**-24)
+    assert not any(bool(t[2].any()) for t in (got[1], got[2], got[4]))
+    outside = (ids < 0) | (ids >= len(down))
+    assert bool(outside.any()) and not bool(got[3][outside].any())
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
+def test_the_line_of_grouped_mm_has_the_same_gradients() -> None:
+    """On the CPU its kernel is PyTorch's own; what is tried is what stands around it."""
+    from ferryman.ops.moe.torch_kernels import moe_experts_backward, moe_experts_backward_grouped_mm
+
+    x, gate_up, down, ids, weights, activation, _ = materialise(
+        cases("moe_experts")["hostile_ids"], LAYER, torch.bfloat16
+    )
+    ids = torch.where(ids == 2, 1, ids)
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    args: Any = (grad, x, gate_up, down, ids, weights, activation, None, True, True, True, True, True, None)
+    for mine, theirs in zip(moe_experts_backward_grouped_mm(*args), moe_experts_backward(*args), strict=True):
+        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+        if mine.numel():  # roundings of either may fall apart by a unit, and sums carry that on
+            assert float((mine.float() - theirs.float()).norm() / theirs.float().norm()) <= 2.0**-6
+    assert not bool(moe_experts_backward_grouped_mm(*args)[1][2].any())
+
+
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
 def test_the_line_of_grouped_mm_means_the_same_on_hostile_offsets() -> None:
     """On the CPU its kernel is PyTorch's own; what is tried is what stands around it."""
@@ -172,7 +212,8 @@ from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
-names = {"grouped_linear": ("ragged", "hostile_many", "exact_hostile"), "moe_experts": ("biased", "hostile_ids")}
+names = {"grouped_linear": ("ragged", "hostile_many", "exact_hostile"), "moe_experts": ("biased", "hostile_ids"),
+         "moe_experts_backward": ("biased", "exact_hostile")}
 cells = []
 for name, wanted in names.items():
     op, line = registry.primitive(name), registry.implementation(name, "triton")
@@ -189,4 +230,4 @@ def test_the_triton_kernels_are_right_interpreted() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert len(found) == 5 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    assert len(found) == 7 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
