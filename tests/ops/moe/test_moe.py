@@ -124,10 +124,10 @@ def test_gradients_are_autograds() -> None:
     x, weight, offsets = materialise(cases("grouped_linear")["hostile"], GROUPED, torch.float32)
     leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
     cotangent = torch.randn(x.shape[0], weight.shape[1], generator=torch.Generator().manual_seed(1))
-    exact = torch.autograd.grad(plain(*leaves, offsets), leaves, cotangent.double())
+    exact = torch.autograd.grad(plain(leaves[0], leaves[1], offsets), leaves, cotangent.double())
     own = [x.requires_grad_(), weight.requires_grad_()]
     with ferryman.trace() as trace:
-        got = torch.autograd.grad(ops.grouped_linear(*own, offsets), own, cotangent)
+        got = torch.autograd.grad(ops.grouped_linear(own[0], own[1], offsets), own, cotangent)
     assert ("grouped_linear_backward", "torch.loop") in trace.calls
     backward = registry.primitive("grouped_linear_backward")
     args = (cotangent.double(), x.detach().double(), weight.detach().double(), offsets, True, True)
@@ -145,7 +145,9 @@ def test_gradients_of_a_layer_are_autograds_and_idle_experts_have_none() -> None
     exact = torch.autograd.grad(y, wide, cotangent.double())
     own = [t.clone().requires_grad_() for t in (x, gate_up, down, weights, bias)]
     with ferryman.trace() as trace:
-        got = torch.autograd.grad(ops.moe_experts(*own[:3], ids, own[3], activation, own[4]), own, cotangent)
+        got = torch.autograd.grad(
+            ops.moe_experts(own[0], own[1], own[2], ids, own[3], activation, own[4]), own, cotangent
+        )
     assert ("moe_experts_backward", "torch.loop") in trace.calls
     leaves = [t.detach() for t in wide]
     args = (cotangent.double(), *leaves[:3], ids, leaves[3], activation, leaves[4], *(True,) * 5)

@@ -162,11 +162,11 @@ EVIDENCE = (
         fuzz=Domain(
             {
                 "logits": Form("T E", ("normal", "integer", "uniform", "zeros", "nonfinite", "moderate")),
-                "k": (1,),
+                "k": "groups",
                 "scoring": ("softmax", "sigmoid"),
                 "bias": Form("E", ("normal", "integer", "uniform", "zeros"), True, mixed=True),
-                "n_group": (1,),
-                "topk_group": (1,),
+                "n_group": "groups",
+                "topk_group": "groups",
                 "renormalise": (True, False),
                 "scale": (1.0, 2.5, 0.1),
                 "ids_dtype": (torch.int64, torch.int32),
