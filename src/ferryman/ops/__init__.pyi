@@ -44,6 +44,7 @@ from ferryman.ops.softmax.definition import cross_entropy_inplace_grad_backward 
 from ferryman.ops.softmax.definition import softmax as softmax
 from ferryman.ops.softmax.definition import softmax_backward as softmax_backward
 from ferryman.ops.ssd_scan.definition import ssd_scan as ssd_scan
+from ferryman.ops.ssd_scan.definition import ssd_scan_backward as ssd_scan_backward
 
 __all__ = [
     "add_layer_norm",
@@ -90,6 +91,7 @@ __all__ = [
     "softmax",
     "softmax_backward",
     "ssd_scan",
+    "ssd_scan_backward",
 ]
 
 def _open() -> None: ...

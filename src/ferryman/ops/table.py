@@ -77,5 +77,6 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     ),
     "ssd_scan": (
         "ssd_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus, bool y_float32, float? dt_min, float? dt_max) -> (Tensor, Tensor)",
+        "ssd_scan_backward(Tensor grad_y, Tensor? grad_final_state, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus, float? dt_min, float? dt_max) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
 }

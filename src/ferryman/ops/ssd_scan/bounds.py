@@ -15,15 +15,28 @@ units a token: a sequential kernel rounds so often, a chunked one less.
 
 tf32 rounds both operands of up to three products one after another: 6 of the magnitudes. A weight below 2^-126 may be
 lost.
+
+**Gradients.** G_t, the gradient of the state after token t, follows the same recurrence from the end:
+``G_t = exp(e_{t+1}) G_{t+1} + grad y_t (outer) c_t``. With Gamma its magnitude, its error is
+``D_t = exp(e_{t+1}) (D_{t+1} + (k_{t+1} + 3) Gamma_{t+1}) + 2 |grad y c|``, and 2 k_before Gamma_t where token t is the
+earlier of a pair. Each gradient is a product of G with what stands beside it, or of G and the state, whose errors add:
+``exp(e_t) <G_t, h_{t-1}>``, the gradient of e_t, is off by ``exp(e_t) (D H + Gamma E + (k_t + 3) Gamma H)``. An
+implementation may sum it over pairs of tokens, in any order without differences of sums. Sums have at most L + N + P R
+terms, R heads of a group: 6 sqrt of their number, of the magnitudes; those over samples and tokens as many more. The
+step's slope, sigmoid(z), is off by 3 |z| sigmoid(-z) + 8 of itself. At a limit it leaps: where the step is as near to
+one as its error, either side is right. Products of six factors may underflow: 2^-126 of what the other factors can be.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Terms = dict[str, Tensor]
 SPAN = 256  # tokens over which a kernel may sum exponents
 FLUSH = 2.0**-126
@@ -34,7 +47,7 @@ def steps(
 ) -> Tensor:
     """dt + dt_bias, or softplus of it, within the limits: without a threshold, and without overflow."""
     z = dt if dt_bias is None else dt + dt_bias
-    step = z.clamp(min=0) + torch.log1p(torch.exp(-z.abs())) if softplus else z
+    step = torch.logaddexp(z, torch.zeros_like(z)) if softplus else z
     return step if low is None and high is None else step.clamp(low, high)
 
 
@@ -90,4 +103,138 @@ def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
             "tf32-rz": 6 * reached,
         },
         {"accumulate": error + root * size, "absolute": lost + tiny, "tf32": 6 * size, "tf32-rz": 6 * size},
+    )
+
+
+def reversed_walk(advance: Callable[[int, T], T], state: T, length: int) -> Iterator[tuple[int, T]]:
+    """(t, the state before token t), the last token first; 2 sqrt(length) states are kept at a time."""
+    span = max(1, math.isqrt(length))
+    kept = []
+    for t in range(length):
+        if t % span == 0:
+            kept.append(state)
+        state = advance(t, state)
+    for i in reversed(range(len(kept))):
+        first = i * span
+        states = [kept[i]]
+        for t in range(first, min(first + span, length) - 1):
+            states.append(advance(t, states[-1]))
+        for j in reversed(range(len(states))):
+            yield first + j, states[j]
+
+
+def slope_error(
+    z: Tensor, step: Tensor, relative: Tensor, softplus: bool, low: float | None, high: float | None
+) -> tuple[Tensor, Tensor]:
+    """(the slope of the step at z, its error in units)."""
+    slope = torch.sigmoid(z) if softplus else torch.ones_like(z)
+    error = slope * (3 * z.abs() * torch.sigmoid(-z) + 8) if softplus else torch.zeros_like(z)
+    if low is None and high is None:
+        return slope, error
+    limited = step.clamp(low, high)
+    near = torch.zeros_like(z, dtype=torch.bool)
+    for limit in (low, high):
+        if limit is not None and math.isfinite(limit):
+            near |= (step - limit).abs() <= 2.0**-23 * relative * step.abs()
+    exact = relative == 0  # as it is given, it lies on one side
+    whole = 2.0**24 * slope
+    outside = limited != step
+    return slope.masked_fill(outside, 0.0), torch.where(near & ~exact, whole, error.masked_fill(outside, 0.0))
+
+
+def largest(*given: Tensor | None) -> float:
+    """The product of 1 + the largest finite magnitude of each."""
+    found = 1.0
+    for t in given:
+        if t is not None and t.numel():
+            found *= 1 + float(t.abs().nan_to_num(0.0, 0.0, 0.0).amax())
+    return found
+
+
+def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
+    grad_y, grad_final, x, dt, a, b, c, d, dt_bias, initial_state, softplus, low, high = args
+    batch, length, heads, dim = x.shape
+    groups, width = b.shape[2:]
+    shared = heads // groups
+    step, relative = step_error(dt, dt_bias, softplus, low, high)
+    exponent = step * a
+    k = (97 + relative) * exponent.abs()
+    summed = torch.nn.functional.pad(k.cumsum(1), (0, 0, SPAN, 0))
+    before = summed[:, SPAN:] - summed[:, :length] if length else k
+    g = grad_y.abs()
+    held = x.new_zeros((batch, heads, dim, width)) if initial_state is None else initial_state.abs()
+
+    def wide(m: Tensor, t: int) -> Tensor:
+        return m[:, t].abs().repeat_interleave(shared, 1)[:, :, None]
+
+    def advance(t: int, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        size, error = state
+        decay = torch.exp(exponent[:, t])[..., None, None]
+        come = (step[:, t, :, None] * x[:, t]).abs()[..., None] * wide(b, t)
+        error = decay * (error + (k[:, t] + 3)[..., None, None] * size)
+        return decay * size + come, error + (2 * before[:, t] + relative[:, t] + 4)[..., None, None] * come
+
+    gamma = torch.zeros_like(held) if grad_final is None else grad_final.abs()
+    delta = torch.zeros_like(held)
+    # (magnitude, error) of each: of x, of the step itself, of the exponent, of b, of c
+    of_x, of_step, of_exponent = (torch.zeros(2, *s, dtype=x.dtype, device=x.device) for s in (x.shape, *[dt.shape] * 2))
+    of_b, of_c = (torch.zeros(2, *b.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+
+    def grouped(m: Tensor) -> Tensor:
+        return m.sum(2).unflatten(1, (groups, shared)).sum(2)
+
+    for t, (size, error) in reversed_walk(advance, (held, torch.zeros_like(held)), length):
+        after, moved = advance(t, (size, error))
+        arrived = g[:, t, :, :, None]
+        gamma = gamma + arrived * wide(c, t)
+        delta = delta + 2 * arrived * wide(c, t)
+        off = delta + 2 * before[:, t, :, None, None] * gamma
+        of_c[0, :, t], of_c[1, :, t] = grouped(arrived * after), grouped(arrived * moved)
+        here, into = x[:, t].abs()[..., None], wide(b, t)
+        times = step[:, t].abs()[..., None]
+        for i, one in enumerate((gamma, off)):
+            read = (one * into).sum(-1)
+            of_x[i, :, t] = times * read
+            of_step[i, :, t] = (read * x[:, t].abs()).sum(-1)
+            of_b[i, :, t] = grouped(times[..., None] * here * one)
+        decay, grown = torch.exp(exponent[:, t])[..., None, None], (k[:, t] + 3)[..., None, None]
+        of_exponent[0, :, t] = (decay * gamma * size).sum((2, 3))
+        of_exponent[1, :, t] = (decay * (off * size + gamma * error + grown * gamma * size)).sum((2, 3))
+        gamma, delta = decay * gamma, decay * (delta + grown * gamma)
+    root = 6 * math.sqrt(length + width + dim * shared + 1)
+    rows = 6 * math.sqrt(batch * length + 1)
+    count = (1.0 + length) ** 2 * (1 + width) * (1 + dim * shared)
+    tiny = FLUSH * count * largest(x, b, c, step, a, grad_y, grad_final, initial_state)
+    skip = torch.zeros_like(x) if d is None else (d[:, None] * grad_y).abs().nan_to_num(0.0, 0.0, 0.0)
+    out_x = of_x[1] + (relative[..., None] + 4 + root) * of_x[0] + 3 * skip
+    out_b = of_b[1] + root * of_b[0]
+    per_head = relative.unflatten(2, (groups, shared)).amax(3)[..., None] if relative.numel() else of_b[0]
+    out_b = out_b + (per_head + 4) * of_b[0]
+    e_error = of_exponent[1] + root * of_exponent[0]
+    rate = a.abs()
+    s_size = rate * of_exponent[0] + of_step[0]
+    s_error = rate * e_error + of_step[1] + (root + 4) * s_size
+    z = dt if dt_bias is None else dt + dt_bias
+    slope, slope_off = slope_error(z, steps(dt, dt_bias, softplus), relative, softplus, low, high)
+    z_size, z_error = slope * s_size, slope * s_error + (slope_off + 2 * slope) * s_size
+    each = step.abs() * (e_error + (relative + 2 + rows) * of_exponent[0])
+
+    def terms(accumulate: Tensor, size: Tensor, times: float = 1.0) -> Terms:
+        absolute = torch.full_like(size, times * tiny) + FLUSH * size
+        return {"accumulate": accumulate, "absolute": absolute, "tf32": 6 * size, "tf32-rz": 6 * size}
+
+    nothing = {"accumulate": x.new_empty(0)}
+    of_d = (x * grad_y).abs().sum((0, 1, 3))
+    terms_of = 6 * math.sqrt(batch * length * dim + 1) + 2
+    return (
+        terms(out_x, of_x[0]),
+        terms(z_error, z_size),
+        terms(each.sum((0, 1)), (step.abs() * of_exponent[0]).sum((0, 1)), batch * length),
+        terms(out_b, of_b[0]),
+        terms(of_c[1] + (root + 2) * of_c[0], of_c[0]),
+        nothing if d is None else terms(terms_of * of_d, of_d, batch),
+        nothing
+        if dt_bias is None
+        else terms((z_error + rows * z_size).sum((0, 1)), z_size.sum((0, 1)), batch * length),
+        nothing if initial_state is None else terms(delta + root * gamma, gamma),
     )
