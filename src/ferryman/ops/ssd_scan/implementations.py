@@ -12,4 +12,5 @@ _STATE = (at_most("b.shape[3]", 256),)
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", "ssd_scan ssd_scan_backward", composed=True),
     *menu(_HERE, "triton", "ssd_scan", when=_STATE, batch_invariant=True, replayable=True),
+    *menu(_HERE, "triton", "ssd_scan_backward", batch_invariant=True, replayable=True),
 )

@@ -82,7 +82,7 @@ def _chunked(signature: Signature, places: Places) -> Iterator[Routine]:
                         fixed[places["final"]] = final
                     draw = functools.partial(_draw, count, signature.required, places, fixed)
                     expression = call if final else f"{call}[0]"
-                    yield Routine("ssd_scan", expression, draw, len(_SHAPES), guard, fixed, wide=wide, gradient=False)
+                    yield Routine("ssd_scan", expression, draw, len(_SHAPES), guard, fixed, wide=wide)
 
 
 def _step(signature: Signature, places: Places) -> Iterator[Routine]:
