@@ -37,6 +37,7 @@ from ferryman.ops.rope.definition import rope as rope
 from ferryman.ops.rope.definition import rope_ as rope_
 from ferryman.ops.rope.definition import rope_backward as rope_backward
 from ferryman.ops.selective_scan.definition import selective_scan as selective_scan
+from ferryman.ops.selective_scan.definition import selective_scan_backward as selective_scan_backward
 from ferryman.ops.softmax.definition import cross_entropy as cross_entropy
 from ferryman.ops.softmax.definition import cross_entropy_backward as cross_entropy_backward
 from ferryman.ops.softmax.definition import cross_entropy_inplace_grad as cross_entropy_inplace_grad
@@ -86,6 +87,7 @@ __all__ = [
     "rope_",
     "rope_backward",
     "selective_scan",
+    "selective_scan_backward",
     "silu_mul",
     "silu_mul_backward",
     "softmax",

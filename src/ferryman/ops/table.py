@@ -66,6 +66,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     ),
     "selective_scan": (
         "selective_scan(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? z, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus) -> (Tensor, Tensor)",
+        "selective_scan_backward(Tensor grad_y, Tensor? grad_final_state, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? z, Tensor? dt_bias, Tensor? initial_state, bool dt_softplus) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
     "softmax": (
         "softmax(Tensor x) -> Tensor",

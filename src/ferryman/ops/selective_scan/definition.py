@@ -15,6 +15,7 @@ from ferryman.ops.selective_scan import bounds
 
 
 def _check(
+    op: str,
     x: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -24,14 +25,15 @@ def _check(
     z: Tensor | None,
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
-    dt_softplus: bool,
+    grad_y: Tensor | None = None,
+    grad_final_state: Tensor | None = None,
 ) -> None:
-    op = "selective_scan"
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "z": z, "dt_bias": dt_bias}
-    given["initial_state"] = initial_state
+    given |= {"initial_state": initial_state, "grad_final_state": grad_final_state}
     checks.one_device(op, **given)
-    checks.floating(op, **given)
-    checks.same_dtype(op, x=x, b=b, c=c, z=z)
+    checks.one_device(op, x=x, grad_y=grad_y)
+    checks.floating(op, **given, grad_y=grad_y)
+    checks.same_dtype(op, x=x, b=b, c=c, z=z, grad_y=grad_y)
     if x.dim() != 3:
         raise ArgumentError(op, "x.shape", tuple(x.shape), "(B, L, D): batch, length, channels")
     batch, length, channels = x.shape
@@ -44,7 +46,9 @@ def _check(
     checks.shaped(op, "z", z, *x.shape)
     for name, one in (("d", d), ("dt_bias", dt_bias)):
         checks.shaped(op, name, one, channels)
-    checks.shaped(op, "initial_state", initial_state, batch, channels, width)
+    for name, one in (("initial_state", initial_state), ("grad_final_state", grad_final_state)):
+        checks.shaped(op, name, one, batch, channels, width)
+    checks.shaped(op, "grad_y", grad_y, *x.shape)
 
 
 def _meta(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -72,10 +76,12 @@ def _future(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Te
 
 @primitive(
     outputs=("y", "final_state"),
-    check=_check,
+    check=lambda *args: _check("selective_scan", *args[:9]),
     meta=_meta,
     cost=_cost,
     bound=bounds.forward,
+    backward="selective_scan_backward",
+    grads=("x", "dt", "a", "b", "c", "d", "z", "dt_bias", "initial_state"),
     batch={"x": 2, "dt": 2, "b": 2, "c": 2, "z": 2, "initial_state": 2, "y": 2, "final_state": 2},
     reduction=lambda x, dt, a, b, *rest: max(1, x.shape[1] + b.shape[2]),
     unseen=_future,
@@ -99,7 +105,7 @@ def selective_scan(
     None for zeros. float32, float16 or bfloat16; b, c and z of x's dtype, each other one of any of these; any strides.
     Returns y, of x's shape and dtype, contiguous, and final_state (B, D, N) in float32, which the next call takes as
     its initial_state. One token after another gives what all tokens at once give. Arithmetic is float32, with one
-    rounding. Not differentiable. Raises ArgumentError. Source: Gu and Dao, arXiv:2312.00752; mamba_ssm's
+    rounding. Raises ArgumentError. Source: Gu and Dao, arXiv:2312.00752; mamba_ssm's
     selective_scan_fn, whose tensors have the channels before the length.
     """
     step = bounds.steps(wide(dt), None if dt_bias is None else wide(dt_bias), dt_softplus)
@@ -117,3 +123,111 @@ def selective_scan(
     if z is not None:
         y = y * functional.silu(wide(z))
     return y.to(x.dtype), h.clone(memory_format=torch.contiguous_format)
+
+
+def _meta_backward(
+    grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dt, a, b, c, d, z, dt_bias, initial_state = rest[:8]
+
+    def like(t: Tensor | None) -> Tensor:
+        return x.new_empty(0) if t is None else t.new_empty(t.shape)
+
+    return like(x), like(dt), like(a), like(b), like(c), like(d), like(z), like(dt_bias), like(initial_state)
+
+
+def _cost_backward(grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, *rest: Any) -> Cost:
+    """The state again, its gradient, and what of both each of five gradients takes: 16 operations of an element."""
+    own = [x, *(t for t in rest[:8] if t is not None)]
+    moved = sum(t.numel() * t.element_size() for t in (grad_y, *own, *own))
+    moved += 0 if grad_final_state is None else 4 * grad_final_state.numel()
+    return Cost(16.0 * x.numel() * rest[2].shape[2], float(moved))
+
+
+@primitive(
+    outputs=(
+        "grad_x",
+        "grad_dt",
+        "grad_a",
+        "grad_b",
+        "grad_c",
+        "grad_d",
+        "grad_z",
+        "grad_dt_bias",
+        "grad_initial_state",
+    ),
+    check=lambda grad_y, grad_final_state, *args: _check(
+        "selective_scan_backward", *args[:9], grad_y, grad_final_state
+    ),
+    meta=_meta_backward,
+    cost=_cost_backward,
+    bound=bounds.backward,
+    batch={
+        **dict.fromkeys(("grad_y", "grad_final_state", "x", "dt", "b", "c", "z", "initial_state"), 2),
+        **dict.fromkeys(("grad_x", "grad_dt", "grad_b", "grad_c", "grad_z", "grad_initial_state"), 2),
+    },
+    reduction=lambda grad_y, grad_final_state, x, *rest: max(1, x.shape[0] * x.shape[1], x.shape[2]),
+)
+def selective_scan_backward(
+    grad_y: Tensor,
+    grad_final_state: Tensor | None,
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    dt_softplus: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `selective_scan`, each in its argument's dtype; an empty tensor for one that is absent.
+
+    Nothing that forward computed is kept: states are computed again.
+    """
+    turned = wide(dt) if dt_bias is None else wide(dt) + wide(dt_bias)
+    step = bounds.steps(wide(dt), None if dt_bias is None else wide(dt_bias), dt_softplus)
+    g = wide(grad_y) if z is None else wide(grad_y) * functional.silu(wide(z))
+    first = wide(x).new_zeros((x.shape[0], x.shape[2], b.shape[2])) if initial_state is None else wide(initial_state)
+    back = torch.zeros_like(first) if grad_final_state is None else wide(grad_final_state)
+
+    def decay(t: int) -> Tensor:
+        return torch.exp(step[:, t, :, None] * wide(a))
+
+    def advance(t: int, h: Tensor) -> Tensor:
+        return decay(t) * h + (step[:, t] * wide(x[:, t]))[..., None] * wide(b[:, t])[:, None]
+
+    of_x, of_out, of_step = (torch.zeros(x.shape, dtype=step.dtype, device=x.device) for _ in range(3))
+    of_b, of_c = (torch.zeros(b.shape, dtype=step.dtype, device=x.device) for _ in range(2))
+    of_a = torch.zeros_like(wide(a))
+    for t, h in bounds.reversed_walk(advance, first, x.shape[1]):
+        after, out, into = advance(t, h), wide(c[:, t])[:, None], wide(b[:, t])[:, None]
+        back = back + g[:, t, :, None] * out
+        of_out[:, t] = (after * out).sum(-1)
+        of_c[:, t] = (g[:, t, :, None] * after).sum(1)
+        read = (back * into).sum(-1)
+        of_x[:, t] = step[:, t] * read
+        of_b[:, t] = ((step[:, t] * wide(x[:, t]))[..., None] * back).sum(1)
+        back = decay(t) * back
+        of_step[:, t] = read * wide(x[:, t]) + (wide(a) * back * h).sum(-1)
+        of_a = of_a + (step[:, t, :, None] * back * h).sum(0)
+    if d is not None:
+        of_x, of_out = of_x + wide(d) * g, of_out + wide(d) * wide(x)
+    of_step = of_step * torch.sigmoid(turned) if dt_softplus else of_step
+    nothing = x.new_empty(0)
+    of_z = nothing
+    if z is not None:
+        s = torch.sigmoid(wide(z))
+        of_z = (wide(grad_y) * of_out * (s * (1 + wide(z) * (1 - s)))).to(z.dtype)
+    return (
+        of_x.to(x.dtype),
+        of_step.to(dt.dtype),
+        of_a.to(a.dtype).contiguous(),
+        of_b.to(b.dtype),
+        of_c.to(c.dtype),
+        nothing if d is None else (wide(x) * g).sum((0, 1)).to(d.dtype),
+        of_z.contiguous(),
+        nothing if dt_bias is None else of_step.sum((0, 1)).to(dt_bias.dtype),
+        nothing if initial_state is None else back.to(initial_state.dtype).contiguous(),
+    )
