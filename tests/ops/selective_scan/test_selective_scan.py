@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
-from ferryman.errors import ArgumentError, FerrymanError
+from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP = registry.primitive("selective_scan")
@@ -181,8 +182,71 @@ def test_bad_arguments_are_refused(name: str) -> None:
         ops.selective_scan(**given | changed)
 
 
-def test_a_gradient_is_refused() -> None:
-    values, _ = taken("small")
-    y, _ = ops.selective_scan(values[0].clone().requires_grad_(), *values[1:])
-    with pytest.raises((FerrymanError, RuntimeError), match="selective_scan"):
-        y.sum().backward()
+BACKWARD = registry.primitive("selective_scan_backward")
+LEARNED = ("small", "plain", "state", "ungated", "token", "prime", "layout_rows", "own_float16", "no_decay")
+
+
+def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor], list[Tensor], Counter[Any]]:
+    """(exact arguments of the backward, its leaves' gradients by dispatch, the exact ones of `pairs`, who ran)."""
+    values = list(materialise(CASES[name], OP, dtype))
+    leaves = []
+    for i, value in enumerate(values):
+        if isinstance(value, Tensor):
+            values[i] = value.detach().requires_grad_()
+            leaves.append(values[i])
+    generator = torch.Generator().manual_seed(3)
+    with ferryman.trace() as trace:
+        outputs = ops.selective_scan(*values)
+        weights = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
+        found = torch.autograd.grad(outputs, leaves, weights)
+    wide = [v.detach().double() if isinstance(v, Tensor) else v for v in values]
+    given = dict(zip(OP.names, wide, strict=True)) | dict(
+        zip(OP.gradient_names(), (w.double() for w in weights), strict=True)
+    )
+    args = tuple(given[n] for n in BACKWARD.names)
+    exact = [g for g, names in zip(BACKWARD.body(*args), OP.grads, strict=True) if given[names[0]] is not None]
+    return args, list(found), exact, trace.calls
+
+
+@pytest.mark.parametrize("dtype", UNITS, ids=str)
+@pytest.mark.parametrize("name", LEARNED)
+def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
+    args, found, exact, calls = slopes(name, dtype)
+    assert set(calls) == {("selective_scan", "torch"), ("selective_scan_backward", "torch")}
+    every = BACKWARD.bound(args, BACKWARD.body(*args))
+    there = [
+        t
+        for t, names in zip(every, OP.grads, strict=True)
+        if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
+    ]
+    for got, want, terms in zip(found, exact, there, strict=True):
+        assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -> None:
+    _, wide = taken(name)
+    given = [v.requires_grad_() if isinstance(v, Tensor) else v for v in wide]
+    leaves = [v for v in given if isinstance(v, Tensor)]
+    y = pairs(*given)
+    weight = torch.cos(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
+    want = torch.autograd.grad(y, leaves, weight)
+    known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
+    args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
+    found = BACKWARD.body(*args)
+    terms = BACKWARD.bound(args, found)
+    there = [i for i, names in enumerate(OP.grads) if known[names[0]] is not None]
+    for i, exact in zip(there, want, strict=True):
+        room = 2.0**-53 * 64 * (terms[i]["accumulate"] + exact.abs()) + 1e-300
+        assert bool(((found[i] - exact).abs() <= room).all()), OP.grads[i]
+
+
+def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
+    args, _, _, _ = slopes("small", torch.float32)
+    exact = BACKWARD.body(*args)
+    for terms, want in zip(BACKWARD.bound(args, exact), exact, strict=True):
+        if want.dim() > 1 and want.numel():
+            assert ratio(want * (1 + 2.0**-6), want, terms, 2.0**-24) > 1
+            assert ratio(want.roll(1, 1), want, terms, 2.0**-24) > 5
+        elif want.numel():  # sums over samples and tokens, most of which cancels
+            assert ratio(want.roll(1, 0), want, terms, 2.0**-24) > 1

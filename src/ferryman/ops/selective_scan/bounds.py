@@ -2,10 +2,10 @@
 
 The step s of a token has the relative error v: 0 as it is given, else that of a bias and of softplus (`ssd_scan`).
 
-**State.** The exponent e = s a is off by (v + 1) |e|, and a fast exp, or one of powers of 2 whose rate is scaled before,
-adds 2 |e|; exp, the product with the state and the sum round 4 times. A scan of a block of tokens multiplies decays with
-each other first: t tokens take no more than t products in any order, one rounding more for each. What a token brings,
-s x b, is off by v and two products. With H the state's magnitude and E its error:
+**State.** The exponent e = s a is off by (v + 1) |e|, and a fast exp, or one of powers of 2 whose rate is scaled
+before, adds 2 |e|; exp, the product with the state and the sum round 4 times. A scan of a block of tokens may multiply
+decays with each other first: t tokens take no more than t products in any order, one rounding more for each. What a
+token brings, s x b, is off by v and two products. With H the state's magnitude and E its error:
 ``E = exp(e) (E + ((v + 3) |e| + 5) H) + (v + 3) |s x b|``.
 
 **Result.** y sums N products, 6 sqrt(N + 2) of their magnitudes (Higham & Mary 2019); d x adds two roundings. The gate
@@ -118,9 +118,7 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     skip = torch.zeros_like(x) if d is None else (d * x).abs().nan_to_num(0.0, 0.0, 0.0)
     skipped = torch.zeros_like(x) if d is None else (d.abs() * g).nan_to_num(0.0, 0.0, 0.0)
     out_x = of_x[1] + (relative + 3 + across) * of_x[0] + (off_g + 3) * skipped
-    slope, slope_off = slope_error(
-        dt if dt_bias is None else dt + dt_bias, step, relative, softplus, None, None
-    )
+    slope, slope_off = slope_error(dt if dt_bias is None else dt + dt_bias, step, relative, softplus, None, None)
     s_size, s_error = of_step[0], of_step[1] + (across + 5) * of_step[0]
     z_size, z_error = slope * s_size, slope * s_error + (slope_off + 2 * slope) * s_size
     over = 6 * math.sqrt(channels + 1)

@@ -11,5 +11,7 @@ _STATE = (at_most("b.shape[2]", 256),)
 
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", "selective_scan selective_scan_backward", composed=True),
-    *menu(_HERE, "triton", "selective_scan selective_scan_backward", when=_STATE, batch_invariant=True, replayable=True),
+    *menu(
+        _HERE, "triton", "selective_scan selective_scan_backward", when=_STATE, batch_invariant=True, replayable=True
+    ),
 )

@@ -1,14 +1,17 @@
 """`selective_scan` in Triton: a program takes a few channels of a sample, and its part of the state stays in registers.
 
-One token is `_scan`. Many are `_blocks`: a warp reads blocks of 8 tokens, the next one while it computes one, so that no
-token waits for memory. In a block's tensors, (tokens, states, channels), lanes lie along channels and states, so that a
-token is a choice among registers, which costs no instruction, and tokens follow each other as they do in the meaning.
+One token is `_scan`. Many are `_blocks`: a warp reads blocks of 8 tokens, the next one while it computes one, so that
+no token waits for memory. In a block's tensors, (tokens, states, channels), lanes lie along channels and states, so
+that a token is a choice among registers, and tokens follow each other as they do in the meaning. The choice is a sum of
+integers, with zeros that the compiler knows: it costs no instruction, where a sum of floats would.
 
-Backward: `_begins` keeps the state before each block; `_gradients` takes blocks from the last to the first. What channels
-share, and what samples do, is written in parts, which are added up in a fixed order. No atomics.
+Backward: `_begins` keeps the state before each block; `_gradients` takes blocks from the last to the first. What
+channels share, and what samples do, is written in parts, which are added up in a fixed order. No atomics.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -107,19 +110,6 @@ def _scan(
 
 
 @triton.jit
-def _token(tile, t, T: tl.constexpr):
-    """Token t of (T, N, D). As integers: a sum with zeros that the compiler knows is no sum, with floats it is."""
-    here = tl.arange(0, T)[:, None, None] == t
-    return tl.sum(tl.where(here, tile.to(tl.int32, bitcast=True), 0), 0).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _with(tile, t, value, T: tl.constexpr):
-    """(T, N, D) with another token t."""
-    return tl.where(tl.arange(0, T)[:, None, None] == t, value[None, :, :], tile)
-
-
-@triton.jit
 def _power_of_two(step, rate):
     """exp(step x its rate), of rates that were scaled to powers of 2."""
     if INTERPRETED:
@@ -188,6 +178,7 @@ def _blocks(
     i = (program % across) * BLOCK_D + tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     t = tl.arange(0, T)
+    token = t[:, None, None]
     live = i < channels
     inside = (n < width)[:, None] & live[None, :]
     wide = i.to(tl.int64)[None, :]
@@ -217,7 +208,7 @@ def _blocks(
         x = widen(x_next)
         step = _stepped(dt_next, bias, known, SOFTPLUS)
         b = widen(b_next)
-        c = tl.broadcast_to(widen(c_next)[:, :, None], [T, BLOCK_N, BLOCK_D])
+        c = widen(c_next)
         if z_ptr is not None:
             z = widen(z_next)
             z_next = _taken(z_ptr, at + T, z_l, z_d, t, i, length, channels)
@@ -228,10 +219,13 @@ def _blocks(
         decay = _power_of_two(step[:, None, :], rate[None, :, :])
         come = (step * x)[:, None, :] * b[:, :, None]
         seen = tl.zeros([T, BLOCK_N, BLOCK_D], tl.float32)
+        decay, come = decay.to(tl.int32, bitcast=True), come.to(tl.int32, bitcast=True)
         for j in tl.static_range(T):
-            state = _token(decay, j, T) * state + _token(come, j, T)
-            seen = _with(seen, j, state * _token(c, j, T), T)
-        y = tl.sum(seen, 1)
+            here = token == j
+            kept = tl.sum(tl.where(here, decay, 0), 0).to(tl.float32, bitcast=True)
+            state = kept * state + tl.sum(tl.where(here, come, 0), 0).to(tl.float32, bitcast=True)
+            seen = tl.where(here, state[None, :, :], seen)
+        y = tl.sum(seen * c[:, :, None], 1)
         if d_ptr is not None:
             y += skip[None, :] * x
         if z_ptr is not None:
@@ -278,6 +272,7 @@ def _begins(
     i = (program % across) * BLOCK_D + tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     t = tl.arange(0, T)
+    token = t[:, None, None]
     live = i < channels
     inside = (n < width)[:, None] & live[None, :]
     wide = i.to(tl.int64)[None, :]
@@ -304,8 +299,11 @@ def _begins(
         dt_next = _taken(dt_ptr, at + T, t_l, t_d, t, i, length, channels)
         b_next = _taken(b_ptr, at + T, b_l, b_n, t, n, length, width)
         decay = _power_of_two(step[:, None, :], rate[None, :, :])
+        decay, come = decay.to(tl.int32, bitcast=True), come.to(tl.int32, bitcast=True)
         for j in tl.static_range(T):
-            state = _token(decay, j, T) * state + _token(come, j, T)
+            here = token == j
+            kept = tl.sum(tl.where(here, decay, 0), 0).to(tl.float32, bitcast=True)
+            state = kept * state + tl.sum(tl.where(here, come, 0), 0).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -368,6 +366,7 @@ def _gradients(
     i = block * BLOCK_D + tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     t = tl.arange(0, T)
+    token = t[:, None, None]
     live = i < channels
     inside = (n < width)[:, None] & live[None, :]
     wide = i.to(tl.int64)[None, :]
@@ -402,14 +401,19 @@ def _gradients(
         dt = _taken(dt_ptr, at, t_l, t_d, t, i, length, channels)
         b = widen(_taken(b_ptr, at, b_l, b_n, t, n, length, width))
         c = widen(_taken(c_ptr, at, c_l, c_n, t, n, length, width))
-        state = tl.load(kept_ptr + which * width * channels + n[:, None].to(tl.int64) * channels + wide, mask=inside, other=0.0)
+        state = tl.load(
+            kept_ptr + which * width * channels + n[:, None].to(tl.int64) * channels + wide, mask=inside, other=0.0
+        )
         step = _stepped(dt, bias, known, SOFTPLUS)
         decay = _power_of_two(step[:, None, :], rate[None, :, :] * 1.4426950408889634)
         come = (step * x)[:, None, :] * b[:, :, None]
         before = tl.zeros([T, BLOCK_N, BLOCK_D], tl.float32)
+        decays, brought = decay.to(tl.int32, bitcast=True), come.to(tl.int32, bitcast=True)
         for j in tl.static_range(T):
-            before = _with(before, j, state, T)
-            state = _token(decay, j, T) * state + _token(come, j, T)
+            here = token == j
+            before = tl.where(here, state[None, :, :], before)
+            kept = tl.sum(tl.where(here, decays, 0), 0).to(tl.float32, bitcast=True)
+            state = kept * state + tl.sum(tl.where(here, brought, 0), 0).to(tl.float32, bitcast=True)
         after = decay * before + come
         row = (sample * length + at) * channels + t[:, None] * channels + wide
         if z_ptr is not None:
@@ -423,12 +427,13 @@ def _gradients(
         shared = shared + t[:, None] * (across * width) + n[None, :]
         there = (t < length - at)[:, None] & (n < width)[None, :]
         tl.store(dc_ptr + shared, tl.sum(g[:, None, :] * after, 2), mask=there)
-        come = g[:, None, :] * c[:, :, None]
+        asked = (g[:, None, :] * c[:, :, None]).to(tl.int32, bitcast=True)
         whole = tl.zeros([T, BLOCK_N, BLOCK_D], tl.float32)
         for r in tl.static_range(T):
-            back += _token(come, T - 1 - r, T)
-            whole = _with(whole, T - 1 - r, back, T)
-            back = _token(decay, T - 1 - r, T) * back
+            here = token == T - 1 - r
+            back += tl.sum(tl.where(here, asked, 0), 0).to(tl.float32, bitcast=True)
+            whole = tl.where(here, back[None, :, :], whole)
+            back *= tl.sum(tl.where(here, decays, 0), 0).to(tl.float32, bitcast=True)
         tl.store(db_ptr + shared, tl.sum((step * x)[:, None, :] * whole, 2), mask=there)
         read = tl.sum(whole * b[:, :, None], 1)
         dx = step * read + skip[None, :] * g
@@ -452,7 +457,7 @@ def _gradients(
 
 
 def _many(width: int, channels: int, state: int) -> tuple[int, int, int]:
-    """(tokens, channels, states) of a program that has 32 numbers of a block for each of its threads."""
+    """(tokens, channels, states) of a program with so many numbers of the state, and eight times as many of a block."""
     block_n = max(1, triton.next_power_of_2(width))
     block_d = max(1, min(triton.next_power_of_2(channels), 128, state // block_n))
     return max(2, min(8, 8 * state // (block_n * block_d))), block_d, block_n
@@ -553,7 +558,8 @@ def selective_scan_backward(
     of_a, of_d, of_bias = (torch.empty(batch, channels, m, **kind) for m in (width, 1, 1))
     rate, skip, bias = (None if t is None else t.contiguous() for t in (a, d, dt_bias))
     none = (0, 0, 0)
-    warps = max(1, min(4, block_t * block_d * block_n // (32 * target.wave)))
+    # with 32 numbers of a block for a thread, 255 registers spill on sm_90
+    warps = max(1, min(8, block_t * block_d * block_n // (16 * target.wave)))
     launch(
         _begins,
         (batch * across,),
@@ -642,4 +648,7 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         selective_scan_backward(x, kept, x, x, a, b, b, own, z, own, kept, True, target)
 
     shapes = [(2048, 8192, 16, False, True), (1, 8192, 16, True, True), (37, 13, 11, True, False)]
-    return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
+    found = recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
+    # scalar registers lie in lanes of vector registers, none in memory
+    allowed = {"_gradients": 0 if target.wave == 32 else 24}
+    return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in found]

@@ -177,7 +177,9 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     gamma = torch.zeros_like(held) if grad_final is None else grad_final.abs()
     delta = torch.zeros_like(held)
     # (magnitude, error) of each: of x, of the step itself, of the exponent, of b, of c
-    of_x, of_step, of_exponent = (torch.zeros(2, *s, dtype=x.dtype, device=x.device) for s in (x.shape, *[dt.shape] * 2))
+    of_x, of_step, of_exponent = (
+        torch.zeros(2, *s, dtype=x.dtype, device=x.device) for s in (x.shape, *[dt.shape] * 2)
+    )
     of_b, of_c = (torch.zeros(2, *b.shape, dtype=x.dtype, device=x.device) for _ in range(2))
 
     def grouped(m: Tensor) -> Tensor:

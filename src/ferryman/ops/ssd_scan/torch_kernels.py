@@ -117,7 +117,10 @@ def ssd_scan_backward(
     late = torch.zeros(batch, heads, dim, width, **kind) if grad_final_state is None else grad_final_state.float()
     own = (dt, a, b, c, d, dt_bias, initial_state)
     if x.numel() == 0:
-        made = (torch.zeros(0 if t is None else t.shape, dtype=x.dtype if t is None else t.dtype, device=x.device) for t in own[:-1])
+        made = (
+            torch.zeros(0 if t is None else t.shape, dtype=x.dtype if t is None else t.dtype, device=x.device)
+            for t in own[:-1]
+        )
         kept = x.new_empty(0) if initial_state is None else late.to(initial_state.dtype, copy=True)
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device), *made, kept.contiguous()
     step, slope = _steps(dt, dt_bias, dt_softplus, dt_min, dt_max)
@@ -182,5 +185,8 @@ def ssd_scan_backward(
     nothing = x.new_empty(0)
     return (
         grad_x.to(x.dtype).contiguous(),
-        *(nothing if t is None or made is None else made.to(t.dtype).contiguous() for t, made in zip(own, found, strict=True)),
+        *(
+            nothing if t is None or made is None else made.to(t.dtype).contiguous()
+            for t, made in zip(own, found, strict=True)
+        ),
     )
