@@ -126,6 +126,12 @@ def _scan(
 
 
 @triton.jit
+def _cumulative(e, q):
+    """Sums up to each token. A scan over lanes would take instructions that the simulator of AMD devices lacks."""
+    return tl.sum(tl.where(q[:, None] <= q[None, :], e[:, None], 0.0), 0)
+
+
+@triton.jit
 def _steps(dt_ptr, bias_ptr, low, high, t_l, head, q, live, SOFTPLUS: tl.constexpr):
     """(steps, 0 past the end, and their slopes) of a chunk."""
     z = widen(tl.load(dt_ptr + q * t_l, mask=live, other=0.0))
@@ -214,7 +220,7 @@ def _states(
         at = chunk.to(tl.int64) * CHUNK
         live = q < length - at
         step, _ = _steps(dt_ptr + at * t_l, bias_ptr, low, high, t_l, head, q, live, SOFTPLUS)
-        total = tl.cumsum(step * rate, 0)
+        total = _cumulative(step * rate, q)
         end = tl.sum(tl.where(q == CHUNK - 1, total, 0.0), 0)
         shape = live[:, None] & (p < dim)[None, :]
         wide = live[:, None] & (n < width)[None, :]
@@ -309,7 +315,7 @@ def _chunk(
     step, slope = _steps(
         dt_ptr + sample * t_b + head * t_h + at * t_l, bias_ptr, low, high, t_l, head, q, live, SOFTPLUS
     )
-    total = tl.cumsum(step * rate, 0)
+    total = _cumulative(step * rate, q)
     end = tl.sum(tl.where(q == CHUNK - 1, total, 0.0), 0)
     early, to_end = exp(total), exp(end - total)
     cross = tl.zeros([CHUNK, CHUNK], tl.float32)  # [t, s]: grad y_t . x_s
