@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -76,7 +78,7 @@ def selective_scan_backward(
     width = b.shape[2]
     own = (x, dt, a, b, c, d, z, dt_bias, initial_state)
     made = [torch.zeros(0 if t is None else t.shape, dtype=(x if t is None else t).dtype, device=x.device) for t in own]
-    kind = {"dtype": torch.float32, "device": x.device}
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     shape = (batch, channels, width)
     state = torch.zeros(shape, **kind) if initial_state is None else initial_state.float()
     back = torch.zeros(shape, **kind) if grad_final_state is None else grad_final_state.float()

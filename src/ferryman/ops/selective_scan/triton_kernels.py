@@ -12,6 +12,7 @@ channels share, and what samples do, is written in parts, which are added up in 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -552,7 +553,7 @@ def selective_scan_backward(
         return tuple(made)
     block_t, block_d, block_n = _many(width, channels, 512)
     across = triton.cdiv(channels, block_d)
-    kind = {"dtype": torch.float32, "device": x.device}
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     kept = torch.empty(batch, triton.cdiv(length, block_t), width, channels, **kind)
     shared = [torch.empty(batch, length, across, width, **kind) for _ in range(2)]
     of_a, of_d, of_bias = (torch.empty(batch, channels, m, **kind) for m in (width, 1, 1))

@@ -179,9 +179,7 @@ def _cost_backward(grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, *
         "grad_dt_bias",
         "grad_initial_state",
     ),
-    check=lambda grad_y, grad_final_state, *args: _check(
-        "ssd_scan_backward", *args[:8], *args[9:], grad_y, grad_final_state
-    ),
+    check=lambda *args: _check("ssd_scan_backward", *args[2:10], *args[11:], *args[:2]),
     meta=_meta_backward,
     cost=_cost_backward,
     bound=bounds.backward,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +113,7 @@ def ssd_scan_backward(
     batch, length, heads, dim = x.shape
     groups, width = b.shape[2:]
     shared = heads // groups
-    kind = {"dtype": torch.float32, "device": x.device}
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     state = torch.zeros(batch, heads, dim, width, **kind) if initial_state is None else initial_state.float()
     late = torch.zeros(batch, heads, dim, width, **kind) if grad_final_state is None else grad_final_state.float()
     own = (dt, a, b, c, d, dt_bias, initial_state)

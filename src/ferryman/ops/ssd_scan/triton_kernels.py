@@ -508,7 +508,7 @@ def ssd_scan_backward(
     nvidia = target.vendor == "nvidia"
     chunk = 16 if length <= 16 else 32
     chunks = triton.cdiv(length, chunk)
-    kind = {"dtype": torch.float32, "device": x.device}
+    kind: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     held = torch.empty(batch, chunks, heads, dim, width, **kind)
     late = torch.empty(batch, chunks, heads, dim, width, **kind)
     db, dc = torch.empty(batch, length, heads, width, **kind), torch.empty(batch, length, heads, width, **kind)
