@@ -26,7 +26,7 @@ class Leaf:
     """A module without children, seen from outside. ``vectors`` and ``matrices`` are its parameters' and floating
     buffers' shapes by name, ``scalars`` the names of those without dimensions; ``numbers`` its float attributes,
     ``constants`` the floats in its forward's code; ``widths`` are its one-element shapes, for modules that hold no
-    tensor."""
+    tensor; ``integers`` its int attributes; ``inputs`` how many tensors its forward may take."""
 
     vectors: Mapping[str, int]
     matrices: Mapping[str, tuple[int, int]]
@@ -34,6 +34,8 @@ class Leaf:
     constants: tuple[float, ...]
     widths: tuple[int, ...] = ()
     scalars: tuple[str, ...] = ()
+    integers: Mapping[str, int] = field(default_factory=dict)
+    inputs: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Candidate:
     rows: a matrix, where x is integers that number its rows; ``uses`` must have one dtype then. gradient: False where
     the expression holds for results only; it is proven without gradients, and serves where none is needed.
     added, added_op: an expression over ``residual`` too, which gives (the module's result of x + residual, that sum),
-    and the op that it calls; "" where no op takes an addition before it.
+    and the op that it calls; "" where no op takes an addition before it. gate: it reads a second input ``gate`` of
+    x's shape, too.
     """
 
     op: str
@@ -55,6 +58,7 @@ class Candidate:
     gradient: bool = True
     added: str = ""
     added_op: str = ""
+    gate: bool = False
 
 
 @dataclass(frozen=True)

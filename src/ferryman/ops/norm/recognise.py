@@ -24,7 +24,7 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
         return
     (width,) = widths
     names = tuple(leaf.vectors)
-    for eps in _eps(leaf):
+    for eps in eps_of(leaf):
         for weight in names if len(names) < 2 else ():
             offset = f"1.0 + self.{weight}.to(torch.promote_types(self.{weight}.dtype, torch.float32))"
             for scale, cast in ((f"self.{weight}", True), (f"self.{weight}", False), (offset, False), (offset, True)):
@@ -43,7 +43,8 @@ def _candidate(op: str, rest: str, width: int, uses: tuple[str, ...] = ()) -> Ca
     )
 
 
-def _eps(leaf: Leaf) -> Iterator[str]:
+def eps_of(leaf: Leaf) -> Iterator[str]:
+    """What a norm may add to its mean square: the module's own numbers, those in its code, none."""
     for name, value in leaf.numbers.items():
         if 0 <= value <= _LARGEST_EPS:
             yield f"self.{name}"

@@ -378,8 +378,9 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool, fused: 
             inner = {o for found in _uses(module, recipe)[:2] for o in found}
             shown = f"where no gradient is needed: {shown}"
             return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
-        others = len(inspect.signature(type(module).forward).parameters) > 1 + len(recipe.role.inputs)
-        if id(module) in fused or others:  # the role holds while the others are left out
+        taken = min(len(recipe.role.inputs), len(recognise.inputs_of(type(module))))
+        if id(module) in fused or len(inspect.signature(type(module).forward).parameters) > 1 + taken:
+            # the role holds while the others are left out, or given
             return Site(path, kind, (), (op,), shown, op)
         return Site(path, kind, (op,), (), shown, op)
     surely, maybe, quiet = _uses(module, recipe)

@@ -82,6 +82,8 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         tuple(dict.fromkeys(constants)),
         tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
         tuple(n for n, p in held.items() if p.dim() == 0),
+        {n: v for n, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and n.isidentifier()},
+        max(1, len(_pair_of(type(module)))),
     )
 
 
@@ -135,9 +137,23 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     candidates = [c for family in families() if hasattr(family, "modules") for c in family.modules(leaf)]
     if not candidates:
         return None
+    if leaf.inputs == 2 and any(c.gate for c in candidates):
+        gated = _shown(module, leaf, [c for c in candidates if c.gate], _pair_of(type(module)))
+        if isinstance(gated, Role) or _input_of(type(module)) is None:
+            return gated
     parameter = _input_of(type(module))
-    if parameter is None:
+    candidates = [c for c in candidates if not c.gate]
+    if parameter is None or not candidates:
         return None if not (leaf.vectors or leaf.matrices) else Refusal("its forward does not take one tensor")
+    return _shown(module, leaf, candidates, (parameter,))
+
+
+def _shown(
+    module: nn.Module, leaf: Leaf, candidates: Sequence[Candidate], parameters: tuple[str, ...]
+) -> Role | Refusal:
+    """The first candidate that is proven, best one that rounds as the module does."""
+    if len(parameters) == 2 and (parameters[1] == "x" or parameters[0] == "gate"):
+        return Refusal(f"its forward calls its inputs {' and '.join(parameters)}")
     trace = Trace()
     try:
         followed = follow_module(module, trace)
@@ -167,9 +183,9 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     return Role(
         candidate.op,
         candidate.expression,
-        ("x",),
-        (parameter,),
-        _tests(candidate, names),
+        ("x", "gate") if candidate.gate else ("x",),
+        parameters,
+        _tests(candidate, names) if not candidate.gate else _gated_tests(followed, twin, names, candidate),
         guards,
         proof,
         digest_of(type(module)),
@@ -192,6 +208,18 @@ def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
         found += [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
         found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
     return tuple(found)
+
+
+def _gated_tests(
+    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate
+) -> tuple[str, ...]:
+    """A gate of x's shape, all of one dtype; or x in float32 and the others narrower, where that is shown as well."""
+    ours = [f"self.{n}.dtype" for n in candidate.uses]
+    same = " and ".join(f"gate.dtype is {dtype}" for dtype in ours) or "gate.dtype is x.dtype"
+    mixed = _prove(kind, state, names, candidate, frozenset({0})).ok
+    wide = "(x.dtype is gate.dtype or x.dtype is torch.float32)" if mixed else "x.dtype is gate.dtype"
+    narrow = "gate.dtype.itemsize < 8 and gate.dtype.is_floating_point"
+    return "gate is not None", "gate.shape == x.shape", same, wide, narrow
 
 
 def no_gradient(tensors: Sequence[str]) -> str:
@@ -219,6 +247,18 @@ def inputs_of(kind: Any) -> tuple[str, ...]:
     return tuple(p.name for p in required)
 
 
+def _pair_of(kind: Any) -> tuple[str, ...]:
+    """The names of two tensors that a forward takes, the second perhaps None without being given; else nothing."""
+    try:
+        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    if not plain or len(parameters) != 2 or any(p.default not in (p.empty, None) for p in parameters):
+        return ()
+    return tuple(p.name for p in parameters) if parameters[0].default is inspect.Parameter.empty else ()
+
+
 def _input_of(kind: Any) -> str | None:
     """The name of the one tensor that a forward requires; None if it requires more or fewer."""
     names = inputs_of(kind)
@@ -242,7 +282,13 @@ def _narrowed(module: nn.Module, leaf: Leaf) -> dict[str, Any]:
     return state
 
 
-def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> Proof:
+def _prove(
+    kind: type[nn.Module],
+    state: dict[str, Any],
+    names: Sequence[str],
+    candidate: Candidate,
+    wide: frozenset[int] = frozenset(),
+) -> Proof:
     """The instrumented module against the candidate's expression, in both modes."""
     cut: dict[int, int] = state["ferryman_cut"]
     held = {**state["_parameters"], **state["_buffers"]}
@@ -259,15 +305,19 @@ def _prove(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], c
         inputs += [(drawn_ids[0], *(t * 2.0**power for t in tensors)) for power in (-200, 200)]
     else:
         width = cut.get(candidate.width, candidate.width)
-        inputs = [(x, *tensors) for x in _inputs(width)]
-    expression = compiled(candidate.expression, ("self", "x"), ops=_DEFINITIONS)
+        inputs = [(x, *(_gating(x, i) if candidate.gate else ()), *tensors) for i, x in enumerate(_inputs(width))]
+    count = 2 if candidate.gate else 1
+    expression = compiled(candidate.expression, ("self", "x", "gate")[: 1 + count], ops=_DEFINITIONS)
     proof = Proof(False)
     for training in (False, True):
         proof = prove(
             functools.partial(original, kind, state, names, training),
-            lambda x, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x),
+            lambda *given: expression(
+                types.SimpleNamespace(**(state | dict(zip(names, given[count:], strict=True)))), *given[:count]
+            ),
             inputs,
             gradients=candidate.gradient,
+            wide=wide,
         )
         if not proof.ok:
             break
@@ -314,14 +364,22 @@ def _inputs(width: int) -> Iterator[Tensor]:
     yield torch.linspace(-4, 4, 2 * width, dtype=torch.float64).reshape(width, 2, 1).permute(2, 1, 0).contiguous()
 
 
-def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, x: Tensor, *given: Tensor) -> Any:
+def _gating(x: Tensor, index: int) -> tuple[Tensor]:
+    """What may gate x: plain, all of an activation's range, or small."""
+    generator = torch.Generator().manual_seed(11 + index)
+    gate = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return (gate * (2.0, 12.0, 0.1)[index % 3],)
+
+
+def original(kind: Any, state: dict[str, Any], names: Sequence[str], training: bool, *given: Tensor) -> Any:
     twin = kind.__new__(kind)
     twin.__dict__.update(state)
-    tensors = dict(zip(names, given, strict=True))
+    count = len(given) - len(names)
+    tensors = dict(zip(names, given[count:], strict=True))
     twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}
     twin.__dict__["_buffers"] = {n: tensors.get(n) for n in state["_buffers"]}
     twin.__dict__["training"] = training
-    return twin.forward(x)
+    return twin.forward(*given[:count])
 
 
 # Activations ----------------------------------------------------------------------------------------------
@@ -386,8 +444,10 @@ def role_forward(role: Role, original: Any) -> types.FunctionType:
         tests.append(f"bool({text}) is {outcome}")
     names, ours = ", ".join(role.parameters), ", ".join(role.inputs)
     given = "" if names == ours else f"    {ours} = {names}\n"
+    # a gate may be left out
+    declared = names if ours != "x, gate" else f"{names}=None"
     text = (
-        f"def forward(self, {names}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
+        f"def forward(self, {declared}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
         f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
     )
     known = source.names_read(original, [text for text, _ in role.guards])
