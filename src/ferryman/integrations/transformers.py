@@ -22,7 +22,7 @@ from ferryman.errors import PortError
 from ferryman.integrations.transformers_modules import NAME, same_as_ours
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
-from ferryman.porting.model import blocks, rewrite, routines
+from ferryman.porting.model import blocks, branches, rewrite, routines
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
@@ -139,6 +139,18 @@ def _know_fallbacks() -> None:
 
 
 _know_fallbacks()
+
+
+def _know_modes() -> None:
+    """Whether `torch.export` runs, as some routines ask; later than 5.17."""
+    from transformers.utils import import_utils
+
+    exporting = getattr(import_utils, "is_torchdynamo_exporting", None)
+    if isinstance(exporting, types.FunctionType):
+        branches.modes.add(exporting)
+
+
+_know_modes()
 
 
 def check_model(model: str | os.PathLike[str], **options: Any) -> ModelResult:

@@ -125,7 +125,8 @@ class Routine:
     keeps, and their values, which a call must have. writes: the parameter that the function writes over; the expression
     gives a pair then, the result and what the parameter becomes. wide: parameters that models also keep in float32
     where the others are narrower. gradient: False where it serves only what needs no gradient. refused: how many of the
-    seeds, the last ones, the function may refuse: an error is no result.
+    seeds, the last ones, the function may refuse: an error is no result. entered: its guard asks for a token at least,
+    and draws have no more than one, so that a loop over tokens or chunks of them, which was entered then, always is.
     """
 
     op: str
@@ -138,6 +139,7 @@ class Routine:
     wide: frozenset[int] = frozenset()
     gradient: bool = True
     refused: int = 0
+    entered: bool = False
 
 
 @dataclass(frozen=True)

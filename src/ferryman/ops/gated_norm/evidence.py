@@ -181,9 +181,7 @@ EVIDENCE = (
         cases=_cases,
         fuzz=Domain(
             {
-                "x": Form(
-                    "... N", ("normal", "nonfinite", "tiny", "integer", "uniform", "zeros", "constant", "offset")
-                ),
+                "x": Form("... N", PRODUCT),
                 "gate": Form("... N", _GATES, mixed=True),
                 "weight": Form("N", ("weight", "normal", "integer", "zeros", "tiny"), True, True),
                 "eps": (1e-6, 1e-5, 0.5),

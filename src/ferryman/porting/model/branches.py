@@ -47,6 +47,9 @@ _BUILTINS = {
     "repr",
 }
 _DEPTH = 4
+# Functions of a library without arguments that say in which mode PyTorch runs, such as export: a proof holds for the
+# answer that it got, and a call asks again.
+modes: set[Any] = set()
 
 
 class Unproven(Exception):
@@ -61,6 +64,7 @@ class Test:
     line: int
     guard: str | None
     seen: set[bool] = field(default_factory=set)
+    loop: bool = False
 
 
 @dataclass
@@ -81,11 +85,16 @@ class Trace:
         if not taken:
             self.seen(index, False)
 
-    def guards(self) -> list[tuple[str, bool]]:
-        """(condition, the outcome that was proven) of what came out one way only. Raises Unproven without a guard."""
+    def guards(self, entered: bool = False) -> list[tuple[str, bool]]:
+        """(condition, the outcome that was proven) of what came out one way only. Raises Unproven without a guard.
+
+        entered: whoever asks has a guard of its own, by which every loop that always had items has some.
+        """
         found = []
         for test in self.tests:
             if len(test.seen) == 1:
+                if entered and test.loop and True in test.seen:
+                    continue
                 if test.guard is None:
                     raise Unproven(f"no input took both sides of `{test.text}` (line {test.line})")
                 found.append((test.guard, next(iter(test.seen))))
@@ -216,7 +225,10 @@ class _Instrument(ast.NodeTransformer):
 
     def _guardable(self, node: ast.expr) -> bool:
         """It reads only the module's state, and the forward's parameters as they came in."""
+        asked = {id(p.func) for p in ast.walk(node) if isinstance(p, ast.Call) and self._mode(p)}
         for part in ast.walk(node):
+            if id(part) in asked or (isinstance(part, ast.Call) and id(part.func) in asked):
+                continue
             if isinstance(part, ast.Call) and not (
                 (isinstance(part.func, ast.Name) and part.func.id in ("len", "isinstance"))
                 or (isinstance(part.func, ast.Attribute) and part.func.attr in ("dim", "size", "is_floating_point"))
@@ -232,6 +244,10 @@ class _Instrument(ast.NodeTransformer):
                 if part.id in self.first_store and self.first_store[part.id] <= node.lineno:
                     return False
         return self.self_name is not None or self.role == "forward"
+
+    def _mode(self, node: ast.Call) -> bool:
+        value = source.resolve(node.func, self.own) if isinstance(node.func, ast.Name) else None
+        return isinstance(value, types.FunctionType) and value in modes and not node.args and not node.keywords
 
     def visit_If(self, node: ast.If) -> ast.AST:
         if not node.orelse and all(isinstance(s, ast.Raise) for s in node.body):
@@ -263,7 +279,7 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         index = len(self.follower.trace.tests)
-        self.follower.trace.tests.append(Test(f"for .. in {ast.unparse(node.iter)[:70]}", node.lineno, None))
+        self.follower.trace.tests.append(Test(f"for .. in {ast.unparse(node.iter)[:70]}", node.lineno, None, loop=True))
         node.target = self.visit(node.target)
         items = self.visit(node.iter)
         node.iter = ast.copy_location(
@@ -274,7 +290,7 @@ class _Instrument(ast.NodeTransformer):
 
     visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+    def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.AST:
         """Over values that are written down, each by a name that nothing else has: no test, and no other number."""
         first = node.generators[0]
         fixed = isinstance(first.iter, ast.Tuple | ast.List) and not any(
@@ -290,7 +306,8 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     visit_Lambda = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse  # noqa: N815
+    visit_SetComp = visit_DictComp = visit_NamedExpr = _refuse  # noqa: N815
+    visit_GeneratorExp = visit_ListComp  # noqa: N815
     visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
 
     def visit_With(self, node: ast.With) -> ast.AST:
@@ -365,6 +382,8 @@ class _Instrument(ast.NodeTransformer):
                 return None
             raise Unproven(f"{self.own.__qualname__}: calls {text}")
         if trusted(value) or (isinstance(value, functools.partial) and trusted(value.func)):
+            return None
+        if isinstance(value, types.FunctionType) and value in modes:
             return None
         if not isinstance(value, types.FunctionType):
             raise Unproven(f"{self.own.__qualname__}: calls {text}, which no proof follows")

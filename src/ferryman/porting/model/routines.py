@@ -104,7 +104,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
         if not proof.ok:
             continue
         try:
-            guards = tuple(trace.guards())
+            guards = tuple(trace.guards(routine.entered))
         except Unproven:
             continue
         op = routine.op

@@ -1,0 +1,319 @@
+"""`gated_delta_rule` in Triton: a program takes a head of a sample and a block of its values' columns.
+
+Its part of the state stays in registers. `triton` goes chunk after chunk: products of float32 operands by tl.dot, as
+three of tf32 on the matrix units of NVIDIA and as float32 on those of AMD, and corrections by substitution, earlier
+tokens first. `triton.recurrent` goes token after token, for few of them. Nothing is rounded on the way to y.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ferryman.backends.base import Target
+from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton_lang import exp, inverse_root, narrow, widen
+
+
+@triton.jit
+def _place(heads, dim, BLOCK_V: tl.constexpr):
+    """(sample, head, columns) of a program."""
+    across = tl.cdiv(dim, BLOCK_V)
+    program = tl.program_id(0)
+    column = (program % across) * BLOCK_V + tl.arange(0, BLOCK_V)
+    return (program // (across * heads)).to(tl.int64), (program // across) % heads, column
+
+
+@triton.jit(do_not_specialize=["length"])
+def _chunked(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    state_ptr,
+    y_ptr,
+    final_ptr,
+    scale,
+    length,
+    heads,
+    shared,
+    width,
+    dim,
+    q_b,
+    q_l,
+    q_h,
+    q_k,
+    k_b,
+    k_l,
+    k_h,
+    k_k,
+    v_b,
+    v_l,
+    v_h,
+    v_v,
+    g_b,
+    g_l,
+    g_h,
+    t_b,
+    t_l,
+    t_h,
+    s_b,
+    s_h,
+    s_k,
+    s_v,
+    NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    sample, head, column = _place(heads, dim, BLOCK_V)
+    group = head // shared
+    c = tl.arange(0, CHUNK)
+    n = tl.arange(0, BLOCK_K)
+    inside = (n < width)[:, None] & (column < dim)[None, :]
+    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if state_ptr is not None:
+        state_ptr += sample * s_b + head * s_h
+        state = widen(tl.load(state_ptr + n[:, None] * s_k + column[None, :] * s_v, mask=inside, other=0.0))
+    q_ptr += sample * q_b + group * q_h
+    k_ptr += sample * k_b + group * k_h
+    v_ptr += sample * v_b + head * v_h
+    beta_ptr += sample * t_b + head * t_h
+    if g_ptr is not None:
+        g_ptr += sample * g_b + head * g_h
+    y_ptr += (sample * length * heads + head) * dim
+    for at in tl.range(0, length, CHUNK, num_stages=1):
+        first = tl.full([], 1, tl.int64) * at
+        live = c < length - at
+        wide = live[:, None] & (n < width)[None, :]
+        shape = live[:, None] & (column < dim)[None, :]
+        k = widen(tl.load(k_ptr + first * k_l + c[:, None] * k_l + n[None, :] * k_k, mask=wide, other=0.0))
+        q = widen(tl.load(q_ptr + first * q_l + c[:, None] * q_l + n[None, :] * q_k, mask=wide, other=0.0))
+        v = widen(tl.load(v_ptr + first * v_l + c[:, None] * v_l + column[None, :] * v_v, mask=shape, other=0.0))
+        # a token past the end has beta and g 0: it leaves the state as it is
+        beta = widen(tl.load(beta_ptr + first * t_l + c * t_l, mask=live, other=0.0))
+        total = tl.zeros([CHUNK], tl.float32)
+        if g_ptr is not None:
+            total = tl.cumsum(widen(tl.load(g_ptr + first * g_l + c * g_l, mask=live, other=0.0)), 0)
+        end = tl.sum(tl.where(c == CHUNK - 1, total, 0.0), 0)
+        if NORM:
+            k = k * inverse_root(tl.sum(k * k, 1) + 1e-6)[:, None]
+            q = q * inverse_root(tl.sum(q * q, 1) + 1e-6)[:, None]
+        q = q * scale
+        seen = c[:, None] >= c[None, :]
+        decay = exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
+        scores = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+        system = tl.where(c[:, None] > c[None, :], beta[:, None] * scores * decay, 0.0)
+        since = exp(total)[:, None]
+        d = beta[:, None] * (v - since * tl.dot(k, state, input_precision=PRECISION))
+        for i in range(1, CHUNK):
+            row = tl.sum(tl.where(c[:, None] == i, system, 0.0), 0)
+            known = tl.sum(row[:, None] * d, 0)
+            d = tl.where(c[:, None] == i, d - known[None, :], d)
+        weight = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay, 0.0)
+        y = tl.dot(q, state, input_precision=PRECISION) * since
+        y = tl.dot(weight, d, y, input_precision=PRECISION)
+        out = y_ptr + first * (heads * dim) + c[:, None] * (heads * dim) + column[None, :]
+        tl.store(out, narrow(y, y_ptr.dtype.element_ty), mask=shape)
+        kept = k * exp(end - total)[:, None]
+        state = tl.dot(tl.trans(kept), d, state * exp(end), input_precision=PRECISION)
+    final_ptr += (sample * heads + head) * width * dim
+    tl.store(final_ptr + n[:, None] * dim + column[None, :], state, mask=inside)
+
+
+@triton.jit(do_not_specialize=["length"])
+def _recurrent(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    state_ptr,
+    y_ptr,
+    final_ptr,
+    scale,
+    length,
+    heads,
+    shared,
+    width,
+    dim,
+    q_b,
+    q_l,
+    q_h,
+    q_k,
+    k_b,
+    k_l,
+    k_h,
+    k_k,
+    v_b,
+    v_l,
+    v_h,
+    v_v,
+    g_b,
+    g_l,
+    g_h,
+    t_b,
+    t_l,
+    t_h,
+    s_b,
+    s_h,
+    s_k,
+    s_v,
+    NORM: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    sample, head, column = _place(heads, dim, BLOCK_V)
+    group = head // shared
+    n = tl.arange(0, BLOCK_K)
+    inside = (n < width)[:, None] & (column < dim)[None, :]
+    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+    if state_ptr is not None:
+        state_ptr += sample * s_b + head * s_h
+        state = widen(tl.load(state_ptr + n[:, None] * s_k + column[None, :] * s_v, mask=inside, other=0.0))
+    q_ptr += sample * q_b + group * q_h
+    k_ptr += sample * k_b + group * k_h
+    v_ptr += sample * v_b + head * v_h
+    beta_ptr += sample * t_b + head * t_h
+    if g_ptr is not None:
+        g_ptr += sample * g_b + head * g_h
+    y_ptr += (sample * length * heads + head) * dim
+    for t in tl.range(0, length, num_stages=1):
+        at = tl.full([], 1, tl.int64) * t
+        k = widen(tl.load(k_ptr + at * k_l + n * k_k, mask=n < width, other=0.0))
+        q = widen(tl.load(q_ptr + at * q_l + n * q_k, mask=n < width, other=0.0))
+        v = widen(tl.load(v_ptr + at * v_l + column * v_v, mask=column < dim, other=0.0))
+        beta = widen(tl.load(beta_ptr + at * t_l))
+        if g_ptr is not None:
+            state = state * exp(widen(tl.load(g_ptr + at * g_l)))
+        if NORM:
+            k = k * inverse_root(tl.sum(k * k, 0) + 1e-6)
+            q = q * inverse_root(tl.sum(q * q, 0) + 1e-6)
+        d = beta * (v - tl.sum(state * k[:, None], 0))
+        state += k[:, None] * d[None, :]
+        y = tl.sum(state * (q * scale)[:, None], 0)
+        tl.store(y_ptr + at * (heads * dim) + column, narrow(y, y_ptr.dtype.element_ty), mask=column < dim)
+    final_ptr += (sample * heads + head) * width * dim
+    tl.store(final_ptr + n[:, None] * dim + column[None, :], state, mask=inside)
+
+
+def _power(n: int, most: int, least: int = 16) -> int:
+    return max(least, min(triton.next_power_of_2(n), most))
+
+
+def _launch(
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    scale: float | None,
+    options: tuple[Any, ...],
+    block_v: int,
+    warps: int,
+) -> tuple[Tensor, Tensor]:
+    batch, length, shared, width = q.shape
+    heads, dim = v.shape[2:]
+    y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    final = torch.empty(batch, heads, width, dim, dtype=torch.float32, device=v.device)
+    if batch * heads * dim == 0:
+        return y, final
+    launch(
+        kernel,
+        (batch * heads * triton.cdiv(dim, block_v),),
+        q,
+        k,
+        v,
+        g,
+        beta,
+        initial_state,
+        y,
+        final,
+        float(max(width, 1) ** -0.5 if scale is None else scale),
+        length,
+        heads,
+        heads // shared,
+        width,
+        dim,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        *((0, 0, 0) if g is None else g.stride()),
+        *beta.stride(),
+        *((0, 0, 0, 0) if initial_state is None else initial_state.stride()),
+        *options,
+        block_v,
+        device=v.device,
+        num_warps=warps,
+    )
+    return y, final
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    scale: float | None,
+    qk_l2norm: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
+    """Chunks of 16 tokens."""
+    nvidia = target.vendor == "nvidia"
+    block_k = _power(q.shape[3], 256)
+    block_v = _power(v.shape[3], 16 if block_k > 128 else 32)
+    options = (qk_l2norm, "tf32x3" if nvidia else "ieee", 16, block_k)
+    return _launch(_chunked, q, k, v, g, beta, initial_state, scale, options, block_v, 8 if nvidia else 4)
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    scale: float | None,
+    qk_l2norm: bool,
+    target: Target,
+) -> tuple[Tensor, Tensor]:
+    """A token at a time; few columns a program, so that one sequence keeps a device busy."""
+    block_k = _power(q.shape[3], 256, 1)
+    block_v = _power(v.shape[3], 16, 1)
+    options = (qk_l2norm, block_k)
+    return _launch(_recurrent, q, k, v, g, beta, initial_state, scale, options, block_v, 4 if block_k > 64 else 1)
+
+
+def specialisations(target: Target, dtype: str) -> list[Specialisation]:
+    """Qwen3-Next's heads, wider keys and small odd ones; many tokens and one; with a decay and without."""
+    kind = getattr(torch, dtype)
+
+    def calls(length: int, shared: int, heads: int, width: int, dim: int, gate: bool, state: bool, norm: bool) -> None:
+        q = torch.empty(2, length, shared, width, dtype=kind, device="meta")
+        v = torch.empty(2, length, heads, dim, dtype=kind, device="meta")
+        beta = torch.empty(2, length, heads, dtype=kind, device="meta")
+        g = torch.empty(2, length, heads, dtype=torch.float32, device="meta") if gate else None
+        kept = torch.empty(2, heads, width, dim, dtype=torch.float32, device="meta") if state else None
+        run = recurrent if length <= 16 else gated_delta_rule
+        run(q, q, v, g, beta, kept, None, norm, target)
+
+    shapes: tuple[tuple[Any, ...], ...] = (
+        (2048, 16, 32, 128, 128, True, False, True),
+        (2048, 16, 32, 128, 128, True, True, True),
+        (2048, 16, 16, 256, 256, False, True, False),
+        (37, 3, 3, 11, 13, True, True, True),
+        (1, 16, 32, 128, 128, True, True, True),
+        (7, 16, 16, 256, 256, False, False, False),
+        (3, 3, 3, 11, 13, True, True, True),
+    )
+    return recorded(lambda s=s: calls(*s) for s in shapes)  # type: ignore[misc]
