@@ -118,7 +118,7 @@ def test_no_file_outside_decides_by_what_one_op_has(file: str) -> None:
         'FAMILIES = ("norm",)',
         'x = {"paged_attention": 1}',
         "ops.cross_entropy(x)",
-        'args["cast_before_weight"] = 1',
+        'args["norm_before_gate"] = 1',
         "f(softcap=1.0)",
         "from ferryman.ops.norm.definition import rms_norm",
     ],

@@ -4,11 +4,12 @@ A column s of the state follows ``s = A s + beta v k`` with A = exp(g) (I - beta
 a = exp(g) max(1, |1 - beta |k|^2|). Errors are bounded by norms of columns: absolute values would let I - beta k k^T
 grow where it shrinks.
 
-**Local errors.** With corrections d, a kernel holds the state as a sum of exp(..) k_j d_j and of what it began with. The
-magnitudes ``m = exp(g) m + |k| |d|`` are not below that, however the tokens are cut into spans. A span of up to 64 tokens
-sums g: a weight is off as in `ssd_scan`, all of them by ``E = exp(g) (E + (l + 3) m) + (2 l_before + 4 + r) |k| |d|``,
-l = 49 |g|, r the relative error 3 sqrt(K) + 8 of a normalised key, or 0. A correction d = beta (v - k s) sums K products
-with what up to 64 tokens and the state bring, by substitution, earlier corrections first. It is off by
+**Local errors.** With corrections d, a kernel holds the state as a sum of exp(..) k_j d_j and of what it began with.
+The magnitudes ``m = exp(g) m + |k| |d|`` are not below that, however the tokens are cut into spans. A span of up to 64
+tokens sums g: a weight is off as in `ssd_scan`, all of them by
+``E = exp(g) (E + (l + 3) m) + (2 l_before + 4 + r) |k| |d|``,
+l = 49 |g|, r the relative error 3 sqrt(K) + 8 of a normalised key, or 0. A correction d = beta (v - k s) sums K
+products with what up to 64 tokens and the state bring, by substitution, earlier corrections first. It is off by
 ``beta (|k| E + (6 sqrt(K + 65) + 2 r + 6) |k| m + (2 + r) |v|) + 2 |d|``. The state adds (l + 9) m, and its key's part.
 
 **Carried on.** Whatever is wrong with a state goes through the A of later tokens: ``e = a e + local``. It reaches y as

@@ -48,39 +48,39 @@ def _call(
 
 def _exact(length: int, gate: str | None, heads: int = 4, layout: str = "contiguous") -> dict[str, Any]:
     """Keys with one 1 each, rates of 0 and 1, decays of 1 or 0: corrections replace a row of the state, or do not."""
-    return _call(2, length, 2, heads, 16, 5, True, False, gate, "bits", "one_hot", "signs", layout)
+    return _call(1, length, 2, heads, 16, 5, True, False, gate, "bits", "one_hot", "signs", layout)
 
 
 def _cases() -> Sequence[Case]:
     found = {
-        "small": _call(2, 37, 2, 4, 16, 8),
-        "plain": _call(2, 37, 3, 3, 16, 8, norm=False, gate=None),
-        "state": _call(2, 70, 2, 2, 8, 16, state=True),
-        "token": _call(3, 1, 2, 4, 16, 16, state=True),
-        "token_alone": _call(2, 1, 4, 4, 16, 16),
-        "few": _call(2, 7, 2, 4, 16, 8, state=True),
-        "past_a_chunk": _call(1, 65, 1, 2, 8, 8, state=True),
-        "narrow": _call(2, 19, 2, 2, 1, 1, state=True),
-        "prime": _call(1, 31, 1, 7, 13, 11),
+        "small": _call(2, 21, 1, 2, 16, 8),
+        "plain": _call(1, 20, 2, 2, 16, 8, norm=False, gate=None),
+        "state": _call(1, 37, 2, 2, 8, 16, state=True),
+        "token": _call(2, 1, 2, 4, 16, 16, state=True),
+        "token_alone": _call(2, 1, 2, 2, 16, 16),
+        "few": _call(1, 7, 1, 2, 16, 8, state=True),
+        "past_a_chunk": _call(1, 65, 1, 1, 8, 8, state=True),
+        "narrow": _call(1, 19, 2, 2, 1, 1, state=True),
+        "prime": _call(1, 17, 1, 3, 13, 11),
         "wide_key": _call(1, 20, 1, 2, 131, 8),
-        "wide_value": _call(1, 20, 1, 2, 8, 67),
+        "wide_value": _call(1, 20, 1, 1, 8, 67),
         "empty_length": _call(2, 0, 2, 4, 8, 8, state=True),
         "empty_batch": _call(0, 7, 2, 4, 8, 8),
-        "no_key": _call(1, 7, 2, 4, 0, 8),
+        "no_key": _call(1, 7, 1, 2, 0, 8),
         "no_value": _call(1, 7, 2, 4, 8, 0, state=True),
-        **{f"layout_{n}": _call(2, 21, 2, 4, 8, 8, state=True, layout=n) for n in ("rows", "last", "offset")},
-        **{f"own_{n}": _call(1, 21, 2, 4, 8, 8, own=n) for n in ("float32", "float16", "bfloat16")},
-        **{f"fill_{n}": _call(1, 40, 2, 4, 8, 8, state=True, fill=n) for n in ("tiny", "zeros", "constant")},
-        "deep_decay": _call(1, 40, 2, 4, 8, 8, gate="deep"),
-        "no_decay": _call(1, 40, 2, 4, 8, 8, gate=None, state=True),
-        "alike_keys": _call(1, 40, 1, 2, 8, 8, key="constant"),
-        "scaled": _call(2, 21, 2, 4, 8, 8, norm=False, scale=-1.5),
+        **{f"layout_{n}": _call(1, 18, 1, 2, 8, 8, state=True, layout=n) for n in ("rows", "last", "offset")},
+        **{f"own_{n}": _call(1, 9, 1, 2, 8, 8, own=n) for n in ("float32", "float16", "bfloat16")},
+        **{f"fill_{n}": _call(1, 18, 1, 2, 8, 8, state=True, fill=n) for n in ("tiny", "zeros", "constant")},
+        "deep_decay": _call(1, 33, 1, 2, 8, 8, gate="deep"),
+        "no_decay": _call(1, 33, 1, 2, 8, 8, gate=None, state=True),
+        "alike_keys": _call(1, 33, 1, 1, 8, 8, key="constant"),
+        "scaled": _call(1, 18, 1, 2, 8, 8, norm=False, scale=-1.5),
     }
     exact = {
-        "exact_replaced": _exact(37, None),
-        "exact_resets": _exact(70, "resets", 2),
+        "exact_replaced": _exact(21, None, 2),
+        "exact_resets": _exact(37, "resets", 2),
         "exact_token": _exact(1, "resets"),
-        "exact_layout": _exact(33, "resets", 4, "rows"),
+        "exact_layout": _exact(18, "resets", 2, "rows"),
     }
     standard = {
         "qwen3_next": _call(1, 509, 16, 32, 128, 128, own="float32"),

@@ -16,5 +16,5 @@ IMPLEMENTATIONS = (
     *menu(
         _HERE, "triton.recurrent", _OP, when=(_STATE, _FEW), batch_invariant=True, replayable=True, function="recurrent"
     ),
-    *menu(_HERE, "triton", _OP, when=(_STATE,), batch_invariant=True, replayable=True),
+    *menu(_HERE, "triton", _OP, batch_invariant=True, replayable=True),
 )

@@ -1,7 +1,8 @@
 """`gated_delta_rule` in chunks through PyTorch: one triangular system and five products for each chunk.
 
 Within a chunk the corrections d solve (I + T) d = beta (v - exp(c) k S). T[i, j] = beta_i exp(c_i - c_j) k_i k_j stands
-below the diagonal, c are the sums of g. Substitution gives them with the errors of the recurrence; an inverse would not.
+below the diagonal, c are the sums of g. Substitution gives them with the errors of the recurrence; an inverse would
+not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """`gated_delta_rule` in Triton: a program takes a head of a sample and a block of its values' columns.
 
-Its part of the state stays in registers. `triton` goes chunk after chunk: products of float32 operands by tl.dot, as
-three of tf32 on the matrix units of NVIDIA and as float32 on those of AMD, and corrections by substitution, earlier
-tokens first. `triton.recurrent` goes token after token, for few of them. Nothing is rounded on the way to y.
+`triton` goes chunk after chunk. Its part of the state lies where the final one goes, and is read and written a block of
+keys at a time: in registers, with the operands of three tf32 products, it spilled on every NVIDIA device. Products are of
+float32 operands, by tl.dot, as three of tf32 on the matrix units of NVIDIA and as float32 on those of AMD. Corrections
+come by substitution, earlier tokens first. `triton.recurrent` goes token after token, for few of them, with the state in
+registers. Nothing is rounded on the way to y.
 """
 
 from __future__ import annotations
@@ -76,11 +78,6 @@ def _chunked(
     group = head // shared
     c = tl.arange(0, CHUNK)
     n = tl.arange(0, BLOCK_K)
-    inside = (n < width)[:, None] & (column < dim)[None, :]
-    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-    if state_ptr is not None:
-        state_ptr += sample * s_b + head * s_h
-        state = widen(tl.load(state_ptr + n[:, None] * s_k + column[None, :] * s_v, mask=inside, other=0.0))
     q_ptr += sample * q_b + group * q_h
     k_ptr += sample * k_b + group * k_h
     v_ptr += sample * v_b + head * v_h
@@ -88,13 +85,45 @@ def _chunked(
     if g_ptr is not None:
         g_ptr += sample * g_b + head * g_h
     y_ptr += (sample * length * heads + head) * dim
+    final_ptr += (sample * heads + head) * width * dim + column[None, :]
+    if state_ptr is not None:
+        state_ptr += sample * s_b + head * s_h
+    for b in tl.range(0, width, BLOCK_K, num_stages=1):
+        inside = (n < width - b)[:, None] & (column < dim)[None, :]
+        held = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+        if state_ptr is not None:
+            held = widen(tl.load(state_ptr + (b + n)[:, None] * s_k + column[None, :] * s_v, mask=inside, other=0.0))
+        tl.store(final_ptr + (b + n)[:, None] * dim, held, mask=inside)
+    tl.debug_barrier()
     for at in tl.range(0, length, CHUNK, num_stages=1):
         first = tl.full([], 1, tl.int64) * at
         live = c < length - at
-        wide = live[:, None] & (n < width)[None, :]
         shape = live[:, None] & (column < dim)[None, :]
-        k = widen(tl.load(k_ptr + first * k_l + c[:, None] * k_l + n[None, :] * k_k, mask=wide, other=0.0))
-        q = widen(tl.load(q_ptr + first * q_l + c[:, None] * q_l + n[None, :] * q_k, mask=wide, other=0.0))
+        scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+        weight = tl.zeros([CHUNK, CHUNK], tl.float32)
+        known = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        y = tl.zeros([CHUNK, BLOCK_V], tl.float32)
+        k_size = tl.zeros([CHUNK], tl.float32)
+        q_size = tl.zeros([CHUNK], tl.float32)
+        for b in tl.range(0, width, BLOCK_K, num_stages=1):
+            inside = (n < width - b)[:, None] & (column < dim)[None, :]
+            wide = live[:, None] & (n < width - b)[None, :]
+            k = widen(tl.load(k_ptr + first * k_l + c[:, None] * k_l + (b + n)[None, :] * k_k, mask=wide, other=0.0))
+            q = widen(tl.load(q_ptr + first * q_l + c[:, None] * q_l + (b + n)[None, :] * q_k, mask=wide, other=0.0))
+            held = tl.load(final_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0)
+            scores = tl.dot(k, tl.trans(k), scores, input_precision=PRECISION)
+            weight = tl.dot(q, tl.trans(k), weight, input_precision=PRECISION)
+            known = tl.dot(k, held, known, input_precision=PRECISION)
+            y = tl.dot(q, held, y, input_precision=PRECISION)
+            if NORM:
+                k_size += tl.sum(k * k, 1)
+                q_size += tl.sum(q * q, 1)
+        # what normalises a row is a factor of it
+        k_factor = tl.full([CHUNK], 1.0, tl.float32)
+        q_factor = tl.full([CHUNK], 1.0, tl.float32) * scale
+        if NORM:
+            k_factor = inverse_root(k_size + 1e-6)
+            q_factor = inverse_root(q_size + 1e-6) * scale
         v = widen(tl.load(v_ptr + first * v_l + c[:, None] * v_l + column[None, :] * v_v, mask=shape, other=0.0))
         # a token past the end has beta and g 0: it leaves the state as it is
         beta = widen(tl.load(beta_ptr + first * t_l + c * t_l, mask=live, other=0.0))
@@ -102,29 +131,29 @@ def _chunked(
         if g_ptr is not None:
             total = tl.cumsum(widen(tl.load(g_ptr + first * g_l + c * g_l, mask=live, other=0.0)), 0)
         end = tl.sum(tl.where(c == CHUNK - 1, total, 0.0), 0)
-        if NORM:
-            k = k * inverse_root(tl.sum(k * k, 1) + 1e-6)[:, None]
-            q = q * inverse_root(tl.sum(q * q, 1) + 1e-6)[:, None]
-        q = q * scale
         seen = c[:, None] >= c[None, :]
-        decay = exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
-        scores = tl.dot(k, tl.trans(k), input_precision=PRECISION)
-        system = tl.where(c[:, None] > c[None, :], beta[:, None] * scores * decay, 0.0)
-        since = exp(total)[:, None]
-        d = beta[:, None] * (v - since * tl.dot(k, state, input_precision=PRECISION))
+        decay = exp(tl.where(seen, total[:, None] - total[None, :], 0.0)) * k_factor[None, :]
+        system = tl.where(c[:, None] > c[None, :], (beta * k_factor)[:, None] * scores * decay, 0.0)
+        since = exp(total)
+        d = beta[:, None] * (v - (since * k_factor)[:, None] * known)
         for i in range(1, CHUNK):
             row = tl.sum(tl.where(c[:, None] == i, system, 0.0), 0)
-            known = tl.sum(row[:, None] * d, 0)
-            d = tl.where(c[:, None] == i, d - known[None, :], d)
-        weight = tl.where(seen, tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay, 0.0)
-        y = tl.dot(q, state, input_precision=PRECISION) * since
-        y = tl.dot(weight, d, y, input_precision=PRECISION)
+            earlier = tl.sum(row[:, None] * d, 0)
+            d = tl.where(c[:, None] == i, d - earlier[None, :], d)
+        weight = tl.where(seen, q_factor[:, None] * weight * decay, 0.0)
+        y = tl.dot(weight, d, y * (since * q_factor)[:, None], input_precision=PRECISION)
         out = y_ptr + first * (heads * dim) + c[:, None] * (heads * dim) + column[None, :]
         tl.store(out, narrow(y, y_ptr.dtype.element_ty), mask=shape)
-        kept = k * exp(end - total)[:, None]
-        state = tl.dot(tl.trans(kept), d, state * exp(end), input_precision=PRECISION)
-    final_ptr += (sample * heads + head) * width * dim
-    tl.store(final_ptr + n[:, None] * dim + column[None, :], state, mask=inside)
+        kept = exp(end - total) * k_factor
+        tl.debug_barrier()
+        for b in tl.range(0, width, BLOCK_K, num_stages=1):
+            inside = (n < width - b)[:, None] & (column < dim)[None, :]
+            wide = live[:, None] & (n < width - b)[None, :]
+            k = widen(tl.load(k_ptr + first * k_l + c[:, None] * k_l + (b + n)[None, :] * k_k, mask=wide, other=0.0))
+            held = tl.load(final_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0) * exp(end)
+            held = tl.dot(tl.trans(k * kept[:, None]), d, held, input_precision=PRECISION)
+            tl.store(final_ptr + (b + n)[:, None] * dim, held, mask=inside)
+        tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -270,10 +299,8 @@ def gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Chunks of 16 tokens."""
     nvidia = target.vendor == "nvidia"
-    block_k = _power(q.shape[3], 256)
-    block_v = _power(v.shape[3], 16 if block_k > 128 else 32)
-    options = (qk_l2norm, "tf32x3" if nvidia else "ieee", 16, block_k)
-    return _launch(_chunked, q, k, v, g, beta, initial_state, scale, options, block_v, 8 if nvidia else 4)
+    options = (qk_l2norm, "tf32x3" if nvidia else "ieee", 16, _power(q.shape[3], 32))
+    return _launch(_chunked, q, k, v, g, beta, initial_state, scale, options, _power(v.shape[3], 32), 4)
 
 
 def recurrent(
