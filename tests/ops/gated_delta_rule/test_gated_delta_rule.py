@@ -87,16 +87,19 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     values = (q, k, v, g, beta, None, None, True)
     exact = OP.body(*double(values))
     terms = OP.bound(double(values), exact)
-    made, kept, at = [], None, 0
+    made: list[Tensor] = []
+    kept: Tensor | None = None
+    at = 0
     for size in split:
         with ferryman.trace() as trace:
-            y, kept = gated_delta_rule(*(x[:, at : at + size] for x in (q, k, v, g, beta)), kept, None, True)
+            now = slice(at, at + size)
+            y, kept = gated_delta_rule(q[:, now], k[:, now], v[:, now], g[:, now], beta[:, now], kept, None, True)
         assert list(trace.calls) == [("gated_delta_rule", "torch")]
         made.append(y)
         at += size
     whole, final = gated_delta_rule(*values)
     for y, state in ((torch.cat(made, 1), kept), (whole, final)):
-        assert y.dtype is dtype and state.dtype is torch.float32
+        assert state is not None and y.dtype is dtype and state.dtype is torch.float32
         assert ratio(y, exact[0], terms[0], UNITS[dtype]) <= 1 and ratio(state, exact[1], terms[1], 2.0**-24) <= 1
 
 
@@ -246,12 +249,12 @@ def drawn(dtype: torch.dtype, shared: int = 2) -> tuple[Tensor, ...]:
 def test_a_delta_rule_is_found_by_what_it_computes(dtype: torch.dtype) -> None:
     served = routines.served_routine(remember)
     assert served is not None and served.op == "gated_delta_rule" and not served.gradient
-    *given, state = drawn(dtype)
+    q, k, v, g, beta, state = drawn(dtype)
     for keep in (False, True):
         for normal in (False, True):
-            wanted, last = remember(*given, keep, state, normal)
+            wanted, last = remember(q, k, v, g, beta, keep, state, normal)
             with ferryman.trace() as trace:
-                found, kept = served.replacement(*given, normal=normal, before=state, keep=keep)
+                found, kept = served.replacement(q, k, v, g, beta, normal=normal, before=state, keep=keep)
             assert dict(trace.calls) == {("gated_delta_rule", "torch"): 1} and found.dtype is dtype
             assert float((found - wanted).norm()) <= max(UNITS[dtype], 2.0**-18) * float(wanted.norm())
             assert (kept is None) == (last is None) == (not keep)

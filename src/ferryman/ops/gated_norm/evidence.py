@@ -59,7 +59,7 @@ def _cases() -> Sequence[Case]:
         "three_dims": ((2, 3, 128), 32),
         "groups_prime": ((5, 3 * 37), 37),
         "groups_of_one": ((3, 8), 1),
-        "many_rows": ((331, 40), 20),
+        "many_rows": ((37, 40), 20),
         "vector": ((96,), 48),
         "empty_rows": ((0, 64), 16),
         "no_columns": ((5, 0), None),
