@@ -14,8 +14,7 @@ import ferryman
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError, FerrymanError
 from ferryman.ops.gated_delta_rule.definition import gated_delta_rule
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 from ferryman.porting.model import routines
 
 OP = registry.primitive("gated_delta_rule")
@@ -277,6 +276,7 @@ def test_a_look_alike_is_none() -> None:
     assert routines.served_routine(forget) is None
 
 
+@pytest.mark.slow
 def test_it_is_found_in_a_models_layer() -> None:
     transformers = pytest.importorskip("transformers")
     if not hasattr(transformers, "Qwen3NextConfig"):

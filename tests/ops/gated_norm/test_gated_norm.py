@@ -14,8 +14,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
-from ferryman.porting import cases_of, materialise
-from ferryman.porting.cases import double
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 OP, BACKWARD = registry.primitive("gated_rms_norm"), registry.primitive("gated_rms_norm_backward")
 CASES = {case.name: case for case in cases_of(OP)}
