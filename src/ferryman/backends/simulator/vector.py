@@ -129,6 +129,8 @@ def finished(
             if context.mode.ieee:  # the hardware ignores it then (LLVM, SIFoldOperands)
                 continue
             stages.append(functools.partial(np.multiply, np.asarray(factor, DTYPES[kind])))
+    if "clamp" in instruction.modifiers and instruction.name == "v_sub_u32":
+        return lambda a, b: np.where(a >= b, function(a, b), DTYPES[kind](0))  # it saturates
     if "clamp" in instruction.modifiers:
         if kind not in ("f32", "f16", "f64"):
             raise refuse(instruction, f"clamp on {kind}")
