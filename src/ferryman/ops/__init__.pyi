@@ -14,6 +14,9 @@ from ferryman.ops.embedding.definition import embedding as embedding
 from ferryman.ops.embedding.definition import embedding_backward as embedding_backward
 from ferryman.ops.gate_topk.definition import gate_topk as gate_topk
 from ferryman.ops.gate_topk.definition import gate_topk_backward as gate_topk_backward
+from ferryman.ops.gated_delta_rule.definition import gated_delta_rule as gated_delta_rule
+from ferryman.ops.gated_norm.definition import gated_rms_norm as gated_rms_norm
+from ferryman.ops.gated_norm.definition import gated_rms_norm_backward as gated_rms_norm_backward
 from ferryman.ops.kv_append.definition import kv_append as kv_append
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy as linear_cross_entropy
 from ferryman.ops.linear_cross_entropy.definition import linear_cross_entropy_backward as linear_cross_entropy_backward
@@ -66,6 +69,9 @@ __all__ = [
     "embedding_backward",
     "gate_topk",
     "gate_topk_backward",
+    "gated_delta_rule",
+    "gated_rms_norm",
+    "gated_rms_norm_backward",
     "gelu_mul",
     "gelu_mul_backward",
     "grouped_linear",

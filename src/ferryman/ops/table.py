@@ -28,6 +28,13 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "gate_topk(Tensor logits, int k, str scoring, Tensor? bias, int n_group, int topk_group, bool renormalise, float scale, ScalarType ids_dtype) -> (Tensor, Tensor)",
         "gate_topk_backward(Tensor grad, Tensor logits, Tensor topk_ids, str scoring, bool renormalise, float scale) -> Tensor",
     ),
+    "gated_delta_rule": (
+        "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, float? scale, bool qk_l2norm) -> (Tensor, Tensor)",
+    ),
+    "gated_norm": (
+        "gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float eps, int? group_size, bool norm_before_gate, bool cast_before_weight, str activation) -> Tensor",
+        "gated_rms_norm_backward(Tensor grad, Tensor x, Tensor gate, Tensor? weight, float eps, int? group_size, bool norm_before_gate, str activation) -> (Tensor, Tensor, Tensor)",
+    ),
     "kv_append": (
         "kv_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, Tensor? k_scale, Tensor? v_scale) -> ()",
     ),
