@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+import ferryman
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILE = DOCS / "models.json"
 PAGE = DOCS / "models.md"
@@ -38,6 +40,7 @@ def parity(name: str, dtype: torch.dtype) -> dict[str, Any]:
     try:
         model = bundled.build(name, True, dtype)
         run = bundled.inputs_of(name, True, model)
+        ferryman._integrate()  # libraries that building it loaded
         plain, _ = generic.observe(model, run, False)
     except Exception as error:  # noqa: BLE001 - the library's own code, whatever it raises is the row's text
         return {"verdict": "not built", "reasons": [_line(error)]}
@@ -87,6 +90,7 @@ def shares(name: str) -> dict[str, Any]:
                 model = bundled.build(name, False, torch.bfloat16)
         except DataDependentOutputException:  # its constructor reads a tensor's elements: built with data then
             model = bundled.build(name, False, torch.bfloat16)
+        ferryman._integrate()
         found = account(model, bundled.inputs_of(name, False, model))
     except Exception as error:  # noqa: BLE001 - the library's own code on tensors without data
         return {"error": _line(error)}

@@ -51,13 +51,13 @@ def test_the_simulators_page_names_every_instruction_and_assumption(docs: Any) -
     import dataclasses
     import typing
 
-    from ferryman.backends.simulator import findings, numerics, operations
+    from ferryman.backends.simulator import findings, numerics, program
 
     page = docs.simulator_page()
     table = page.partition(docs._MARK)[2]
     for arch in ("gfx942", "gfx950"):
-        assert f"{len(operations.supported(arch))} for {arch}" in table
-        for name in operations.supported(arch):
+        assert f"{len(program.supported(arch))} for {arch}" in table
+        for name in program.supported(arch):
             assert f"`{name}`" in table
     hints = typing.get_type_hints(numerics.Assumptions)
     for field in dataclasses.fields(numerics.Assumptions):

@@ -82,13 +82,14 @@ def run(
     try:
         import transformers  # noqa: F401
 
-        import ferryman.integrations.transformers  # noqa: F401 - it registers itself
+        import ferryman.integrations.transformers
     except ImportError as error:
         if ":" not in model:
             raise BackendUnavailable(f"{model} needs transformers ({error}); pip install 'ferryman[models]'") from error
     from ferryman.porting.model import trial
 
     built = trial.build(model, tiny, layers, dtype, list(inputs))
+    ferryman._integrate()  # libraries that building it loaded
     with output.progress("porting") as advance:
         stages = ["compare", "time", "compile", "account"]
         found = trial.trial(

@@ -206,7 +206,6 @@ def build(name: str, tiny: bool, dtype: torch.dtype) -> nn.Module:
     """A family's model with random weights, in eval mode. Raises BackendUnavailable without diffusers."""
     try:
         home = importlib.import_module("diffusers")
-        import ferryman.integrations.diffusers  # noqa: F401 - it registers itself
     except ImportError as error:
         raise BackendUnavailable(
             f"{name} needs diffusers ({error}); pip install 'ferryman[diffusion]' (Python >= 3.11)"
