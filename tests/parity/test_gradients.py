@@ -142,11 +142,14 @@ MOST, DRAWN = 48, 12  # elements of a case that are moved one by one; cases of a
 def tiny(forward: Primitive) -> list[tuple[tuple[Any, ...], list[str]]]:
     """Inputs drawn from the op's whole domain, few enough to move each, and without kinks, NaN or saturation."""
     found = []
-    for case, _ in fuzz.cases(forward, 4000, sizes=TINY):
+    own = {fill.name for fill in registry.evidence(forward).fills if fill.independent}  # drawn, not written down
+    for case, _ in fuzz.cases(forward, 12_000, sizes=TINY):
         floats = {n: a for n, a in case.args.items() if isinstance(a, TensorSpec) and a.dtype in FLOATS}
-        if not all(a.fill in SMOOTH for a in floats.values()):
+        if not all(a.fill in SMOOTH | own for a in floats.values()):
             continue
         args, names = _inputs(forward, case)
+        if not all(bool((args[forward.names.index(n)].abs() < 16).all()) for n in names):
+            continue  # an op's own fill may saturate, or hold NaN
         chooses = any(not o.is_floating_point() for o in as_tuple(forward.meta(*args)))
         if chooses and any(len(args[forward.names.index(n)].unique()) < math.prod(a.shape) for n, a in floats.items()):
             continue  # where numbers are equal a choice leaps

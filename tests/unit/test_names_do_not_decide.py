@@ -19,8 +19,8 @@ transformers = pytest.importorskip("transformers")
 import ferryman.integrations.transformers  # noqa: E402 - it registers itself
 
 SOURCE = Path(ferryman.__file__).parent
-# What builds and names models, and proposes nothing; `port` must not import it (below).
-BUILDERS = {"bundled.py", "trial.py", "check.py"}
+# What builds, names and measures models, and proposes nothing; `port` must not import it (below).
+BUILDERS = {"bundled.py", "diffusion.py", "config.py", "trial.py", "check.py", "modules.py"}
 READERS = [
     *sorted((SOURCE / "integrations").glob("*.py")),
     *sorted(p for p in (SOURCE / "porting" / "model").glob("*.py") if p.name not in BUILDERS),

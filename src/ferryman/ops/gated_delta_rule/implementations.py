@@ -14,7 +14,14 @@ _FEW = at_most("q.shape[1]", 16)
 IMPLEMENTATIONS = (
     *menu(_HERE, "torch", _OP, composed=True),
     *menu(
-        _HERE, "triton.recurrent", _OP, when=(_STATE, _FEW), batch_invariant=True, replayable=True, function="recurrent"
+        _HERE,
+        "triton.recurrent",
+        _OP,
+        when=(_STATE, _FEW),
+        batch_invariant=True,
+        replayable=True,
+        function="recurrent",
+        partial=True,
     ),
     *menu(_HERE, "triton", _OP, batch_invariant=True, replayable=True),
 )
