@@ -86,6 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     folder = item.config.getoption("--costs")
+    if "slow" in item.keywords and item.nodeid not in listed(SLOW.read_text()):  # by its source: no line is needed
+        folder = None
     before = cpu_seconds() if folder else 0.0
     result = yield
     if folder:
