@@ -67,10 +67,9 @@ def causal_conv1d_backward(
         torch.sum(g * padded[..., k : k + length], (0, 2), out=own[:, k])
     if grad_final_state is not None:
         back[..., length:] += grad_final_state
-    nothing = x.new_empty(0)
     return (
         _like(back[..., width - 1 :], x),
         own.to(weight.dtype),
-        nothing if bias is None else g.sum((0, 2)).to(bias.dtype),
-        nothing if initial_state is None else back[..., : width - 1].to(x.dtype).contiguous(),
+        x.new_empty(0) if bias is None else g.sum((0, 2)).to(bias.dtype),
+        x.new_empty(0) if initial_state is None else back[..., : width - 1].to(x.dtype).contiguous(),
     )

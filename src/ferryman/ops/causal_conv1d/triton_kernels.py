@@ -405,11 +405,8 @@ def causal_conv1d_backward(
     batch, channels, length = x.shape
     width = weight.shape[1]
     dx, own = _empty(x), torch.empty(weight.shape, dtype=weight.dtype, device=x.device)
-    nothing = torch.empty(0, dtype=x.dtype, device=x.device)
-    of_bias = nothing if bias is None else torch.empty(channels, dtype=bias.dtype, device=x.device)
-    of_state = nothing
-    if initial_state is not None:
-        of_state = torch.empty(initial_state.shape, dtype=x.dtype, device=x.device)
+    of_bias = x.new_empty(0) if bias is None else torch.empty(channels, dtype=bias.dtype, device=x.device)
+    of_state = torch.empty(0 if initial_state is None else initial_state.shape, dtype=x.dtype, device=x.device)
     if batch * channels == 0:
         return dx, own.zero_(), of_bias.zero_(), of_state
     tile = _tile(target, x, 1024, 256)

@@ -203,8 +203,7 @@ def _layer_gradients(
     u = product(above, down.mT, ends).float()
     share = topk_weights.reshape(-1)[order].float()[:, None].masked_fill(~known, 0.0)
     opened = _activated(gate, activation)
-    nothing = x.new_empty(0)
-    to_x = to_gate_up = to_down = to_weights = to_bias = nothing
+    to_x, to_gate_up, to_down, to_weights, to_bias = (x.new_empty(0) for _ in needs)
     if need_x or need_gate_up or need_bias:
         moved = share * u
         dh = torch.cat([moved * up * _slope(gate, activation), moved * opened], -1).to(x.dtype)

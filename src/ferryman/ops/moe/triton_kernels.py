@@ -550,10 +550,9 @@ def grouped_linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, offsets: Tensor, need_x: bool, need_weight: bool, target: Target
 ) -> tuple[Tensor, Tensor]:
     _refuse(x)
-    nothing = torch.empty(0, dtype=x.dtype, device=x.device)
-    grad_x = _grouped(grad, weight.transpose(1, 2), offsets, target) if need_x else nothing
+    grad_x = _grouped(grad, weight.transpose(1, 2), offsets, target) if need_x else x.new_empty(0)
     if not need_weight:
-        return grad_x, nothing
+        return grad_x, x.new_empty(0)
     if not x.numel() or not weight.numel():
         return grad_x, torch.zeros(weight.shape, dtype=x.dtype, device=x.device)
     return grad_x, _over_rows(grad, x, offsets.contiguous(), len(weight), rows=len(x))

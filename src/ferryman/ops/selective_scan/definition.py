@@ -213,8 +213,7 @@ def selective_scan_backward(
     if d is not None:
         of_x, of_out = of_x + wide(d) * g, of_out + wide(d) * wide(x)
     of_step = of_step * torch.sigmoid(turned) if dt_softplus else of_step
-    nothing = x.new_empty(0)
-    of_z = nothing
+    of_z = x.new_empty(0)
     if z is not None:
         s = torch.sigmoid(wide(z))
         of_z = (wide(grad_y) * of_out * (s * (1 + wide(z) * (1 - s)))).to(z.dtype)
@@ -224,8 +223,8 @@ def selective_scan_backward(
         of_a.to(a.dtype).contiguous(),
         of_b.to(b.dtype),
         of_c.to(c.dtype),
-        nothing if d is None else (wide(x) * g).sum((0, 1)).to(d.dtype),
+        x.new_empty(0) if d is None else (wide(x) * g).sum((0, 1)).to(d.dtype),
         of_z.contiguous(),
-        nothing if dt_bias is None else of_step.sum((0, 1)).to(dt_bias.dtype),
-        nothing if initial_state is None else back.to(initial_state.dtype).contiguous(),
+        x.new_empty(0) if dt_bias is None else of_step.sum((0, 1)).to(dt_bias.dtype),
+        x.new_empty(0) if initial_state is None else back.to(initial_state.dtype, copy=True).contiguous(),
     )

@@ -259,14 +259,13 @@ def ssd_scan_backward(
         of_z = of_z * torch.sigmoid(z)
     if dt_min is not None or dt_max is not None:
         of_z = of_z.masked_fill(whole.clamp(dt_min, dt_max) != whole, 0.0)
-    nothing = x.new_empty(0)
     return (
         of_x.to(x.dtype),
         of_z.to(dt.dtype),
         (step * of_exponent).sum((0, 1)).to(a.dtype),
         of_b.to(b.dtype),
         of_c.to(c.dtype),
-        nothing if d is None else (wide(x) * wide(grad_y)).sum((0, 1, 3)).to(d.dtype),
-        nothing if dt_bias is None else of_z.sum((0, 1)).to(dt_bias.dtype),
-        nothing if initial_state is None else back.to(initial_state.dtype),
+        x.new_empty(0) if d is None else (wide(x) * wide(grad_y)).sum((0, 1, 3)).to(d.dtype),
+        x.new_empty(0) if dt_bias is None else of_z.sum((0, 1)).to(dt_bias.dtype),
+        x.new_empty(0) if initial_state is None else back.to(initial_state.dtype, copy=True).contiguous(),
     )

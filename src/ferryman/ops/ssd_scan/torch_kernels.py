@@ -183,11 +183,10 @@ def ssd_scan_backward(
         late,
     )
     grad_x = grad_x.flatten(1, 2)[:, :length].flatten(2, 3)
-    nothing = x.new_empty(0)
     return (
         grad_x.to(x.dtype).contiguous(),
         *(
-            nothing if t is None or made is None else made.to(t.dtype).contiguous()
+            x.new_empty(0) if t is None or made is None else made.to(t.dtype).contiguous()
             for t, made in zip(own, found, strict=True)
         ),
     )
