@@ -36,6 +36,12 @@ def _mean(x: Tensor, size: int | None) -> Tensor:
     return grouped.mean(-1, keepdim=True).expand(grouped.shape).flatten(-2)
 
 
+def _beside(x: Tensor, size: int | None) -> Tensor:
+    """`_mean` of an error. Beside an infinity, which sets r and what is finite to 0, there is no error; the infinity's
+    own value is NaN, and so are a group of a NaN and the mean over its terms: no bound judges those."""
+    return _mean(x, size).nan_to_num(0.0, 0.0, 0.0)
+
+
 def _columns(x: Tensor, size: int | None) -> int:
     return x.shape[-1] if size is None else size
 
@@ -68,8 +74,7 @@ def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     u = x.abs() * a
     r = torch.rsqrt(_mean(u.square(), size) + eps)
     n, lost = u * r, flush * x.abs() + ETA * (1 + x.abs())
-    # beside an infinity, which sets r and what is finite to 0, there is no error
-    shift, more = (_mean(m, size).nan_to_num(0.0, 0.0, 0.0) for m in (n * r * lost, n.square() * error))
+    shift, more = (_beside(m, size) for m in (n * r * lost, n.square() * error))
     absolute = scale * (r * lost + n * shift) + ETA * (1 + scale)
     moved = relative + more
     half = 0.5 * cast * scale * (weight is not None)
@@ -91,23 +96,23 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     lost_g = flush * g + ETA * (1 + g) if first else none
     r = torch.rsqrt(_mean(u.square(), size) + eps)
     n, s = u * r, came * scale
-    moved = _mean(n.square() * of_u, size)
+    shift, moved = (_beside(m, size) for m in (n * r * lost_u, n.square() * of_u))
     inner = _mean(s * n, size)
     near = s * (relative + moved + of_g) + n * inner * (root + 3 * relative + of_u + 2 * moved)
     d_error = r * (near + n * _mean(s * n * (of_u + moved + of_g), size))
-    shift = _mean(n * r * lost_u, size)
     lost_n, lost_s = r * lost_u + n * shift + ETA, scale * lost_g + ETA
     d_lost = r * (lost_s + lost_n * inner + n * _mean(lost_s * n + s * lost_n, size) + shift * (s + n * inner))
     d_lost = d_lost + ETA * (1 + r * (2 + n + inner))
     d = r * (s + n * inner)  # its terms, which may cancel
+    above = g
     if first:
         before, before_error, before_lost = g * scale * n, g * scale * n * (relative + 3), g * scale * lost_n
         for_x: Terms = {"accumulate": d_error, "absolute": d_lost}
     else:
-        before, before_error, before_lost = d * x, x * (d_error + d), x * d_lost
+        before, before_error, before_lost, above = d * x, x * (d_error + d), x * d_lost, g + d
         absolute = a * d_lost + flush * d + ETA * (1 + d)
         for_x = {"accumulate": a * d_error + outputs[0].abs() * (error + 1), "absolute": absolute}
-    tiny = ETA * (1 + d + g) * (1 + x + n) * (1 + scale) * (1 + z)
+    tiny = ETA * (1 + above) * (1 + x + n) * (1 + scale) * (1 + z)
     for_gate: Terms = {
         "accumulate": slope * before_error + before * (bent + 2 * slope),
         "absolute": slope * before_lost + flush * (1 + z) * before + tiny,

@@ -139,11 +139,10 @@ def _named(name: str) -> Case:
 
 
 def _bench(grid: Grid) -> Iterator[Case]:
-    for rows, width in bench_rows(grid):
-        yield _named(_name(rows, width, None, False, True))
-        yield _named(_name(rows, width, None, True, True))
+    names = [_name(*shape, None, first, True) for shape in bench_rows(grid) for first in (False, True)]
     for width, size, first, cast in _MODELS if grid == "full" else _MODELS[2:3]:
-        yield _named(_name(2**26 // width, width, size, first, cast))
+        names.append(_name(2**26 // width, width, size, first, cast))
+    yield from map(_named, dict.fromkeys(names))  # a model's rows may be among those of every op
 
 
 def _sampled(s: Sampler) -> str:
@@ -185,7 +184,6 @@ EVIDENCE = (
                 "gate": Form("... N", _GATES, mixed=True),
                 "weight": Form("N", ("weight", "normal", "integer", "zeros", "tiny"), True, True),
                 "eps": (1e-6, 1e-5, 0.5),
-                "group_size": (None,),
                 "norm_before_gate": (True, False),
                 "cast_before_weight": (False, True),
                 "activation": ("silu", "sigmoid"),
