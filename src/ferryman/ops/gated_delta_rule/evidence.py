@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ferryman.ops.domain import Domain, Form, Symbols, multiple, positive
+from ferryman.ops.domain import Domain, Form, multiple, positive
 from ferryman.ops.draw import Draw, Fill
 from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
@@ -155,10 +157,14 @@ def _like(name: str, first: Shape) -> Shape | None:
     return None if name == "initial_state" else first[:3] if name in ("g", "beta") else first
 
 
-def _bounded(args: dict[str, Any], symbols: Symbols) -> None:
-    """Without normalisation, keys of length 1: longer ones would let the state grow beyond float32."""
-    if not args["qk_l2norm"]:
-        args["k"] = TensorSpec(args["k"].shape, args["k"].dtype, "key", args["k"].layout)
+def _bounded(args: dict[str, Any], dtype: torch.dtype) -> None:
+    """Without normalisation, keys of length 1: longer ones would let the state grow beyond float32. And a finite q:
+    an infinite one gives NaN or an infinity by the order of its products, where normalised ones are NaN at once."""
+    if args["qk_l2norm"]:
+        return
+    args["k"] = replace(args["k"], fill="key")
+    if args["q"].fill == "nonfinite":
+        args["q"] = replace(args["q"], fill="normal")
 
 
 _VALUES = ("normal", "tiny", "integer", "uniform", "zeros", "constant")
@@ -169,7 +175,8 @@ EVIDENCE = (
         cases=_cases,
         fuzz=Domain(
             {
-                "q": Form("B L G K", _VALUES),
+                # not the others: 0 times a NaN of a later token is NaN in a chunk, and nothing in a recurrence
+                "q": Form("B L G K", (*_VALUES, "nonfinite")),
                 "k": Form("B L G K", _VALUES),
                 "v": Form("B L H V", _VALUES),
                 "g": Form("B L H", ("log_decay", "deep", "zeros"), optional=True, mixed=True),
@@ -186,7 +193,7 @@ EVIDENCE = (
                 "K": positive("queries"),
                 "V": positive("queries"),
             },
-            drawn=_bounded,
+            defined=_bounded,
         ),
         fills=_FILLS,
         bench=_bench,
