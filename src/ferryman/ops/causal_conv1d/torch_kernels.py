@@ -71,5 +71,5 @@ def causal_conv1d_backward(
         _like(back[..., width - 1 :], x),
         own.to(weight.dtype),
         x.new_empty(0) if bias is None else g.sum((0, 2)).to(bias.dtype),
-        x.new_empty(0) if initial_state is None else back[..., : width - 1].to(x.dtype).contiguous(),
+        x.new_empty(0) if initial_state is None else back[..., : width - 1].to(x.dtype, copy=True).contiguous(),
     )
