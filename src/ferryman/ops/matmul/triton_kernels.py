@@ -308,8 +308,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Te
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_x: bool, need_weight: bool, target: Target
 ) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = torch.empty(0, dtype=x.dtype, device=x.device)
     empty = grad.numel() == 0 or x.numel() == 0
-    grad_x, grad_weight, grad_bias = (x.new_empty(0) for _ in range(3))
+    grad_x = grad_weight = grad_bias = nothing
     if need_x:
         if empty or weight.numel() == 0:
             grad_x = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
