@@ -112,6 +112,9 @@ def test_other_tensors_follow_from_the_first() -> None:
     assert _shapes("cross_entropy", (5, 100))["target"] == ((5,), "int64")
     rope = _shapes("rope", (1, 4, 16, 64), cos="1,16,32", sin="1,16,32")
     assert rope["k"] == ((1, 4, 16, 64), half) and rope["cos"] == ((1, 16, 32), half) and rope["interleaved"] is False
+    routed = _shapes("gate_topk", (5, 16), ids_dtype="int32")  # k has no default: the first case's
+    assert (routed["k"], routed["bias"], routed["ids_dtype"]) == (2, None, torch.int32)
+    assert _shapes("gate_topk_backward", (5, 16), k="3", ids_dtype="torch.int32")["topk_ids"] == ((5, 3), "int32")
     attention = _shapes("attention", (1, 4, 16, 64), mask="1,1,16,16")
     assert attention["mask"] == ((1, 1, 16, 16), "bool") and attention["window"] is None
 
@@ -139,6 +142,8 @@ def test_values_that_cannot_be_read_are_named() -> None:
     ):
         with pytest.raises(error, match=message):
             calls.from_shape(known, (1, 2, 8, 64), torch.float32, "contiguous", given)
+    with pytest.raises(UnknownName, match="int33"):
+        calls.from_shape(registry.primitive("gate_topk"), (5, 16), torch.float32, "contiguous", {"ids_dtype": "int33"})
 
 
 @pytest.mark.parametrize("layout", calls.LAYOUTS)

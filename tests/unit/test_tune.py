@@ -755,6 +755,16 @@ def test_scalars_of_a_region_are_those_that_dispatch_writes() -> None:
     ):
         assert lockfile_document._describes(said.format(eps, cast), "rms_norm") is holds
     assert not lockfile_document._describes(said.format("x", "False").replace("float32[2^4,64]c", "None"), "rms_norm")
+    for value, holds in (
+        ("torch.int32", True),
+        ("int32", False),
+        ("torch.int", False),
+        ("torch.torch.int32", False),
+        ("torch.nn", False),
+        ("None", False),
+    ):
+        assert lockfile_document._is_written("ScalarType", value) is holds, value
+    assert lockfile_document._is_written("ScalarType?", "None")
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:

@@ -126,7 +126,8 @@ def _known(op: Primitive, given: Mapping[str, str], names: Sequence[str]) -> Non
 
 
 def _defaults(op: Primitive, values: list[Any]) -> list[Any]:
-    """The public function's defaults where the schema has none (they may be keywords there)."""
+    """The public function's defaults where the schema has none (they may be keywords there). What a caller has to say,
+    as routing's k, is as in the op's first case."""
     from ferryman import ops
 
     face = getattr(ops, op.name, None)
@@ -134,11 +135,12 @@ def _defaults(op: Primitive, values: list[Any]) -> list[Any]:
         return values
     import inspect
 
+    unsaid = inspect.Parameter.empty
     defaults = {p.name: p.default for p in inspect.signature(face).parameters.values()}
-    return [
-        defaults.get(name) if value is inspect.Parameter.empty else value
-        for name, value in zip(op.names, values, strict=True)
-    ]
+    if any(value is unsaid for value in values):
+        usual = registry.evidence(op).cases()[0].args
+        defaults = {name: usual.get(name) if value is unsaid else value for name, value in defaults.items()}
+    return [defaults.get(name) if value is unsaid else value for name, value in zip(op.names, values, strict=True)]
 
 
 def _scalar(op: Primitive, name: str, kind: str, text: str) -> Any:
@@ -150,7 +152,8 @@ def _scalar(op: Primitive, name: str, kind: str, text: str) -> Any:
             raise ArgumentError(op.name, name, repr(text), "true or false")
         return text.lower() == "true"
     if kind == "ScalarType":
-        return dtype_of(text)
+        named = getattr(torch, text.removeprefix("torch."), None)
+        return named if isinstance(named, torch.dtype) else dtype_of(text)
     try:
         if kind.endswith("[]"):
             return [_NUMBERS[kind.removesuffix("[]")](part) for part in text.split(",")]

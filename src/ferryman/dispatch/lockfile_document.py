@@ -247,6 +247,9 @@ def _is_written(kind: str, value: str) -> bool:
     if kind.startswith("Tensor"):
         dtype = value.partition("[")[0]
         return bool(_TENSOR.fullmatch(value)) and isinstance(getattr(torch, dtype, None), torch.dtype)
+    if kind.startswith("ScalarType"):  # by its own name: torch.float32, not torch.float
+        named = getattr(torch, value.removeprefix("torch."), None)
+        return isinstance(named, torch.dtype) and str(named) == value
     known = {"float": r"0|x", "bool": r"True|False", "int": r"-?\d{1,18}|2\^\d{1,2}"}
     return bool(re.fullmatch(known.get(kind.rstrip("?"), r"\w{1,40}"), value))
 

@@ -157,12 +157,14 @@ class Fill:
 
     independent: rounding errors behave as random ones. Equal terms round alike, and their errors add up in step: an
     honest sequential sum of 384 equal squares was 2.05 times as noisy as G3 allows, within a third of G2's bound.
+    smooth: the ops that are drawn from it may be differentiated there, so that finite differences are the gradient.
     """
 
     name: str
     meaning: str
     make: Callable[[Draw], Tensor]
     independent: bool = True
+    smooth: bool = True
 
 
 def offset(means: Mapping[torch.dtype, float], otherwise: float = 1e3) -> Fill:

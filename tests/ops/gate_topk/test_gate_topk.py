@@ -174,6 +174,21 @@ def test_gradients_are_autograds(scoring: str, renormalise: bool) -> None:
     assert bool(((got - exact).abs() <= 2.0**-24 * (terms["accumulate"] + exact.abs()) + 2.0**-44).all())
 
 
+def test_the_oracle_of_a_gradient_holds_where_a_sigmoid_is_1() -> None:
+    """s (1 - s), which autograd of `torch.sigmoid` computes, is 0 there; the slope is not."""
+    x = torch.tensor([[-800.0, -40.0, -1.0, 0.0, 1.0, 30.0, 40.0, 600.0]], dtype=torch.float64, requires_grad=True)
+    weights, ids = OP.body(x, 8, "sigmoid", None, 1, 1, False, 1.0, torch.int64)
+    (got,) = torch.autograd.grad(weights.sum(), x)
+    slope = torch.sigmoid(x) * torch.sigmoid(-x)
+    assert bool(((got - slope).abs() <= 2.0**-50 * slope).all()) and float(got[0, 6]) > 0
+    assert torch.allclose(weights, torch.sigmoid(x).gather(1, ids), rtol=2.0**-50, atol=0.0)
+    ends = torch.tensor([[torch.inf, 0.0, -torch.inf, torch.nan]], requires_grad=True)
+    weights, _ = OP.body(ends, 4, "sigmoid", None, 1, 1, False, 1.0, torch.int64)
+    (got,) = torch.autograd.grad(weights.sum(), ends)
+    assert weights[0, 1:].tolist() == [1.0, 0.5, 0.0] and got[0, :3].tolist() == [0.0, 0.25, 0.0]
+    assert bool(weights[0, 0].isnan()) and bool(got[0, 3].isnan())
+
+
 def test_hostile_ids_of_a_backward_count_nothing() -> None:
     logits, grad = torch.randn(2, 4), torch.ones(2, 3)
     ids = torch.tensor([[0, 7, -1], [2**31 - 1, -(2**31), 4]], dtype=torch.int32)

@@ -17,7 +17,8 @@ from ferryman.ops.primitive import Case, TensorSpec
 
 def _single(d: Draw) -> Tensor:
     """A row has one number in each half of its places, at random ones; the others are -200: with k = 2, softmax is 1/2
-    twice, and an exp of the others is nothing beside it. Both are equal: the lower index is first."""
+    twice, and an exp of the others is nothing beside it. Both are equal: the lower index is first. The first weight is
+    then the larger of two, which has a kink there."""
     experts = d.shape[-1]
     place = torch.arange(experts, device=d.device)
     half = max(experts // 2, 1)
@@ -33,7 +34,7 @@ def _steps(d: Draw) -> Tensor:
 
 
 _FILLS = (
-    Fill("pairs", "two equal numbers a row, the others -200", _single, False),
+    Fill("pairs", "two equal numbers a row, the others -200", _single, False, smooth=False),
     Fill("steps", "40 and more, or -800 and less: a sigmoid is 1 or 0", _steps, False),
     Fill("quarters", "multiples of a quarter below 2", lambda d: d.integers(0, 8) / 4, False),
 )
