@@ -33,7 +33,8 @@ def explain(
 
     Tensors follow from --shape: a norm's weight and bias are (N,), a linear's weight is (K, K) without a bias, cos and
     sin are (1, seq, head_dim), a mask is left out, every other tensor has the same shape; a backward's are those of its
-    forward. --arg k=1,8,4096,128 gives one tensor its own shape, --arg causal=true a scalar.
+    forward. --arg k=1,8,4096,128 gives one tensor its own shape, --arg causal=true a scalar. A scalar that
+    has no default, as gate_topk's k, is as in the op's first case.
     """
     known = registry.primitive(op)
     if layout not in calls.LAYOUTS:
