@@ -61,6 +61,8 @@ def test_only_launchers_that_fill_sum_or_copy_back_are_left_as_they_are() -> Non
     with_bias = {"ragged", "one_column", "three_dims", "exact_integers_ragged", "exact_ties", "exact_few"}
     copied_back = {"layout_last", "strided_last"}  # what a mutating op cannot write where it lies
     filled = {"empty_rows", "empty", "depth_zero", "no_keys", "no_columns", "empty_batch", "no_channels"}
+    filled |= {"empty_length", "no_state", "no_head_dim"}  # of the scans' gradients
+    filled |= {f"{case}_{order}" for case in ("empty_rows", "no_columns") for order in ("norm", "gate")}
     backward = cases_of(registry.primitive("attention_backward"))
     summed = {case.name for case in backward if case.args.get("sinks") is not None}  # their gradient
     assert refused - summed == filled | with_bias | copied_back
