@@ -38,7 +38,7 @@ def keep_share(items: list[pytest.Item], share: str) -> None:
 
 
 def listed(text: str) -> dict[str, float]:
-    """{test's id, or a whole file: its seconds of CPU} of a list such as tests/slow.txt: seconds first, `#` a comment."""
+    """{test's id, or a whole file: its seconds of CPU} of a list such as tests/slow.txt: seconds first, # a comment."""
     rows = (line.split(maxsplit=1) for line in text.splitlines() if line.strip() and not line.startswith("#"))
     return {name.strip(): float(seconds) for seconds, name in rows}
 
