@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import queue
+import threading
+import time
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from ferryman.dispatch import registry
 from ferryman.porting import selftest
 from ferryman.porting.mutate import cpp, python, rewrites, rules, sources
 from ferryman.porting.mutate.edits import EditError, spread
-from ferryman.porting.selftest import judging, planting, report, session, worker
+from ferryman.porting.selftest import judging, planting, report, runner, session, worker
 
 CPU = torch.device("cpu")
 # Each bug of the project's list -> the operator, rule or rewriting that plants it.
@@ -103,6 +106,30 @@ def test_cpp_variants_lie_side_by_side() -> None:
     made = cpp.schemata(text, "f.cuh", found)
     assert all(f"ferryman_mutant == {n}" in made for n in found)
     assert cpp.refused("mutant:2:5: error: no match") == {2}
+
+
+def _begun(monkeypatch: pytest.MonkeyPatch, does: str, seconds: float | None) -> float:
+    """How long a worker's job took whose process does this, with so many seconds left."""
+    monkeypatch.setattr(worker, "START", f"import os, sys, time; sys.stdin.read(); {does}")
+    began = time.perf_counter()
+    results: queue.SimpleQueue[object] = queue.SimpleQueue()
+    runner._work({"backend": "torch"}, results, None if seconds is None else began + seconds, threading.Event())
+    assert results.empty()
+    return time.perf_counter() - began
+
+
+def test_a_worker_that_says_nothing_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1.0 <= _begun(monkeypatch, "time.sleep(60)", 1.0) < 20.0
+
+
+def test_what_a_worker_forked_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork = "from ferryman.porting.selftest.worker import forked; forked(lambda: time.sleep(60), 60.0)"
+    assert _begun(monkeypatch, fork, 8.0) < 30.0
+
+
+def test_a_worker_that_fails_before_the_deadline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=r"code 3: .*its reason"):
+        _begun(monkeypatch, "print('its reason', file=sys.stderr); sys.exit(3)", 60.0)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def selftest(
     edits: Annotated[int, typer.Option(help="Edits of each op's source; 0: every one.")] = EDITS,
     sample: Annotated[int | None, typer.Option(help="So many mutants of all, drawn by the seed.")] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes, on a CPU.")] = 1,
-    minutes: Annotated[float | None, typer.Option(help="Begin nothing new after as many minutes.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="End after as many minutes: what is not done is left.")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Keep results in this file, and go on from what it holds already.")
     ] = None,

@@ -248,4 +248,4 @@ def test_a_look_alike_is_none(fault: str) -> None:
     report = ferryman.port(nn.Sequential(module))
     found, made = calls(lambda: module(x, z))
     assert "gated_rms_norm" not in report.calls() and ("gated_rms_norm", "torch") not in made
-    assert torch.allclose(found, wanted, atol=1e-6)
+    assert float((found - wanted).detach().abs().max() / wanted.detach().abs().max()) <= 2.0**-20  # its own code ran

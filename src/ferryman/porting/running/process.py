@@ -71,15 +71,16 @@ def flushes_subnormals() -> bool:
     return bool((torch.full((), 2.0**-126, dtype=torch.float32, device="cpu") * 0.5).item() == 0.0)
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int | None = None) -> None:
     """A worker's first act: from now on it is killed when the thread that started it ends, however that was ended.
 
-    On Linux alone. It ends at once where its parent (`parentage`) is gone already: importing torch takes seconds.
+    On Linux alone. It ends at once where its parent (``parent``, or what `parentage` said) is gone already: importing
+    torch takes seconds.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+    if (str(parent) if parent else os.environ.get(_PARENT, str(os.getppid()))) != str(os.getppid()):
         os._exit(1)
 
 

@@ -91,10 +91,9 @@ def run(
 
     ops: names; None is all. device: None is the accelerator, else the CPU, where edited Triton kernels are interpreted.
     every_run_judged: the engine judges also the runs after the one that caught a mutant. sample: so many mutants, drawn
-    by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: nothing
-    new
-    is begun after as many. resume: a file in which results are kept, and from which an interrupted run goes on.
-    plant_seed: which edits are drawn; None: by ``seed``. Raises UnknownName for an op that is not there.
+    by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: what
+    is not done after as many is left. resume: a file in which results are kept, and from which an interrupted run goes
+    on. plant_seed: which edits are drawn; None: by ``seed``. Raises UnknownName for an op that is not there.
     """
     began = time.perf_counter()
     if honest_runs < 0:
@@ -256,7 +255,7 @@ def _drive(waiting: Any, results: Any, deadline: float | None, stop: threading.E
 
 
 def _work(job: dict[str, Any], results: Any, deadline: float | None, stop: threading.Event) -> None:
-    """One job in a process. Raises RuntimeError where the process ends without having done it."""
+    """One job in a process, which the deadline ends. Raises RuntimeError where it ends before, and has not done it."""
     path = os.pathsep.join(p for p in (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")) if p)
     env = {**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     env["TRITON_INTERPRET"] = "1" if job["backend"] == "triton" else "0"
@@ -272,16 +271,28 @@ def _work(job: dict[str, Any], results: Any, deadline: float | None, stop: threa
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(job))
         process.stdin.close()
-        late = False
-        for line in process.stdout:
-            said = json.loads(line)
-            model = Record if "record" in said else Tally
-            results.put((said["key"], model.model_validate(said.get("record") or said["tally"])))
-            late = stop.is_set() or (deadline is not None and time.perf_counter() > deadline)
-            if late:
-                process.kill()
-                break
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(max(deadline - time.perf_counter(), 0.0), end) if deadline is not None else None
+        if timer is not None:
+            timer.start()
+        try:
+            for line in process.stdout:
+                if late.is_set():
+                    break  # the line may be cut
+                said = json.loads(line)
+                model = Record if "record" in said else Tally
+                results.put((said["key"], model.model_validate(said.get("record") or said["tally"])))
+                if stop.is_set():
+                    end()
+        finally:
+            if timer is not None:
+                timer.cancel()
         code = process.wait()
-        if code and not late:
+        if code and not late.is_set():
             complaints.seek(0)
             raise RuntimeError(f"a worker of the self-test ended with code {code}: {complaints.read()[-800:].strip()}")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ferryman.porting.mutate.edits import EditError
+from ferryman.porting.running.process import end_with_parent
 from ferryman.porting.selftest.judging import Setting
 from ferryman.porting.selftest.planting import EDITS, Mutant, catalogue
 from ferryman.porting.selftest.report import Record, Tally
@@ -36,8 +37,10 @@ START = "from ferryman.porting.selftest.worker import main; raise SystemExit(mai
 def forked(work: Callable[[], Record], limit: float) -> Record | str:
     """What ``work`` gives, in a fork of this process; or why there is nothing."""
     read, write = os.pipe()
+    here = os.getpid()
     child = os.fork()
     if child == 0:
+        end_with_parent(here)
         os.close(read)
         try:
             text = json.dumps({"record": work().model_dump(mode="json")})
@@ -128,7 +131,6 @@ def do(job: dict[str, Any], setting: Setting, say: Callable[[str, Record | Tally
 def main() -> int:
     """The worker's own side. What kernels print goes to stderr: stdout carries the protocol."""
     from ferryman.device_profiles import detect, profile
-    from ferryman.porting.running.process import end_with_parent
 
     end_with_parent()
 
