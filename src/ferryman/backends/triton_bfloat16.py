@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from ferryman.backends.triton_nested import hasten
 from ferryman.backends.triton_runtime import release
 from ferryman.errors import BackendUnavailable
 
@@ -41,6 +42,7 @@ def mend() -> None:
         setattr(made.ReduceOps, name, _reduced(getattr(made.ReduceOps, name)))
     for name in ("cumsum", "cumprod"):
         setattr(made.ScanOps, name, _reduced(getattr(made.ScanOps, name)))
+    hasten()
 
 
 def mend_if_known() -> None:

@@ -87,7 +87,9 @@ def check(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that share the cells; default: up to 8 on an accelerator, else 1."),
+        typer.Option(
+            min=1, help="Processes that share the cells; default: up to 8 (CPU: for interpreted Triton alone)."
+        ),
     ] = None,
     on: Annotated[
         str | None,

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,12 +22,13 @@ from ferryman.porting.judging.parity import SEED
 from ferryman.porting.judging.results import Cell, Results, Timing, environment, results
 from ferryman.porting.running import timing
 from ferryman.porting.running.cells import alone, check_op, dtypes_of, not_run, ordered, tier_cases, turns
-from ferryman.porting.running.process import device_lost, placed, quiet
+from ferryman.porting.running.process import device_lost, machine_bytes, placed, quiet
 from ferryman.porting.running.workers import Job, Workers
 
 Progress = Callable[[int, int, str], None]
 MOST_JOBS = 8
 JOB_BYTES = 8 << 30
+INTERPRETER_BYTES = 2 << 30
 THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
 
 
@@ -108,8 +110,9 @@ def run(
 
     ops, backends, dtypes: names; None is all. device: None is the accelerator, else the CPU. tier: "small" or
     "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
-    case. jobs: processes that share the cells; 1 runs them here. Timings are measured here, alone, afterwards.
-    progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
+    case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted. Timings are
+    measured here, alone, afterwards. progress(done, total, label) is called after each cell. Raises UnknownName for a
+    name that is not there.
     """
     began = time.perf_counter()
     profile = detect(device)  # names the devices that are here if this one is not
@@ -129,8 +132,10 @@ def run(
     timings: list[Timing] = []
     lost: str | None = None
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
-    interpreted = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
-    with quiet(), Workers([interpreted, *shared]) as workers:
+    asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
+    count = jobs if jobs > 1 else interpreters()
+    interpreted = [replace(asked, share=(k, count)) for k in range(count)]
+    with quiet(), Workers([*interpreted, *shared]) as workers:
         for op, lines in () if shared else plan.local:
             if lost is not None:
                 cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
@@ -167,6 +172,12 @@ def default_jobs(device: torch.device | str) -> int:
         return 1
     memory = torch.cuda.get_device_properties(place).total_memory
     return max(1, min(MOST_JOBS, (os.cpu_count() or 1) // 2, memory // JOB_BYTES))
+
+
+def interpreters() -> int:
+    """Processes that share the cells of interpreted Triton: each is one thread of NumPy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_JOBS, cores, machine_bytes() // INTERPRETER_BYTES))
 
 
 def compile_ahead(
