@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ def _cases() -> Sequence[Case]:
     }
     for name, (shape, size) in shapes.items():
         for first in (True, False):
-            found.append(Case(f"{name}_{'norm' if first else 'gate'}", _call(shape, size, first)))
+            tier: Literal["small", "standard"] = "standard" if name == "long" and not first else "small"
+            found.append(Case(f"{name}_{'norm' if first else 'gate'}", _call(shape, size, first), tier))
     for first in (True, False):
         end = "norm" if first else "gate"
         found += [

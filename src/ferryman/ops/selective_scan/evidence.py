@@ -57,7 +57,7 @@ def _exact(length: int, dt: str, a: str, layout: str = "contiguous") -> dict[str
 
 def _cases() -> Sequence[Case]:
     found = {
-        "small": _call(2, 17, 20, 16),
+        "small": _call(2, 11, 12, 16),
         "plain": _call(2, 13, 19, 16, False, False, False, False),
         "state": _call(2, 23, 12, 16, state=True),
         "ungated": _call(2, 11, 12, 16, gate=False),
@@ -66,7 +66,7 @@ def _cases() -> Sequence[Case]:
         "narrow": _call(2, 9, 1, 1, state=True),
         "prime": _call(1, 13, 37, 11),
         "wide_state": _call(1, 7, 8, 131),
-        "many_channels": _call(1, 9, 300, 16, state=True),
+        "many_channels": _call(1, 5, 300, 16, state=True),
         "empty_length": _call(2, 0, 8, 8, state=True),
         "empty_batch": _call(0, 7, 8, 8),
         "no_state": _call(1, 7, 8, 0),
