@@ -20,11 +20,21 @@ import pytest
 import torch
 
 import ferryman
-from ferryman import ops
+from ferryman import ops, settings
 from ferryman.cli import calls, doctor, output
 from ferryman.cli import tune as cli_tune
-from ferryman.device_profiles import detect
-from ferryman.dispatch import cost, lockfile, lockfile_document, lockfile_entry, registry, select, state, whole_file
+from ferryman.device_profiles import detect, profile
+from ferryman.dispatch import (
+    cost,
+    lockfile,
+    lockfile_document,
+    lockfile_entry,
+    rank,
+    registry,
+    select,
+    state,
+    whole_file,
+)
 from ferryman.errors import LockfileError, UnknownName
 from ferryman.ops.menu import Implementation
 from ferryman.porting import tune as tuning
@@ -246,6 +256,65 @@ def test_a_candidate_that_hangs_costs_the_time_limit_and_no_more(planted: None, 
     errors = [c.error for o in found for c in o.entry.candidates if c.seconds is None]  # type: ignore[union-attr]
     told = "nothing within 4 s (time limit)"
     assert errors == [told, f"left out: on {found[0].case} it gave {told}"]  # one limit for the op, not one a case
+
+
+def test_quick_ends_when_its_time_is_over_and_blames_nobody(planted: None, tmp_path: Path) -> None:
+    path, began = tmp_path / "lock.json", time.monotonic()
+    found = tune(path, "hang", "torch", quick=6.0)
+    assert time.monotonic() - began < 20.0
+    assert all(o.left and o.entry is None for o in found) and len(found) == 2
+    assert not path.exists()
+
+
+def test_quick_takes_something_else_where_it_is_faster(planted: None, tmp_path: Path) -> None:
+    found = tune(tmp_path / "lock.json", "slow", "torch", quick=120.0)
+    assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2
+
+
+def test_quick_keeps_untuned_dispatchs_choice_in_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = grid.on_meta(SILU, grid.cases(SILU, "small", torch.device("cpu"))[0], torch.float32)
+    monkeypatch.setattr(rank, "rank", lambda *_: [rank.Ranked("b"), rank.Ranked("a"), rank.Ranked("b", "wide", False)])
+    (cell,) = tuner._quick_cell(SILU, "case", args, ["a", "b"], CPU)
+    assert cell.names == ["b", "a"] and cell.bytes > 0
+    monkeypatch.setattr(rank, "rank", lambda *_: [rank.Ranked("b")])
+    assert tuner._quick_cell(SILU, "case", args, ["a", "b"], CPU) == []
+
+
+def test_quick_goes_round_the_ops_the_largest_first() -> None:
+    other = ops.softmax.primitive
+    cells = [
+        tuner._Cell(op, name, [], bytes=size)
+        for op, name, size in (
+            (SILU, "small", 1.0),
+            (SILU, "large", 3.0),
+            (other, "least", 0.5),
+            (other, "more", 2.0),
+            (SILU, "middle", 2.5),
+        )
+    ]
+    assert [c.case for c in tuner._largest_of_each_op_first(cells)] == ["large", "more", "middle", "least", "small"]
+
+
+def test_a_device_of_which_nothing_was_measured_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("FERRYMAN_LOCKFILE")
+    monkeypatch.setattr(lockfile, "_told", set())
+    settings.forget()
+    for name in ("cpu", "h200", "mi300x", "mi300x"):
+        lockfile.tell_untuned(profile(name))
+    assert [r.getMessage().splitlines() for r in caplog.records] == [
+        [
+            "ferryman: nothing was measured on mi300x, choices are predicted; `ferryman tune --quick` measures them in "
+            "three minutes, FERRYMAN_LOCKFILE=none leaves it so"
+        ]
+    ]
+    caplog.clear()
+    monkeypatch.setenv("FERRYMAN_LOCKFILE", "none")
+    monkeypatch.setattr(lockfile, "_told", set())
+    settings.forget()
+    lockfile.tell_untuned(profile("mi300x"))
+    assert not caplog.records
 
 
 def test_candidates_run_once_ahead_in_processes_of_their_own(

@@ -8,6 +8,7 @@ needs at every import; it loads the other half, and pydantic, only where there i
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,10 @@ from ferryman.ops.primitive import Primitive
 if TYPE_CHECKING:
     from ferryman.dispatch.lockfile_document import Lockfile
     from ferryman.dispatch.lockfile_entry import Entry
+
+
+_LOG = logging.getLogger("ferryman")
+_told = set[str]()  # profiles of which it was said
 
 
 def _bucket(n: int) -> str:
@@ -105,6 +110,19 @@ def entries(op: str, profile: Profile) -> Mapping[str, Entry]:
 def covers(op: str, profile: Profile) -> bool:
     """Whether the user's own lockfile has a choice of an op for a device."""
     return settings.get("lockfile") is not None and bool(_in_force(profile).get(op))
+
+
+def tell_untuned(profile: Profile) -> None:
+    """Say once, in one line of the log, that nothing was measured on a device, and what would measure it."""
+    if profile.name in _told or profile.vendor == "cpu":
+        return
+    _told.add(profile.name)
+    if settings.get("lockfile") is None and shipped(profile) is None:
+        _LOG.warning(
+            "ferryman: nothing was measured on %s, choices are predicted; `ferryman tune --quick` measures them in "
+            "three minutes, FERRYMAN_LOCKFILE=none leaves it so",
+            profile.name,
+        )
 
 
 def forget() -> None:

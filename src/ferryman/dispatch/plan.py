@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 
 from ferryman.backends import replay
 from ferryman.backends.precision import float32_precision
-from ferryman.dispatch import declared, registry, scalars, select, state, torch_library, traced
+from ferryman.dispatch import declared, lockfile, registry, scalars, select, state, torch_library, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.menu import Implementation
@@ -201,6 +201,7 @@ class Op:
         device = next(iter(tensors.values())).device
         profile = select.profile_for(device)
         decision = select.select(op, args, profile, asked)
+        lockfile.tell_untuned(profile)
         line = decision.implementation
         try:
             launch = registry.launcher(line)

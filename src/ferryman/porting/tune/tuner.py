@@ -9,6 +9,7 @@ On an accelerator several processes run every candidate once before, so that it 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -26,7 +27,7 @@ from typing import IO, Any
 import torch
 
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import kernel_code, lockfile, lockfile_document, lockfile_entry, registry, select
+from ferryman.dispatch import cost, kernel_code, lockfile, lockfile_document, lockfile_entry, rank, registry, select
 from ferryman.dispatch.lockfile_entry import LEAST_SECONDS, MOST_NOISE, MOST_SECONDS, Candidate, Entry
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
@@ -42,6 +43,8 @@ START_SECONDS = 120.0  # for a process to import torch and a toolchain
 AHEAD_PROCESSES = 8  # that compile before the measurement begins, on an accelerator
 AHEAD_SECONDS = 60.0  # for all of them; what is not compiled then is compiled where it is measured
 AHEAD_CELLS = 4  # fewer are not worth the start of a process
+QUICK_SECONDS = 170.0  # of --quick: with the command's own start three minutes
+_TIME_IS_OVER = "left: the time was over"
 DEATHS = 2  # of a worker at one candidate, before that is to blame: something else may have killed it
 _MOST_ERROR = 900
 Advance = Callable[[int, int, str], None]
@@ -49,21 +52,26 @@ Advance = Callable[[int, int, str], None]
 
 @dataclass
 class Outcome:
-    """What became of one cell: "written", "kept" (it stood in the lockfile and holds), or why it was not written."""
+    """What became of one cell: "written", "kept" (it stood in the lockfile and holds), or why it was not written.
+
+    left: nothing is wrong with it, the time was over.
+    """
 
     op: str
     case: str
     result: str
     entry: Entry | None = None
+    left: bool = False
 
 
 @dataclass
 class _Cell:
     op: Primitive
     case: str
-    names: list[str]
+    names: list[str]  # in order of preference, which settles a tie
     errors: dict[str, str] = field(default_factory=dict)
     deaths: dict[str | None, int] = field(default_factory=dict)  # candidate (None: outside) -> workers that ended
+    bytes: float = 0.0
 
 
 def tune(
@@ -79,12 +87,16 @@ def tune(
     advance: Advance = lambda *_: None,
     command: Sequence[str] | None = None,
     ahead: int | None = None,
+    quick: float | None = None,
 ) -> list[Outcome]:
     """Tune every op, or those named, on a grid. ``again`` measures what the lockfile holds already, too. ``ahead``: how
-    many processes compile before; None: half of the cores, AHEAD_PROCESSES at most, on an accelerator.
+    many processes compile before; None: half of the cores, AHEAD_PROCESSES at most, on an accelerator. ``quick``: end
+    after so many seconds, the largest cell of each op first, and choose what untuned dispatch takes unless something
+    else is faster by more than the noise. Cells that one implementation alone can serve are left out then.
 
     Raises UnknownName for a name, LockfileError for a file that is damaged or another machine's.
     """
+    end = None if quick is None else time.monotonic() + quick
     place, size = placed(device), grid.grid_of(grid_name)
     profile = select.profile_for(place)
     chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
@@ -92,37 +104,64 @@ def tune(
     lockfile_document.writable(path, profile)  # else it would be found after the work
     held = {} if again else _held(path)
     cells, outcomes = [], []
-    preferred: dict[str, list[str]] = {}
     for op in chosen:
-        names = preferred[op.name] = _candidates(op, profile, implementations)
+        names = _candidates(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
-            region = lockfile.region(op, grid.on_meta(op, case, dtype))
+            args = grid.on_meta(op, case, dtype)
+            region = lockfile.region(op, args)
             entry = held.get((op.name, region, f"{case.name} {dtype_name(dtype)}"))
             if entry is not None and set(names) <= {c.implementation for c in entry.candidates}:
                 outcomes.append(Outcome(op.name, case.name, "kept", entry))
-            else:
+            elif quick is None:
                 cells.append(_Cell(op, case.name, names))
+            else:
+                cells += _quick_cell(op, case.name, args, names, profile)
+    if quick is not None:
+        cells = _largest_of_each_op_first(cells)
     if not cells and not outcomes:
-        raise FerrymanError("nothing to tune: none of the ops has a case and a candidate on this device")
+        wanted = "a case and a candidate" if quick is None else "a case that two candidates can serve"
+        raise FerrymanError(f"nothing to tune: none of the ops has {wanted} on this device")
     job = {"grid": size, "device": str(place), "dtype": dtype_name(dtype), "seed": seed}
     total, waiting = len(cells), list(cells)
+    preferred = {(cell.op.name, cell.case): cell.names for cell in cells}
     if ahead is None:
         ahead = min(AHEAD_PROCESSES, (os.cpu_count() or 1) // 2) if place.type == "cuda" else 0
     if ahead and total >= AHEAD_CELLS:
         advance(0, total, "compiling")
-        _compile_ahead(job, cells, min(ahead, total), command or COMMAND)
-    while waiting:
+        _compile_ahead(job, cells, min(ahead, total), command or COMMAND, AHEAD_SECONDS if quick is None else quick / 4)
+    while waiting and (end is None or time.monotonic() < end):
         advance(total - len(waiting), total, f"{waiting[0].op.name} {waiting[0].case}")
         done = _session(
             job,
             waiting,
             silence,
             command or COMMAND,
-            lambda found: outcomes.append(_written(path, profile, found, preferred[found["op"]])),
+            lambda found: outcomes.append(_written(path, profile, found, preferred[found["op"], found["case"]])),
+            end,
         )
         waiting = waiting[done:]
+    outcomes += [Outcome(cell.op.name, cell.case, _TIME_IS_OVER, left=True) for cell in waiting]
     advance(total, total, "")
     return outcomes
+
+
+def _quick_cell(op: Primitive, case: str, args: Sequence[Any], names: list[str], profile: Profile) -> list[_Cell]:
+    """The cell with untuned dispatch's choice as the one that a tie goes to; none where there is nothing to choose."""
+    ranked = rank.rank(op, args, profile, names)
+    if len(ranked) < 2:
+        return []
+    untuned = ranked[0].implementation
+    ordered = [untuned, *(name for name in names if name != untuned)]
+    return [_Cell(op, case, ordered, bytes=cost.work_of(op, args).bytes)]
+
+
+def _largest_of_each_op_first(cells: list[_Cell]) -> list[_Cell]:
+    """Every op's largest cell, then every op's second: whenever the time is over, all ops have had their share."""
+    by_op: dict[str, list[_Cell]] = {}
+    for cell in sorted(cells, key=lambda c: -c.bytes):
+        by_op.setdefault(cell.op.name, []).append(cell)
+    turns = itertools.zip_longest(*by_op.values())
+    return [cell for turn in turns for cell in turn if cell is not None]
 
 
 def known_implementations(names: Sequence[str] | None) -> None:
@@ -153,7 +192,9 @@ def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -
     return [*preferred, *(name for name in menu if name not in preferred)]
 
 
-def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, command: Sequence[str]) -> None:
+def _compile_ahead(
+    job: dict[str, Any], cells: list[_Cell], processes: int, command: Sequence[str], seconds: float
+) -> None:
     """Run every candidate once, in several processes at once, which leaves its kernels in the toolchains' caches.
 
     What fails, crashes or hangs here says nothing: the process that measures meets it again, and records it.
@@ -176,7 +217,7 @@ def _compile_ahead(job: dict[str, Any], cells: list[_Cell], processes: int, comm
             process.stdin.flush()
         except BrokenPipeError:
             continue
-    end = time.monotonic() + AHEAD_SECONDS
+    end = time.monotonic() + seconds
     for process in running:
         try:
             process.wait(max(0.0, end - time.monotonic()))
@@ -194,8 +235,10 @@ def _session(
     silence: float,
     command: Sequence[str],
     write: Callable[[dict[str, Any]], None],
+    end: float | None = None,
 ) -> int:
-    """One worker's life. Returns how many cells it finished; what ended it is noted in the cell that it was at."""
+    """One worker's life, until ``end`` at most. Returns how many cells it finished; what ended it before is noted in
+    the cell that it was at."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
         process = subprocess.Popen(
             command,
@@ -219,8 +262,11 @@ def _session(
                 why = "its process took no job"
             while why is None:
                 try:
-                    text = lines.get(timeout=silence if heard else max(silence, START_SECONDS))
+                    patience = silence if heard else max(silence, START_SECONDS)
+                    text = lines.get(timeout=patience if end is None else min(patience, _left(end)))
                 except queue.Empty:
+                    if end is not None and not _left(end):
+                        return finished
                     why, hung = f"nothing within {silence:.0f} s (time limit)", True
                     break
                 heard = True
@@ -262,6 +308,10 @@ def _session(
             if other.op.name == cell.op.name:
                 other.errors[at] = f"left out: on {cell.case} it gave {why}"[:_MOST_ERROR]
     return finished
+
+
+def _left(end: float) -> float:
+    return max(0.0, end - time.monotonic())
 
 
 def _environment() -> dict[str, str]:
