@@ -1,4 +1,4 @@
-"""`ferryman check --on ray`: real clusters of several processes, of which some are killed."""
+"""`ferryman check|bench|tune --on ray`: real clusters of several processes, of which some are killed."""
 
 from __future__ import annotations
 
@@ -121,3 +121,30 @@ def test_our_own_cluster_leaves_nothing(tmp_path: Path) -> None:
 def test_an_unreachable_address_is_bad_use() -> None:
     done = alone(*ASK, "--on", "ray@127.0.0.1:9")
     assert done.code == 2 and "127.0.0.1:9" in done.err
+
+
+def test_a_benchmark_and_a_tuning_lose_no_cell_to_a_killed_worker(nodes: Any, tmp_path: Path) -> None:
+    add(nodes, num_cpus=1)
+    add(nodes, num_cpus=1)
+    nodes.wait_for_nodes()
+    source = str(Path(__file__).resolve().parents[2] / "src")
+    path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH")) if p)
+    common = ["--device", "cpu", "--op", "softmax", "--op", "silu_mul", "--on", f"ray@{nodes.address}"]
+    out, lock = tmp_path / "bench.json", tmp_path / "lock.json"
+    for verb, where in (("bench", ["--out", str(out)]), ("tune", ["--lockfile", str(lock), "--json"])):
+        command = [sys.executable, "-m", "ferryman", verb, *common, *where]
+        env = {**os.environ, "PYTHONPATH": path}
+        running = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        os.kill(busy(verb), signal.SIGKILL)
+        told, said = running.communicate(timeout=240)
+        if verb == "bench":
+            assert running.returncode == 0, said
+            found = [(c["op"], c["case"]) for c in json.loads(out.read_text())["cells"]]
+        else:
+            outcomes = json.loads(told)["outcomes"]
+            found = [(one["op"], one["case"]) for one in outcomes]
+            # a noisy machine writes nothing of a cell, and says so
+            assert all(one["entry"] is not None or "noise" in one["result"] for one in outcomes), outcomes
+            assert running.returncode == (0 if all(one["entry"] for one in outcomes) else 1), said
+        assert found == [("softmax", found[0][1]), ("silu_mul", found[-1][1])] and len(set(found)) == 2
+        assert not list(tmp_path.glob("*.fleet.jsonl"))

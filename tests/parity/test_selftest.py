@@ -108,6 +108,13 @@ def test_cpp_variants_lie_side_by_side() -> None:
     assert cpp.refused("mutant:2:5: error: no match") == {2}
 
 
+def test_a_cpp_declaration_stays_one() -> None:
+    """Braces around it would end its name's life."""
+    text = "void f() {\n    T* out = a + b;\n    Pack<T, 4> p = get(q, r);\n    out[0] = a - b;\n}\n"
+    whole = {text[r.start : r.end] for r in cpp.regions(text) if r.statement}
+    assert whole == {"out[0] = a - b;"}
+
+
 def _begun(monkeypatch: pytest.MonkeyPatch, does: str, seconds: float | None) -> float:
     """How long a worker's job took whose process does this, with so many seconds left."""
     monkeypatch.setattr(worker, "START", f"import os, sys, time; sys.stdin.read(); {does}")

@@ -52,15 +52,16 @@ DRAWN = OPS if os.environ.get("FERRYMAN_SELFTEST_SIMT") == "all" else random.Ran
 
 
 class _Emulated:
-    """A launcher on the emulated device, as mutant ``index`` of its library."""
+    """An op's launcher on the emulated device, as mutant ``index`` of its library."""
 
-    def __init__(self, launcher: Any, runtime: host.EmulatedRuntime, index: int = 0) -> None:
-        self.launcher, self.runtime, self.index = launcher, runtime, index
+    def __init__(self, op: str, runtime: host.EmulatedRuntime, index: int = 0) -> None:
+        self.launcher, self.runtime, self.index = registry.launcher(_line(op)), runtime, index
+        self.over = tuple(argument for argument, _ in registry.primitive(op).overwritten)
 
     def __call__(self, *args: Any) -> Any:
         for library in self.runtime._libraries:
             ctypes.c_int.in_dll(library, "ferryman_mutant").value = self.index
-        return self.runtime.call(self.launcher, args[:-1], host.target(WAVE))
+        return self.runtime.call(self.launcher, args[:-1], host.target(WAVE), self.over)
 
 
 @pytest.fixture
@@ -127,11 +128,10 @@ def _compiled(runtime: host.EmulatedRuntime, most: int) -> tuple[dict[int, Edit]
 @pytest.mark.parametrize("op", DRAWN)
 def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.EmulatedRuntime) -> None:
     line = _line(op)
-    launcher = registry.launcher(line)
     setting = judging.Setting(CPU, detect("cpu"), times=2)
     cells = session.Cells(op, setting, 0, "torch")
     cells.cases = sorted((c for c in cells.cases if c.name != "empty_rows"), key=session._elements)[:CELLS]
-    emulated = _Emulated(launcher, runtime)
+    emulated = _Emulated(op, runtime)
     for case, dtype in cells.order():  # first collect what must be compiled, all of it at once
         each = cells.prepared(case, dtype)
         emulated(*each.args.values, None)
@@ -141,7 +141,7 @@ def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.Emula
     chosen, refused = _compiled(runtime, EDITS)
     records: list[Record] = []
     for index, edit in chosen.items():
-        kernel = _Emulated(launcher, runtime, index)
+        kernel = _Emulated(op, runtime, index)
         mutant = Mutant(
             op, f"{edit.function}.{index}", edit.operator, edit.note, lambda k=kernel: k, lambda: emulated, line, "cuda"
         )

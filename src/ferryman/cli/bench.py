@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ import typer
 
 from ferryman.cli import calls, documents, output
 from ferryman.cli.place import place
+from ferryman.device_profiles import resolve
 from ferryman.dispatch import select
 from ferryman.errors import ArgumentError
 from ferryman.porting import bench as benchmark
 from ferryman.porting.bench import peers as adapters
 from ferryman.porting.bench.compare import Change, regressed, require_same
+from ferryman.porting.fleet import timed as fleet
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging import results
 from ferryman.porting.report import bench as report
@@ -48,6 +51,11 @@ def bench(
     compare: Annotated[
         Path | None, typer.Option(help="An earlier document of this device: what became slower, timed twice?")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(help="Share the cells over a Ray cluster: ray (--jobs workers of this machine), or ray@HOST:PORT"),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="With --on ray: its workers; default: the cores.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document as JSON.")] = False,
 ) -> None:
     """Time implementations on inputs that no cache holds, in turns, over three trials.
@@ -56,7 +64,35 @@ def bench(
     1 if --compare finds something slower than both runs' noise explains, twice, or one of our implementations that is
     no longer timed.
     """
+    if on is None and jobs is not None:
+        raise ArgumentError("bench", "--jobs", jobs, "--on beside it")
+    for option, given in {"--peers": peers != "none", "--compare": compare is not None}.items():
+        if on is not None and given:
+            raise ArgumentError("bench", option, "given", "no --on beside it: it needs this machine's own run")
     before = benchmark.load(compare) if compare is not None else None
+    if on is not None:
+        if out is not None:
+            _require_out(out)
+        with output.progress("timing") as advance:
+            journal = None if out is None else out.with_suffix(".fleet.jsonl")
+            document = fleet.bench(
+                on,
+                resolve(device),
+                op,
+                implementation,
+                grid,
+                calls.dtype_of(dtype),
+                seed,
+                jobs or os.cpu_count() or 1,
+                (),
+                journal,
+                advance,
+                _tell_beside,
+            )
+        _show(document, as_json)
+        if out is not None:
+            _write(out, document)
+        return
     where, kind, names = place(device, "bench"), calls.dtype_of(dtype), _peer_names(peers)
     if out is not None:
         _require_out(out)
@@ -86,10 +122,7 @@ def bench(
             )
 
     document = timed(None)
-    if as_json:  # before writing, which may fail
-        output.say(benchmark.dumps(document))
-    else:
-        _print(document)
+    _show(document, as_json)  # before writing, which may fail
     if out is not None:
         _write(out, document)  # before comparing, which may refuse
     if before is None:
@@ -135,6 +168,13 @@ def _write(path: Path, document: benchmark.Benchmark) -> None:
     if plots.available():
         for name, svg in report.figures(document).items():
             documents.write(path.with_name(f"{path.stem}-{name}.svg"), svg)
+
+
+def _show(document: benchmark.Benchmark, as_json: bool) -> None:
+    if as_json:
+        output.say(benchmark.dumps(document))
+    else:
+        _print(document)
 
 
 def _print(document: benchmark.Benchmark) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +20,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting import tune as tuning
 from ferryman.porting.bench import condition
 from ferryman.porting.bench.grid import cases, grid_of, on_meta
+from ferryman.porting.fleet import timed as fleet
 from ferryman.porting.running.process import placed
 from ferryman.porting.tune.tuner import QUICK_SECONDS, SILENCE_SECONDS, known_implementations
 from ferryman.porting.tune.worker import candidates
@@ -66,6 +69,11 @@ def tune(
             "cost model predicts. --device may name a profile then (h200).",
         ),
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(help="Share the cells over a Ray cluster: ray (--jobs workers of this machine), or ray@HOST:PORT"),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="With --on ray: its workers; default: the cores.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was found as JSON: outcomes, what holds, or predictions.")
     ] = False,
@@ -76,52 +84,63 @@ def tune(
     recorded and left out. Exits with 1 if --check finds no entry, or one that does not hold, or if a cell could not be
     written.
     """
+    if on is None and jobs is not None:
+        raise ArgumentError("tune", "--jobs", jobs, "--on beside it")
     if predict:
-        beside = {"--check": check, "--again": again, "--quick": quick, "--lockfile": lock is not None}
-        for option, given in beside.items():
-            if given:
-                raise ArgumentError("tune", option, "given", "no --predict beside it")
+        _alone("--predict", {"--check": check, "--again": again, "--quick": quick, "--lockfile": lock, "--on": on})
         _predict(resolve(device), op, implementation, grid, dtype or ["bf16"], as_json)
         return
-    where = place(device, "tune")
-    profile = select.profile_for(placed(where))
+    if on is not None:
+        _alone("--on", {"--check": check, "--quick": quick})
+    where = None if on is not None else place(device, "tune")
+    profile = resolve(device) if where is None else select.profile_for(placed(where))
     named = settings.get("lockfile")
     path = lock or (None if named == settings.NO_LOCKFILE else named)
     if path is None:  # what comes with the package is read, never written
         path = FOLDER / f"{profile.name}.lock.json"
         path = (lockfile.shipped(profile) if check and not path.exists() else None) or path
     if check:
-        for option, value in {
-            "--op": op,
-            "--implementation": implementation,
-            "--again": again,
-            "--quick": quick,
-        }.items():
-            if value:
-                raise ArgumentError("tune", option, "given", "no --check beside it")
+        _alone("--check", {"--op": op, "--implementation": implementation, "--again": again, "--quick": quick})
         _check(path, profile, placed(where), grid, dtype or ["bf16"], as_json)
         return
     if implementation and len(implementation) == 1:
         alone = f"{implementation[0]} alone is measured: dispatch obeys regions that nothing else was compared with"
         typer.echo(alone, err=as_json)
-    if why := condition.watch(placed(where)).unknown:
+    if where is not None and (why := condition.watch(placed(where)).unknown):
         typer.echo(f"throttling is not looked for: {why}", err=as_json)
     outcomes: dict[str, list[tuning.Outcome]] = {}
     seconds = QUICK_SECONDS / len(dtype or ["bf16"]) if quick else None
     for name, kind in {name: calls.dtype_of(name) for name in dtype or ["bf16"]}.items():
         with output.progress(f"tuning {name}") as advance:
-            outcomes[name] = tuning.tune(
-                path,
-                op,
-                implementation,
-                grid,
-                where,
-                kind,
-                again=again,
-                silence=timeout,
-                advance=advance,
-                quick=seconds,
-            )
+            if on is not None:
+                outcomes[name] = fleet.tune(
+                    on,
+                    profile,
+                    path,
+                    op,
+                    implementation,
+                    grid,
+                    kind,
+                    again,
+                    timeout,
+                    jobs or os.cpu_count() or 1,
+                    journal=path.with_suffix(f".{name}.fleet.jsonl"),
+                    progress=advance,
+                    say=functools.partial(typer.echo, err=True),
+                )
+            else:
+                outcomes[name] = tuning.tune(
+                    path,
+                    op,
+                    implementation,
+                    grid,
+                    where,
+                    kind,
+                    again=again,
+                    silence=timeout,
+                    advance=advance,
+                    quick=seconds,
+                )
         if not as_json:
             _print(outcomes[name], name)
     lockfile.forget()
@@ -134,6 +153,13 @@ def tune(
         output.say("no lockfile was written: no cell gave an entry")
     if any(one.entry is None and not one.left for found in outcomes.values() for one in found):
         raise typer.Exit(1)
+
+
+def _alone(option: str, others: dict[str, Any]) -> None:
+    """Raises ArgumentError for an option that says nothing beside this one."""
+    for other, given in others.items():
+        if given:
+            raise ArgumentError("tune", other, "given", f"no {option} beside it")
 
 
 def _facts(outcomes: dict[str, list[tuning.Outcome]]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from ferryman.ops.menu import named
 # was measured, for regions beside it. 2: all candidates, the kernels' digest.
 VERSION = 6
 MIGRATED = (4, 5)  # what `ferryman migrate` reads
-_MAX_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 _LOCK_SECONDS = 60.0
 # What must be equal, and what must be equal up to this many numbers of a version.
 _DEVICE = ("profile", "arch", "units", "memory", "partition", "power_mode")
@@ -99,7 +99,7 @@ def _driver() -> str | None:
 def load(path: Path) -> Lockfile:
     """A checked lockfile. Raises LockfileError with the file and what is wrong."""
     try:
-        raw = files.document(path, _MAX_BYTES)
+        raw = files.document(path, MOST_BYTES)
     except files.Unreadable as error:
         raise LockfileError(f"{error}. Write it again, or unset the setting") from error
     required = f"required: a ferryman-lockfile of version {VERSION}"
@@ -122,7 +122,7 @@ def writable(path: Path, profile: Profile) -> None:
 
     def look(real: Path) -> None:
         if real.exists():
-            _loaded(real, profile)
+            load_here(real, profile)
         with tempfile.TemporaryFile(dir=real.parent):
             pass
 
@@ -156,7 +156,8 @@ def _locked(path: Path, work: Callable[[Path], None]) -> None:
         raise LockfileError(f"{path} cannot be written: {error}. Name another file") from error
 
 
-def _loaded(path: Path, profile: Profile) -> Lockfile:
+def load_here(path: Path, profile: Profile) -> Lockfile:
+    """A checked lockfile of this device. Raises LockfileError for one that is damaged or another machine's."""
     document = load(path)
     other = differing(document, profile)
     if other:
@@ -167,7 +168,7 @@ def _loaded(path: Path, profile: Profile) -> Lockfile:
 def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> dict[str, dict[str, Entry]]:
     choices: dict[str, dict[str, Entry]] = {}
     if path.exists():
-        choices = {op: dict(entries) for op, entries in _loaded(path, profile).choices.items()}
+        choices = {op: dict(entries) for op, entries in load_here(path, profile).choices.items()}
     for op, entries in measured.items():
         held = choices.setdefault(op, {})
         for region, entry in entries.items():

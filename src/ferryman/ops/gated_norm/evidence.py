@@ -100,7 +100,7 @@ def _cases() -> Sequence[Case]:
             call = _call(shape, size, first, **powers)  # type: ignore[arg-type]
             if name == "_rows":
                 call |= {n: replace(call[n], layout="rows") for n in ("x", "gate")} | {"cast_before_weight": True}
-            found.append(Case(f"exact_powers{name}_{end}", call, tier, True))  # type: ignore[arg-type]
+            found.append(Case(f"exact_powers{name}_{end}", call, tier, True))
     for width, size, first, cast in _MODELS:
         rows = 2**20 // width
         call = _call((rows - 3, width), size, first, cast)

@@ -67,10 +67,12 @@ def run(
     seed: int = 0,
     only: frozenset[tuple[str, str]] | None = None,
     advance: Advance = lambda done, total, label: None,
+    limits: Ceilings | None = None,
 ) -> Benchmark:
     """Time every op, or those named, on a grid. ``peer_names``: None is every adapter there is, () is none.
 
-    ``only``: (op, case) pairs of the grid. Raises UnknownName for an op, implementation, grid or peer.
+    ``only``: (op, case) pairs of the grid. ``limits``: this device's ceilings, if they were measured already. Raises
+    UnknownName for an op, implementation, grid or peer.
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
     cells = cells_of(ops, size, place, only)
@@ -90,14 +92,14 @@ def run(
     )
     _require_served(plan)
     with quiet(), _current(place):
-        limits = ceilings.measure(place, dtype)
+        limits = limits or ceilings.measure(place, dtype)
         timed = []
         for number, (op, case) in enumerate(cells):
             advance(number, len(cells), f"{op.name} {case.name}")
             try:
                 timed.append(_cell(plan, op, case, limits))
             except Exception as error:  # noqa: BLE001 - no memory for its inputs, mostly: the other cells are timed
-                timed.append(_not_timed(plan, op, case, failure(error, place)))
+                timed.append(not_timed(plan, op, case, failure(error, place)))
             if place.type == "cuda":
                 torch.cuda.empty_cache()
         advance(len(cells), len(cells), "")
@@ -165,7 +167,7 @@ def _cell(plan: Plan, op: Primitive, case: Case, limits: Ceilings) -> Cell:
     )
 
 
-def _not_timed(plan: Plan, op: Primitive, case: Case, why: str) -> Cell:
+def not_timed(plan: Plan, op: Primitive, case: Case, why: str) -> Cell:
     """A cell that failed as a whole."""
     args = grid.on_meta(op, case, plan.dtype)
     cost = op.cost(*args)

@@ -45,7 +45,7 @@ def identity() -> dict[str, str]:
     return {"version": version, "torch": str(torch.__version__), "digest": digest(), "host": socket.gethostname()}
 
 
-def _claimed(device: str, profile: str) -> tuple[torch.device, Profile]:
+def claimed(device: str, profile: str) -> tuple[torch.device, Profile]:
     """The device that was claimed. Raises FleetError where a node declares what it does not have."""
     place = placed(device)
     found = detect(place)
@@ -63,7 +63,7 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
     ``ask``: ops, backends, dtypes, tier, seed, full, device. A group is [interpreted, op, dtype, case]; ``lines`` has
     its implementations by [interpreted][op].
     """
-    place, profile = _claimed(ask["device"], profile_name)
+    place, profile = claimed(ask["device"], profile_name)
     chosen = dtypes_of(ask["dtypes"])
     tier = ask["tier"] or ("small" if place.type == "cpu" else "standard")
     seed = SEED if ask["seed"] is None else ask["seed"]
@@ -93,7 +93,7 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
 
 def check(job: dict[str, Any], profile_name: str) -> dict[str, Any]:
     """The cells of a job (`worker.Job`), each with the seconds since the one before: {"cells": [[cell, seconds]]}."""
-    _claimed(job["device"], profile_name)
+    claimed(job["device"], profile_name)
     found: list[list[Any]] = []
     with quiet(), Workers([Job(**job)]) as workers:
         last = time.monotonic()

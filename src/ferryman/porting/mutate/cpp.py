@@ -156,6 +156,9 @@ def _statement(found: list[Token]) -> Iterator[Region]:
     declares = found[0].text in ("const", "auto", "typename", "float", "int", "bool", "u32", "i64", "unsigned") or (
         len(found) > 1 and found[1].kind == "name"
     )
+    if equal is not None and equal >= 2 and not declares:  # T *out = .., Pack<T> x = ..: `a * b = ..` is no expression
+        declares = found[equal - 1].kind == "name" and found[equal - 2].text in ("*", "&", ">")
+        declares = declares and found[0].kind == "name"
     if declares:
         if equal is not None and _until(found, equal + 1, ",") is None and texts[equal + 1] not in ("{", "["):
             yield Region(tuple(found[equal + 1 : -1]), False)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -88,11 +88,13 @@ def tune(
     command: Sequence[str] | None = None,
     ahead: int | None = None,
     quick: float | None = None,
+    only: Container[tuple[str, str]] | None = None,
 ) -> list[Outcome]:
     """Tune every op, or those named, on a grid. ``again`` measures what the lockfile holds already, too. ``ahead``: how
     many processes compile before; None: half of the cores, AHEAD_PROCESSES at most, on an accelerator. ``quick``: end
     after so many seconds, the largest cell of each op first, and choose what untuned dispatch takes unless something
-    else is faster by more than the noise. Cells that one implementation alone can serve are left out then.
+    else is faster by more than the noise. Cells that one implementation alone can serve are left out then. ``only``:
+    (op, case) pairs of the grid.
 
     Raises UnknownName for a name, LockfileError for a file that is damaged or another machine's.
     """
@@ -107,6 +109,8 @@ def tune(
     for op in chosen:
         names = _candidates(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
+            if only is not None and (op.name, case.name) not in only:
+                continue
             args = grid.on_meta(op, case, dtype)
             region = lockfile.region(op, args)
             entry = held.get((op.name, region, f"{case.name} {dtype_name(dtype)}"))

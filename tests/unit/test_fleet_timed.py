@@ -1,0 +1,95 @@
+"""What a benchmark and a tuning over a cluster run on a node, here without one: plans, merged lockfiles, lost cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ferryman.device_profiles import detect, profile
+from ferryman.dispatch import lockfile_document
+from ferryman.dispatch.lockfile_entry import Entry
+from ferryman.errors import ArgumentError, LockfileError, UnknownName
+from ferryman.porting.bench import runner
+from ferryman.porting.bench.document import parse
+from ferryman.porting.fleet import remote_timed, timed
+from tests.cli.run import ferryman as command
+
+CPU = detect("cpu")
+ASK: dict[str, Any] = {
+    "ops": ["silu_mul", "softmax"],
+    "implementations": None,
+    "grid": "full",
+    "dtype": "float32",
+    "device": "cpu",
+}
+LIMITS = {"copy_bytes_per_s": 1e9, "copy_bytes": 1 << 20, "product_flops_per_s": 1e9, "product": "float32 512^3"}
+
+
+def test_a_plan_has_the_cells_of_a_single_process() -> None:
+    found = remote_timed.plan({**ASK, "lockfile": None}, "cpu")
+    pairs = [(op.name, case.name) for op, case in runner.cells_of(ASK["ops"], "full", torch.device("cpu"))]
+    assert [(op, case) for op, case, _ in found["cells"]] == pairs and len(pairs) == 2
+    assert found["ceilings"] is None  # a tuning needs none
+    seconds = {(op, case): cost for op, case, cost in found["cells"]}
+    assert min(seconds.values()) >= 2.0 and len(set(seconds.values())) == 2
+
+
+def _written(path: Path, **regions: str) -> str:
+    choices: dict[str, dict[str, Entry]] = {}
+    for op, region in regions.items():
+        one = {"implementation": "torch", "seconds": 1e-6}
+        choices[op] = {
+            region: Entry.model_validate({"candidates": [one], **one, "kernels": lockfile_document.digest(op)})
+        }
+    lockfile_document.record(path, CPU, choices)
+    return path.read_text("utf-8")
+
+
+GATE = "gate=float32[2^4,64]c up=float32[2^4,64]c"
+
+
+def test_lockfiles_of_workers_become_one_with_what_there_was(tmp_path: Path) -> None:
+    first = _written(tmp_path / "a", silu_mul=GATE)
+    second = _written(tmp_path / "b", gelu_mul=f"{GATE} approximate=tanh")
+    before = _written(tmp_path / "c", silu_mul=GATE.replace("64", "128"))
+    made = remote_timed.merge({**ASK, "lockfile": before, "path": "mine.json"}, [first, second], "cpu")
+    assert made is not None
+    (tmp_path / "made").write_text(made, encoding="utf-8")
+    held, others = lockfile_document.holding(lockfile_document.load(tmp_path / "made"))
+    assert not others and {op: len(entries) for op, entries in held.items()} == {"silu_mul": 2, "gelu_mul": 1}
+    assert remote_timed.merge({**ASK, "lockfile": None}, [], "cpu") is None
+
+
+def test_another_devices_lockfile_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    lockfile_document.record(tmp_path / "x", profile("h200"), {})
+    text = (tmp_path / "x").read_text("utf-8")
+    with pytest.raises(LockfileError, match=r"^mine\.json is not of this machine: profile is 'h200', here 'cpu'"):
+        remote_timed.plan({**ASK, "lockfile": text, "path": "mine.json"}, "cpu")
+
+
+def test_cells_that_workers_died_at_stand_in_the_document_and_among_the_outcomes() -> None:
+    pairs = [[op.name, case.name] for op, case in runner.cells_of(["silu_mul"], "full", torch.device("cpu"))]
+    bench = remote_timed.lost("bench", {**ASK, "seed": 0}, pairs, LIMITS, "cpu", "3 workers died at it")
+    cells = parse(bench["document"], "here").cells
+    assert [[c.op, c.case] for c in cells] == pairs
+    assert all("3 workers died" in str(t.skipped) for c in cells for t in c.times if t.name == "torch")
+    tuned = remote_timed.lost("tune", ASK, pairs, None, "cpu", "3 workers died at it")
+    assert [one["result"] for one in tuned["outcomes"]] == ["not measured: 3 workers died at it"] * len(pairs)
+
+
+def test_bad_use_is_said_before_a_cluster_is_made() -> None:
+    with pytest.raises(UnknownName, match="softmox"):
+        timed.bench("ray", CPU, ["softmox"])
+    with pytest.raises(ArgumentError, match="--on"):
+        timed.tune("roy", CPU, Path("lock.json"))
+    for given, told in (
+        (("bench", "--jobs", "2"), "--on beside it"),
+        (("bench", "--on", "ray", "--peers", "all"), "no --on beside it"),
+        (("tune", "--on", "ray", "--check"), "no --on beside it"),
+        (("tune", "--jobs", "2"), "--on beside it"),
+    ):
+        done = command(*given, "--device", "cpu")
+        assert done.code == 2 and told in done.err, done.err
