@@ -43,11 +43,13 @@ def run(
     progress: Callable[[int, int, str], None] | None = None,
     jobs: int | None = None,
     assumptions: Assumptions | None = None,
+    thin: bool = False,
 ) -> Results:
     """Check every requested op x implementation in Triton or HIP on a device of ``known``'s arch that is not here.
 
     backends: of those two; None is both. assumptions: about arithmetic that AMD does not document; the document's flags
-    record them. Other parameters as `runner.run` has them; ``tier`` None is "small".
+    record them. thin: each case in one dtype, in turn. Other parameters as `runner.run` has them; ``tier`` None is
+    "small".
     Raises ArgumentError for a device that has no simulator, UnknownName for a name that is not there.
     """
     began = time.perf_counter()
@@ -62,7 +64,8 @@ def run(
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
     lines = {op: [x.name for x in registry.asked(op, wanted)] for op in dict.fromkeys(names)}
     lines = {op: found for op, found in lines.items() if found}
-    total = sum(len(tier_cases(registry.primitive(op), tier)) * len(chosen) * len(found) for op, found in lines.items())
+    each = 1 if thin else len(chosen)
+    total = sum(len(tier_cases(registry.primitive(op), tier)) * each * len(found) for op, found in lines.items())
     count = jobs or default_jobs()
     shares = [
         Job(
@@ -71,6 +74,7 @@ def run(
             tier,
             seed,
             "cpu",
+            thin=thin,
             share=(k, count),
             simulated=known.name,
             assume=asdict(assumed),
