@@ -27,6 +27,7 @@ from ferryman.device_profiles.roofline import floor_seconds
 from ferryman.dispatch import explain
 from ferryman.errors import ArgumentError
 from ferryman.porting.model.port import STATE, port, unport
+from ferryman.porting.model.values import KeepValues
 
 # Ops that move no data: they make a view, or ask for something. Anything that returns an alias of its argument is one.
 _FREE = {
@@ -99,7 +100,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
-        if name == "aten::_local_scalar_dense" and args[0].dtype is torch.bool:
+        if name == "aten::_local_scalar_dense" and args[0].dtype is torch.bool and _unknown(args[0]):
             return True  # a question to data that are not there: no padding, all finite
         out = func(*args, **kwargs)
         space, _, op = name.partition("::")
@@ -132,6 +133,13 @@ class _Counter(TorchDispatchMode):
         return flops, moved, seconds
 
 
+def _unknown(t: Tensor) -> bool:
+    """Whether a tensor has no data, not even a number that its fake keeps."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(t, FakeTensor) and t.constant is None
+
+
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
@@ -162,9 +170,29 @@ def _described(args: Any) -> tuple[Any, ...]:
     return tuple((tuple(a.shape), tuple(a.stride()), a.dtype) if isinstance(a, Tensor) else a for a in args)
 
 
-def count(model: nn.Module, run: Callable[[nn.Module], Any], device: str | Profile = "h100") -> Count:
-    """What ``run(model)`` does, on fake tensors: what it makes with `torch.randn` and the like has no data either."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def count(
+    model: nn.Module, run: Callable[[nn.Module], Any], device: str | Profile = "h100", data: bool = False
+) -> Count:
+    """What ``run(model)`` does, on fake tensors: what it makes with `torch.randn` and the like has no data either.
+
+    A model that needs more of its input's numbers than that runs again with those that `KeepValues` keeps. data: run it
+    as it is instead, with its data, on the device where it lies.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+    if data:
+        return _counted(model, run, device, ())
+    held = getattr(next(model.parameters(), None), "fake_mode", None)
+    fake = held or FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        return _counted(model, run, device, (fake,))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return _counted(model, run, device, (fake, KeepValues()))
+
+
+def _counted(
+    model: nn.Module, run: Callable[[nn.Module], Any], device: str | Profile, modes: tuple[TorchDispatchMode, ...]
+) -> Count:
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     counter = _Counter(resolve(device) if isinstance(device, str) else device)
@@ -175,9 +203,9 @@ def count(model: nn.Module, run: Callable[[nn.Module], Any], device: str | Profi
     def leave(module: nn.Module, args: Any, out: Any) -> None:
         counter.stack.pop()
 
-    held = getattr(next(model.parameters(), None), "fake_mode", None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(held or FakeTensorMode(allow_non_fake_inputs=True))
+        for mode in modes:
+            stack.enter_context(mode)
         stack.callback(register_module_forward_pre_hook(enter).remove)
         stack.callback(register_module_forward_hook(leave, always_call=True).remove)
         stack.enter_context(torch.no_grad())
@@ -225,17 +253,20 @@ class Account:
         return "\n".join(lines)
 
 
-def account(model: nn.Module, run: Callable[[nn.Module], Any], device: str | Profile = "h100") -> Account:
+def account(
+    model: nn.Module, run: Callable[[nn.Module], Any], device: str | Profile = "h100", data: bool = False
+) -> Account:
     """Account for a model, ported or not, which is left as it was. ``run(model)`` makes inputs and calls it once.
 
+    data: see `count`; for a model whose sizes follow from what it computes.
     Raises ArgumentError for a profile without rates, and what the model raises on tensors without data.
     """
     was = STATE in model.__dict__
     unport(model)
-    before = count(model, run, device)
+    before = count(model, run, device, data)
     port(model)
     try:
-        after = count(model, run, device)
+        after = count(model, run, device, data)
     finally:
         if not was:
             unport(model)

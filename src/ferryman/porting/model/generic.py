@@ -2,8 +2,9 @@
 
 The limit is twice the floor: what the same measure becomes when every parameter of the unported model moves by one unit
 in the last place. It holds because both models differ from the exact result by about the floor. A tensor beyond it is
-compared with the exact result too: one within the floor of that is right, and the distance is the unported model's own
-error (PyTorch's CPU kernel sums a layer norm's 16-bit gradients of weight and bias in 16 bits).
+compared with the exact result too, and its floor drawn more often where it has few elements: one within the floor of
+the exact one is right, and the distance is the unported model's own error (PyTorch's CPU kernel sums a layer norm's
+16-bit gradients of weight and bias in 16 bits).
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from ferryman.porting.model.port import PortReport, port, unport
 from ferryman.porting.model.results import AMPLITUDE, SEEDS
 
 Run = Callable[[nn.Module], Any]
+# The norm of many elements is about the same in every draw; the largest of three draws of one number is below half of
+# its standard deviation in one case of eighteen, of twelve draws in one of a hundred thousand.
+FEW = 16
+MORE_SEEDS = tuple(range(4, 13))
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,8 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
             runs = report.runs_of(model, run)
     finally:
         unport(model)
-    again, _ = observe(model, run, backward)
-    restored = all(torch.equal(again[n], plain[n]) for n in plain)
+    after, _ = observe(model, run, backward)
+    restored = all(torch.equal(after[n], plain[n]) for n in plain)
     distances, reasons = [], []
     exact: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
     for what, ours, wanted in (("output", found, plain), ("gradient", found_slopes, slopes)):
@@ -147,6 +152,13 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
             reasons.append(f"{what}s: {sorted(ours.keys() ^ wanted.keys())[:3]} on one side only")
             continue
         measured = _measured(what, ours, wanted, floors[what])
+        few = [d.where for d in measured if not d.ok and wanted[d.where].numel() <= FEW]
+        if few:
+            for seed in MORE_SEEDS:
+                again = dict(zip(floors, _moved(model, run, backward, seed), strict=True))[what]
+                for name in few:
+                    floors[what][name] = max(floors[what].get(name, 0.0), relative(again[name], wanted[name]))
+            measured = _measured(what, ours, wanted, floors[what])
         if not all(d.ok for d in measured):
             exact = exact or [_exact(model, run, backward, {n: t.dtype for n, t in plain.items()})]
             measured = [_against(d, ours, exact[0][what == "gradient"]) for d in measured]

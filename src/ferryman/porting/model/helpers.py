@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
     for variant in variants:
         shown: list[Helper] = []
         for helper in wanted:
-            if any(h.guard == helper.guard or h.expression != helper.expression for h in shown):
+            if not all(_beside(helper, h) for h in shown):
                 continue
             call = functools.partial(followed, **variant)
             proof = _prove_helper(call, helper)
@@ -78,6 +79,14 @@ def _forms_of(function: types.FunctionType) -> Iterator[Form]:
             shown.append(helper)
             guard = helper.guard if _mixed(call, helper) else f"{helper.guard} and {helper.strict}"
             yield Form(helper, guard, tuple(variant.items()), proof)
+
+
+def _beside(one: Helper, other: Helper) -> bool:
+    """Whether a form may stand beside one that is proven: another case of its expression, or calls of other sizes."""
+    if one.expression == other.expression:
+        return one.guard != other.guard
+    sizes = [dict(re.findall(r"(\w+\.dim\(\)) == (\d+)", h.guard)) for h in (one, other)]
+    return any(n != sizes[1].get(name, n) for name, n in sizes[0].items())
 
 
 def _prove_helper(call: Any, helper: Helper) -> Proof:

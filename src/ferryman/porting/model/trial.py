@@ -101,9 +101,7 @@ def _none(name: str) -> Any:
     wanted = bundled.family(name)
     if name in diffusion.FAMILIES:
         return None
-    import transformers
-
-    return types.SimpleNamespace(config=transformers.CONFIG_MAPPING[wanted.model_type or name]())
+    return types.SimpleNamespace(config=bundled.config_of(wanted))
 
 
 def _caller(target: str, model: nn.Module, given: Any, inputs: list[str]) -> Run:
@@ -171,9 +169,7 @@ def _from_config(path: Path, tiny: bool, layers: int | None, dtype: torch.dtype)
         config = transformers.CONFIG_MAPPING[kind](**data)
         if tiny or layers is not None:
             config = bundled._shrunk(config, known.tiny if known and tiny else {}, layers or 2, tiny)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return getattr(transformers, auto).from_config(config, dtype=dtype), known.inputs if known else "tokens"
+        return bundled.made(auto, config, dtype), known.inputs if known else "tokens"
     except (KeyError, TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
         raise ArgumentError(
             "port", str(file), " ".join(str(error).split())[:300], "a config that transformers can build"

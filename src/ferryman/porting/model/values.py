@@ -1,0 +1,57 @@
+"""Values for what a model asks of its input's sizes: what is made of numbers alone keeps its data under a fake mode.
+
+A fake tensor has no data, so a forward that reads a grid's sizes, counts the places of an image or makes a tensor as
+long as a mask has true elements cannot run on it. What depends on no fake tensor, and is small or of integers, is
+computed for real here; parameters, and all that meets them, stay fake.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SMALL = 1 << 12  # elements of a floating tensor: positions, frequencies, a scale
+LARGE = 1 << 24  # of one of integers: ids and masks at real widths
+
+
+class KeepValues(TorchDispatchMode):
+    """Above a `FakeTensorMode` that takes tensors that are not fake."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if any(isinstance(t, FakeTensor) for t in given) or not all(t.device.type == "cpu" for t in given):
+            return func(*_placed(args), **kwargs) if func._schema.name in _INDEXED else func(*args, **kwargs)
+        if not given:  # a factory: how large is it?
+            made = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+            if not all(_kept(t) for t in made):
+                return made[0] if len(made) == 1 else tuple(made)
+        elif not all(_kept(t) for t in given):
+            return func(*args, **kwargs)
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
+
+
+def _placed(args: Any) -> list[Any]:
+    """An indexing op's arguments with the places of true elements instead of masks that have data."""
+    places: list[Any] = []
+    for index in args[1]:
+        if isinstance(index, Tensor) and not isinstance(index, FakeTensor) and index.dtype is torch.bool:
+            with unset_fake_temporarily():
+                places += index.nonzero(as_tuple=True)
+        else:
+            places.append(index)
+    return [args[0], places, *args[2:]]
+
+
+def _kept(t: Tensor) -> bool:
+    whole = not (t.is_floating_point() or t.is_complex())
+    return t.device.type == "cpu" and t.numel() <= (LARGE if whole else SMALL)
