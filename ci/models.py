@@ -2,6 +2,7 @@
 
 python ci/models.py measure [FAMILY ...]   measures those named (default: all that the file lacks), adds them to it
 python ci/models.py render                 writes the page from the file
+--beside FOLDER                            has libraries that the environment lacks (`pip install --no-deps --target`)
 
 A family is ported tiny in float32 and bfloat16, forward and backward, in this process, on the CPU, and compared with
 itself unported (`ferryman.porting.model.generic`). Shares are predicted for an H100 at the widths of the library's
@@ -29,7 +30,30 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILE = DOCS / "models.json"
 PAGE = DOCS / "models.md"
 SMALL = 1 << 27  # parameters of a model that is run with data on the CPU
+LIBRARIES = ("torch", "transformers", "diffusers", "timm", "torchaudio")
 LEAST = 0.2  # of the predicted time: what serves less is listed, and does not count as ported
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library).split("+")[0]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+_declared: list[torch.library.Library] = []
+
+
+def declare_torchvision() -> None:
+    """PyPI's torchvision, which timm imports, is a build for CUDA: beside another torch its operators are declared by
+    schema, and none has a kernel."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, OSError, RuntimeError):
+        if not _declared:
+            _declared.append(torch.library.Library("torchvision", "DEF"))
+            for name in ("nms", "qnms"):
+                _declared[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def parity(name: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -135,7 +159,7 @@ def measure(names: Sequence[str], file: Path, limit: float) -> None:
     from ferryman.porting.model.bundled import FAMILIES
 
     held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"families": {}}
-    held["versions"] = {name: metadata.version(name).split("+")[0] for name in ("torch", "transformers", "diffusers")}
+    held["versions"] = held.get("versions", {}) | {n: v for n in LIBRARIES if (v := _version(n))}
     begin = time.perf_counter()
     for name in names or [n for n in FAMILIES if n not in held["families"]]:
         row = {"float32": parity(name, torch.float32), "bfloat16": parity(name, torch.bfloat16), "real": shares(name)}
@@ -169,7 +193,8 @@ def page(held: dict[str, Any]) -> str:
         "",
         "# Model families",
         "",
-        f"{len(rows)} families of transformers and diffusers are known by name (`ferryman port NAME`).",
+        f"{len(rows)} families of transformers, diffusers, timm and torchaudio are known by name",
+        "(`ferryman port NAME`).",
         f"{len(ported)} are ported within the parity limits in float32, {len(both)} of them in bfloat16 too:",
         f"forward and backward, tiny, on the CPU. {len(counted)} of those serve at least {100 * LEAST:.0f}% of their",
         f"predicted time and count as ported; the mean over these is {said}.",
@@ -223,10 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("do", choices=("measure", "render"))
     parser.add_argument("families", nargs="*")
     parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--beside", type=Path)
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further family starts")
     given = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
+    if given.beside is not None:
+        sys.path.append(str(given.beside))
     if given.do == "measure":
+        declare_torchvision()
         measure(given.families, given.file, given.limit)
     else:
         PAGE.write_text(page(json.loads(given.file.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -433,6 +433,7 @@ def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
     model.extra_norm = type("ExtraNorm", (Mine,), {})()
     for layer in layers:
         layer.self_attn.attention_dropout = 0.1
+        layer.self_attn.train()
     classes = {path: type(m) for path, m in model.named_modules()}
     report = port(model)
     reasons = {left.path: left.reason for left in report.unsupported}

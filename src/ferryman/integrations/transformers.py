@@ -19,7 +19,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ferryman.errors import PortError
-from ferryman.integrations.transformers_modules import NAME, same_as_ours
+from ferryman.integrations.transformers_modules import NAME, same_as_ours, windowed
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
 from ferryman.porting.model import blocks, branches, rewrite, routines
@@ -69,6 +69,9 @@ class AttentionInterface:
         for _, _, config in switched:
             config._attn_implementation = NAME
             _owners[id(config)] = weakref.ref(model)
+            if all("sliding_window" in _passed(m) for _, m in held[id(config)]):
+                windowed.add(id(config))
+                weakref.finalize(config, windowed.discard, id(config))
         return [(path, before) for path, before, _ in switched], left
 
     def restore(self, model: nn.Module, switched: list[tuple[str, str | None]]) -> None:
@@ -76,6 +79,7 @@ class AttentionInterface:
             config: Any = model.get_submodule(path).config
             config._attn_implementation = before
             _owners.pop(id(config), None)
+            windowed.discard(id(config))
 
 
 def _left(path: str, module: nn.Module, reason: str) -> Left:
@@ -83,14 +87,14 @@ def _left(path: str, module: nn.Module, reason: str) -> Left:
 
 
 def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
-    if config._attn_implementation == "eager" and all(map(_passes_sinks, modules)):
-        different = next(filter(None, map(_differs, modules)), None)  # sdpa has no sinks: eager is such models' default
+    if config._attn_implementation == "eager" and all(map(_beyond_sdpa, modules)):
+        different = next(filter(None, map(_differs, modules)), None)  # eager is such models' default
         if different is not None:
             return f"its implementation is 'eager', and {different}"
     elif config._attn_implementation not in _SWITCHED_FROM:
         return f"its implementation is {config._attn_implementation!r}; required: {' or '.join(_SWITCHED_FROM)}"
-    if any(getattr(m, "attention_dropout", 0.0) for m in modules):
-        return "attention_dropout is not 0, and ops.attention has no dropout"
+    if any(m.training and getattr(m, "attention_dropout", 0.0) for m in modules):
+        return "it trains, attention_dropout is not 0, and ops.attention has no dropout"
     if getattr(config, "output_attentions", False):
         return "config.output_attentions asks for the weights, which ops.attention does not give"
     widths = [w for m in modules if isinstance(w := getattr(m, "head_dim", None), int)]
@@ -99,19 +103,24 @@ def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
     return None
 
 
-def _passes_sinks(module: nn.Module) -> bool:
-    return "s_aux" in rewrite.rewritten(type(module), frozenset()).passed
+def _beyond_sdpa(module: nn.Module) -> frozenset[str]:
+    """What of `ops.attention`, and not of sdpa's function, a module's calls pass."""
+    return _passed(module) & {"s_aux", "softcap"}
+
+
+def _passed(module: nn.Module) -> frozenset[str]:
+    return rewrite.rewritten(type(module), frozenset()).passed
 
 
 def _differs(module: nn.Module) -> str | None:
-    """Why a module with sinks may not be switched from the function that its forward falls back to."""
+    """Why a module with sinks or a soft cap may not be switched from the function that its forward falls back to."""
     config: Any = module.config
     own = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
     if own is None:
         return "its module has no eager_attention_forward"
     heads = int(config.num_attention_heads)
     width = getattr(module, "head_dim", None) or config.hidden_size // heads
-    return same_as_ours(module, own, heads, int(width))
+    return same_as_ours(module, own, heads, int(width), _beyond_sdpa(module))
 
 
 register(AttentionInterface())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from ferryman import ops
 from ferryman.errors import PortError
 from ferryman.ops.attention.definition import attention_with_lse
 from ferryman.ops.attention.recognise import expressible
+from ferryman.porting.model.exact import Widened
 
 try:
     from transformers.masking_utils import (
@@ -45,6 +47,8 @@ class Causal(NamedTuple):
     chunk: int | None
 
 
+# Ids of configs of ported models, all of whose attention passes the layer's window with a call: it needs no mask then.
+windowed: set[int] = set()
 _SAYS = "ferryman_causal"  # the mask's attribute
 
 # The attention and mask functions --------------------------------------------------------------------------
@@ -107,10 +111,15 @@ def attention_forward(
         key, value, attention_mask = _beside_sinks(query, key, value, attention_mask, sinks)
         is_causal, bias = False, kwargs.pop("position_bias", None)
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap:
+        if kwargs.get("cache") is not None:
+            raise PortError("attention with a softcap and a paged cache: no function here gives it; unport")
+        seen = _explicit(query, key, causal, window) if attention_mask is None else attention_mask
+        bias = kwargs.get("position_bias")
+        seen = seen if bias is None else _added(bias, seen)
+        return _capped(query, key, value, seen, dropout, scaling, softcap), None
     if attention_mask is None and query.shape[2] > 1 and (window is not None or query.shape[2] != key.shape[2]):
         attention_mask = _explicit(query, key, causal, window)
-    if softcap is not None:
-        kwargs["softcap"] = softcap
     found: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
     )
@@ -142,6 +151,20 @@ def _beside_sinks(
     return key, value, torch.cat((mask.to(query.dtype).expand(batch, heads, rows, -1), column), -1)
 
 
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None, softcap: float
+) -> Tensor:
+    """Attention whose scores have a soft cap, with dropout or a bias that learns: sdpa's function has no cap."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.tanh(scores / softcap) * softcap
+    least = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, least) if mask.dtype == torch.bool else scores + mask
+    weights = functional.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    return (functional.dropout(weights, dropout) @ value).transpose(1, 2).contiguous()
+
+
 def _explicit(query: Tensor, key: Tensor, causal: bool, window: int | None) -> Tensor:
     """The boolean mask of bottom-right causality within a window, for a function that cannot say it otherwise."""
     rows = torch.arange(query.shape[2], device=query.device).unsqueeze(1) + (key.shape[2] - query.shape[2])
@@ -169,13 +192,14 @@ def attention_mask(
 ) -> Tensor | None:
     """None where bottom-right causality and the layer's window say it all; otherwise sdpa's boolean mask.
 
-    Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile. Where the mask
+    Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile. One of both
+    directions is left out where sdpa's is: the module says that it is not causal. Where the mask
     is causal (padding, a static cache, a window or chunks), what it says stands on it as a `Causal`, too: made on the
     device from offsets and the 2-D mask, once a forward, without reading their values.
     """
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
         return None
-    made: Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
+    made: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
@@ -184,9 +208,11 @@ def attention_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=False,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         **kwargs,
     )
+    if made is None:
+        return None
     size = None if kwargs.get("config") is None else getattr(kwargs["config"], "attention_chunk_size", None)
     chunk = local_size if local_size is not None and size == local_size else None
     if not _causal(mask_function, local_size, allow_is_causal_skip) or (chunk is not None and kv_offset):
@@ -240,6 +266,8 @@ def _plain(
     if q_offset + q_length != kv_offset + kv_length:  # keys beyond the last query
         return False
     config = others.get("config")
+    if local_size is not None and kv_offset + kv_length > local_size and id(config) not in windowed:
+        return False  # not every layer passes its window
     if local_size is not None and (
         getattr(config, "sliding_window", None) != local_size or getattr(config, "attention_chunk_size", None)
     ):
@@ -254,18 +282,21 @@ def _plain(
 # Whether another attention function is that one ------------------------------------------------------------
 
 
-def same_as_ours(module: nn.Module, forward: Callable[..., Any], heads: int, head_dim: int) -> str | None:
-    """None where ``forward``, a model's own attention function with sinks, means what `ops.attention` means: shown in
-    float64 on drawn tensors, with and without a mask, on a stand-in that has the module's numbers and drawn sinks. Else
-    why not, in words."""
+def same_as_ours(
+    module: nn.Module, forward: Callable[..., Any], heads: int, head_dim: int, passed: frozenset[str]
+) -> str | None:
+    """None where ``forward``, a model's own attention function, means what `ops.attention` means: shown in float64 on
+    drawn tensors, with and without a mask, on a stand-in that has the module's numbers, and drawn sinks and a soft cap
+    of the scores where the module ``passed`` such. Else why not, in words."""
+    with_sinks = "s_aux" in passed
     held = {n: v for n, v in vars(module).items() if isinstance(v, bool | int | float | str)}
     sinks = [n for n, p in module.named_parameters(recurse=False) if p.shape == (heads,)]
-    if len(sinks) != 1:
+    if with_sinks and len(sinks) != 1:
         return f"it has {len(sinks)} parameters of {heads} numbers that could be sinks; required: 1"
     draw = torch.Generator().manual_seed(0)
     group = int(held.get("num_key_value_groups", 1))
     exact = attention_with_lse.primitive.body  # type: ignore[attr-defined]
-    for masked in (False, True):
+    for masked, cap in itertools.product((False, True), (None, 1.3) if "softcap" in passed else (None,)):
         q, k, v = (
             torch.randn(2, n, 7, head_dim, generator=draw, dtype=torch.float64)
             for n in (heads, heads // group, heads // group)
@@ -274,16 +305,21 @@ def same_as_ours(module: nn.Module, forward: Callable[..., Any], heads: int, hea
         mask = torch.randn(2, 1, 7, 7, generator=draw, dtype=torch.float64) if masked else None
         if mask is not None:
             mask[:, :, :, -2:] = torch.finfo(torch.float32).min  # as transformers hides keys
-            mask[1, :, 0] = torch.finfo(torch.float32).min
-        stand_in = types.SimpleNamespace(**held | {sinks[0]: drawn, "training": False})
+            if with_sinks:  # without, what a row that sees nothing gives is not the same in any two functions
+                mask[1, :, 0] = torch.finfo(torch.float32).min
+        stand_in = types.SimpleNamespace(**held | ({sinks[0]: drawn} if with_sinks else {}) | {"training": False})
+        more: dict[str, Any] = {"s_aux": drawn} if with_sinks else {}
+        more |= {"softcap": cap} if "softcap" in passed else {}
         try:
-            with torch.no_grad():
-                found = forward(stand_in, q, k, v, mask, scaling=0.37, dropout=0.0, sliding_window=None, s_aux=drawn)[0]
+            with torch.no_grad(), Widened(torch.float64):
+                found = forward(stand_in, q, k, v, mask, scaling=0.37, dropout=0.0, sliding_window=None, **more)[0]
         except Exception as error:  # noqa: BLE001 - a function of the library's may raise anything: it is not ours then
             return f"its own attention function raised {type(error).__name__} on a stand-in for the module"
-        wanted = exact(q, k, v, False, 0.37, None, 0.0, mask, drawn)[0].transpose(1, 2)
+        taken = drawn if with_sinks else None
+        wanted = exact(q, k, v, False, 0.37, None, cap or 0.0, mask, taken)[0].transpose(1, 2)
         if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0.0, atol=_SAME):
-            return "its own attention function gives other results than ops.attention with sinks"
+            what = "sinks" if with_sinks else "a soft cap"
+            return f"its own attention function gives other results than ops.attention with {what}"
     return None
 
 

@@ -159,10 +159,12 @@ class Cut:
 @dataclass(frozen=True)
 class Served:
     """``replacement`` takes the arguments of a function of PyTorch, serves the calls that ``op`` can express, and hands
-    the others to that function."""
+    the others to that function. ``narrowed`` takes a dtype before them, to which the program casts the result at once:
+    it serves a call that says a wider dtype than its input's only to come back to that."""
 
     op: str
     replacement: Callable[..., Any]
+    narrowed: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

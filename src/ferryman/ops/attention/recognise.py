@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
         dropout_p == 0.0
         and expressible(query, key, value, attn_mask)
         and (not is_causal or query.shape[2] == key.shape[2])
-        and (enable_gqa or query.shape[1] == key.shape[1])
+        and (enable_gqa or key.shape[1] in (1, query.shape[1]))  # one head is broadcast
     ):
         out: Tensor = op_attention(query, key, value, causal=is_causal, scale=scale, mask=attn_mask)
         return out

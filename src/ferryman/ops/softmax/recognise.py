@@ -1,4 +1,4 @@
-"""`torch.softmax` over the last dimension, in the dtype of its input."""
+"""`torch.softmax` over the last dimension, in the dtype of its input, or cast back to that."""
 
 from __future__ import annotations
 
@@ -33,5 +33,21 @@ def torch_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
     return torch.softmax(input, dim, dtype=dtype)
 
 
+def functional_narrowed(
+    to: torch.dtype, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Of an input in ``to``, computed in float32: the op accumulates so, and rounds once."""
+    if to is input.dtype and (dtype is torch.float32 or dtype is None) and _last(input, dim, None):
+        return op_softmax(input)
+    return functional_softmax(input, dim, _stacklevel + 1, dtype).to(to)
+
+
+def torch_narrowed(to: torch.dtype, input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return functional_narrowed(to, input, dim, 4, dtype)
+
+
 def functions() -> Mapping[Any, Served]:
-    return {functional.softmax: Served("softmax", functional_softmax), torch.softmax: Served("softmax", torch_softmax)}
+    return {
+        functional.softmax: Served("softmax", functional_softmax, functional_narrowed),
+        torch.softmax: Served("softmax", torch_softmax, torch_narrowed),
+    }

@@ -210,6 +210,8 @@ def _counted(
         stack.callback(register_module_forward_hook(leave, always_call=True).remove)
         stack.enter_context(torch.no_grad())
         stack.enter_context(counter)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.manual_seed(0)  # where values decide sizes, the ported model has the unported one's
         run(model)
     return counter.count
 

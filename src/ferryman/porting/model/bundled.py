@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ferryman.errors import ArgumentError, UnknownName
-from ferryman.porting.model import diffusion
+from ferryman.porting.model import diffusion, elsewhere
 from ferryman.porting.model.families import FAMILIES
 from ferryman.porting.model.family import DEEP, LAYERS, TINY, Family
 from ferryman.porting.model.given import Inputs
 
 Run = Callable[[nn.Module], Any]
+HOMES: tuple[Any, ...] = (diffusion, elsewhere)  # of families that no config of transformers builds
 
 
 def family(name: str) -> Family:
@@ -63,13 +64,15 @@ def config_of(wanted: Family) -> Any:
 def build(name: str, tiny: bool, dtype: torch.dtype = torch.float32, layers: int | None = None) -> nn.Module:
     """A family's model with random weights, in eval mode; under a fake mode, without data."""
     wanted = family(name)
-    if name in diffusion.FAMILIES:
-        return diffusion.build(name, tiny, dtype)
+    for home in HOMES:
+        if name in home.FAMILIES:
+            made: nn.Module = home.build(name, tiny, dtype)
+            return made
     config = _shrunk(config_of(wanted), wanted.tiny if tiny else wanted.real, layers or wanted.layers, tiny)
-    return made(wanted.auto, config, dtype).eval()
+    return random(wanted.auto, config, dtype).eval()
 
 
-def made(auto: str, config: Any, dtype: torch.dtype) -> nn.Module:
+def random(auto: str, config: Any, dtype: torch.dtype) -> nn.Module:
     """A model of a config with random weights. ``auto``: a class of transformers, one of its Autos or not."""
     import transformers
 
@@ -83,8 +86,10 @@ def made(auto: str, config: Any, dtype: torch.dtype) -> nn.Module:
 def inputs_of(name: str, tiny: bool, model: nn.Module) -> Run:
     """``run(model)``: draws the family's inputs and calls the model."""
     wanted = family(name)
-    if name in diffusion.FAMILIES:
-        return diffusion.Inputs(name, tiny)
+    for home in HOMES:
+        if name in home.FAMILIES:
+            run: Run = home.Inputs(name, tiny)
+            return run
     length = 17 if tiny else min(wanted.length, _longest(model.config))
     return Inputs(wanted.inputs, length, 2 if tiny else 1)
 

@@ -214,13 +214,18 @@ def build(name: str, tiny: bool, dtype: torch.dtype) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made: nn.Module = getattr(home, wanted.kind)(**(wanted.tiny if tiny else wanted.real))
+    return cast(made, dtype).eval()
+
+
+def cast(made: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A module with its floating tensors in a dtype."""
     for module in made.modules():  # `made.to(dtype)` swaps data, which tensors without data do not allow
         for key, weight in module._parameters.items():
             module._parameters[key] = None if weight is None else nn.Parameter(weight.detach().to(dtype))
         for key, held in module._buffers.items():
             if held is not None and held.is_floating_point():
                 module._buffers[key] = held.to(dtype)
-    return made.eval()
+    return made
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman.porting.model import diffusion, multimodal
+from ferryman.porting.model import diffusion, elsewhere, multimodal
 from ferryman.porting.model.family import Family
 
 _SHORT = {"layer_types": ["conv", "full_attention"]}
@@ -186,6 +186,7 @@ def _all() -> dict[str, Family]:
         *multimodal.seeing(),
         *multimodal.sounding(),
         *(Family(name, "diffusers", "") for name in diffusion.FAMILIES),
+        *(Family(name, "elsewhere", "") for name in elsewhere.FAMILIES),
     ]
     return {family.name: family for family in found}
 

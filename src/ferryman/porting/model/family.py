@@ -64,7 +64,7 @@ class Family:
     """``tiny`` and ``real`` override config fields; nested dictionaries go to sub-configs."""
 
     name: str
-    auto: str  # the class of transformers that builds it from a config; "diffusers": see diffusion.py
+    auto: str  # the class of transformers that builds it from a config; or "diffusers", "elsewhere": see those
     inputs: str  # of `given.KINDS`
     model_type: str = ""  # or the name of its config's class; by default the name
     tiny: Mapping[str, Any] = field(default_factory=dict)

@@ -389,7 +389,7 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool, fused: 
         maybe -= {"attention", "softmax"}
         found = _served(module, recipe)
         doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
-        if found.passed & doubtful:
+        if found.passed & doubtful or found.repeats:
             maybe.add("attention")
         else:
             surely.append("attention")

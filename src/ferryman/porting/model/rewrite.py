@@ -61,7 +61,7 @@ class Rewritten:
     other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
     is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
     registry. ``cut``: attributes whose cut result is served. ``alone``: norms that are also called
-    without an addition."""
+    without an addition. ``repeats``: what a registry gives is called in a loop."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
@@ -71,6 +71,7 @@ class Rewritten:
     passed: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
     alone: frozenset[str] = frozenset()
+    repeats: bool = False
 
 
 @functools.cache
@@ -139,6 +140,7 @@ class _Class:
     passed: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
     alone: set[str] = field(default_factory=set)
+    repeats: bool = False
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -162,6 +164,7 @@ class _Class:
             changed = serve.visit(copy.deepcopy(tree))
             if len(self.interfaces) > before:
                 self.passed |= {k.arg for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg}
+                self.repeats = self.repeats or _repeats(tree, inner)
             for method in sorted(serve.methods.keys() & own.keys() - seen) if first == "forward" else ():
                 seen.add(method)
                 wanted.append((method, serve.methods[method]))
@@ -180,6 +183,7 @@ class _Class:
             frozenset(self.passed),
             frozenset(self.cut),
             frozenset(self.alone),
+            self.repeats,
         )
 
     def helper(
@@ -208,6 +212,21 @@ class _Class:
         return self.helpers[function]
 
 
+def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:
+    """Whether a local that holds what a registry gave is called in a loop."""
+    held = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            read = (n for n in ast.walk(node.value) if isinstance(n, ast.Name))
+            if any(id(source.resolve(n, function)) in registries for n in read):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                held |= {t.id for t in targets if isinstance(t, ast.Name)}
+    loops = (n for n in ast.walk(tree) if isinstance(n, _LOOPS))
+    calls = (c for loop in loops for c in ast.walk(loop) if isinstance(c, ast.Call))
+    return any(isinstance(c.func, ast.Name) and c.func.id in held for c in calls)
+
+
+_LOOPS = ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
 _served_helpers: dict[Any, Any] = {}
 
 
@@ -297,7 +316,28 @@ class _Serve(ast.NodeTransformer):
         """A function that is passed on, not called, may be called or not."""
         self.owner.uses.append(Use(op, "", self.conditions if id(node) in self.called else None))
 
+    def _narrowed(self, node: ast.Call) -> ast.AST | None:
+        """``f(..).to(x.dtype)`` of a served function that knows what that is."""
+        target, inner = node.args[0] if node.args else None, getattr(node.func, "value", None)
+        cast = isinstance(node.func, ast.Attribute) and node.func.attr == "to" and len(node.args) == 1
+        if not cast or node.keywords or not isinstance(inner, ast.Call):
+            return None
+        if not (isinstance(target, ast.Attribute) and target.attr == "dtype"):
+            return None
+        value = source.resolve(inner.func, self.own)
+        found = served().get(value) if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else None
+        if found is None or found.narrowed is None:
+            return None
+        self.called.add(id(inner.func))
+        self._use(found.op, inner.func)
+        arguments = [self.visit(target), *(self.visit(a) for a in inner.args)]
+        keywords = [ast.keyword(k.arg, self.visit(k.value)) for k in inner.keywords]
+        return ast.copy_location(ast.Call(self._put(found.narrowed, node), arguments, keywords), node)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        narrowed = self._narrowed(node)
+        if narrowed is not None:
+            return narrowed
         self.called.add(id(node.func))
         self.generic_visit(node)
         kind = self.owner.callables.get(self._dotted(node.func) or "")

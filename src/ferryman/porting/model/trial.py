@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import bundled, diffusion, generic
+from ferryman.porting.model import bundled, generic
 from ferryman.porting.model.account import Account, account
 from ferryman.porting.model.generic import Run
 
@@ -99,7 +99,7 @@ def _none(name: str) -> Any:
     import types
 
     wanted = bundled.family(name)
-    if name in diffusion.FAMILIES:
+    if any(name in home.FAMILIES for home in bundled.HOMES):
         return None
     return types.SimpleNamespace(config=bundled.config_of(wanted))
 
@@ -169,7 +169,7 @@ def _from_config(path: Path, tiny: bool, layers: int | None, dtype: torch.dtype)
         config = transformers.CONFIG_MAPPING[kind](**data)
         if tiny or layers is not None:
             config = bundled._shrunk(config, known.tiny if known and tiny else {}, layers or 2, tiny)
-        return bundled.made(auto, config, dtype), known.inputs if known else "tokens"
+        return bundled.random(auto, config, dtype), known.inputs if known else "tokens"
     except (KeyError, TypeError, ValueError, RuntimeError, StrictDataclassError) as error:
         raise ArgumentError(
             "port", str(file), " ".join(str(error).split())[:300], "a config that transformers can build"
