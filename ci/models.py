@@ -13,6 +13,7 @@ a quarter of an hour.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -48,7 +49,7 @@ def declare_torchvision() -> None:
     """PyPI's torchvision, which timm imports, is a build for CUDA: beside another torch its operators are declared by
     schema, and none has a kernel."""
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except (ImportError, OSError, RuntimeError):
         if not _declared:
             _declared.append(torch.library.Library("torchvision", "DEF"))
@@ -156,7 +157,7 @@ def _kinds(left: Sequence[Any]) -> list[str]:
 
 def measure(names: Sequence[str], file: Path, limit: float) -> None:
     import ferryman.integrations.transformers  # noqa: F401 - it registers itself
-    from ferryman.porting.model.bundled import FAMILIES
+    from ferryman.porting.model.families import FAMILIES
 
     held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"families": {}}
     held["versions"] = held.get("versions", {}) | {n: v for n in LIBRARIES if (v := _version(n))}

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers")
 import ferryman.integrations.transformers  # noqa: F401 - it registers itself
 from ferryman.porting.model import diffusion
-from ferryman.porting.model.bundled import FAMILIES
+from ferryman.porting.model.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ("llama", "gemma2", "t5", "bert", "vit", "mamba2", "phimoe", "flux")

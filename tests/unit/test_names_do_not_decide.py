@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ferryman
-from ferryman.porting.model import bundled, generic
+from ferryman.porting.model import bundled, families, generic
 from tests.unit.renamed import renamed
 
 transformers = pytest.importorskip("transformers")
@@ -47,7 +47,7 @@ ALLOWED = {"Parameter", "Tensor", "Module", "dict", "list", "int", "float", "boo
 
 def _names_of_models() -> set[str]:
     """Every family's name, and the classes of its file, in lower case."""
-    known = {*transformers.CONFIG_MAPPING, *bundled.FAMILIES}
+    known = {*transformers.CONFIG_MAPPING, *families.FAMILIES}
     return {re.sub(r"[-_.]", "", name).lower() for name in known if len(name) > 2}
 
 

@@ -280,8 +280,8 @@ def _model(
 
 def _bundled(name: str) -> bool:
     """Whether it is a family that `ferryman port` knows by name, and no preset. Raises UnknownName."""
-    from ferryman.porting.model.bundled import FAMILIES
     from ferryman.porting.model.config import PRESETS
+    from ferryman.porting.model.families import FAMILIES
 
     if name not in {**PRESETS, **FAMILIES} and not (os.sep in name or name.endswith(".json") or Path(name).exists()):
         raise UnknownName("model", name, sorted({**PRESETS, **FAMILIES}))

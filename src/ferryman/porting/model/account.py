@@ -27,7 +27,7 @@ from ferryman.device_profiles.roofline import floor_seconds
 from ferryman.dispatch import explain
 from ferryman.errors import ArgumentError
 from ferryman.porting.model.port import STATE, port, unport
-from ferryman.porting.model.values import KeepValues
+from ferryman.porting.model.values import KEEP_VALUES
 
 # Ops that move no data: they make a view, or ask for something. Anything that returns an alias of its argument is one.
 _FREE = {
@@ -175,8 +175,8 @@ def count(
 ) -> Count:
     """What ``run(model)`` does, on fake tensors: what it makes with `torch.randn` and the like has no data either.
 
-    A model that needs more of its input's numbers than that runs again with those that `KeepValues` keeps. data: run it
-    as it is instead, with its data, on the device where it lies.
+    A model that needs more of its input's numbers than that runs again with those that `values.KeepValues` keeps.
+    data: run it as it is instead, with its data, on the device where it lies.
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -187,7 +187,7 @@ def count(
     try:
         return _counted(model, run, device, (fake,))
     except (DataDependentOutputException, DynamicOutputShapeException):
-        return _counted(model, run, device, (fake, KeepValues()))
+        return _counted(model, run, device, (fake, KEEP_VALUES))
 
 
 def _counted(

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from torch import nn
 
 from ferryman.errors import ArgumentError
-from ferryman.porting.model import bundled, generic
+from ferryman.porting.model import bundled, families, generic
 from ferryman.porting.model.account import Account, account
 from ferryman.porting.model.generic import Run
+from ferryman.porting.model.given import Inputs
 
 SIZE_LIMIT = 1 << 20
 
@@ -90,7 +91,7 @@ def build(target: str, tiny: bool, layers: int | None, dtype: torch.dtype, input
         return Built(target, model.to(dtype).eval(), _caller(target, model, given, inputs))
     if Path(target).exists():
         model, kind = _from_config(Path(target), tiny, layers, dtype)
-        return Built(target, model.eval(), bundled.Inputs(kind, 17 if tiny else 256, 2))
+        return Built(target, model.eval(), Inputs(kind, 17 if tiny else 256, 2))
     return Built(target, bundled.build(target, tiny, dtype, layers), bundled.inputs_of(target, tiny, _none(target)))
 
 
@@ -157,7 +158,7 @@ def _from_config(path: Path, tiny: bool, layers: int | None, dtype: torch.dtype)
                 "port", f"{file}: {key}", "present", "absent: transformers' own classes alone are built"
             )
     data = {k: v for k, v in data.items() if k not in ("model_type", "architectures", "_attn_implementation")}
-    known = next((f for f in bundled.FAMILIES.values() if (f.model_type or f.name) == kind), None)
+    known = next((f for f in families.FAMILIES.values() if (f.model_type or f.name) == kind), None)
     auto = known.auto if known else "AutoModelForCausalLM"
     weights = path.is_dir() and any(folder.glob("*.safetensors"))
     if weights and not tiny and layers is None:

@@ -52,6 +52,9 @@ def _placed(args: Any) -> list[Any]:
     return [args[0], places, *args[2:]]
 
 
+KEEP_VALUES = KeepValues()  # type: ignore[no-untyped-call]
+
+
 def _kept(t: Tensor) -> bool:
     whole = not (t.is_floating_point() or t.is_complex())
     return t.device.type == "cpu" and t.numel() <= (LARGE if whole else SMALL)
