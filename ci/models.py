@@ -13,7 +13,7 @@ a quarter of an hour.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -47,7 +47,9 @@ _declared: list[torch.library.Library] = []
 
 def declare_torchvision() -> None:
     """PyPI's torchvision, which timm imports, is a build for CUDA: beside another torch its operators are declared by
-    schema, and none has a kernel."""
+    schema, and none has a kernel. Before transformers is imported, which imports torchvision, too."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         importlib.import_module("torchvision")
     except (ImportError, OSError, RuntimeError):

@@ -10,22 +10,42 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-import ferryman.integrations.transformers  # noqa: F401 - it registers itself
-from ferryman.porting.model import diffusion
-from ferryman.porting.model.families import FAMILIES
-
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ("llama", "gemma2", "t5", "bert", "vit", "mamba2", "phimoe", "flux")
 
 
-@pytest.fixture(scope="module")
-def models() -> Any:
+def _loaded() -> Any:
     spec = importlib.util.spec_from_file_location("ferryman_ci_models", ROOT / "ci" / "models.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.declare_torchvision()
     return module
+
+
+MODELS = _loaded()
+pytest.importorskip("transformers")
+import ferryman.integrations.transformers  # noqa: E402, F401 - it registers itself
+from ferryman.porting.model import diffusion, elsewhere  # noqa: E402
+from ferryman.porting.model.families import FAMILIES  # noqa: E402
+
+SAMPLE = (
+    "llama",
+    "gemma2",
+    "t5",
+    "bert",
+    "vit",
+    "mamba2",
+    "phimoe",
+    "qwen3_vl",
+    "flux",
+    "timm_convnext",
+    "torchaudio_conformer",
+)
+
+
+@pytest.fixture(scope="module")
+def models() -> Any:
+    return MODELS
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +79,8 @@ def test_what_serves_little_does_not_count(models: Any) -> None:
 def test_a_sample_ports_as_the_page_says(models: Any, held: Any, name: str) -> None:
     if name in diffusion.FAMILIES:
         pytest.importorskip("diffusers")
+    if name in elsewhere.FAMILIES:
+        pytest.importorskip(elsewhere.FAMILIES[name].maker.split(":")[0], exc_type=(ImportError, OSError))
     found = models.parity(name, torch.float32)
     assert found["verdict"] == "PASS" == held["families"][name]["float32"]["verdict"], found["reasons"]
     assert found["made"] == held["families"][name]["float32"]["made"] and not found["miscounted"]
