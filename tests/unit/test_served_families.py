@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from ferryman.integrations.transformers import port, unport
 from ferryman.integrations.transformers_modules import attention_forward, attention_mask
 from ferryman.ops.attention.recognise import scaled_dot_product_attention
 from ferryman.porting.model import bundled, given, helpers
+from ferryman.porting.model.generic import Distance
+from ferryman.porting.model.generic import _measured as measured
 
 CLOSE = 32 * torch.finfo(torch.float32).eps  # of sums of tens of products, in another order
 
@@ -212,3 +215,39 @@ def test_a_softmax_that_is_cast_back_to_its_inputs_dtype_is_served() -> None:
         assert found.dtype is dtype and relative(found, wanted) <= torch.finfo(torch.bfloat16).eps / 2
         assert [op for op, _ in traced.calls] == (["softmax"] if dtype is torch.bfloat16 else [])
     unport(model)
+
+
+class Scaled(nn.Module):
+    """A scale of one number, or of as many as there are features."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(64, 64, bias=False), nn.Parameter(torch.full((elements,), 1.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x) * self.scale
+        return out
+
+
+@pytest.mark.parametrize(("elements", "more"), [(1, True), (64, False)])
+def test_a_gradient_of_few_elements_beyond_its_limit_is_drawn_more_often(
+    elements: int, more: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ferryman.porting.model import generic
+    from ferryman.porting.model.results import SEEDS
+
+    drawn: list[int] = []
+    moved = generic._moved
+
+    def seen(model: nn.Module, run: Any, backward: bool, seed: int) -> Any:
+        drawn.append(seed)
+        return moved(model, run, backward, seed)
+
+    monkeypatch.setattr(generic, "_moved", seen)
+    monkeypatch.setattr(generic, "_measured", lambda *given: [far(d) for d in measured(*given)])
+    generic.compare(Scaled(elements), lambda model: model(torch.randn(4, 64)))
+    assert drawn == [*SEEDS, *(generic.MORE_SEEDS if more else ())]
+
+
+def far(d: Distance) -> Distance:
+    return dataclasses.replace(d, value=2.0, limit=1.0, exact=0.0 if d.where != "scale" else None)
