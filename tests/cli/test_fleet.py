@@ -141,6 +141,7 @@ def test_a_benchmark_and_a_tuning_lose_no_cell_to_a_killed_worker(nodes: Any, tm
             assert running.returncode == 0, said
             found = [(c["op"], c["case"]) for c in json.loads(out.read_text())["cells"]]
         else:
+            assert told.startswith("{"), (told, said)
             outcomes = json.loads(told)["outcomes"]
             found = [(one["op"], one["case"]) for one in outcomes]
             # a noisy machine writes nothing of a cell, and says so

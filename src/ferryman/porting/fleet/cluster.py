@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -114,6 +115,7 @@ def connected(on: str, workers: int) -> Iterator[Any]:
             said = (str(error).strip().splitlines() or ["no message"])[0][:300]
             raise FleetError(f"{place} cannot be used: {type(error).__name__}: {said}") from error
         stack.callback(ray.shutdown)  # ends the processes that `init` began, and of a cluster at an address none
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray tells of dead workers where a document goes
         yield ray
 
 
