@@ -15,6 +15,7 @@ from ferryman.ops.embedding.definition import embedding_backward as embedding_ba
 from ferryman.ops.gate_topk.definition import gate_topk as gate_topk
 from ferryman.ops.gate_topk.definition import gate_topk_backward as gate_topk_backward
 from ferryman.ops.gated_delta_rule.definition import gated_delta_rule as gated_delta_rule
+from ferryman.ops.gated_delta_rule.definition import gated_delta_rule_backward as gated_delta_rule_backward
 from ferryman.ops.gated_norm.definition import gated_rms_norm as gated_rms_norm
 from ferryman.ops.gated_norm.definition import gated_rms_norm_backward as gated_rms_norm_backward
 from ferryman.ops.kv_append.definition import kv_append as kv_append
@@ -70,6 +71,7 @@ __all__ = [
     "gate_topk",
     "gate_topk_backward",
     "gated_delta_rule",
+    "gated_delta_rule_backward",
     "gated_rms_norm",
     "gated_rms_norm_backward",
     "gelu_mul",

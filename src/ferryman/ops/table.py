@@ -30,6 +30,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     ),
     "gated_delta_rule": (
         "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, float? scale, bool qk_l2norm) -> (Tensor, Tensor)",
+        "gated_delta_rule_backward(Tensor grad_y, Tensor? grad_final_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? initial_state, float? scale, bool qk_l2norm) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
     "gated_norm": (
         "gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float eps, int? group_size, bool norm_before_gate, bool cast_before_weight, str activation) -> Tensor",

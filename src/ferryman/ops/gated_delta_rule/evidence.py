@@ -159,11 +159,11 @@ def _like(name: str, first: Shape) -> Shape | None:
 
 def _bounded(args: dict[str, Any], dtype: torch.dtype) -> None:
     """Without normalisation, keys of length 1: longer ones would let the state grow beyond float32. And a finite q:
-    an infinite one gives NaN or an infinity by the order of its products, where normalised ones are NaN at once."""
-    if args["qk_l2norm"]:
-        return
-    args["k"] = replace(args["k"], fill="key")
-    if args["q"].fill == "nonfinite":
+    an infinite one gives NaN or an infinity by the order of its products, where normalised ones are NaN at once. In a
+    backward earlier tokens of its span see it times 0."""
+    if not args["qk_l2norm"]:
+        args["k"] = replace(args["k"], fill="key")
+    if args["q"].fill == "nonfinite" and ("grad_final_state" in args or not args["qk_l2norm"]):
         args["q"] = replace(args["q"], fill="normal")
 
 

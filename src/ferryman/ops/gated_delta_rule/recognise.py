@@ -1,7 +1,4 @@
-"""Functions that run the gated delta rule in models: of all tokens in chunks, or one after another.
-
-`gated_delta_rule` gives no gradient, so they are served where none is needed.
-"""
+"""Functions that run the gated delta rule in models: of all tokens in chunks, or one after another."""
 
 from __future__ import annotations
 
@@ -56,9 +53,7 @@ def _of(
         guard += f" and a{chunk[0]} > 0"
     draw = functools.partial(_draw, signature.required + len(signature.defaults), state, chunk, fixed)
     wide = frozenset({3, state})
-    yield Routine(
-        "gated_delta_rule", expression, draw, len(_SHAPES), guard, fixed, wide=wide, gradient=False, entered=True
-    )
+    yield Routine("gated_delta_rule", expression, draw, len(_SHAPES), guard, fixed, wide=wide, entered=True)
 
 
 def _draw(count: int, state: int, chunk: list[int], fixed: dict[int, bool], seed: int) -> tuple[Any, ...]:

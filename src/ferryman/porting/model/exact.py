@@ -22,8 +22,19 @@ _CASTS = {Tensor.float: None, Tensor.half: None, Tensor.bfloat16: None}
 SHARE = 0.8  # of the free memory that the twin of one module may take
 
 
+_GROUPED = getattr(torch, "_grouped_mm", None)
+
+
+def _grouped(x: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
+    """Rows up to each end by the weights of their group; those past the last are 0."""
+    ends = offs.tolist()
+    made = [x[first:end] @ w for first, end, w in zip([0, *ends], ends, weights, strict=False)]
+    return torch.cat([*made, x.new_zeros(x.shape[0] - ends[-1], weights.shape[-1])])
+
+
 class Widened(TorchFunctionMode):
-    """Within it, every cast to a floating dtype goes to ``dtype``."""
+    """Within it, every cast to a floating dtype goes to ``dtype``. A product of rows in groups, which PyTorch does not
+    have in float64, is made group by group."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -37,7 +48,12 @@ class Widened(TorchFunctionMode):
         def swap(leaf: Any) -> Any:
             return wide if isinstance(leaf, torch.dtype) and leaf in NARROW else leaf
 
-        return func(*(swap(a) for a in args), **{k: swap(v) for k, v in (kwargs or {}).items()})
+        given, named = tuple(swap(a) for a in args), {k: swap(v) for k, v in (kwargs or {}).items()}
+        if _GROUPED is not None and func is _GROUPED and given[0].dtype == torch.float64 and len(given) == 2:
+            plain = named.get("bias") is None and named.get("out_dtype") in (None, torch.float64)
+            if plain and given[0].dim() == 2 and given[1].dim() == 3:
+                return _grouped(*given, named["offs"])
+        return func(*given, **named)
 
 
 def dtype_for(device: torch.device, bytes_needed: int) -> torch.dtype:

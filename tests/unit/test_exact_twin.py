@@ -1,0 +1,38 @@
+"""The exact twin computes in float64 what PyTorch itself has no float64 kernel for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ferryman.porting.model import exact
+from ferryman.porting.model.proof import prove
+
+
+def test_a_product_of_rows_in_groups_is_made_in_float64() -> None:
+    if not hasattr(torch, "_grouped_mm"):
+        pytest.skip("this PyTorch has no grouped product")
+    x = torch.randn(7, 8, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3, 8, 16, dtype=torch.float64)
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    with exact.Widened(torch.float64):
+        made = torch._grouped_mm(x, weights, offs=ends)
+    wanted = torch.cat([x[:2] @ weights[0], x[2:5] @ weights[2], x.new_zeros(2, 16)])
+    assert torch.equal(made, wanted) and made.requires_grad
+
+
+def test_a_gradient_that_cancels_is_proven_and_a_wrong_one_is_not() -> None:
+    """The first row of x moves nothing: in the original its gradient is what three terms leave of their noise."""
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def original(x: torch.Tensor) -> torch.Tensor:
+        total = x.cumsum(0)
+        return torch.cat([(total[i] - total[0]).exp()[None] * (i / 3) for i in range(1, 4)])
+
+    def candidate(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        total = torch.cat([factor * x[1:2], x[2:]]).cumsum(0)
+        return torch.cat([total[i].exp()[None] * ((i + 1) / 3) for i in range(3)])
+
+    assert prove(original, candidate, [(x,)], storage=()).ok
+    assert not prove(original, lambda x: candidate(x, 1 + 2.0**-30), [(x,)], storage=()).ok
+    assert not prove(original, lambda x: candidate(x) + 2.0**-30 * (x[0] - x[0].detach()), [(x,)], storage=()).ok
