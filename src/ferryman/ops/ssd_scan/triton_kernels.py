@@ -1,6 +1,7 @@
 """`ssd_scan` in Triton: a program takes a head of a sample and a block of its dimensions, chunk after chunk.
 
-Its part of the state stays in registers. All products are of float32 operands, by tl.dot: as three of tf32 on the
+Its part of the state lies where the final one goes, and is read and written a block of columns at a time: in registers,
+it spilled on every device. All products are of float32 operands, by tl.dot: as three of tf32 on the
 matrix units of NVIDIA, as float32 on those of AMD. Nothing is rounded on the way to y. Programs are batch x heads x
 blocks of dimensions: one short sequence leaves units of a large device idle.
 
@@ -63,66 +64,94 @@ def _scan(
     s_p,
     s_n,
     SOFTPLUS: tl.constexpr,
+    ONE: tl.constexpr,
     PRECISION: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """ONE: all tokens are one chunk, which takes the state from where it was given."""
     across = tl.cdiv(dim, BLOCK_P)
     program = tl.program_id(0)
     first = (program % across) * BLOCK_P
     head = (program // across) % heads
     sample = (program // (across * heads)).to(tl.int64)
-    group = head // shared
     q = tl.arange(0, CHUNK)
     p = first + tl.arange(0, BLOCK_P)
-    n = tl.arange(0, BLOCK_N)
-    inside = (p < dim)[:, None] & (n < width)[None, :]
     rate = widen(tl.load(a_ptr + head))
-    state = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
     if state_ptr is not None:
         state_ptr += sample * s_b + head * s_h
-        state = widen(tl.load(state_ptr + p[:, None] * s_p + n[None, :] * s_n, mask=inside, other=0.0))
     x_ptr += sample * x_b + head * x_h
     dt_ptr += sample * t_b + head * t_h
-    b_ptr += sample * b_b + group * b_g
-    c_ptr += sample * c_b + group * c_g
+    b_ptr += sample * b_b + (head // shared) * b_g
+    c_ptr += sample * c_b + (head // shared) * c_g
     y_ptr += (sample * length * heads + head) * dim
+    final_ptr += (sample * heads + head) * dim * width
+    known = (p < dim)[:, None]
+    if not ONE:
+        for column in tl.range(0, width, BLOCK_N, num_stages=1):
+            n = column + tl.arange(0, BLOCK_N)
+            held = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+            if state_ptr is not None:
+                held = _tile(state_ptr, p, n, s_p, s_n, known, width)
+            tl.store(final_ptr + p[:, None] * width + n[None, :], held, mask=known & (n < width)[None, :])
+        tl.debug_barrier()
     for at in tl.range(0, length, CHUNK, num_stages=1):
         place = tl.full([], 1, tl.int64) * at
         live = q < length - at
-        step = widen(tl.load(dt_ptr + place * t_l + q * t_l, mask=live, other=0.0))
-        if bias_ptr is not None:
-            step += widen(tl.load(bias_ptr + head))
-        if SOFTPLUS:
-            step = softplus(step)
-        if low is not None:
-            step = tl.where(step < low, low, step)
-        if high is not None:
-            step = tl.where(step > high, high, step)
-        # a token past the end leaves the state as it is
-        step = tl.where(live, step, 0.0)
-        total = tl.cumsum(step * rate, 0)
+        step, _ = _steps(dt_ptr + place * t_l, bias_ptr, low, high, t_l, head, q, live, SOFTPLUS)
+        total = _cumulative(step * rate, q)
         end = tl.sum(tl.where(q == CHUNK - 1, total, 0.0), 0)
-        wide = live[:, None] & (n < width)[None, :]
-        shape = live[:, None] & (p < dim)[None, :]
-        x = widen(tl.load(x_ptr + place * x_l + q[:, None] * x_l + p[None, :] * x_p, mask=shape, other=0.0))
-        b = widen(tl.load(b_ptr + place * b_l + q[:, None] * b_l + n[None, :] * b_n, mask=wide, other=0.0))
-        c = widen(tl.load(c_ptr + place * c_l + q[:, None] * c_l + n[None, :] * c_n, mask=wide, other=0.0))
-        scores = tl.dot(c, tl.trans(b), input_precision=PRECISION)
+        scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+        y = tl.zeros([CHUNK, BLOCK_P], tl.float32)
+        for column in tl.range(0, width, BLOCK_N, num_stages=1):
+            n = column + tl.arange(0, BLOCK_N)
+            b = _tile(b_ptr + place * b_l, q, n, b_l, b_n, live[:, None], width)
+            c = _tile(c_ptr + place * c_l, q, n, c_l, c_n, live[:, None], width)
+            scores = tl.dot(c, tl.trans(b), scores, input_precision=PRECISION)
+            held = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
+            y = tl.dot(c, tl.trans(held), y, input_precision=PRECISION)
+        x = _tile(x_ptr + place * x_l, q, p, x_l, x_p, live[:, None], dim)
         seen = q[:, None] >= q[None, :]
         decay = exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
         weight = tl.where(seen, decay * scores * step[None, :], 0.0)
-        y = tl.dot(c, tl.trans(state), input_precision=PRECISION) * exp(total)[:, None]
-        y = tl.dot(weight, x, y, input_precision=PRECISION)
+        y = tl.dot(weight, x, y * exp(total)[:, None], input_precision=PRECISION)
         if d_ptr is not None:
             y += widen(tl.load(d_ptr + head)) * x
         out = y_ptr + place * (heads * dim) + q[:, None] * (heads * dim) + p[None, :]
-        tl.store(out, narrow(y, y_ptr.dtype.element_ty), mask=shape)
-        kept = x * (exp(end - total) * step)[:, None]
-        state = tl.dot(tl.trans(kept), b, state * exp(end), input_precision=PRECISION)
-    final_ptr += (sample * heads + head) * dim * width
-    tl.store(final_ptr + p[:, None] * width + n[None, :], state, mask=inside)
+        tl.store(out, narrow(y, y_ptr.dtype.element_ty), mask=live[:, None] & (p < dim)[None, :])
+        kept = tl.trans(x * (exp(end - total) * step)[:, None])
+        tl.debug_barrier()
+        for column in tl.range(0, width, BLOCK_N, num_stages=1):
+            n = column + tl.arange(0, BLOCK_N)
+            b = _tile(b_ptr + place * b_l, q, n, b_l, b_n, live[:, None], width)
+            held = _held(state_ptr, final_ptr, p, n, s_p, s_n, known, width, ONE, BLOCK_P, BLOCK_N)
+            held = tl.dot(kept, b, held * exp(end), input_precision=PRECISION)
+            tl.store(final_ptr + p[:, None] * width + n[None, :], held, mask=known & (n < width)[None, :])
+        tl.debug_barrier()
+
+
+@triton.jit
+def _held(
+    state_ptr,
+    final_ptr,
+    p,
+    n,
+    s_p,
+    s_n,
+    known,
+    width,
+    ONE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A block of the state that a chunk begins with."""
+    held = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+    if not ONE:
+        held = _tile(final_ptr, p, n, width, 1, known, width)
+    elif state_ptr is not None:
+        held = _tile(state_ptr, p, n, s_p, s_n, known, width)
+    return held
 
 
 @triton.jit
@@ -411,6 +440,13 @@ def _power(n: int, most: int) -> int:
     return max(16, min(triton.next_power_of_2(n), most))
 
 
+def _tiles(length: int, dim: int, width: int, target: Target) -> tuple[int, int, int, int]:
+    """(chunk, dimensions, columns of the state, warps) of a program of `_scan`."""
+    # with chunks of 32 and 32 columns gfx1100 spills 20 registers, and gfx90a 60 scalar ones with any columns
+    small = length <= 16 or target.wave == 64
+    return 16 if small else 32, _power(dim, 32), 16 if target.wave == 32 else _power(width, 32), 4
+
+
 def ssd_scan(
     x: Tensor,
     dt: Tensor,
@@ -432,11 +468,7 @@ def ssd_scan(
     final = torch.empty(batch, heads, dim, width, dtype=torch.float32, device=x.device)
     if batch * heads * dim == 0:
         return y, final
-    nvidia = target.vendor == "nvidia"
-    block_n = _power(width, 256)
-    block_p = _power(dim, 16 if nvidia and block_n > 128 else 32)
-    # operands of three tf32 products take twice the registers: chunks of 32 spill 4.9 KB on sm_90
-    chunk = 16 if nvidia or length <= 16 or block_n > 128 else 32
+    chunk, block_p, block_n, warps = _tiles(length, dim, width, target)
     own = [None if t is None else t.contiguous() for t in (d, dt_bias)]
     launch(
         _scan,
@@ -463,12 +495,13 @@ def ssd_scan(
         *c.stride(),
         *((0, 0, 0, 0) if initial_state is None else initial_state.stride()),
         dt_softplus,
-        "tf32x3" if nvidia else "ieee",
+        0 < length <= chunk,
+        "tf32x3" if target.vendor == "nvidia" else "ieee",
         chunk,
         block_p,
         block_n,
         device=x.device,
-        num_warps=8 if nvidia else 4,
+        num_warps=warps,
     )
     return y, final
 
@@ -645,4 +678,6 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     # of a chunk's pairs: on CDNA masks that scalar registers do not hold lie in lanes of vector registers (82 in
     # bfloat16 on gfx942), none in memory; gfx1100 spills 11 vector registers in float32
     allowed = {"_chunk": 0 if target.vendor == "nvidia" else 96 if target.wave == 64 else 12}
+    if target.wave == 64:  # the same, at most 11 of `_scan` and 7 of `_states`, with small odd widths
+        allowed |= {"_scan": 11, "_states": 7}
     return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in found]
