@@ -226,7 +226,7 @@ _TINY = {
 _GROUPED = {**_TINY, "num_key_value_heads": 2, "head_dim": 16}
 _DRY = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _LLAMA = {"add_rms_norm": 4, "attention": 2, "linear": 15, "rope": 2}
-_ENCODER = {"attention": 2, "bias_act": 3, "layer_norm": 5, "linear": 13}  # the pooler has a tanh
+_ENCODER = {"attention": 2, "bias_act": 3, "layer_norm": 1, "add_layer_norm": 4, "linear": 13}  # the pooler has a tanh
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, int]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _GROUPED, {**_LLAMA, "rms_norm": 1, "silu_mul": 2}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, {**_LLAMA, "rms_norm": 5, "silu_mul": 2}),
@@ -243,7 +243,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, int]]] = {
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
         },
-        {"attention": 2, "bias_act": 2, "layer_norm": 5, "linear": 9},
+        {"attention": 2, "bias_act": 2, "layer_norm": 1, "add_layer_norm": 4, "linear": 9},
     ),
     "bert": ("BertModel", "BertConfig", {**_TINY, **_DRY}, _ENCODER),
     "vit": ("ViTModel", "ViTConfig", {**_TINY, **_DRY, "image_size": 32, "patch_size": 8}, _ENCODER),

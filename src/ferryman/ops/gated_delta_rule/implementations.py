@@ -24,6 +24,6 @@ IMPLEMENTATIONS = (
         function="recurrent",
         partial=True,
     ),
-    *menu(_HERE, "triton", _OP, batch_invariant=True, replayable=True),
+    *menu(_HERE, "triton.chunked", _OP, batch_invariant=True, replayable=True),
     *menu(_HERE, "triton", _BACKWARD, module="backward_kernels", batch_invariant=True, replayable=True),
 )
