@@ -637,3 +637,11 @@ def test_traced_calls_leave_no_plan_behind() -> None:
         ops.softmax(torch.ones(3, 4))
     assert not runner.plans
     assert state.current() is None
+
+
+def test_a_line_with_its_backends_name_is_that_backends_only_one() -> None:
+    """A request of "triton" takes any line of the backend: a line of that very name could not be asked for alone."""
+    lines = {op: registry.implementations(op) for op in registry.primitives()}
+    others = {(op, x.name) for op, menu in lines.items() for x in menu if x.name != x.backend}
+    both = [(op, x.name) for op, menu in lines.items() for x in menu if x.name == x.backend]
+    assert both and not [one for one in both if any(o == one[0] and n.startswith(f"{one[1]}.") for o, n in others)]
