@@ -7,6 +7,7 @@ import datetime
 import queue
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,9 +130,14 @@ def test_a_worker_that_says_nothing_ends_at_the_deadline(monkeypatch: pytest.Mon
     assert 1.0 <= _begun(monkeypatch, "time.sleep(60)", 1.0) < 20.0
 
 
-def test_what_a_worker_forked_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    fork = "from ferryman.porting.selftest.worker import forked; forked(lambda: time.sleep(60), 60.0)"
-    assert _begun(monkeypatch, fork, 8.0) < 30.0
+def test_what_a_worker_forked_ends_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    fork = (
+        "from ferryman.porting.selftest.worker import forked; "
+        f"forked(lambda: (open({str(alive)!r}, 'w').close(), time.sleep(60)), 60.0)"
+    )
+    assert _begun(monkeypatch, fork, 20.0) < 50.0
+    assert alive.exists()
 
 
 def test_a_worker_that_fails_before_the_deadline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

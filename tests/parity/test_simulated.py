@@ -85,8 +85,10 @@ def test_every_op_on_the_simulated_device(op: str, device: str) -> None:
     dtypes = ("bf16",) if device == "mi355x" else tuple(DTYPES[(i + week) % 3] for i in range(3))
     found = check(device, ops=[op], dtypes=dtypes, jobs=1, thin=True)
     cells = len(cases_of(registry.primitive(op)))
-    for backend in ("triton", "hip"):  # some refuse a dtype, or odd sizes
-        assert op not in simulable(backend) or found[backend, "SIMULATED"] >= cells / 4, (week, found)
+    # some refuse a dtype, or odd sizes; where each case has one dtype alone, what refuses the case's own counts more
+    least = cells / (3 if device == "mi355x" else 4)
+    for backend in ("triton", "hip"):
+        assert op not in simulable(backend) or found[backend, "SIMULATED"] >= least, (week, found)
 
 
 def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:

@@ -11,7 +11,7 @@ import torch
 from ferryman.device_profiles import detect, profile
 from ferryman.dispatch import lockfile_document
 from ferryman.dispatch.lockfile_entry import Entry
-from ferryman.errors import ArgumentError, LockfileError, UnknownName
+from ferryman.errors import ArgumentError, FerrymanError, LockfileError, UnknownName
 from ferryman.porting.bench import runner
 from ferryman.porting.bench.document import parse
 from ferryman.porting.fleet import remote_timed, timed
@@ -37,30 +37,54 @@ def test_a_plan_has_the_cells_of_a_single_process() -> None:
     assert min(seconds.values()) >= 2.0 and len(set(seconds.values())) == 2
 
 
+def _entry(op: str, seconds: float) -> dict[str, Any]:
+    one = {"implementation": "torch", "seconds": seconds}
+    return {"candidates": [one], **one, "kernels": lockfile_document.digest(op)}
+
+
 def _written(path: Path, **regions: str) -> str:
-    choices: dict[str, dict[str, Entry]] = {}
-    for op, region in regions.items():
-        one = {"implementation": "torch", "seconds": 1e-6}
-        choices[op] = {
-            region: Entry.model_validate({"candidates": [one], **one, "kernels": lockfile_document.digest(op)})
-        }
-    lockfile_document.record(path, CPU, choices)
+    entries = {op: {region: Entry.model_validate(_entry(op, 1e-6))} for op, region in regions.items()}
+    lockfile_document.record(path, CPU, entries)
     return path.read_text("utf-8")
 
 
 GATE = "gate=float32[2^4,64]c up=float32[2^4,64]c"
 
 
-def test_lockfiles_of_workers_become_one_with_what_there_was(tmp_path: Path) -> None:
-    first = _written(tmp_path / "a", silu_mul=GATE)
-    second = _written(tmp_path / "b", gelu_mul=f"{GATE} approximate=tanh")
-    before = _written(tmp_path / "c", silu_mul=GATE.replace("64", "128"))
-    made = remote_timed.merge({**ASK, "lockfile": before, "path": "mine.json"}, [first, second], "cpu")
+def test_what_workers_measured_goes_into_the_lockfile_that_there_is(tmp_path: Path) -> None:
+    other = GATE.replace("64", "128")
+    before = _written(tmp_path / "c", silu_mul=other)
+    measured = [
+        ["silu_mul", GATE, _entry("silu_mul", 2e-6)],
+        ["gelu_mul", f"{GATE} approximate=tanh", _entry("gelu_mul", 1e-6)],
+        ["silu_mul", other, _entry("silu_mul", 3e-6)],
+    ]
+    made = remote_timed.merge({**ASK, "path": "mine.json"}, before, measured, "cpu")
     assert made is not None
     (tmp_path / "made").write_text(made, encoding="utf-8")
     held, others = lockfile_document.holding(lockfile_document.load(tmp_path / "made"))
     assert not others and {op: len(entries) for op, entries in held.items()} == {"silu_mul": 2, "gelu_mul": 1}
-    assert remote_timed.merge({**ASK, "lockfile": None}, [], "cpu") is None
+    assert {region: e.seconds for region, e in held["silu_mul"].items()} == {GATE: 2e-6, other: 3e-6}
+    assert remote_timed.merge(ASK, None, [], "cpu") is None
+
+
+def test_a_plan_leaves_out_what_no_implementation_that_is_asked_for_serves() -> None:
+    asked = {**ASK, "implementations": ["torch"], "lockfile": None}
+    assert [op for op, _, _ in remote_timed.plan(asked, "cpu")["cells"]] == ["silu_mul", "softmax"]
+    with pytest.raises(FerrymanError, match="nothing to tune: none of the ops"):
+        remote_timed.plan({**asked, "implementations": ["cuda"]}, "cpu")
+    with pytest.raises(FerrymanError, match="nothing to time: cuda serves none of"):
+        remote_timed.plan({**asked, "implementations": ["cuda"], "seed": 0}, "cpu")
+
+
+def test_a_tuning_on_a_node_gives_what_it_measured_and_not_what_it_held(tmp_path: Path) -> None:
+    held = _written(tmp_path / "held", gelu_mul=f"{GATE} approximate=tanh")
+    asked = {**ASK, "ops": ["silu_mul"], "again": False, "silence": 60.0, "lockfile": held}
+    ((op, case, _),) = remote_timed.plan({**asked, "path": "mine.json"}, "cpu")["cells"]
+    found = remote_timed.tune(asked, [[op, case]], None, "cpu")
+    (outcome,) = found["outcomes"]
+    written = [name for name, _, _ in found["entries"]]
+    assert written == (["silu_mul"] if outcome["result"] == "written" else [])  # a noisy machine writes nothing
 
 
 def test_another_devices_lockfile_is_refused_by_its_own_name(tmp_path: Path) -> None:
@@ -90,6 +114,7 @@ def test_bad_use_is_said_before_a_cluster_is_made() -> None:
         (("bench", "--on", "ray", "--peers", "all"), "no --on beside it"),
         (("tune", "--on", "ray", "--check"), "no --on beside it"),
         (("tune", "--jobs", "2"), "--on beside it"),
+        (("tune", "--on", "ray", "--grid", "smal"), "smal"),
     ):
         done = command(*given, "--device", "cpu")
         assert done.code == 2 and told in done.err, done.err

@@ -266,7 +266,10 @@ def test_quick_ends_when_its_time_is_over_and_blames_nobody(planted: None, tmp_p
     assert not path.exists()
 
 
-def test_quick_takes_something_else_where_it_is_faster(planted: None, tmp_path: Path) -> None:
+def test_quick_takes_something_else_where_it_is_faster(
+    planted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank, "rank", lambda *_: [rank.Ranked("slow"), rank.Ranked("torch")])
     found = tune(tmp_path / "lock.json", "slow", "torch", quick=120.0)
     assert [o.entry.implementation for o in found if o.entry is not None] == ["torch"] * 2
 

@@ -196,6 +196,7 @@ def check(
                 progress=advance,
                 full=full,
                 jobs=jobs or runner.default_jobs(where),
+                interpreted_jobs=jobs,
             )
     document = provenance.stamped(document)
     if as_json:

@@ -109,8 +109,9 @@ def tune(
     if where is not None and (why := condition.watch(placed(where)).unknown):
         typer.echo(f"throttling is not looked for: {why}", err=as_json)
     outcomes: dict[str, list[tuning.Outcome]] = {}
-    seconds = QUICK_SECONDS / len(dtype or ["bf16"]) if quick else None
-    for name, kind in {name: calls.dtype_of(name) for name in dtype or ["bf16"]}.items():
+    kinds = {name: calls.dtype_of(name) for name in dtype or ["bf16"]}
+    seconds = QUICK_SECONDS / len(kinds) if quick else None
+    for name, kind in kinds.items():
         with output.progress(f"tuning {name}") as advance:
             if on is not None:
                 outcomes[name] = fleet.tune(
@@ -169,6 +170,7 @@ def _facts(outcomes: dict[str, list[tuning.Outcome]]) -> list[dict[str, Any]]:
             "case": one.case,
             "dtype": dtype,
             "result": one.result,
+            "left": one.left,
             "entry": None if one.entry is None else one.entry.model_dump(mode="json"),
         }
         for dtype, found in outcomes.items()

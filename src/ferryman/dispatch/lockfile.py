@@ -117,7 +117,7 @@ def tell_untuned(profile: Profile) -> None:
     if profile.name in _told or profile.vendor == "cpu":
         return
     _told.add(profile.name)
-    if settings.get("lockfile") is None and shipped(profile) is None:
+    if settings.get("lockfile") is None and settings.get("profile") is None and shipped(profile) is None:
         _LOG.warning(
             "ferryman: nothing was measured on %s, choices are predicted; `ferryman tune --quick` measures them in "
             "three minutes, FERRYMAN_LOCKFILE=none leaves it so",

@@ -126,7 +126,7 @@ def writable(path: Path, profile: Profile) -> None:
         with tempfile.TemporaryFile(dir=real.parent):
             pass
 
-    _locked(path, look)
+    locked(path, look)
 
 
 def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Entry]]) -> dict[str, dict[str, Entry]]:
@@ -138,12 +138,15 @@ def record(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Ent
     Raises LockfileError where the file is damaged, is of another device or release, cannot be written, or stays locked.
     """
     written: dict[str, dict[str, Entry]] = {}
-    _locked(path, lambda real: written.update(_merge(real, profile, measured)))
+    locked(path, lambda real: written.update(_merge(real, profile, measured)))
     return written
 
 
-def _locked(path: Path, work: Callable[[Path], None]) -> None:
-    """``work`` on the file itself, which ``path`` may link to, so that all writers have one lock."""
+def locked(path: Path, work: Callable[[Path], None]) -> None:
+    """``work`` on the file itself, which ``path`` may link to, so that all writers have one lock. Makes its folder.
+
+    Raises LockfileError where it cannot be written, or stays locked.
+    """
     try:
         real = path.resolve()
         real.parent.mkdir(parents=True, exist_ok=True)

@@ -172,10 +172,11 @@ def gated_delta_rule_backward(
     scale: float | None,
     qk_l2norm: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `gated_delta_rule`, each in its argument's dtype; an empty tensor for one that is absent.
+    """Gradients of q, k, v, g, beta and initial_state, in this order: see `gated_delta_rule`, whose arguments follow.
 
-    grad_y: (B, L, H, V), grad_final_state: (B, H, K, V) or None, float32, float16 or bfloat16. Nothing that forward
-    computed is kept: states are computed again.
+    grad_y: (B, L, H, V), grad_final_state: (B, H, K, V) or None, float32, float16 or bfloat16. Each result has its
+    argument's shape and dtype; it is an empty tensor for one that is absent. Nothing that forward computed is kept:
+    states are computed again. Raises ArgumentError as `gated_delta_rule` does.
     """
     batch, length, shared, width = q.shape
     heads, dim = v.shape[2:]

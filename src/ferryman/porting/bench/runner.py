@@ -71,7 +71,8 @@ def run(
 ) -> Benchmark:
     """Time every op, or those named, on a grid. ``peer_names``: None is every adapter there is, () is none.
 
-    ``only``: (op, case) pairs of the grid. ``limits``: this device's ceilings, if they were measured already. Raises
+    ``only``: (op, case) pairs of the grid. ``limits``: this device's ceilings, where this is part of a
+    larger run that measured them. Raises
     UnknownName for an op, implementation, grid or peer.
     """
     start, place, size = time.monotonic(), placed(device), grid.grid_of(grid_name)
@@ -90,7 +91,8 @@ def run(
         tuple(a for a, peer in zip(found, announced, strict=True) if peer.reason is None),
         seed,
     )
-    _require_served(plan)
+    if limits is None:  # a part of a larger run may have none of its implementations
+        require_served(plan)
     with quiet(), _current(place):
         limits = limits or ceilings.measure(place, dtype)
         timed = []
@@ -107,7 +109,7 @@ def run(
     return Benchmark(environment=environment, ceilings=limits, peers=announced, cells=timed)
 
 
-def _require_served(plan: Plan) -> None:
+def require_served(plan: Plan) -> None:
     """Raises FerrymanError where none of the implementations that are asked for serves the device."""
     ops = dict.fromkeys(op.name for op, _ in plan.cells)
     served = [line for op in ops for line in _menu(plan, op)]

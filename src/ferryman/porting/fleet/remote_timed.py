@@ -12,7 +12,8 @@ from typing import Any
 
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import cost, lockfile_document, select
-from ferryman.errors import LockfileError
+from ferryman.dispatch.lockfile_entry import Entry
+from ferryman.errors import FerrymanError, LockfileError
 from ferryman.porting.bench import ceilings, grid, runner
 from ferryman.porting.bench.document import Benchmark, Ceilings
 from ferryman.porting.fleet.remote import claimed
@@ -30,8 +31,16 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
     if ask.get("lockfile") is not None:
         _require_of_here(ask["lockfile"], ask["path"], profile)
     kind = DTYPES[ask["dtype"]]
+    pairs = runner.cells_of(ask["ops"], ask["grid"], place)
+    if "seed" in ask:  # a benchmark
+        runner.require_served(runner.Plan(place, profile, kind, pairs, tuple(ask["implementations"] or ()), (), 0))
+    else:
+        tried = {op.name for op, _ in pairs if tuner.candidates_of(op, profile, ask["implementations"])}
+        pairs = tuple(pair for pair in pairs if pair[0].name in tried)
+        if not pairs:
+            raise FerrymanError("nothing to tune: none of the ops has a case and a candidate on the workers' device")
     cells = []
-    for op, case in runner.cells_of(ask["ops"], ask["grid"], place):
+    for op, case in pairs:
         work = cost.work_of(op, grid.on_meta(op, case, kind))
         cells.append([op.name, case.name, _CELL_SECONDS + work.bytes / _BYTES_PER_SECOND])
     with quiet():
@@ -67,7 +76,7 @@ def bench(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, prof
 
 
 def tune(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, profile_name: str) -> dict[str, Any]:
-    """The tuning of some cells, and the lockfile that it wrote."""
+    """The tuning of some cells: what became of each, and the entries that were measured."""
     place, _ = claimed(ask["device"], profile_name)
     with tempfile.TemporaryDirectory(prefix="ferryman-") as folder:
         path = Path(folder) / "lock.json"
@@ -84,24 +93,32 @@ def tune(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, profi
             silence=ask["silence"],
             only=frozenset((op, case) for op, case in pairs),
         )
-        text = path.read_text("utf-8") if path.exists() else None
+        written = lockfile_document.load(path).choices if path.exists() else {}
+    fresh = {(one.op, one.case) for one in outcomes if one.result == "written"}
+    dtype = ask["dtype"]
+    entries = [
+        [op, region, entry.model_dump(mode="json")]
+        for op, regions in written.items()
+        for region, entry in regions.items()
+        if any(entry.case == f"{case} {dtype}" for name, case in fresh if name == op)
+    ]
     told = [
         {**asdict(one), "entry": None if one.entry is None else one.entry.model_dump(mode="json")} for one in outcomes
     ]
-    return {"outcomes": told, "lockfile": text, "host": socket.gethostname(), "pid": os.getpid()}
+    return {"outcomes": told, "entries": entries, "host": socket.gethostname(), "pid": os.getpid()}
 
 
-def merge(ask: dict[str, Any], texts: Sequence[str], profile_name: str) -> str | None:
-    """One lockfile of those that workers wrote and of the one that there was; None where there is none of them."""
+def merge(ask: dict[str, Any], held: str | None, entries: Sequence[Any], profile_name: str) -> str | None:
+    """The lockfile ``held``, if there is one, with what workers measured; None where there is nothing at all."""
     place, _ = claimed(ask["device"], profile_name)
     profile = select.profile_for(place)
     with tempfile.TemporaryDirectory(prefix="ferryman-") as folder:
-        path, other = Path(folder) / "lock.json", Path(folder) / "other.json"
-        if ask["lockfile"] is not None:
-            path.write_text(ask["lockfile"], encoding="utf-8")
-        for text in texts:
-            other.write_text(text, encoding="utf-8")
-            lockfile_document.record(path, profile, lockfile_document.load_here(other, profile).choices)
+        path = Path(folder) / "lock.json"
+        if held is not None:
+            _require_of_here(held, ask["path"], profile)
+            path.write_text(held, encoding="utf-8")
+        for op, region, entry in entries:
+            lockfile_document.record(path, profile, {op: {region: Entry.model_validate(entry)}})
         return path.read_text("utf-8") if path.exists() else None
 
 
@@ -111,7 +128,7 @@ def lost(
     """What stands for cells at which workers died again and again."""
     if what == tune.__name__:
         told = [{"op": op, "case": case, "result": f"not measured: {why}", "entry": None} for op, case in pairs]
-        return {"outcomes": told, "lockfile": None}
+        return {"outcomes": told, "entries": []}
     place, profile = claimed(ask["device"], profile_name)
     wanted = {(op, case) for op, case in pairs}
     cells = runner.cells_of(ask["ops"], ask["grid"], place, wanted)

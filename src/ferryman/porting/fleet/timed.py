@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ferryman import files
 from ferryman.device_profiles import Profile
 from ferryman.dispatch import lockfile_document, registry
 from ferryman.dispatch.lockfile_entry import Entry
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.porting.bench.document import Benchmark, parse
+from ferryman.porting.bench.grid import grid_of
 from ferryman.porting.fleet import cluster, pool, remote, remote_timed, shards
 from ferryman.porting.fleet.cluster import Claim
 from ferryman.porting.fleet.journal import Journal, fingerprint
@@ -50,7 +50,7 @@ def bench(
     began = time.perf_counter()
     ask = _ask(ops, implementations, grid, dtype, Claim.of(known).device) | {"seed": seed}
     sweep = _Sweep(on, known, ask, workers, earlier, journal, progress, say)
-    parts = [parse(one["document"], "a worker's benchmark") for one in sweep.run(remote_timed.bench)]
+    parts = [parse(one["document"], "a worker's benchmark") for one in sweep.run(remote_timed.bench, alone=True)]
     place = {pair: number for number, pair in enumerate(sweep.pairs)}
     cells = {(cell.op, cell.case): cell for part in parts for cell in part.cells}
     ordered = sorted(cells.values(), key=lambda cell: place[cell.op, cell.case])
@@ -76,18 +76,27 @@ def tune(
 ) -> list[Outcome]:
     """Tune as `tune.tune` does, on a cluster's workers, and merge what they chose into the lockfile ``path``.
 
-    A worker measures whole cells, so that the candidates of one are compared on one device. The lockfile is read once
-    and written once, at the end. Raises FleetError, ArgumentError, UnknownName; LockfileError for a file that is
-    damaged or of another device than the workers have.
+    A worker measures whole cells, so that the candidates of one are compared on one device. The lockfile is written at
+    the end, with what others wrote into it meanwhile. Raises FleetError, ArgumentError, UnknownName; LockfileError for
+    a file that is damaged, cannot be written, or is of another device than the workers have.
     """
-    held = files.read(path, lockfile_document.MOST_BYTES).decode("utf-8") if path.exists() else None
+    held: list[str | None] = []
+    lockfile_document.locked(path, lambda real: held.append(_text(real)))
     ask = _ask(ops, implementations, grid, dtype, Claim.of(known).device)
-    ask |= {"again": again, "silence": silence, "lockfile": held, "path": str(path)}
+    ask |= {"again": again, "silence": silence, "lockfile": held[0], "path": str(path)}
     sweep = _Sweep(on, known, ask, workers, earlier, journal, progress, say)
-    parts = sweep.run(remote_timed.tune, remote_timed.merge)
-    if sweep.merged is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, sweep.merged.encode("utf-8"))
+
+    def merged(ray: Any, claim: Claim, parts: Sequence[Mapping[str, Any]]) -> None:
+        entries = [entry for part in parts for entry in part["entries"]]
+
+        def write(real: Path) -> None:
+            text = pool.once(ray, claim, remote_timed.merge, ask, _text(real), entries, known.name)
+            if text is not None:
+                write_whole(real, text.encode("utf-8"))
+
+        lockfile_document.locked(path, write)
+
+    parts = sweep.run(remote_timed.tune, merged)
     place = {pair: number for number, pair in enumerate(sweep.pairs)}
     outcomes = [
         Outcome(one["op"], one["case"], one["result"], None if one["entry"] is None else Entry(**one["entry"]))
@@ -97,6 +106,11 @@ def tune(
     return sorted(outcomes, key=lambda one: place[one.op, one.case])
 
 
+def _text(path: Path) -> str | None:
+    """A lockfile's text, once it was read as one; None where there is none."""
+    return lockfile_document.load(path).model_dump_json(indent=1) + "\n" if path.exists() else None
+
+
 def _ask(
     ops: Sequence[str] | None, implementations: Sequence[str] | None, grid: str, dtype: torch.dtype, device: str
 ) -> dict[str, Any]:
@@ -104,6 +118,7 @@ def _ask(
         registry.primitive(op)
     for name in implementations or ():
         registry.check_requested(name)
+    grid_of(grid)
     return {
         "ops": None if ops is None else list(ops),
         "implementations": None if implementations is None else list(implementations),
@@ -134,11 +149,15 @@ class _Sweep:
         self._parts: list[dict[str, Any]] = []
         self._done: set[tuple[str, str]] = set()
         self.pairs: list[tuple[str, str]] = []
-        self.merged: str | None = None
 
     def run(
-        self, work: Callable[..., dict[str, Any]], merge: Callable[..., str | None] | None = None
+        self,
+        work: Callable[..., dict[str, Any]],
+        finish: Callable[[Any, Claim, Sequence[Mapping[str, Any]]], None] | None = None,
+        alone: bool = False,
     ) -> list[dict[str, Any]]:
+        """What workers said. finish: what is done with it while the cluster is there. alone: a cell is a shard, so that
+        one that kills its worker costs no other."""
         claim = Claim.of(self._known)
         with cluster.connected(self._on, self._workers) as ray:
             count = cluster.require(ray, claim)
@@ -153,9 +172,11 @@ class _Sweep:
             sizes: dict[Group, float] = {
                 (_WAY, op, dtype, case): seconds for op, case, seconds in plan["cells"] if (op, case) not in self._done
             }
+            cost = shards.costs(sizes, self._spent)
+            parts = [[g] for g in sorted(cost, key=lambda g: -cost[g])] if alone else shards.divided(cost, count)
             waiting: dict[str, Sequence[Any]] = {
                 f"{i}": [self._ask, [[g[1], g[3]] for g in groups], kept, self._known.name]
-                for i, groups in enumerate(shards.divided(shards.costs(sizes, self._spent), count))
+                for i, groups in enumerate(parts)
             }
 
             def take(given: Sequence[Any], value: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
@@ -170,9 +191,8 @@ class _Sweep:
 
             try:
                 pool.spread(ray, claim, work, waiting, take, lost)
-                if merge is not None:
-                    texts = [part["lockfile"] for part in self._parts if part["lockfile"] is not None]
-                    self.merged = pool.once(ray, claim, merge, self._ask, texts, self._known.name)
+                if finish is not None:
+                    finish(ray, claim, self._parts)
             except BaseException:
                 record.close(done=False)
                 raise

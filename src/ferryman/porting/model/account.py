@@ -211,7 +211,7 @@ def _counted(
         stack.enter_context(torch.no_grad())
         stack.enter_context(counter)
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(0)  # where values decide sizes, the ported model has the unported one's
+        torch.default_generator.manual_seed(0)  # where values decide sizes, the ported model has the unported one's
         run(model)
     return counter.count
 

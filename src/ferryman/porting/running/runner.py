@@ -105,14 +105,15 @@ def run(
     progress: Progress | None = None,
     full: bool = False,
     jobs: int = 1,
+    interpreted_jobs: int | None = None,
 ) -> Results:
     """Check every requested op x implementation on every case, in every dtype, on one device.
 
     ops, backends, dtypes: names; None is all. device: None is the accelerator, else the CPU. tier: "small" or
     "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
-    case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted. Timings are
-    measured here, alone, afterwards. progress(done, total, label) is called after each cell. Raises UnknownName for a
-    name that is not there.
+    case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted, which
+    ``interpreted_jobs`` processes share (None: `interpreters`). Timings are measured here, alone, afterwards.
+    progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
     """
     began = time.perf_counter()
     profile = detect(device)  # names the devices that are here if this one is not
@@ -133,7 +134,7 @@ def run(
     lost: str | None = None
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
     asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
-    count = jobs if jobs > 1 else interpreters()
+    count = interpreted_jobs or (jobs if jobs > 1 else interpreters())
     interpreted = [replace(asked, share=(k, count)) for k in range(count)]
     with quiet(), Workers([*interpreted, *shared]) as workers:
         for op, lines in () if shared else plan.local:

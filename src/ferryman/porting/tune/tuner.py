@@ -107,7 +107,7 @@ def tune(
     held = {} if again else _held(path)
     cells, outcomes = [], []
     for op in chosen:
-        names = _candidates(op, profile, implementations)
+        names = candidates_of(op, profile, implementations)
         for case in grid.cases(op, size, place) if names else ():
             if only is not None and (op.name, case.name) not in only:
                 continue
@@ -152,7 +152,7 @@ def tune(
 def _quick_cell(op: Primitive, case: str, args: Sequence[Any], names: list[str], profile: Profile) -> list[_Cell]:
     """The cell with untuned dispatch's choice as the one that a tie goes to; none where there is nothing to choose."""
     ranked = rank.rank(op, args, profile, names)
-    if len(ranked) < 2:
+    if len({one.implementation for one in ranked}) < 2:
         return []
     untuned = ranked[0].implementation
     ordered = [untuned, *(name for name in names if name != untuned)]
@@ -182,7 +182,7 @@ def _held(path: Path) -> dict[tuple[str, str, str], Entry]:
     return {(op, region, e.case): e for op, entries in held.items() for region, e in entries.items()}
 
 
-def _candidates(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
+def candidates_of(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
     """Implementations that could serve this device, those that the profile prefers first."""
     backends = registry.backends()
     menu = [
@@ -270,6 +270,7 @@ def _session(
                     text = lines.get(timeout=patience if end is None else min(patience, _left(end)))
                 except queue.Empty:
                     if end is not None and not _left(end):
+                        why = _TIME_IS_OVER
                         return finished
                     why, hung = f"nothing within {silence:.0f} s (time limit)", True
                     break
