@@ -72,8 +72,9 @@ def bench(family: str, dtype: torch.dtype, backward: bool = True, faults: Any = 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2", "mistral", "gemma"])
 def test_no_module_of_a_right_port_diverges(name: str, dtype: torch.dtype) -> None:
-    """Forward and backward, on the device's own kernels, against float64."""
-    with ferryman.use(native(), "triton"):
+    """Forward and backward, on the device's own kernels, against float64. Products are the library's, as dispatch has
+    them: limits come from what its own sums err, in whatever order it takes them."""
+    with ferryman.use(native(), "triton", linear="torch", linear_backward="torch"):
         modules = bench(name, dtype).modules()
     assert first_divergence(modules) is None, first_divergence(modules)
     assert {m.exact for m in modules} == {"float64"}
@@ -84,7 +85,7 @@ def test_no_module_of_a_right_port_diverges(name: str, dtype: torch.dtype) -> No
     [
         ("model.layers.2.mlp", lambda self, own, x: own(x) * 1.01, "forward"),
         ("model.layers.1.self_attn.k_norm", lambda self, own, x: own(x) * 0.99, "forward"),
-        ("model.layers.3.post_attention_layernorm", lambda self, own, x: own(Scaled.apply(x, 1.02)), "backward"),
+        ("model.layers.3.self_attn.q_norm", lambda self, own, x: own(Scaled.apply(x, 1.02)), "backward"),
     ],
 )
 def test_a_planted_fault_is_named(path: str, fault: Any, direction: str) -> None:
@@ -190,7 +191,9 @@ def test_a_padded_batch_generates_the_same_text() -> None:
     port(model)
     with ferryman.use(native(), "triton"), ferryman.trace() as traced:
         assert torch.equal(model.generate(prompt, **ask), before)
-    assert traced.calls["attention", "triton"] == 3 * 24
+    lines = {name: count for (op, name), count in traced.calls.items() if op == "attention"}
+    assert sum(lines.values()) == 3 * 24
+    assert {registry.implementation("attention", name).backend for name in lines} == {"triton"}
 
 
 def test_the_compiled_layer_keeps_its_speed_and_its_graph() -> None:

@@ -42,9 +42,9 @@ def exp(x, EXACT: tl.constexpr = True):
     product = x * 1.4426950216293335
     # the product's own rounding error, and the part of log2(e) that float32 leaves out
     rest = tl.fma(x, 1.4426950216293335, -product) + x * 1.9259629911266175e-08
-    rest = tl.where(tl.abs(product) < 128.0, rest, 0.0)  # an infinite power times a negative rest would be -inf
     power = tl.exp2(product)
-    return tl.fma(power, rest * 0.6931471805599453, power)
+    # an infinite power times a rest of 0 would be NaN, times a negative one -inf
+    return tl.where(tl.abs(product) < 128.0, tl.fma(power, rest * 0.6931471805599453, power), power)
 
 
 @triton.jit

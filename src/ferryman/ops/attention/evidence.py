@@ -325,10 +325,15 @@ def _like(name: str, first: Shape) -> Shape | None:
 
 def _defined(args: dict[str, Any], dtype: torch.dtype) -> None:
     """Leaves out NaN and Inf in a value that a query may not see. Its weight is 0, and 0 * NaN is NaN; a kernel that
-    skips the block gives the sum of the others. Both are common, and both are right."""
-    hidden = any(args.get(name) not in (None, False) for name in ("causal", "window", "mask", "key_range", "chunk"))
-    if hidden and args["v"].fill == "nonfinite":
+    skips the block gives the sum of the others. Both are common, and both are right. So it is with the gradient of a
+    key that a query of NaN may not see."""
+    regions = [name for name in ("causal", "window", "key_range", "chunk") if args.get(name) not in (None, False)]
+    if (regions or args.get("mask") is not None) and args["v"].fill == "nonfinite":
         args["v"] = replace(args["v"], fill="normal")
+    if regions and "need_mask" in args:  # of the backward
+        for name in ("q", "k"):
+            if args[name].fill == "nonfinite":
+                args[name] = replace(args[name], fill="normal")
 
 
 _SCORES = ("normal", "nonfinite", "integer", "uniform", "zeros", "constant", "offset", "large_logits")

@@ -26,8 +26,15 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 def ordered(values: Tensor) -> Tensor:
-    """Indices, the largest value first; of equal ones the lowest index, NaN before all."""
-    return values.sort(stable=True, dim=-1, descending=True).indices
+    """Indices, the largest value first; of equal ones the lowest index, NaN before all.
+
+    On a GPU `sort` puts a NaN whose sign bit is set behind all numbers: see `unsigned_nan`.
+    """
+    return unsigned_nan(values).sort(stable=True, dim=-1, descending=True).indices
+
+
+def unsigned_nan(values: Tensor) -> Tensor:
+    return torch.where(values.isnan(), math.nan, values)
 
 
 def compared(x: Tensor, scoring: str, bias: Tensor | None) -> Tensor:
@@ -40,7 +47,7 @@ def group_scores(x: Tensor, scoring: str, bias: Tensor | None, n_group: int) -> 
     if scoring == "softmax":
         return compared(x, scoring, bias).unflatten(-1, (n_group, -1)).amax(-1)
     score = scored(x, scoring) if bias is None else scored(x, scoring) + bias
-    return score.unflatten(-1, (n_group, -1)).sort(-1, descending=True).values[..., :2].sum(-1)
+    return unsigned_nan(score).unflatten(-1, (n_group, -1)).sort(-1, descending=True).values[..., :2].sum(-1)
 
 
 def allowed(x: Tensor, scoring: str, bias: Tensor | None, n_group: int, topk_group: int) -> Tensor:
@@ -100,9 +107,11 @@ def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
         relative = relative + mean + 6 * math.sqrt(k) + 3
         flushed = flushed + FLUSH * (1 + k * score / total) / total
     moved, moved_ids = _either(args, ids)
+    # what stands there in place of the oracle's has errors of its own
+    worst = 2 * _relative(x, scoring, x).amax(-1, keepdim=True) + 6 * math.sqrt(k) + 5
     return (
         {
-            "accumulate": weights * (relative + 2),
+            "accumulate": weights * (relative + 2) + moved * abs(scale) * worst,
             "absolute": (flushed * abs(scale) + moved * abs(scale)).nan_to_num(0.0),
         },
         {"absolute": moved_ids},

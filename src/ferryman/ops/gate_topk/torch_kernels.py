@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.ops.gate_topk.bounds import ordered, unsigned_nan
 
 _LEAST = 1e-20
 
@@ -28,12 +29,12 @@ def gate_topk(
     soft = scoring == "softmax"
     score = None if bias is None and soft and renormalise else torch.softmax(x, -1) if soft else torch.sigmoid(x)
     number = x if bias is None or score is None else score + bias.float()
-    order = number.sort(stable=True, dim=-1, descending=True).indices
+    order = ordered(number)
     if n_group > 1:
         by = number if bias is not None or score is None or soft else score
         grouped = by.unflatten(-1, (n_group, -1))
-        groups = grouped.amax(-1) if soft else grouped.sort(-1, descending=True).values[..., :2].sum(-1)
-        best = groups.sort(stable=True, dim=-1, descending=True).indices[:, :topk_group]
+        groups = grouped.amax(-1) if soft else unsigned_nan(grouped).sort(-1, descending=True).values[..., :2].sum(-1)
+        best = ordered(groups)[:, :topk_group]
         outside = torch.ones(groups.shape, dtype=torch.int8, device=x.device).scatter_(1, best, 0)
         there = outside.repeat_interleave(x.shape[1] // n_group, 1).gather(1, order)
         order = order.gather(1, there.sort(stable=True, dim=-1).indices)

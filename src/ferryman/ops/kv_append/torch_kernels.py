@@ -15,10 +15,11 @@ def _append(new: Tensor, cache: Tensor, slots: Tensor) -> None:
         return
     slots = slots.long()
     inside = (slots >= 0) & (slots < places)
-    first = inside.long().argmax()
+    first = inside.long().argmax(0, keepdim=True)
     some = inside.any()
-    place = torch.where(inside, slots, torch.where(some, slots[first], 0))
-    again = torch.where(some, new[first], cache[0, 0])
+    # index_select: indexing by a tensor without dimensions would read its value on the host
+    place = torch.where(inside, slots, torch.where(some, slots.index_select(0, first), 0))
+    again = torch.where(some, new.index_select(0, first), cache[0, 0])
     cache[place // size, place % size] = torch.where(inside[:, None, None], new, again)
 
 

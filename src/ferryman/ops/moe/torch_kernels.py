@@ -19,7 +19,9 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _spans(offsets: Tensor, rows: int) -> Iterator[tuple[int, int, int]]:
-    """(expert, first row, end) of experts with rows. It waits for the device."""
+    """(expert, first row, end) of experts with rows. It waits for the device, which a graph that is captured cannot."""
+    if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise Unsupported("torch.loop reads offsets on the host, which CUDA graphs cannot capture; use 'triton'")
     start = 0
     for expert, end in enumerate(offsets.clamp(0, rows).tolist()):
         if end > start:
@@ -59,9 +61,14 @@ def _at_once(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """torch._grouped_mm wants dense rows, and offsets that ascend inside x."""
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no _grouped_mm; use the line 'torch' or 'triton'")
-    held = weight if weight.is_contiguous() or weight.mT.is_contiguous() else weight.contiguous()
-    made: Tensor = torch._grouped_mm(x.contiguous(), held.mT, offs=offsets)
+    held = _dense(weight.mT).mT if weight.mT.is_contiguous() else _dense(weight)
+    made: Tensor = torch._grouped_mm(_dense(x), held.mT, offs=offsets)
     return made
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Contiguous, with a contiguous tensor's strides too where a dimension is 1 and any would do: _grouped_mm looks."""
+    return x.contiguous().view(-1).view(x.shape)
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor, target: Target) -> Tensor:
@@ -79,7 +86,7 @@ def _over_rows_at_once(grad: Tensor, x: Tensor, ends: Tensor, experts: int) -> T
         return x.new_zeros(experts, grad.shape[1], x.shape[1])
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no _grouped_mm; use the line 'torch' or 'triton'")
-    made: Tensor = torch._grouped_mm(grad.contiguous().T, x.contiguous(), offs=ends)
+    made: Tensor = torch._grouped_mm(_dense(grad).T, _dense(x), offs=ends)
     starts = torch.cat([ends.new_zeros(1), ends[:-1]])
     # an expert without rows is a product of depth 0, whose result no version documents
     return made.masked_fill_((ends == starts)[:, None, None], 0.0)

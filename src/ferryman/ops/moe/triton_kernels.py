@@ -139,7 +139,7 @@ def grouped_tile(
                 b = tl.load(weight_ptrs, mask=left[:, None] & col_inside[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")
             if GATED:
-                up_ptrs = weight_ptrs + n.to(tl.int64) * weight_row
+                up_ptrs = weight_ptrs + tl.cast(n, tl.int64) * weight_row
                 if EVEN_K:
                     c = tl.load(up_ptrs, mask=col_inside[None, :], other=0.0)
                 else:
@@ -324,14 +324,14 @@ def gated_gradient(
                 at_col = at_col & left[:, None]
             x = tl.load(x_ptrs, mask=at_row, other=0.0)
             gate = tl.dot(x, tl.load(weight_ptrs, mask=at_col, other=0.0), gate, input_precision="ieee")
-            up_ptrs = weight_ptrs + n.to(tl.int64) * weight_row
+            up_ptrs = weight_ptrs + tl.cast(n, tl.int64) * weight_row
             up = tl.dot(x, tl.load(up_ptrs, mask=at_col, other=0.0), up, input_precision="ieee")
             above = tl.load(grad_ptrs, mask=at_row, other=0.0)
             behind = tl.dot(above, tl.load(down_ptrs, mask=at_col, other=0.0), behind, input_precision="ieee")
             x_ptrs += BLOCK_K * x_col
             grad_ptrs += BLOCK_K * grad_col
             weight_ptrs += BLOCK_K * weight_col
-            down_ptrs += down_row.to(tl.int64) * BLOCK_K
+            down_ptrs += tl.cast(down_row, tl.int64) * BLOCK_K
         if bias_ptr is not None:
             there = col_inside & (expert < experts)
             bias_ptrs = bias_ptr + own * bias_expert + col

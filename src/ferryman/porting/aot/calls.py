@@ -40,7 +40,7 @@ def launched(
     ops = tuple(ops)
     lines = {op.name: [x for x in registry.implementations(op.name) if x.backend == backend] for op in ops}
     launchers = {line: registry.launcher(line) for own in lines.values() for line in own}
-    collector = _Collector(target)
+    collector = Collector(target)
     before = redirect.to(cast(redirect.Route, collector))  # of a route, only the launches are met
     try:
         for op in ops:
@@ -55,7 +55,7 @@ def launched(
     return collector.found
 
 
-class _Collector:
+class Collector:
     """A route that keeps what is launched."""
 
     profile = None

@@ -13,7 +13,7 @@ from ferryman.errors import UnknownName
 from ferryman.ops.evidence import LARGE_BYTES, Grid
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.cases import as_tuple, forward_of, materialise
-from ferryman.porting.inputs.fills import DTYPES, Buffer
+from ferryman.porting.inputs.fills import DTYPES, laid_on_meta
 from ferryman.porting.running.timing import standard_case
 
 __all__ = ["LARGE_BYTES", "Grid", "cases", "grid_of", "inputs", "on_meta"]
@@ -74,7 +74,7 @@ def _without_data(value: Any, dtype: torch.dtype) -> Any:
     if not isinstance(value, TensorSpec):
         return value
     own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
-    return Buffer.around(torch.empty(value.shape, device="meta"), own, value.layout).tensor
+    return laid_on_meta(value.shape, own, value.layout)
 
 
 def _backwards(

@@ -257,6 +257,15 @@ def strided(strides: tuple[int, ...], offset: int = 0) -> str:
     return f"strided:{','.join(map(str, strides))}+{offset}"
 
 
+def laid_on_meta(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """A tensor without data, of the strides and the storage offset that a layout gives."""
+    strides, offset = _strides(shape, layout)
+    size = (
+        offset + 1 + sum((n - 1) * abs(step) for n, step in zip(shape, strides, strict=True)) if all(shape) else offset
+    )
+    return torch.empty(size, dtype=dtype, device="meta").as_strided(shape, strides, offset)
+
+
 def _strides(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]:
     """(strides, extra storage offset) in elements."""
     given = _STRIDED.fullmatch(layout)
