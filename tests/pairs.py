@@ -22,7 +22,7 @@ UNBOUNDED = ("nonfinite", "masked", "large")
 
 
 def differentiable() -> list[Primitive]:
-    return [p for p in registry.primitives().values() if p.backward is not None]
+    return [p for p in registry.primitives().values() if p.gradient.backward is not None]
 
 
 def pairs(op: Primitive, device: torch.device) -> Iterator[tuple[Implementation, Implementation]]:
@@ -35,7 +35,7 @@ def pairs(op: Primitive, device: torch.device) -> Iterator[tuple[Implementation,
         return [i for i in found if vendor in backends[i.backend].vendors and not registry.probe(i.backend, vendor)]
 
     for forward in runs(op.name):
-        for backward in runs(op.backward or ""):
+        for backward in runs(op.gradient.backward or ""):
             yield forward, backward
 
 
@@ -52,10 +52,10 @@ def refused(op: Primitive, args: tuple[Any, ...], line: Implementation, device: 
 
 def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The arguments with those that have a gradient made leaves, in their own layout."""
-    switches = registry.primitives()[str(op.backward)].names
+    switches = registry.primitives()[str(op.gradient.backward)].names
     # an optional gradient that is asked for (attention's bias) is not every backward's, and G7 judges it
     asked = {n for n in op.names if f"need_{n}" in switches and op.types[n] == "Tensor?"}
-    wanted = {n for shared in op.grads for n in shared} - asked
+    wanted = {n for shared in op.gradient.owners for n in shared} - asked
     found = []
     for name, value in zip(op.names, args, strict=True):
         found.append(value.detach().requires_grad_() if isinstance(value, Tensor) and name in wanted else value)
@@ -81,16 +81,16 @@ def worst_ratio(
     with contextlib.ExitStack() as asked:
         if call is None:
             seen = asked.enter_context(ferryman.trace())
-            asked.enter_context(ferryman.use(**{op.name: forward.name, str(op.backward): backward.name}))
+            asked.enter_context(ferryman.use(**{op.name: forward.name, str(op.gradient.backward): backward.name}))
         outputs = as_tuple((call or op.namespace["_resolve"])(*spared(op, args)))
-        kept = [i for i, n in enumerate(op.outputs) if n not in op.nondifferentiable]
+        kept = [i for i, n in enumerate(op.outputs) if n not in op.gradient.nondifferentiable]
         held = [o.detach().clone() for o in outputs]  # the backward may write over them
         generator = torch.Generator().manual_seed(1)
         cotangents = [torch.randn(outputs[i].shape, generator=generator).to(outputs[i]) for i in kept]
         leaves = [a for n, a in zip(op.names, args, strict=True) if n in names]
         got = torch.autograd.grad([outputs[i] for i in kept], leaves, cotangents)
     if call is None:
-        assert seen.calls == {(op.name, forward.name): 1, (op.backward, backward.name): 1}, seen.calls
+        assert seen.calls == {(op.name, forward.name): 1, (op.gradient.backward, backward.name): 1}, seen.calls
 
     exact_args, _ = _leaves(op, double(values))
     exact = as_tuple(op.body(*exact_args))
@@ -101,7 +101,7 @@ def worst_ratio(
         [e for e, _ in live], exact_leaves, [c for _, c in live], allow_unused=True, materialize_grads=True
     )
 
-    gradient = registry.primitives()[str(op.backward)]
+    gradient = registry.primitives()[str(op.gradient.backward)]
     given = dict(zip(op.names, (a.detach() if isinstance(a, Tensor) else a for a in exact_args), strict=True))
     for name, output in zip(op.outputs, exact, strict=True):
         given.setdefault(name, output.detach())
@@ -110,7 +110,7 @@ def worst_ratio(
     given |= {name: by_output[i] for name, i in op.gradient_names().items()}
     given |= {n: op.types[n.removeprefix("need_")] == "Tensor" for n in gradient.names if n.startswith("need_")}
     backward_args = tuple(given[n] for n in gradient.names)
-    terms = gradient.bound(backward_args, as_tuple(gradient.body(*backward_args)))
+    terms = gradient.limits.bound(backward_args, as_tuple(gradient.body(*backward_args)))
     moved = [torch.zeros((), dtype=torch.float64)] * len(gradient.outputs)
     if op.mutates:  # the forward has rounded what its backward begins with, which its own bound allows
         kept_outputs = {f"out_{n}": o.double() for n, o in zip(op.outputs, held, strict=True)}
@@ -119,14 +119,14 @@ def worst_ratio(
         )
         moved = [(a - e).abs() for a, e in zip(actually, exactly, strict=True)]
     declared = metrics.Declared(backward.accumulation, frozenset(backward.roundings) | frozenset(forward.roundings))
-    owner = {n: i for i, shared in enumerate(op.grads) for n in shared}
+    owner = {n: i for i, shared in enumerate(op.gradient.owners) for n in shared}
     largest, where = 0.0, ""
     by_name = [
         (name, mine, right, terms[owner[name]], moved[owner[name]])
         for name, mine, right in zip(names, got, oracle, strict=True)
     ]
     if call is not None:  # `ferryman check` judges an implementation's own
-        own = op.bound(tuple(a.detach() if isinstance(a, Tensor) else a for a in exact_args), exact)
+        own = op.limits.bound(tuple(a.detach() if isinstance(a, Tensor) else a for a in exact_args), exact)
         by_name += [
             (name, mine, right.detach(), part, torch.zeros((), dtype=torch.float64))
             for name, mine, right, part in zip(op.outputs, held, exact, own, strict=True)

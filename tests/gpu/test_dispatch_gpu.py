@@ -243,7 +243,7 @@ def test_the_tensors_device_counts_not_the_current_one(op: Primitive) -> None:
                     line.name,
                     case.name,
                 )
-    wanted = {n for shared in op.grads for n in shared}
+    wanted = {n for shared in op.gradient.owners for n in shared}
     args = tuple(
         v.detach().requires_grad_() if isinstance(v, Tensor) and n in wanted else v
         for n, v in zip(

@@ -17,7 +17,7 @@ from tests.lines import serving
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OPS = tuple(registry.primitives())
-BACKWARD = tuple(p.backward for p in registry.primitives().values() if p.backward)
+BACKWARD = tuple(p.gradient.backward for p in registry.primitives().values() if p.gradient.backward)
 
 
 def torch_kernel(op: str) -> Callable[..., Any]:

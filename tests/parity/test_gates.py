@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
-from ferryman.ops.primitive import Case, TensorSpec
+from ferryman.ops.primitive import Case, Limits, TensorSpec
 from ferryman.porting.inputs.cases import as_tuple, cases_of, forward_of
 from ferryman.porting.judging.parity import check_cell, prepare
 from ferryman.porting.judging.results import Cell, GateName
@@ -302,8 +302,9 @@ def test_where_there_is_no_batch_the_reason_is_said() -> None:
         case = next(c for c in cases_of(primitive) if c.name == name)
         gate = check_cell(primitive, serving(op, "torch"), case, torch.float32).gates["G6"]
         assert gate.outcome == "n/a" and text in (gate.reason or "")
-    assert isinstance(registry.primitive("softmax").batch, dict)
-    silent = dataclasses.replace(registry.primitive("softmax"), batch="the op declares no batch axis")
+    assert isinstance(registry.primitive("softmax").limits.batch, dict)
+    softmax = registry.primitive("softmax")
+    silent = dataclasses.replace(softmax, limits=Limits(bound=softmax.limits.bound))
     case = cases_of(silent)[1]
     gate = check_cell(silent, registry.implementation("softmax", "torch"), case, torch.float32).gates["G6"]
     assert gate.outcome == "n/a" and gate.reason == "the op declares no batch axis"

@@ -42,7 +42,7 @@ class Analytic(torch.autograd.Function):
         outputs = as_tuple(forward.body(*args))
         ctx.forward, ctx.backward, ctx.args, ctx.outputs = forward, backward, args, outputs
         ctx.mark_non_differentiable(
-            *(o for n, o in zip(forward.outputs, outputs, strict=True) if n in forward.nondifferentiable)
+            *(o for n, o in zip(forward.outputs, outputs, strict=True) if n in forward.gradient.nondifferentiable)
         )
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -68,7 +68,7 @@ def gradients(
     results = as_tuple(backward.body(*(known[n] for n in backward.names)))
     return {
         name: result
-        for names, result in zip(forward.grads, results, strict=True)
+        for names, result in zip(forward.gradient.owners, results, strict=True)
         for name in names
         if known[name] is not None
     }
@@ -77,7 +77,7 @@ def gradients(
 def _inputs(forward: Primitive, case: Case) -> tuple[tuple[Any, ...], list[str]]:
     """float64 arguments, those of them that have gradients requiring one."""
     args = list(double(materialise(case, forward, torch.float32, 0, CPU)))
-    wanted = [n for names in forward.grads for n in names]
+    wanted = [n for names in forward.gradient.owners for n in names]
     for i, name in enumerate(forward.names):
         if name in wanted and args[i] is not None and args[i].is_floating_point():
             args[i] = args[i].contiguous().requires_grad_()
@@ -95,7 +95,7 @@ def test_the_definition_equals_autograd(op: str) -> None:
             continue
         args, names = _inputs(forward, case)
         outputs = as_tuple(forward.body(*args))
-        live = [o for n, o in zip(forward.outputs, outputs, strict=True) if n not in forward.nondifferentiable]
+        live = [o for n, o in zip(forward.outputs, outputs, strict=True) if n not in forward.gradient.nondifferentiable]
         generator = torch.Generator().manual_seed(1)
         cotangents = tuple(torch.randn(o.shape, dtype=torch.float64, generator=generator) for o in outputs)
         # a table without rows, or experts without tokens: nothing of the output comes from the inputs
@@ -173,7 +173,7 @@ def test_gradcheck(op: str) -> None:
             return tuple(
                 o
                 for n, o in zip(forward.outputs, got, strict=True)
-                if n not in forward.nondifferentiable and bool(o.isfinite().all())
+                if n not in forward.gradient.nondifferentiable and bool(o.isfinite().all())
             )
 
         if outputs(*args):

@@ -43,9 +43,9 @@ def test_every_gate_applies_to_some_case_of_every_op(op: str) -> None:
     expected = set(get_args(GateName))
     if op == "cross_entropy" or all(c.exact for c in cases):  # a scalar and one number a row: too few on small cases
         expected -= {"G3", "G4"}
-    if isinstance(primitive.batch, str):  # why the op has no independent samples
+    if isinstance(primitive.limits.batch, str):  # why the op has no independent samples
         expected -= {"G6"}
-    if primitive.backward is None:
+    if primitive.gradient.backward is None:
         expected -= {"G7"}
     assert applied == expected
 

@@ -49,11 +49,11 @@ def cells_of(op: str, *names: str) -> list[Cell]:
     ]
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if registry.primitive(op).backward])
+@pytest.mark.parametrize("op", [op for op in OPS if registry.primitive(op).gradient.backward])
 def test_a_backward_that_is_a_hundredth_too_large_fails_its_forwards_gradients(
     op: str, planted: Callable[[str, Kernel], None]
 ) -> None:
-    backward = str(registry.primitive(op).backward)
+    backward = str(registry.primitive(op).gradient.backward)
     right = torch_kernel(backward)
 
     def larger(*args: Any) -> Any:

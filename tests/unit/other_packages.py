@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from ferryman.errors import ArgumentError
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Limits, primitive, wide
 
 def _check(parts, index, sizes, scale, dtype):
     if sum(sizes) != sum(part.shape[0] for part in parts):
@@ -28,7 +28,7 @@ def _like(parts, index, sizes, scale, dtype):
 @primitive(
     outputs=("y",), check=_check, meta=_like,
     cost=lambda parts, index, sizes, scale, dtype: Cost(1.0, 1.0),
-    bound=lambda args, outputs: ({"accumulate": outputs[0].abs()},),
+    limits=Limits(bound=lambda args, outputs: ({"accumulate": outputs[0].abs()},)),
     dtypes={"index": (torch.int32, torch.int64)},
 )
 def gathered(
@@ -42,8 +42,8 @@ def gathered(
     return picked if picked.dtype == torch.float64 else picked.to(wanted)
 ''',
     "implementations": """
-from ferryman.ops.menu import menu
-IMPLEMENTATIONS = menu("gathered_ops", "torch", "gathered")
+from ferryman.ops.menu import Implementation, menu
+IMPLEMENTATIONS = menu("gathered_ops", Implementation(op="gathered", name="torch"))
 """,
     "torch_kernels": """
 import torch

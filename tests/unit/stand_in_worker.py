@@ -97,7 +97,7 @@ def reach(dtype: str) -> dict[str, list[str]]:
 
     def tiles(op: Primitive, case: Case) -> set[str]:
         found = set()
-        for name in filter(None, (op.name, op.backward)):
+        for name in filter(None, (op.name, op.gradient.backward)):
             args = calls.of_case(registry.primitive(name), case, kind)
             launcher = registry.launcher(serving(name, "triton", args, profile("a100")))
             found |= {tile(one) for one in recorded([lambda run=launcher, given=args: run(*given, target)])}

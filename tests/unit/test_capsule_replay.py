@@ -273,8 +273,8 @@ def test_ops_and_backends_are_chosen_by_name() -> None:
 def _rounded_p(*args: Any) -> Any:
     """Attention with its probabilities rounded to the storage dtype: honest where it is declared."""
     attention = registry.primitive("attention")
-    assert attention.rounded is not None
-    return attention.rounded(frozenset({"p"}))(*args[:-1])
+    assert attention.limits.rounded is not None
+    return attention.limits.rounded(frozenset({"p"}))(*args[:-1])
 
 
 def test_a_declared_class_that_explains_a_difference_is_named() -> None:

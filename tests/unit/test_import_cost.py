@@ -88,11 +88,12 @@ def test_time_with_bytecode(tmp_path: Path) -> None:
 DEFINITION = '''
 from __future__ import annotations
 from torch import Tensor
-from ferryman.ops.primitive import Cost, primitive
+from ferryman.ops.primitive import Cost, Limits, primitive
 
 @primitive(
     outputs=("y",), check=lambda x, y, scale, on: None, meta=lambda x, y, scale, on: x.new_empty(x.shape),
-    cost=lambda x, y, scale, on: Cost(1.0, 1.0), bound=lambda args, outputs: ({"accumulate": outputs[0].abs()},),
+    cost=lambda x, y, scale, on: Cost(1.0, 1.0),
+    limits=Limits(bound=lambda args, outputs: ({"accumulate": outputs[0].abs()},)),
 )
 def NAME(x: Tensor, y: Tensor | None = None, scale: float = 2.0, on: bool = True) -> Tensor:
     """A scaled tensor."""

@@ -247,7 +247,7 @@ def test_the_loss_compiled_is_that_of_float64_and_leaves_its_gradient(backend: s
         return function(logits * 1, *others)
 
     compiled = torch.compile(trained, fullgraph=True, backend=backend)
-    forward, backward = (registry.implementation(name, "torch") for name in (op.name, str(op.backward)))
+    forward, backward = (registry.implementation(name, "torch") for name in (op.name, str(op.gradient.backward)))
     with ferryman.use(*requested) if requested else contextlib.nullcontext(), ferryman.trace() as seen:
         ratio, where = pairs.worst_ratio(op, LOSS, torch.float32, CPU, forward, backward, call=compiled)
     assert ratio <= 1, where

@@ -108,7 +108,8 @@ BREAKING = {
     "no_menu": ("implementations", "IMPLEMENTATIONS = 3", "TypeError"),
     "strange_menu": (
         "implementations",
-        "from ferryman.ops.menu import menu\nIMPLEMENTATIONS = menu('x', 'torch', 'softmax')",
+        "from ferryman.ops.menu import Implementation, menu\n"
+        "IMPLEMENTATIONS = menu('x', Implementation(op='softmax', name='torch'))",
         "op of strange_menu on its menu",
     ),
     "no_evidence": ("evidence", "1 / 0", "ZeroDivisionError"),

@@ -45,7 +45,7 @@ def test_cut_operands_lie_within_their_own_class_alone(depth: int) -> None:
     x, w = (torch.rand(64, depth, generator=generator) + 0.5 for _ in range(2))
     cut = [(t.view(torch.int32) & ~0x1FFF).view(F32).double() for t in (x, w)]
     exact, got = x.double() @ w.double().T, cut[0] @ cut[1].T
-    terms = registry.primitive("linear").bound((x.double(), w.double(), None), (exact,))
+    terms = registry.primitive("linear").limits.bound((x.double(), w.double(), None), (exact,))
     furthest = {}
     for name in ("tf32-rne", "tf32-rz"):
         (bound,) = metrics.bounds(terms, [exact], [F32], Declared(name), F32, saved_exact=False, shown=False)

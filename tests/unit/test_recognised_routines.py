@@ -164,7 +164,7 @@ def test_a_convolution_is_within_the_bound_of_the_functions_exact_result(
     assert served is not None
     x, weight, bias = normal(2, 9, 37).to(dtype), normal(9, 4, seed=1).to(dtype), normal(9, seed=2).to(dtype)
     exact, (wide, taps, _, shift) = exactly(function, x, weight, active, bias)
-    (terms, _) = CONV.bound((wide, taps, shift, None, active), (exact, wide[..., -3:]))
+    (terms, _) = CONV.limits.bound((wide, taps, shift, None, active), (exact, wide[..., -3:]))
     found, made = made_by(lambda: served.replacement(x, weight, active, bias))
     assert made == {"causal_conv1d torch": 1} and found.dtype == dtype
     assert ratio(found, exact, terms, UNITS[dtype]) <= 1
@@ -216,7 +216,7 @@ def test_a_state_is_renewed_as_the_function_renews_it(tmp_path: Path) -> None:
     for token in range(3):
         x = normal(2, 6, 1, seed=10 + token)
         exact, (wide, before, taps, shift) = exactly(function, x, other, weight, bias)
-        terms, _ = CONV.bound((wide, taps, shift, other.double()[..., 1:], "silu"), (exact, before))
+        terms, _ = CONV.limits.bound((wide, taps, shift, other.double()[..., 1:], "silu"), (exact, before))
         with torch.no_grad():
             found, made = made_by(lambda x=x: served.replacement(x, state, weight, bias))  # type: ignore[misc]
             function(x, other, weight, bias)
@@ -247,7 +247,7 @@ def test_a_scan_is_within_the_bound_of_the_functions_exact_result(dtype: torch.d
     given = scanned(70, dtype)
     (exact, last), wide = exactly(function, *given, True)
     x, dt, a, b, c, d, state, bias = wide[:8]
-    terms, ends = SCAN.bound((x, dt, a, b, c, d, bias, state, True, False, None, None), (exact, last))
+    terms, ends = SCAN.limits.bound((x, dt, a, b, c, d, bias, state, True, False, None, None), (exact, last))
     (found, final), made = made_by(lambda: served.replacement(*given, True))
     assert made == {"ssd_scan torch": 1} and found.dtype == dtype
     assert ratio(found, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, ends, 2.0**-24) <= 1
@@ -270,7 +270,7 @@ def test_a_scan_that_must_learn_is_served_with_its_gradients(dtype: torch.dtype,
     args = (*(w.double() for w in weights), x, dt, a, b, c, d, bias, state, True, None, None)
     exact = backward.body(*args)
     order = (0, 1, 2, 3, 4, 5, 7, 6)
-    for place, (want, terms) in zip(order, zip(exact, backward.bound(args, exact), strict=True), strict=True):
+    for place, (want, terms) in zip(order, zip(exact, backward.limits.bound(args, exact), strict=True), strict=True):
         assert ratio(slopes[place], want, terms, UNITS[slopes[place].dtype]) <= 1, place
 
 

@@ -38,12 +38,12 @@ def first_cases(op: Primitive, count: int) -> list[Any]:
 
 def differentiable_outputs(op: Primitive, *args: Any) -> tuple[Tensor, ...]:
     outputs = as_tuple(op.body(*args))
-    return tuple(o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.nondifferentiable)
+    return tuple(o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.gradient.nondifferentiable)
 
 
 def with_gradients(op: Primitive, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Tensor]]:
     """(arguments, leaves): where the op writes over an argument, the leaf's copy is given, in its strides."""
-    wanted = {n for shared in op.grads for n in shared}
+    wanted = {n for shared in op.gradient.owners for n in shared}
     made = tuple(
         v.detach().requires_grad_() if n in wanted and isinstance(v, Tensor) and v.is_floating_point() else v
         for n, v in zip(op.names, values, strict=True)
@@ -68,8 +68,8 @@ def test_both_ways_are_bitwise_equal(op: Primitive, dtype: torch.dtype) -> None:
             result = way(*args)
             outputs = as_tuple(result) if way is op.namespace["_resolve"] else whole(op, args, result)
             grads: tuple[Tensor, ...] = ()
-            if op.backward is not None and leaves:
-                kept = [o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.nondifferentiable]
+            if op.gradient.backward is not None and leaves:
+                kept = [o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.gradient.nondifferentiable]
                 cotangents = [torch.ones_like(o) for o in kept]
                 grads = torch.autograd.grad(kept, leaves, cotangents)
             results.append([t.detach() for t in (*outputs, *grads)])
@@ -84,7 +84,7 @@ def test_opcheck_with_inputs_that_require_grad(op: Primitive) -> None:
     for case in first_cases(op, 2):
         for dtype in (torch.float32, torch.bfloat16):
             args, leaves = with_gradients(op, arguments(case, op, dtype, 0, CPU).values)
-            assert leaves or op.backward is None
+            assert leaves or op.gradient.backward is None
             with torch.no_grad() if op.mutates else contextlib.nullcontext():  # opcheck makes leaves of its copies
                 opcheck(overload(op), tuple(a.detach() if op.mutates and isinstance(a, Tensor) else a for a in args))
 
@@ -121,11 +121,11 @@ def test_compiled_in_one_graph_forward_and_backward(op: Primitive) -> None:
         args, leaves = with_gradients(op, values)
         with ferryman.use("definition"), ferryman.trace() as seen:
             outputs = as_tuple(call(*args))
-            backward = registry.primitive(str(op.backward))
-            kept = [o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.nondifferentiable]
+            backward = registry.primitive(str(op.gradient.backward))
+            kept = [o for n, o in zip(op.outputs, outputs, strict=True) if n not in op.gradient.nondifferentiable]
             grads = torch.autograd.grad([o.float().sum() for o in kept], leaves)
         fused = call is function and bool(backward.mutates)  # traced as its meaning
-        assert seen.calls == {(op.name, "definition"): 1} | ({} if fused else {(op.backward, "definition"): 1})
+        assert seen.calls == {(op.name, "definition"): 1} | ({} if fused else {(op.gradient.backward, "definition"): 1})
         results.append([t.detach() for t in (*outputs, *grads)])
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
@@ -279,7 +279,7 @@ def test_grad_mode_off_and_inference_mode_leave_no_graph() -> None:
 ON_A_KINK = ("integer", "tiny", "zeros")  # of relu and its kin
 
 
-@pytest.mark.parametrize("op", [op for op in ALL if op.backward], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in ALL if op.gradient.backward], ids=lambda op: op.name)
 def test_gradcheck_of_the_definition(op: Primitive) -> None:
     """The oracle of every gradient is float64 autograd of the definition: that autograd against finite differences."""
     checked = 0

@@ -272,7 +272,7 @@ def worst_ratio(
     exact_args = tuple(widened(a) for a in args)
     exact = as_tuple(primitive.body(*exact_args))
     expected = as_tuple(primitive.body(*args))  # dtypes and shapes
-    terms = primitive.bound(exact_args, exact)
+    terms = primitive.limits.bound(exact_args, exact)
     worst: float | str = "n/a"
     for y, reference, shape, term in zip(outputs, exact, expected, terms, strict=True):
         if (y.shape, y.dtype, y.is_contiguous()) != (shape.shape, shape.dtype, True):

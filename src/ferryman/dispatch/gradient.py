@@ -48,9 +48,9 @@ class Recipe:
 
     @classmethod
     def of(cls, op: Primitive) -> Recipe:
-        if op.backward is None:
+        if op.gradient.backward is None:
             return cls(op, None, (), (), tuple(None for _ in op.names))
-        backward = registry.primitive(op.backward)
+        backward = registry.primitive(op.gradient.backward)
         gradients = op.gradient_names()
         sources = []
         for name in backward.names:
@@ -65,7 +65,7 @@ class Recipe:
                 sources.append(Source("out", op.outputs.index(bare)))
             else:
                 raise ValueError(f"{backward.name}: parameter {name!r} is no argument, output or gradient of {op.name}")
-        owner = {name: i for i, shared in enumerate(op.grads) for name in shared}
+        owner = {name: i for i, shared in enumerate(op.gradient.owners) for name in shared}
         return cls(
             op,
             backward,
@@ -88,7 +88,7 @@ class Recipe:
                 )
 
     def nondifferentiable(self, outputs: tuple[Tensor, ...]) -> list[Tensor]:
-        return [o for n, o in zip(self.op.outputs, outputs, strict=True) if n in self.op.nondifferentiable]
+        return [o for n, o in zip(self.op.outputs, outputs, strict=True) if n in self.op.gradient.nondifferentiable]
 
     def save(self, ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
         """Keep what the backward takes: tensors through autograd, the rest beside them."""
@@ -137,7 +137,7 @@ class _Bridge(torch.autograd.Function):
         op = plan.recipe.op
         outputs = result if isinstance(result, tuple) else (result,)
         ctx.set_materialize_grads(False)
-        if op.nondifferentiable:
+        if op.gradient.nondifferentiable:
             ctx.mark_non_differentiable(*plan.recipe.nondifferentiable(outputs))
         plan.recipe.save(ctx, args, outputs)
         ctx.plan = plan
@@ -172,7 +172,7 @@ class _Overwriting(torch.autograd.Function):
                 ctx.watched.append(outputs[i].detach())
             outputs[i] = outputs[i].data  # with a version of its own: `_Put` raises the argument's
         ctx.set_materialize_grads(False)
-        if op.nondifferentiable:
+        if op.gradient.nondifferentiable:
             ctx.mark_non_differentiable(*plan.recipe.nondifferentiable(tuple(outputs)))
         plan.recipe.save(ctx, args, tuple(outputs))
         ctx.plan, ctx.done = plan, False

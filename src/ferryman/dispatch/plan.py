@@ -340,16 +340,16 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     key += _extra_facts(op)
     if op.lists:
         key.append("grad_enabled()")  # a list's tensor that asks for a gradient is refused
-    wanted = {name for shared in op.grads for name in shared}
+    wanted = {name for shared in op.gradient.owners for name in shared}
     needs: list[str] = []
     fixed: list[str] = []
     for name in op.tensors:
         test = f"{name}.requires_grad"
         if op.types[name] == "Tensor?":
             test = f"({name} is not None and {test})"
-        (needs if name in wanted or op.backward is None else fixed).append(test)
+        (needs if name in wanted or op.gradient.backward is None else fixed).append(test)
     needed = f"grad_enabled() and ({' or '.join(needs + fixed) or 'False'})"
-    for test in fixed if op.backward else ():
+    for test in fixed if op.gradient.backward else ():
         key.append(f"needs and {test}")
     key.append("needs")
     return lines, key, needed
@@ -418,7 +418,7 @@ def _brief(op: Primitive, given: list[str], extra: list[str]) -> tuple[list[str]
     for i, name in enumerate(op.tensors):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
         other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
-        if op.backward is not None and op.types[name] == "Tensor":
+        if op.gradient.backward is not None and op.types[name] == "Tensor":
             other += [f"{name} is {earlier}" for earlier in op.tensors[:i] if op.types[earlier] == "Tensor"]
         brief += other
         guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)

@@ -245,7 +245,7 @@ def evidences() -> Mapping[str, Evidence]:
 
 def forward_of(op: Primitive) -> Primitive | None:
     """The op whose gradient this is; None for a forward op."""
-    return next((other for other in primitives().values() if other.backward == op.name), None)
+    return next((other for other in primitives().values() if other.gradient.backward == op.name), None)
 
 
 def evidence(op: Primitive) -> Evidence:

@@ -68,7 +68,7 @@ class _Registered(torch.autograd.function._SingleLevelFunction):
         op = recipe.op
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.set_materialize_grads(False)
-        if op.nondifferentiable:
+        if op.gradient.nondifferentiable:
             ctx.mark_non_differentiable(*recipe.nondifferentiable(outputs))
         recipe.save(ctx, args, outputs)
         ctx.recipe, ctx.asked = recipe, state.effective()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,8 @@ class Implementation:
 
     op: its name. name: unique within the op; a request, a profile's preference and a lockfile name a line by it.
     backend: what compiles and launches it; by default the name's part before the dot. A request by backend takes any
-    line of that backend, in the menu's order. where: "package.module:function". when: every clause must hold.
+    line of that backend, in the menu's order. where: "package.module:function"; `menu` completes what a line of a
+    package leaves out of ``op`` and ``where``. when: every clause must hold.
     accumulation: its declared class (docs/parity.md). roundings: the permitted rounding points that it uses.
     deterministic: bitwise equal runs; "asked": where torch.use_deterministic_algorithms asks for them (``reads`` names
     it then). batch_invariant: a sample gives the same bits alone and in any batch (gate G6). replayable: what it
@@ -41,7 +43,7 @@ class Implementation:
 
     op: str
     name: str
-    where: str
+    where: str = ""
     backend: str = ""
     when: tuple[Clause, ...] = ()
     accumulation: str = "fp32"
@@ -86,16 +88,21 @@ def _function(where: str) -> Callable[..., Any]:
     return loaded
 
 
-def menu(
-    package: str, name: str, ops: str, *, module: str | None = None, function: str | None = None, **declared: Any
-) -> tuple[Implementation, ...]:
-    """Menu lines of one name for several ops of a family.
+def menu(package: str, *lines: Implementation) -> tuple[Implementation, ...]:
+    """The lines of a family, whose package is named once.
 
-    package: the family's package. name: of the line. ops: space-separated names. module: of the kernels, by default
-    "BACKEND_kernels". function: its launcher, by default of the op's name. declared: fields of `Implementation`.
+    A line may name several ops, separated by spaces: it is one line for each of them. Of ``where`` it may give the
+    package's own module ("hopper_kernels", by default "BACKEND_kernels"), the function (":recurrent", by default the
+    op's name), or both ("hopper_kernels:forward").
     """
-    where = f"{package}.{module or name.partition('.')[0] + '_kernels'}"
-    return tuple(Implementation(op=op, name=name, where=f"{where}:{function or op}", **declared) for op in ops.split())
+    return tuple(
+        dataclasses.replace(line, op=op, where=_complete(package, line, op)) for line in lines for op in line.op.split()
+    )
+
+
+def _complete(package: str, line: Implementation, op: str) -> str:
+    module, _, function = line.where.partition(":")
+    return f"{package}.{module or line.backend + '_kernels'}:{function or op}"
 
 
 def named(lines: Sequence[Implementation], names: Sequence[str]) -> list[Implementation]:

@@ -97,8 +97,51 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Primitive:
-    """An op as a record. ``parameters`` are in schema order; ``tensors`` names those that are tensors."""
+class Gradient:
+    """How an op differentiates.
+
+    backward: the primitive that computes gradients; its parameters that are not ``grad...`` say what forward saves.
+    None: the op has no gradient. grads: the forward arguments that its results belong to (a tuple shares one result).
+    nondifferentiable: outputs that have no gradient.
+    """
+
+    backward: str | None = None
+    grads: tuple[str | tuple[str, ...], ...] = ()
+    nondifferentiable: tuple[str, ...] = ()
+
+    @property
+    def owners(self) -> tuple[tuple[str, ...], ...]:
+        """For each result of the backward, the forward arguments whose gradient it is."""
+        return tuple((g,) if isinstance(g, str) else g for g in self.grads)
+
+
+_NO_GRADIENT = Gradient()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What evidence about an implementation is held against: how far it may be off, and what may not matter.
+
+    bound: the error terms of a result (see docs/parity.md). accumulate: the class of accumulation of the definition.
+    roundings: the rounding points that are permitted. rounded: gives the definition with a set of them applied, where
+    the body does not show them. reduction: how many terms are summed for one element of a result. batch: inputs and
+    outputs along whose leading axis samples are independent, each with the dimensions of one sample (an input that has
+    no more, or a leading axis of 1, is shared); or why there are none. unseen: replaces in place what some results may
+    not depend on, and returns a mask of those for each output; None where everything matters.
+    """
+
+    bound: Callable[..., Any]
+    accumulate: str = "fp32"
+    roundings: tuple[Rounding, ...] = ()
+    rounded: Callable[[frozenset[str]], Callable[..., Any]] | None = None
+    reduction: Callable[..., int] | None = None
+    batch: Mapping[str, int] | str = "the op declares no batch axis"
+    unseen: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What an op means. ``parameters`` are in schema order, ``types`` what they are there; `primitive` has the rest."""
 
     name: str
     body: Callable[..., Any]
@@ -108,23 +151,11 @@ class Primitive:
     check: Callable[..., None]
     meta: Callable[..., Any]
     cost: Callable[..., Cost]
-    bound: Callable[..., Any]
-    accumulate: str
-    roundings: tuple[Rounding, ...]
-    backward: str | None
-    grads: tuple[tuple[str, ...], ...]
     lower: Callable[..., Any] | None
     autocast: tuple[Literal["fp32", "low"], str] | None
-    nondifferentiable: tuple[str, ...]
-    rounded: Callable[[frozenset[str]], Callable[..., Any]] | None
-    batch: Mapping[str, int] | str
-    reduction: Callable[..., int] | None
-    unseen: Callable[..., Any] | None
     mutates: Mapping[str, str]
     dtypes: Mapping[str, tuple[torch.dtype, ...]]
     added: Mapping[str, Any]
-    namespace: dict[str, Any] = field(repr=False, compare=False)
-    doc: str = field(default="", repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,13 +209,22 @@ class Primitive:
         bound.apply_defaults()
         return tuple(bound.arguments[n] for n in self.names)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Primitive(Meaning):
+    """An op as a record: what it means, how it differentiates, and what evidence about it is held against."""
+
+    gradient: Gradient
+    limits: Limits
+    namespace: dict[str, Any] = field(repr=False, compare=False)
+
     def saved(self, backward: Primitive) -> tuple[str, ...]:
         """What forward saves: the backward's parameters that are not gradients of outputs."""
         return tuple(n for n in backward.names if n not in self.gradient_names())
 
     def gradient_names(self) -> dict[str, int]:
         """Backward parameter name -> index of the output whose gradient it is."""
-        own = [(i, n) for i, n in enumerate(self.outputs) if n not in self.nondifferentiable]
+        own = [(i, n) for i, n in enumerate(self.outputs) if n not in self.gradient.nondifferentiable]
         return {"grad": own[0][0]} if len(own) == 1 else {f"grad_{name}": i for i, name in own}
 
 
@@ -199,18 +239,10 @@ def primitive(
     check: Callable[..., None],
     meta: Callable[..., Any],
     cost: Callable[..., Cost],
-    bound: Callable[..., Any],
-    accumulate: str = "fp32",
-    roundings: tuple[Rounding, ...] = (),
-    backward: str | None = None,
-    grads: tuple[str | tuple[str, ...], ...] = (),
+    limits: Limits,
+    gradient: Gradient = _NO_GRADIENT,
     lower: Callable[..., Any] | Literal["definition"] | None = None,
     autocast: tuple[Literal["fp32", "low"], str] | None = None,
-    nondifferentiable: tuple[str, ...] = (),
-    rounded: Callable[[frozenset[str]], Callable[..., Any]] | None = None,
-    batch: Mapping[str, int] | str = "the op declares no batch axis",
-    reduction: Callable[..., int] | None = None,
-    unseen: Callable[..., Any] | None = None,
     mutates: Mapping[str, str] = MappingProxyType({}),
     dtypes: Mapping[str, tuple[torch.dtype, ...]] = MappingProxyType({}),
     added: tuple[str, ...] = (),
@@ -219,21 +251,14 @@ def primitive(
     """Turn a definition into an op.
 
     outputs: names of what the schema returns. check: raises ArgumentError, takes the op's arguments. meta: empty
-    outputs of the right shape, dtype and strides (also the fake implementation). bound: the error terms of a result
-    (see docs/parity.md). backward: the primitive that computes gradients; its parameters that are not ``grad...`` say
-    what forward saves. grads: the forward arguments that its results belong to (a tuple shares one result).
-    lower: what torch.compile traces ("definition", another function, or None for an opaque call).
-    autocast: the dtype that autocast gives the op, on devices where PyTorch's list has the ATen op that is named beside
-    it. rounded: gives the definition with a set of its permitted roundings applied, where the body does not show them.
-    batch: inputs and outputs along whose leading axis samples are independent, each with the dimensions of one sample
-    (an input that has no more, or a leading axis of 1, is shared); or why there are none. reduction: how many terms are
-    summed for one element of a result. unseen: replaces in place what some results may not depend on, and returns a
-    mask of those for each output; None where everything matters. mutates: arguments that are written over -> the
-    output that is written there. The definition computes values and writes over nothing; a kernel returns the argument
-    itself in the output's place, and the schema, which may not return an argument, leaves that output out. dtypes: of
-    the tensors that are not of the float dtype under test, those that they may have, the usual one first. added: the
-    last parameters that came after the op did, whose defaults, None or a bool, mean what it meant before. They stand in
-    the schema with them, so that a saved program holds, and a lockfile's region says nothing of a default.
+    outputs of the right shape, dtype and strides (also the fake implementation). lower: what torch.compile traces
+    ("definition", another function, or None for an opaque call). autocast: the dtype that autocast gives the op, on
+    devices where PyTorch's list has the ATen op that is named beside it. mutates: arguments that are written over ->
+    the output that is written there. The definition computes values and writes over nothing; a kernel returns the
+    argument itself in the output's place, and the schema, which may not return an argument, leaves that output out.
+    dtypes: of the tensors that are not of the float dtype under test, those that they may have, the usual one first.
+    added: the last parameters that came after the op did, whose defaults, None or a bool, mean what it meant before.
+    They stand in the schema with them, so that a saved program holds; a lockfile's region says nothing of a default.
     Parameters are annotated as Tensor, float, int, bool, str or torch.dtype, each ``| None`` where it is optional, or
     as list[Tensor], list[int] or list[float]. Results have shapes that follow from shapes and scalars. An op with a
     list of tensors names no backward.
@@ -250,8 +275,8 @@ def primitive(
         later = {p.name: p.default for p in parameters[len(parameters) - len(added) :]}
         if tuple(later) != added or not all(value is None or isinstance(value, bool) for value in later.values()):
             raise ArgumentError("primitive", f"{op}: added", added, "its last parameters, None or a bool by default")
-        if backward is not None and "Tensor[]" in types.values():
-            raise ArgumentError("primitive", f"{op}'s backward", backward, "None: it has a list of tensors")
+        if gradient.backward is not None and "Tensor[]" in types.values():
+            raise ArgumentError("primitive", f"{op}'s backward", gradient.backward, "None: it has a list of tensors")
         namespace: dict[str, Any] = {"_resolve": body}
         source = _entry_source(op, parameters, namespace)
         exec(compile(source, f"<ferryman op {op}>", "exec"), namespace)  # noqa: S102 - built from our own signature
@@ -267,23 +292,14 @@ def primitive(
             check=check,
             meta=meta,
             cost=cost,
-            bound=bound,
-            accumulate=accumulate,
-            roundings=roundings,
-            backward=backward,
-            grads=tuple((g,) if isinstance(g, str) else g for g in grads),
             lower=body if lower == "definition" else lower,
             autocast=autocast,
-            nondifferentiable=nondifferentiable,
-            rounded=rounded,
-            batch=batch,
-            reduction=reduction,
-            unseen=unseen,
             mutates=mutates,
             dtypes=dtypes,
             added=later,
+            gradient=gradient,
+            limits=limits,
             namespace=namespace,
-            doc=inspect.getdoc(body) or "",
         )
         return typing.cast("Callable[P, R]", entry)
 

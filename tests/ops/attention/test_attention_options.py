@@ -118,7 +118,7 @@ def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
     given = (weight, None, q, k, v, out, ops.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)[1])
     args = double(tuple(x.detach() if isinstance(x, Tensor) else x for x in given))
     full_args = (*args, True, None, None, 0.0, None, sinks.detach().double(), None, None, False)
-    terms = BACKWARD.bound(full_args, BACKWARD.body(*full_args))
+    terms = BACKWARD.limits.bound(full_args, BACKWARD.body(*full_args))
     for got, want, term in zip(found, wanted, terms, strict=False):
         # the backward's own bound, and what the saved output's and log-sum-exp's float32 roundings move
         room = 2.0**-24 * (2 * term["accumulate"] + want.abs() + 8 * term["storage"] if "storage" in term else 0.0)

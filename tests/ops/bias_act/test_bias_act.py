@@ -60,7 +60,7 @@ def test_the_definition_is_pytorchs_functional_of_the_sum(activation: str) -> No
         x, bias, name, alpha = drawn(activation, kind)
         z = x if bias is None else x + bias
         exact = THEIRS[activation](z)
-        (terms,) = OP.bound((x, bias, name, alpha), (exact,))
+        (terms,) = OP.limits.bound((x, bias, name, alpha), (exact,))
         assert beyond(OP.body(x, bias, name, alpha), exact, terms) <= 1, kind
 
 
@@ -74,7 +74,7 @@ def test_the_backward_is_autograd_of_pytorchs_functional(activation: str) -> Non
         grad = double(materialise(CASES[f"{activation}_{kind}"], OP, torch.float32, 7))[0]
         exact = torch.autograd.grad(THEIRS[activation](leaves[0] + leaves[1]), leaves, grad)
         got = BACKWARD.body(grad, x, bias, name, alpha)
-        terms = BACKWARD.bound((grad, x, bias, name, alpha), exact)
+        terms = BACKWARD.limits.bound((grad, x, bias, name, alpha), exact)
         for mine, theirs, allowed in zip(got, exact, terms, strict=True):
             assert beyond(mine, theirs, allowed) <= 1, kind
 
@@ -90,7 +90,7 @@ def test_the_definition_is_transformers_activation(mine: str, theirs: str) -> No
     activations = pytest.importorskip("transformers.activations")
     x = drawn(mine, "plain")[0]
     exact = activations.ACT2FN[theirs](x)
-    (terms,) = OP.bound((x, None, mine, None), (exact,))
+    (terms,) = OP.limits.bound((x, None, mine, None), (exact,))
     assert beyond(OP.body(x, None, mine, None), exact, terms) <= 1
 
 
@@ -98,7 +98,7 @@ def test_the_definition_is_transformers_activation(mine: str, theirs: str) -> No
 def test_another_activation_is_beyond_the_bound(activation: str) -> None:
     x, bias, name, alpha = drawn(activation, "bias")
     exact = THEIRS[activation](x + bias)
-    (terms,) = OP.bound((x, bias, name, alpha), (exact,))
+    (terms,) = OP.limits.bound((x, bias, name, alpha), (exact,))
     for other in set(ACTIVATIONS) - {activation}:
         assert beyond(OP.body(x, bias, other, ALPHA.get(other)), exact, terms) > 100, other
     assert beyond(OP.body(x, None, name, alpha), exact, terms) > 100
@@ -108,7 +108,7 @@ def test_another_activation_is_beyond_the_bound(activation: str) -> None:
 def test_alpha_is_what_pytorchs_functionals_take_without_one() -> None:
     z = torch.linspace(-3, 3, 64, dtype=torch.float64)
     assert torch.equal(OP.body(z, None, "leaky_relu", None), functional.leaky_relu(z))
-    (terms,) = OP.bound((z, None, "elu", None), (functional.elu(z),))
+    (terms,) = OP.limits.bound((z, None, "elu", None), (functional.elu(z),))
     assert beyond(OP.body(z, None, "elu", None), functional.elu(z), terms) <= 1
 
 
@@ -132,7 +132,7 @@ def test_it_runs_through_dispatch_compiled_and_trains() -> None:
         bias_act(*leaves, "silu").backward(torch.ones_like(y))
     assert list(trace.calls) == [("bias_act", "torch"), ("bias_act_backward", "torch")]
     wanted = BACKWARD.body(*double((torch.ones_like(y), x, bias)), "silu", None)
-    terms = BACKWARD.bound((*double((torch.ones_like(y), x, bias)), "silu", None), wanted)
+    terms = BACKWARD.limits.bound((*double((torch.ones_like(y), x, bias)), "silu", None), wanted)
     for leaf, exact, allowed in zip(leaves, wanted, terms, strict=True):
         assert leaf.grad is not None
         room = 2.0**-8 * exact.abs() + 2.0**-24 * allowed["accumulate"] + allowed["absolute"]

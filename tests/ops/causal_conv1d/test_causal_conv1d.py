@@ -47,7 +47,7 @@ def test_the_definition_is_pytorchs_convolution(name: str) -> None:
     values = double(materialise(CASES[name], OP, torch.float32))
     y, final = OP.body(*values)
     exact = theirs(*values)
-    terms, _ = OP.bound(values, (exact, final))
+    terms, _ = OP.limits.bound(values, (exact, final))
     assert float(((y - exact).abs() / (2.0**-53 * (terms["accumulate"] + exact.abs()) + 1e-300)).max()) <= 1
     width = values[1].shape[1]
     whole = functional.pad(values[0], (width - 1, 0)) if values[3] is None else torch.cat((values[3], values[0]), -1)
@@ -62,7 +62,7 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
         torch.randn(shape, generator=generator).to(dtype) for shape in ((2, 21, 9), (21, 4), (21,), (2, 21, 3))
     )
     exact, last = OP.body(*double((x, weight, bias, state)), "silu")
-    terms, _ = OP.bound((*double((x, weight, bias, state)), "silu"), (exact, last))
+    terms, _ = OP.limits.bound((*double((x, weight, bias, state)), "silu"), (exact, last))
     parts, kept = [], state
     for piece in x.split(split, -1):
         with ferryman.trace() as trace:
@@ -91,7 +91,7 @@ def test_the_bound_holds_for_the_worst_roundings_and_is_not_much_larger() -> Non
     x = 1 + torch.rand((1, 4096, 40), generator=generator) * 2.0**-3
     weight = 1 + torch.rand((4096, 4), generator=generator) * 2.0**-3
     exact, last = OP.body(*double((x, weight)), None, None, None)
-    terms, _ = OP.bound((*double((x, weight)), None, None, None), (exact, last))
+    terms, _ = OP.limits.bound((*double((x, weight)), None, None, None), (exact, last))
     got, _ = causal_conv1d(x, weight)
     assert 0.15 < ratio(got, exact, terms, 0.0) <= 1
 
@@ -121,7 +121,7 @@ PLANTED: dict[str, Callable[..., Tensor]] = {
 def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     values, wide = taken("width_4", torch.float32)
     exact, final = OP.body(*wide)
-    terms, _ = OP.bound(wide, (exact, final))
+    terms, _ = OP.limits.bound(wide, (exact, final))
     assert ratio(causal_conv1d(*values)[0], exact, terms, 2.0**-24) <= 1
     assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 20
 
@@ -150,7 +150,7 @@ def test_the_backward_is_autograd_of_pytorchs_convolution(name: str) -> None:
         else [torch.zeros_like(t) for t in given]
     )
     got = BACKWARD.body(*values)
-    terms = BACKWARD.bound(values, got)
+    terms = BACKWARD.limits.bound(values, got)
     for mine, leaf, allowed in zip(got, leaves, terms, strict=False):
         if isinstance(leaf, Tensor):
             exact = next(wanted)
@@ -167,7 +167,7 @@ def test_it_runs_through_dispatch_and_trains() -> None:
     assert list(trace.calls) == [("causal_conv1d", "torch"), ("causal_conv1d_backward", "torch")]
     ones = double((torch.ones_like(y), torch.ones_like(final)))
     exact = BACKWARD.body(*ones, *wide)
-    terms = BACKWARD.bound((*ones, *wide), exact)
+    terms = BACKWARD.limits.bound((*ones, *wide), exact)
     for leaf, wanted, allowed in zip(leaves, exact, terms, strict=False):
         assert ratio(leaf.grad, wanted, allowed, 2.0**-24) <= 1
     again = torch.ops.ferryman.causal_conv1d.default(*values)

@@ -48,7 +48,7 @@ def test_the_gradient_adds_up_the_places_of_each_id(name: str) -> None:
         if 0 <= i < len(weight):
             wanted[i] += row * (1.0 if scale is None else scale)
     got = BACKWARD.body(*values)
-    (terms,) = BACKWARD.bound(values, (wanted,))
+    (terms,) = BACKWARD.limits.bound(values, (wanted,))
     assert bool(((got - wanted).abs() <= 2.0**-53 * (terms["accumulate"] + wanted.abs())).all())
 
 

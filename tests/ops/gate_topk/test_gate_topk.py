@@ -138,17 +138,19 @@ def test_either_choice_is_right_only_where_scores_are_within_their_rounding() ->
     args = (logits.double(), 2, "sigmoid", bias, 1, 1, False, 1.0, torch.int64)
     exact = OP.body(*args)
     assert exact[1].tolist() == [[1, 2]]
-    weights, ids = OP.bound(args, exact)
+    weights, ids = OP.limits.bound(args, exact)
     assert ids["absolute"].tolist() == [[1.0, 1.0]]
     apart = float(score[1] - score[2])
     assert float((weights["absolute"] - apart).abs().max()) < 1e-9
     args = (logits.double(), 3, *args[2:])
     exact = OP.body(*args)
-    assert exact[1].tolist() == [[1, 2, 3]] and OP.bound(args, exact)[1]["absolute"].tolist() == [[1.0, 1.0, 0.0]]
+    assert exact[1].tolist() == [[1, 2, 3]] and OP.limits.bound(args, exact)[1]["absolute"].tolist() == [
+        [1.0, 1.0, 0.0]
+    ]
     # without a bias the logits themselves are compared, however near
     near = torch.tensor([[1.0, 1.0 + 2.0**-23, 0.0]])
     plain = (near.double(), 2, "sigmoid", None, 1, 1, True, 1.0, torch.int64)
-    assert OP.bound(plain, OP.body(*plain))[1]["absolute"].tolist() == [[0.0, 0.0]]
+    assert OP.limits.bound(plain, OP.body(*plain))[1]["absolute"].tolist() == [[0.0, 0.0]]
     assert ops.gate_topk(near, 2, "sigmoid")[1].tolist() == [[1, 0]]
 
 
@@ -170,7 +172,7 @@ def test_gradients_are_autograds(scoring: str, renormalise: bool) -> None:
         (got,) = torch.autograd.grad(weights, own, cotangent)
     assert not ids.requires_grad and list(trace.calls) == [("gate_topk", "torch"), ("gate_topk_backward", "torch")]
     args = (cotangent.double(), logits.double(), ids, scoring, renormalise, 1.5)
-    (terms,) = registry.primitive("gate_topk_backward").bound(args, (exact,))
+    (terms,) = registry.primitive("gate_topk_backward").limits.bound(args, (exact,))
     assert bool(((got - exact).abs() <= 2.0**-24 * (terms["accumulate"] + exact.abs()) + 2.0**-44).all())
 
 

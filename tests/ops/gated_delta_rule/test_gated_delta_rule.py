@@ -76,7 +76,7 @@ def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float, acc
 def test_the_definition_is_a_product_of_matrices(name: str) -> None:
     values = double(materialise(CASES[name], OP, torch.float32))
     exact = matrices(*values)
-    for got, truth, terms in zip(OP.body(*values), exact, OP.bound(values, exact), strict=True):
+    for got, truth, terms in zip(OP.body(*values), exact, OP.limits.bound(values, exact), strict=True):
         assert ratio(got, truth, terms, 0.0, 2.0**-53) <= 1
 
 
@@ -90,7 +90,7 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     g, beta = -torch.rand(2, length, 4, generator=generator), torch.rand(2, length, 4, generator=generator).to(dtype)
     values = (q, k, v, g, beta, None, None, True)
     exact = OP.body(*double(values))
-    terms = OP.bound(double(values), exact)
+    terms = OP.limits.bound(double(values), exact)
     made: list[Tensor] = []
     kept: Tensor | None = None
     at = 0
@@ -116,7 +116,7 @@ def test_keys_that_are_nearly_the_same_lose_no_digits(alike: float) -> None:
     values = (k, k, v, None, beta, None, None, True)
     exact = OP.body(*double(values))
     y, state = gated_delta_rule(*values)
-    terms = OP.bound(double(values), exact)
+    terms = OP.limits.bound(double(values), exact)
     assert ratio(y, exact[0], terms[0], 2.0**-24) <= 1 and ratio(state, exact[1], terms[1], 2.0**-24) <= 1
     assert float((y - exact[0]).abs().max()) <= 2.0**-17 * float(exact[0].abs().max())
 
@@ -141,7 +141,7 @@ def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     values = materialise(CASES["state"], OP, torch.float32)
     wide = double(values)
     exact = OP.body(*wide)
-    terms = OP.bound(wide, exact)[0]
+    terms = OP.limits.bound(wide, exact)[0]
     assert ratio(gated_delta_rule(*values)[0], exact[0], terms, 2.0**-24) <= 1
     assert ratio(PLANTED[error](*wide), exact[0], terms, 2.0**-24) > 3
 
@@ -195,7 +195,7 @@ def test_the_backward_is_autograd_of_the_product_of_matrices(name: str) -> None:
         matrices(*given), [v for v in given if isinstance(v, Tensor)], (known["grad_y"], known["grad_final_state"])
     )
     found = BACKWARD.body(*backward_args(known))
-    there = [g for g, names in zip(found, OP.grads, strict=True) if known[names[0]] is not None]
+    there = [g for g, names in zip(found, OP.gradient.owners, strict=True) if known[names[0]] is not None]
     for got, exact in zip(there, want, strict=True):
         assert float((got - exact).abs().max()) <= 2.0**-44 * float(exact.abs().max())
 
@@ -213,7 +213,7 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
     assert set(trace.calls) == {("gated_delta_rule", "torch"), ("gated_delta_rule_backward", "torch")}
     known |= {f"grad_{n}": c.double() for n, c in zip(OP.outputs, cotangents, strict=True)}
     exact = BACKWARD.body(*backward_args(known))
-    every = zip(exact, BACKWARD.bound(backward_args(known), exact), OP.grads, strict=True)
+    every = zip(exact, BACKWARD.limits.bound(backward_args(known), exact), OP.gradient.owners, strict=True)
     there = [(want, terms) for want, terms, names in every if known[names[0]] is not None]
     for got, (want, terms) in zip(found, there, strict=True):
         assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
@@ -223,11 +223,11 @@ def test_planted_errors_of_gradients_are_beyond_their_bounds() -> None:
     """Of one token, a hundredth is seen; of many, a token late, another head's, the state's decay left out."""
     args = backward_args(by_name(double(materialise(CASES["token"], OP, torch.float32))))
     exact = BACKWARD.body(*args)
-    for want, terms in zip(exact, BACKWARD.bound(args, exact), strict=True):
+    for want, terms in zip(exact, BACKWARD.limits.bound(args, exact), strict=True):
         assert ratio(1.01 * want, want, terms, 2.0**-24) > 1
     known = by_name(double(materialise(CASES["state"], OP, torch.float32)))
     exact = BACKWARD.body(*backward_args(known))
-    bounds = BACKWARD.bound(backward_args(known), exact)
+    bounds = BACKWARD.limits.bound(backward_args(known), exact)
     wrong = {
         "no decay": BACKWARD.body(*backward_args(known | {"g": torch.zeros_like(known["g"])})),
         "no gradient of the state": BACKWARD.body(*backward_args(known | {"grad_final_state": None})),

@@ -57,7 +57,7 @@ def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float, acc
 def test_the_definition_is_the_formula(name: str) -> None:
     args = double(materialise(CASES[name], OP, torch.float32, 3))
     wanted = formula(*args)
-    (terms,) = OP.bound(args, (wanted,))
+    (terms,) = OP.limits.bound(args, (wanted,))
     assert ratio(OP.body(*args), wanted, terms, 0.0, 2.0**-53) <= 1
 
 
@@ -70,7 +70,7 @@ def test_the_backward_is_autograd_of_the_formula(name: str) -> None:
     wanted = torch.autograd.grad(y, leaves, grad)
     given = (grad, x, z, weight, eps, size, first, activation)
     whole = (*wanted, x.new_empty(0))[:3]
-    for got, truth, terms in zip(BACKWARD.body(*given), whole, BACKWARD.bound(given, whole), strict=True):
+    for got, truth, terms in zip(BACKWARD.body(*given), whole, BACKWARD.limits.bound(given, whole), strict=True):
         assert got.numel() == 0 or ratio(got, truth, terms, 0.0, 2.0**-53) <= 1
 
 
@@ -86,10 +86,10 @@ def test_dispatch_serves_forward_and_backward(dtype: torch.dtype, first: bool) -
     assert dict(traced.calls) == {("gated_rms_norm", "torch"): 1, ("gated_rms_norm_backward", "torch"): 1}
     args = double((x.detach(), z.detach(), w.detach(), 1e-6, 32, first, True, "silu"))
     exact = OP.body(*args)
-    assert y.dtype is dtype and ratio(y.detach(), exact, OP.bound(args, (exact,))[0], UNITS[dtype]) <= 1
+    assert y.dtype is dtype and ratio(y.detach(), exact, OP.limits.bound(args, (exact,))[0], UNITS[dtype]) <= 1
     given = (grad.double(), *args[:6], "silu")
     truths = BACKWARD.body(*given)
-    for leaf, truth, terms in zip((x, z, w), truths, BACKWARD.bound(given, truths), strict=True):
+    for leaf, truth, terms in zip((x, z, w), truths, BACKWARD.limits.bound(given, truths), strict=True):
         assert leaf.grad is not None and leaf.grad.dtype is dtype
         assert ratio(leaf.grad, truth, terms, UNITS[dtype]) <= 1
 
@@ -117,7 +117,7 @@ def test_planted_errors_are_beyond_the_bound(error: str, name: str) -> None:
     values = materialise(CASES[name], OP, torch.float32, 2)
     wide = double(values)
     exact = OP.body(*wide)
-    (terms,) = OP.bound(wide, (exact,))
+    (terms,) = OP.limits.bound(wide, (exact,))
     assert ratio(ops.gated_rms_norm(*values), exact, terms, 2.0**-24) <= 1
     assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 10
 
@@ -128,7 +128,7 @@ def test_what_the_casts_round_is_within_their_term_and_no_matter_of_other_sizes(
     x, z, w = (torch.randn(s, generator=generator).bfloat16() for s in ((64, 96), (64, 96), (96,)))
     args = (x.double(), z.double(), w.double(), 1e-6, None, first, True, "silu")
     exact = OP.body(*args)
-    term = OP.bound(args, (exact,))[0]["storage"] * 2.0**-8
+    term = OP.limits.bound(args, (exact,))[0]["storage"] * 2.0**-8
     a = functional.silu(z.double())
     n = formula(x.double(), z.double(), None, 1e-6, None, True) / a if first else None
     rounded = (n if n is not None else OP.body(args[0], args[1], None, *args[3:6], False, "silu")).bfloat16().double()

@@ -46,7 +46,7 @@ def test_the_definition_is_pytorchs_loss_of_whole_logits(name: str) -> None:
     values = drawn(name)
     loss, lse = OP.body(*values)
     exact = whole(values)
-    assert bool((loss - exact).abs() <= room(OP.bound(values, (exact, lse))[0], exact))
+    assert bool((loss - exact).abs() <= room(OP.limits.bound(values, (exact, lse))[0], exact))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,7 +59,7 @@ def test_the_gradients_are_autograds_of_whole_logits(name: str) -> None:
     backward, grad = registry.primitive("linear_cross_entropy_backward"), torch.ones((), dtype=torch.float64)
     args = (grad, x, weight, target, bias, lse, *rest, True, True)
     got = backward.body(*args)
-    for value, exact, terms in zip(got, wanted, backward.bound(args, got), strict=False):
+    for value, exact, terms in zip(got, wanted, backward.limits.bound(args, got), strict=False):
         assert bool(((value - exact).abs() <= room(terms, exact)).all())
 
 
@@ -77,7 +77,7 @@ def test_a_definition_that_is_wrong_in_one_argument_is_caught(name: str) -> None
     values = drawn("everything")
     exact = whole(values)
     loss, lse = OP.body(*WRONG[name](values))
-    assert not bool((loss - exact).abs() <= 100 * room(OP.bound(values, (exact, lse))[0], exact))
+    assert not bool((loss - exact).abs() <= 100 * room(OP.limits.bound(values, (exact, lse))[0], exact))
 
 
 def test_many_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,12 +94,12 @@ def test_many_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
             loss = linear_cross_entropy(*leaves[:2], target, leaves[2], *rest)
             loss.backward()
         assert {name for _, name in trace.calls} == {"torch"} and len(trace.calls) == 2
-        terms = OP.bound(double((x, weight, target, bias, *rest)), (exact_loss, exact_lse))[0]
+        terms = OP.limits.bound(double((x, weight, target, bias, *rest)), (exact_loss, exact_lse))[0]
         unit = 2.0**-24
         assert float((loss.detach() - exact_loss).abs()) <= unit * float(
             terms["accumulate"] + terms["logits"] + exact_loss.abs()
         )
-        for leaf, wanted, found in zip(leaves, exact, backward.bound(args, exact), strict=True):
+        for leaf, wanted, found in zip(leaves, exact, backward.limits.bound(args, exact), strict=True):
             assert leaf.grad is not None
             allowed = unit * (sum(found[n] for n in ("accumulate", "logits", "slope", "split-k")) + wanted.abs())
             assert bool(((leaf.grad - wanted).abs() <= allowed + 2.0**-126).all())

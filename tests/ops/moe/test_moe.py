@@ -46,7 +46,7 @@ def inside(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) ->
 def test_the_definition_is_a_loop_over_rows(name: str) -> None:
     values = double(materialise(cases("grouped_linear")[name], GROUPED, torch.float32))
     exact = plain(*values)
-    (terms,) = GROUPED.bound(values, (exact,))
+    (terms,) = GROUPED.limits.bound(values, (exact,))
     assert inside(GROUPED.body(*values), exact, terms, U)
     moved = (values[0], values[1].roll(1, 0), values[2])
     assert not inside(GROUPED.body(*moved), exact, terms, 100 * U)
@@ -86,7 +86,7 @@ def test_the_definition_is_transformers_experts(which: str) -> None:
     with torch.no_grad():
         exact = module(x, ids, weights)
         args = (x, module.gate_up_proj, module.down_proj, ids, weights, "silu", None)
-        (terms,) = LAYER.bound(args, (exact,))
+        (terms,) = LAYER.limits.bound(args, (exact,))
         assert inside(LAYER.body(*args), exact, terms, U)
         assert not inside(LAYER.body(*args[:5], "gelu", None), exact, terms, 100 * U)
         halves = args[1].roll(20, 1)
@@ -104,7 +104,7 @@ def test_slots_of_no_expert_add_nothing_and_bias_is_added() -> None:
                 h = gate_up[e] @ x[token] + bias[e, : 2 * inner]
                 a = h[:inner] / (1 + torch.exp(-h[:inner])) * h[inner:]
                 exact[token] += w * (down[e] @ a + bias[e, 2 * inner :])
-    (terms,) = LAYER.bound(args, (exact,))
+    (terms,) = LAYER.limits.bound(args, (exact,))
     assert inside(LAYER.body(*args), exact, terms, U)
     poisoned = weights.masked_fill((ids < 0) | (ids >= len(down)), float("nan"))
     assert inside(LAYER.body(x, gate_up, down, ids, poisoned, "silu", bias), exact, terms, U)
@@ -131,7 +131,7 @@ def test_gradients_are_autograds() -> None:
     assert ("grouped_linear_backward", "torch.loop") in trace.calls
     backward = registry.primitive("grouped_linear_backward")
     args = (cotangent.double(), x.detach().double(), weight.detach().double(), offsets, True, True)
-    for mine, theirs, terms in zip(got, exact, backward.bound(args, exact), strict=True):
+    for mine, theirs, terms in zip(got, exact, backward.limits.bound(args, exact), strict=True):
         assert inside(mine.double(), theirs, terms, 2.0**-24)
 
 
@@ -152,7 +152,7 @@ def test_gradients_of_a_layer_are_autograds_and_idle_experts_have_none() -> None
     leaves = [t.detach() for t in wide]
     args = (cotangent.double(), *leaves[:3], ids, leaves[3], activation, leaves[4], *(True,) * 5)
     backward = registry.primitive("moe_experts_backward")
-    for mine, theirs, terms in zip(got, exact, backward.bound(args, backward.body(*args)), strict=True):
+    for mine, theirs, terms in zip(got, exact, backward.limits.bound(args, backward.body(*args)), strict=True):
         assert inside(mine.double(), theirs, terms, 2.0**-24)
     assert not any(bool(t[2].any()) for t in (got[1], got[2], got[4]))
     outside = (ids < 0) | (ids >= len(down))

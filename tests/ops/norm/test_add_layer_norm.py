@@ -37,7 +37,7 @@ def beyond(got: Tensor, wanted: Tensor, terms: dict[str, Tensor], unit: float = 
 def test_the_definition_is_pytorchs_functional_of_the_sum(name: str) -> None:
     args = double(materialise(CASES[name], OP, torch.float32, 3))
     wanted = exact(*args)
-    for got, truth, terms in zip(OP.body(*args), wanted, OP.bound(args, wanted), strict=True):
+    for got, truth, terms in zip(OP.body(*args), wanted, OP.limits.bound(args, wanted), strict=True):
         assert beyond(got, truth, terms) <= 1
 
 
@@ -52,7 +52,7 @@ def test_the_backward_is_autograd_of_pytorchs_functional(name: str, read: bool) 
     grads = [torch.randn_like(y, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]
     wanted = torch.autograd.grad((y, s), leaves, grads if read else [grads[0], torch.zeros_like(s)])
     given = (grads[0], grads[1] if read else None, (x + residual), weight, bias, eps)
-    terms = BACKWARD.bound(given, wanted)
+    terms = BACKWARD.limits.bound(given, wanted)
     for got, truth, allowed in zip(BACKWARD.body(*given), wanted, terms, strict=False):
         assert beyond(got, truth, allowed) <= 1
 
@@ -67,7 +67,7 @@ def test_rounding_the_sum_moves_the_result_within_its_term(mean: float, dtype: t
     args = (x.double(), residual.double(), weight, None, 1e-5)
     wanted = exact(*args)
     moved = functional.layer_norm((x + residual).double(), (96,), weight, None, 1e-5)
-    term = OP.bound(args, wanted)[0]["storage"] * UNITS[dtype]
+    term = OP.limits.bound(args, wanted)[0]["storage"] * UNITS[dtype]
     worst = float(((moved - wanted[0]).abs() / (term + 2.0**-40)).max())
     assert 2.0**-12 < worst <= 1  # within it, and it is no matter of other sizes
 

@@ -64,7 +64,7 @@ def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> 
 def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
     _, wide = taken(name)
     y, final = OP.body(*wide)
-    (terms, _), exact = OP.bound(wide, (y, final)), pairs(*wide)
+    (terms, _), exact = OP.limits.bound(wide, (y, final)), pairs(*wide)
     # exponents are differences of sums here: each is off by the length times a recurrence's
     room = 2.0**-53 * (terms["accumulate"] + exact.abs()) * 4 * wide[0].shape[1]
     assert bool(((y - exact).abs() <= room + 1e-300).all())
@@ -76,7 +76,7 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     values, wide = taken("state", dtype)
     x, dt, a, b, c, d, z, bias, kept, softplus = values
     exact, last = OP.body(*wide)
-    terms, state_terms = OP.bound(wide, (exact, last))
+    terms, state_terms = OP.limits.bound(wide, (exact, last))
     found = []
     for parts in zip(*(m.split(split, 1) for m in (x, dt, b, c, z)), strict=True):
         with ferryman.trace() as trace:
@@ -91,7 +91,7 @@ def test_a_long_sequence_is_taken_in_spans(monkeypatch: pytest.MonkeyPatch) -> N
     """PyTorch's line makes the decays of a few tokens at once where all would take too much memory."""
     values, wide = taken("state")
     exact, last = OP.body(*wide)
-    terms, state_terms = OP.bound(wide, (exact, last))
+    terms, state_terms = OP.limits.bound(wide, (exact, last))
     module = importlib.import_module("ferryman.ops.selective_scan.torch_kernels")
     monkeypatch.setattr(module, "SPAN_BYTES", 4 * 2 * 12 * 16 * 5)
     with ferryman.use(selective_scan="torch"):
@@ -110,7 +110,7 @@ def test_channels_before_the_length_are_read_where_they_lie() -> None:
     with ferryman.trace() as trace:
         y, _ = ops.selective_scan(*turned)
     assert list(trace.calls) == [("selective_scan", "torch")] and y.is_contiguous()
-    assert ratio(y, exact, OP.bound(wide, (exact, last))[0], 2.0**-24) <= 1
+    assert ratio(y, exact, OP.limits.bound(wide, (exact, last))[0], 2.0**-24) <= 1
 
 
 def shifted(at: int, by: int) -> Callable[..., Tensor]:
@@ -152,7 +152,7 @@ PLANTED: dict[str, Callable[..., Tensor]] = {
 def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     _, wide = taken("state")
     exact, final = OP.body(*wide)
-    terms, _ = OP.bound(wide, (exact, final))
+    terms, _ = OP.limits.bound(wide, (exact, final))
     assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 1
 
 
@@ -204,7 +204,9 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
         zip(OP.gradient_names(), (w.double() for w in weights), strict=True)
     )
     args = tuple(given[n] for n in BACKWARD.names)
-    exact = [g for g, names in zip(BACKWARD.body(*args), OP.grads, strict=True) if given[names[0]] is not None]
+    exact = [
+        g for g, names in zip(BACKWARD.body(*args), OP.gradient.owners, strict=True) if given[names[0]] is not None
+    ]
     return args, list(found), exact, trace.calls
 
 
@@ -213,10 +215,10 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
     args, found, exact, calls = slopes(name, dtype)
     assert set(calls) == {("selective_scan", "torch"), ("selective_scan_backward", "torch")}
-    every = BACKWARD.bound(args, BACKWARD.body(*args))
+    every = BACKWARD.limits.bound(args, BACKWARD.body(*args))
     there = [
         t
-        for t, names in zip(every, OP.grads, strict=True)
+        for t, names in zip(every, OP.gradient.owners, strict=True)
         if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
     ]
     for got, want, terms in zip(found, exact, there, strict=True):
@@ -234,17 +236,17 @@ def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -
     known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
     args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
     found = BACKWARD.body(*args)
-    terms = BACKWARD.bound(args, found)
-    there = [i for i, names in enumerate(OP.grads) if known[names[0]] is not None]
+    terms = BACKWARD.limits.bound(args, found)
+    there = [i for i, names in enumerate(OP.gradient.owners) if known[names[0]] is not None]
     for i, exact in zip(there, want, strict=True):
         room = 2.0**-53 * 64 * (16 + y.shape[1]) * (terms[i]["accumulate"] + exact.abs()) + 1e-300
-        assert bool(((found[i] - exact).abs() <= room).all()), OP.grads[i]
+        assert bool(((found[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
     args, _, _, _ = slopes("small", torch.float32)
     exact = BACKWARD.body(*args)
-    for terms, want in zip(BACKWARD.bound(args, exact), exact, strict=True):
+    for terms, want in zip(BACKWARD.limits.bound(args, exact), exact, strict=True):
         if want.dim() > 1 and want.numel():
             assert ratio(want * (1 + 2.0**-6), want, terms, 2.0**-24) > 1
             assert ratio(want.roll(1, 1), want, terms, 2.0**-24) > 5

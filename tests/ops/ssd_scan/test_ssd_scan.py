@@ -87,7 +87,7 @@ def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...
 def test_the_definition_is_the_sum_over_pairs(name: str) -> None:
     _, wide = taken(name)
     y, final = OP.body(*wide)
-    (terms, _), exact = OP.bound(wide, (y, final)), pairs(*wide)
+    (terms, _), exact = OP.limits.bound(wide, (y, final)), pairs(*wide)
     assert bool(((y - exact).abs() <= 2.0**-53 * (terms["accumulate"] + exact.abs()) + 1e-300).all())
 
 
@@ -97,7 +97,7 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     values, wide = taken("state", dtype)
     x, dt, a, b, c, d, bias, kept, softplus, *_ = values
     exact, last = OP.body(*wide)
-    terms, state_terms = OP.bound(wide, (exact, last))
+    terms, state_terms = OP.limits.bound(wide, (exact, last))
     found = []
     for parts in zip(*(m.split(split, 1) for m in (x, dt, b, c)), strict=True):
         with ferryman.trace() as trace:
@@ -172,7 +172,7 @@ PLANTED: dict[str, Callable[..., Tensor]] = {
 def test_planted_errors_are_beyond_the_bound(error: str) -> None:
     values, wide = taken("state")
     exact, final = OP.body(*wide)
-    terms, _ = OP.bound(wide, (exact, final))
+    terms, _ = OP.limits.bound(wide, (exact, final))
     assert ratio(ssd_scan(*values)[0], exact, terms, 2.0**-24) <= 1
     assert ratio(PLANTED[error](*wide), exact, terms, 2.0**-24) > 5
 
@@ -184,7 +184,7 @@ def test_the_bound_is_no_more_than_a_few_hundred_roundings() -> None:
     dt = 0.001 + 0.05 * torch.rand(1, 300, 2, generator=generator).double()
     args = (x, dt, torch.tensor([-1.0, -4.0]).double(), b, c, None, None, None, False, False, None, None)
     y, final = OP.body(*args)
-    terms, _ = OP.bound(args, (y, final))
+    terms, _ = OP.limits.bound(args, (y, final))
     assert float((2.0**-24 * terms["accumulate"] / y).max()) < 5e-4
 
 
@@ -222,7 +222,9 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
         zip(OP.gradient_names(), (w.double() for w in weights), strict=True)
     )
     args = tuple(given[n] for n in BACKWARD.names)
-    exact = [g for g, names in zip(BACKWARD.body(*args), OP.grads, strict=True) if given[names[0]] is not None]
+    exact = [
+        g for g, names in zip(BACKWARD.body(*args), OP.gradient.owners, strict=True) if given[names[0]] is not None
+    ]
     return args, list(found), exact, trace.calls
 
 
@@ -231,10 +233,10 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
     args, found, exact, calls = slopes(name, dtype)
     assert set(calls) == {("ssd_scan", "torch"), ("ssd_scan_backward", "torch")}
-    every = BACKWARD.bound(args, BACKWARD.body(*args))
+    every = BACKWARD.limits.bound(args, BACKWARD.body(*args))
     there = [
         t
-        for t, names in zip(every, OP.grads, strict=True)
+        for t, names in zip(every, OP.gradient.owners, strict=True)
         if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
     ]
     for got, want, terms in zip(found, exact, there, strict=True):
@@ -252,17 +254,17 @@ def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -
     known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
     args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
     found = BACKWARD.body(*args)
-    terms = BACKWARD.bound(args, found)
-    there = [i for i, names in enumerate(OP.grads) if known[names[0]] is not None]
+    terms = BACKWARD.limits.bound(args, found)
+    there = [i for i, names in enumerate(OP.gradient.owners) if known[names[0]] is not None]
     for i, exact in zip(there, want, strict=True):
         room = 2.0**-53 * 64 * (16 + y.shape[1]) * (terms[i]["accumulate"] + exact.abs()) + 1e-300
-        assert bool(((found[i] - exact).abs() <= room).all()), OP.grads[i]
+        assert bool(((found[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
     args, _, _, _ = slopes("small", torch.float32)
     exact = BACKWARD.body(*args)
-    for terms, want in zip(BACKWARD.bound(args, exact), exact, strict=True):
+    for terms, want in zip(BACKWARD.limits.bound(args, exact), exact, strict=True):
         if want.dim() > 1 and want.numel():
             assert ratio(want * (1 + 2.0**-6), want, terms, 2.0**-24) > 1
             assert ratio(want.roll(1, 1), want, terms, 2.0**-24) > 5
@@ -321,7 +323,7 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
 def test_a_result_in_float32_is_rounded_nowhere(dtype: torch.dtype) -> None:
     values, wide = taken("float32_result", dtype)
     exact, final = OP.body(*wide)
-    terms, _ = OP.bound(wide, (exact, final))
+    terms, _ = OP.limits.bound(wide, (exact, final))
     with ferryman.trace() as trace:
         y, _ = ssd_scan(*values)
     assert list(trace.calls) == [("ssd_scan", "torch")]

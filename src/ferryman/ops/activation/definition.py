@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, Rounding, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, Rounding, primitive, wide
 
 ROUNDED_ACTIVATION = Rounding("activation", "the activation is rounded to the storage dtype before the product")
 FLUSH = 2.0**-126  # exp of a large negative argument may flush to zero; the product inherits it
@@ -96,13 +96,14 @@ def _silu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up: _check("silu_mul", gate, up),
     meta=lambda gate, up: gate.new_empty(gate.shape),
     cost=lambda gate, up: _cost(gate, 3),
-    bound=_silu_bound,
-    roundings=(ROUNDED_ACTIVATION,),
-    rounded=lambda roundings: functools.partial(_silu, roundings=roundings),
-    batch={"gate": 0, "up": 0, "y": 0},
-    reduction=_one_term,
-    backward="silu_mul_backward",
-    grads=("gate", "up"),
+    limits=Limits(
+        bound=_silu_bound,
+        roundings=(ROUNDED_ACTIVATION,),
+        rounded=lambda roundings: functools.partial(_silu, roundings=roundings),
+        batch={"gate": 0, "up": 0, "y": 0},
+        reduction=_one_term,
+    ),
+    gradient=Gradient(backward="silu_mul_backward", grads=("gate", "up")),
     lower="definition",
 )
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -120,11 +121,13 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     check=lambda grad, gate, up: _check("silu_mul_backward", gate, up, grad),
     meta=lambda grad, gate, up: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     cost=lambda grad, gate, up: _cost(gate, 5),
-    bound=_silu_gradient_bound,
-    roundings=(ROUNDED_ACTIVATION,),
-    batch=_BACKWARD_BATCH,
-    reduction=_one_term,
-    rounded=lambda roundings: functools.partial(_silu_gradient, roundings=roundings),
+    limits=Limits(
+        bound=_silu_gradient_bound,
+        roundings=(ROUNDED_ACTIVATION,),
+        batch=_BACKWARD_BATCH,
+        reduction=_one_term,
+        rounded=lambda roundings: functools.partial(_silu_gradient, roundings=roundings),
+    ),
 )
 def silu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of `silu_mul`: (grad_gate, grad_up)."""
@@ -204,13 +207,14 @@ def _gelu_gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict
     check=lambda gate, up, approximate: _check("gelu_mul", gate, up, None, approximate),
     meta=lambda gate, up, approximate: gate.new_empty(gate.shape),
     cost=lambda gate, up, approximate: _cost(gate, 3),
-    bound=_gelu_bound,
-    roundings=(ROUNDED_ACTIVATION,),
-    batch={"gate": 0, "up": 0, "y": 0},
-    reduction=_one_term,
-    rounded=lambda roundings: functools.partial(_gelu, roundings=roundings),
-    backward="gelu_mul_backward",
-    grads=("gate", "up"),
+    limits=Limits(
+        bound=_gelu_bound,
+        roundings=(ROUNDED_ACTIVATION,),
+        batch={"gate": 0, "up": 0, "y": 0},
+        reduction=_one_term,
+        rounded=lambda roundings: functools.partial(_gelu, roundings=roundings),
+    ),
+    gradient=Gradient(backward="gelu_mul_backward", grads=("gate", "up")),
     lower="definition",
 )
 def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
@@ -228,11 +232,13 @@ def gelu_mul(gate: Tensor, up: Tensor, approximate: str = "tanh") -> Tensor:
     check=lambda grad, gate, up, approximate: _check("gelu_mul_backward", gate, up, grad, approximate),
     meta=lambda grad, gate, up, approximate: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     cost=lambda grad, gate, up, approximate: _cost(gate, 5),
-    bound=_gelu_gradient_bound,
-    roundings=(ROUNDED_ACTIVATION,),
-    batch=_BACKWARD_BATCH,
-    reduction=_one_term,
-    rounded=lambda roundings: functools.partial(_gelu_gradient, roundings=roundings),
+    limits=Limits(
+        bound=_gelu_gradient_bound,
+        roundings=(ROUNDED_ACTIVATION,),
+        batch=_BACKWARD_BATCH,
+        reduction=_one_term,
+        rounded=lambda roundings: functools.partial(_gelu_gradient, roundings=roundings),
+    ),
 )
 def gelu_mul_backward(grad: Tensor, gate: Tensor, up: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """Gradients of `gelu_mul`: (grad_gate, grad_up)."""

@@ -14,7 +14,7 @@ from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.attention import bounds
 from ferryman.ops.attention.scores import grouped, probabilities, scores, sink_share, with_sink
-from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Rounding, first_of, primitive, public, wide
+from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Gradient, Limits, Rounding, first_of, primitive, public, wide
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
@@ -240,17 +240,18 @@ def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
     cost=lambda q, k, v, causal, scale, window, softcap, mask, sinks=None, key_range=None, chunk=None: _cost(
         q, k, v, causal, window, chunk, (1, 1), 2
     ),
-    bound=bounds.attention,
-    roundings=(ROUNDED_P, ROUNDED_O),
-    rounded=_with_roundings,
+    limits=Limits(
+        bound=bounds.attention,
+        roundings=(ROUNDED_P, ROUNDED_O),
+        rounded=_with_roundings,
+        batch={"q": 3, "k": 3, "v": 3, "mask": 3, "key_range": 1, "out": 3, "lse": 2},
+        unseen=_future,
+        reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),
+    ),
     dtypes={"mask": (torch.bool, *STORAGE_DTYPES), "sinks": STORAGE_DTYPES, "key_range": (torch.int32,)},
-    backward="attention_backward",
-    grads=("q", "k", "v", "sinks", "mask"),
+    gradient=Gradient(backward="attention_backward", grads=("q", "k", "v", "sinks", "mask")),
     autocast=("low", "aten::scaled_dot_product_attention"),
     added=("sinks", "key_range", "chunk"),
-    batch={"q": 3, "k": 3, "v": 3, "mask": 3, "key_range": 1, "out": 3, "lse": 2},
-    unseen=_future,
-    reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),
 )
 def attention_with_lse(
     q: Tensor,
@@ -372,26 +373,28 @@ def _meta_backward(
     cost=lambda grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *options: _cost(
         q, k, v, causal, window, options[2] if len(options) > 2 else None, (3, 2), 4
     ),
-    bound=bounds.attention_backward,
-    roundings=(ROUNDED_P, ROUNDED_DS),
+    limits=Limits(
+        bound=bounds.attention_backward,
+        roundings=(ROUNDED_P, ROUNDED_DS),
+        batch={
+            "grad_out": 3,
+            "grad_lse": 2,
+            "q": 3,
+            "k": 3,
+            "v": 3,
+            "out": 3,
+            "lse": 2,
+            "mask": 3,
+            "key_range": 1,
+            "grad_q": 3,
+            "grad_k": 3,
+            "grad_v": 3,
+        },
+        reduction=lambda grad_out, grad_lse, q, k, *rest: max(k.shape[2], q.shape[2] * (q.shape[1] // k.shape[1])),
+        rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
+    ),
     dtypes={"mask": (torch.bool, *STORAGE_DTYPES), "sinks": STORAGE_DTYPES, "key_range": (torch.int32,)},
     added=("sinks", "key_range", "chunk", "need_mask"),
-    batch={
-        "grad_out": 3,
-        "grad_lse": 2,
-        "q": 3,
-        "k": 3,
-        "v": 3,
-        "out": 3,
-        "lse": 2,
-        "mask": 3,
-        "key_range": 1,
-        "grad_q": 3,
-        "grad_k": 3,
-        "grad_v": 3,
-    },
-    reduction=lambda grad_out, grad_lse, q, k, *rest: max(k.shape[2], q.shape[2] * (q.shape[1] // k.shape[1])),
-    rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
 )
 def attention_backward(
     grad_out: Tensor,

@@ -23,9 +23,8 @@ from ferryman.ops.clauses import (
     vendor,
     when_interpreted,
 )
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.attention"
 _HALF = dtypes("q", torch.float16, torch.bfloat16)
 _DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
 _FEW = 16  # rows of the least tile that a matrix unit takes
@@ -137,84 +136,77 @@ _NO_LSE = (absent("grad_lse"), _NORMAL, _NO_BIAS_GRADIENT)
 _ADDED: dict[str, Any] = {"roundings": ("p", "ds"), "accumulation": "split-k", "deterministic": False, "partial": True}
 _TRACED: dict[str, Any] = {"roundings": ("p", "o"), "partial": True, "traced": "attention_traced"}
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch.cudnn", "attention", function="attention_cudnn", when=_CUDNN, **_TRACED),
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.attention",
+    Implementation(op="attention", name="torch.cudnn", where=":attention_cudnn", when=_CUDNN, **_TRACED),
     # of one query cuDNN divides the keys, and adds the parts as they come
-    *menu(
-        _HERE,
-        "torch.cudnn_decode",
-        "attention",
-        function="attention_cudnn",
+    Implementation(
+        op="attention",
+        name="torch.cudnn_decode",
+        where=":attention_cudnn",
         when=_CUDNN_DECODE,
         deterministic=False,
         **_TRACED,
     ),
-    *menu(_HERE, "torch.flash", "attention", function="attention_flash", when=_FLASH_NVIDIA, **_TRACED),
-    *menu(_HERE, "torch.aotriton", "attention", function="attention_flash", when=_FLASH_AMD, **_TRACED),
-    *menu(_HERE, "torch.efficient", "attention", function="attention_efficient", when=_EFFICIENT, **_TRACED),
-    *menu(_HERE, "torch.cpu", "attention", function="attention_cpu", when=_CPU, **_TRACED),
-    *menu(_HERE, "torch.composed", "attention", function="attention_composed", composed=True),
-    *menu(
-        _HERE,
-        "torch.cudnn",
-        "attention_backward",
-        function="attention_backward_cudnn",
+    Implementation(op="attention", name="torch.flash", where=":attention_flash", when=_FLASH_NVIDIA, **_TRACED),
+    Implementation(op="attention", name="torch.aotriton", where=":attention_flash", when=_FLASH_AMD, **_TRACED),
+    Implementation(op="attention", name="torch.efficient", where=":attention_efficient", when=_EFFICIENT, **_TRACED),
+    Implementation(op="attention", name="torch.cpu", where=":attention_cpu", when=_CPU, **_TRACED),
+    Implementation(op="attention", name="torch.composed", where=":attention_composed", composed=True),
+    Implementation(
+        op="attention_backward",
+        name="torch.cudnn",
+        where=":attention_backward_cudnn",
         when=(*_CUDNN, absent("mask"), *_ALL_KEYS, *_NO_LSE),
         **_ADDED,
     ),
-    *menu(
-        _HERE,
-        "torch.flash",
-        "attention_backward",
-        function="attention_backward_flash",
+    Implementation(
+        op="attention_backward",
+        name="torch.flash",
+        where=":attention_backward_flash",
         when=(*_FLASH_NVIDIA, *_NO_LSE),
         **_ADDED,
     ),
-    *menu(
-        _HERE,
-        "torch.aotriton",
-        "attention_backward",
-        function="attention_backward_flash",
+    Implementation(
+        op="attention_backward",
+        name="torch.aotriton",
+        where=":attention_backward_flash",
         when=(*_FLASH_AMD, *_NO_LSE),
         **_ADDED,
     ),
-    *menu(
-        _HERE,
-        "torch.efficient",
-        "attention_backward",
-        function="attention_backward_efficient",
+    Implementation(
+        op="attention_backward",
+        name="torch.efficient",
+        where=":attention_backward_efficient",
         when=(*_EFFICIENT, *_NO_LSE),
         **_ADDED,
     ),
-    *menu(_HERE, "torch.composed", "attention_backward", function="attention_backward_composed", composed=True),
-    *menu(
-        _HERE,
-        "triton.hopper",
-        "attention",
-        module="hopper_kernels",
+    Implementation(op="attention_backward", name="torch.composed", where=":attention_backward_composed", composed=True),
+    Implementation(
+        op="attention",
+        name="triton.hopper",
+        where="hopper_kernels",
         when=(*_ON_HOPPER, positive("scale")),
         roundings=("p", "o"),
         replayable=True,
         partial=True,
     ),
-    *menu(
-        _HERE,
-        "triton.decode",
-        "attention",
-        function="attention_decode",
+    Implementation(
+        op="attention",
+        name="triton.decode",
+        where=":attention_decode",
         when=(*_DOT, _ONE_TILE),
         roundings=("p",),
         replayable=True,
         configurations="configurations",
         partial=True,
     ),
-    *menu(_HERE, "triton.tiled", "attention", when=_DOT, roundings=("p",), replayable=True),
+    Implementation(op="attention", name="triton.tiled", when=_DOT, roundings=("p",), replayable=True),
     # On Hopper the tiles of keys add to dQ in the order in which they come.
-    *menu(
-        _HERE,
-        "triton.hopper",
-        "attention_backward",
-        module="hopper_backward_kernels",
+    Implementation(
+        op="attention_backward",
+        name="triton.hopper",
+        where="hopper_backward_kernels",
         when=(*_ON_HOPPER, _NUMBERED, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         deterministic="asked",
@@ -223,20 +215,18 @@ IMPLEMENTATIONS = (
         partial=True,
     ),
     # RDNA3's matrix instruction wants both operands twice in registers: there it spills at any tile from D128 on.
-    *menu(
-        _HERE,
-        "triton.decode",
-        "attention_backward",
-        module="few_queries_kernels",
+    Implementation(
+        op="attention_backward",
+        name="triton.decode",
+        where="few_queries_kernels",
         when=(*_DOT, _HALF, *_PLAIN[1:], *_ALL_KEYS, _ONE_WIDTH, _ONE_TILE, lacking("wmma"), _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         replayable=True,
         partial=True,
     ),
-    *menu(
-        _HERE,
-        "triton.tiled",
-        "attention_backward",
+    Implementation(
+        op="attention_backward",
+        name="triton.tiled",
         when=(*_DOT, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         replayable=True,

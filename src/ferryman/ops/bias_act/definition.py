@@ -12,7 +12,7 @@ from torch.nn import functional
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.bias_act import bounds
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 QUICK = 1.702
 _ROOT = math.sqrt(2 / math.pi)
@@ -129,11 +129,8 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[bounds.Te
     check=lambda x, bias, activation, alpha: _check("bias_act", x, bias, activation, alpha),
     meta=lambda x, bias, activation, alpha: x.new_empty(x.shape),
     cost=lambda x, bias, activation, alpha: _cost(x, bias, 2, 1),
-    bound=_bound,
-    batch={"x": 1, "y": 1},
-    reduction=lambda *args: 1,
-    backward="bias_act_backward",
-    grads=("x", "bias"),
+    limits=Limits(bound=_bound, batch={"x": 1, "y": 1}, reduction=lambda *args: 1),
+    gradient=Gradient(backward="bias_act_backward", grads=("x", "bias")),
     lower="definition",
 )
 def bias_act(x: Tensor, bias: Tensor | None = None, activation: str = "gelu", alpha: float | None = None) -> Tensor:
@@ -158,9 +155,11 @@ def bias_act(x: Tensor, bias: Tensor | None = None, activation: str = "gelu", al
         x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
     ),
     cost=lambda grad, x, bias, activation, alpha: _cost(x, bias, 3, 2),
-    bound=_gradient_bound,
-    batch={"grad": 1, "x": 1, "grad_x": 1},
-    reduction=lambda grad, x, bias, *rest: 1 if bias is None else max(1, x.numel() // max(x.shape[-1], 1)),
+    limits=Limits(
+        bound=_gradient_bound,
+        batch={"grad": 1, "x": 1, "grad_x": 1},
+        reduction=lambda grad, x, bias, *rest: 1 if bias is None else max(1, x.numel() // max(x.shape[-1], 1)),
+    ),
 )
 def bias_act_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, activation: str, alpha: float | None

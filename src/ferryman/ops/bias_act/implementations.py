@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.bias_act"
 _OPS = "bias_act bias_act_backward"
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", _OPS),
-    *menu(_HERE, "triton", _OPS, batch_invariant=True, replayable=True),
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.bias_act",
+    Implementation(op=_OPS, name="torch"),
+    Implementation(op=_OPS, name="triton", batch_invariant=True, replayable=True),
 )

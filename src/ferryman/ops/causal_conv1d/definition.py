@@ -11,7 +11,7 @@ from torch.nn import functional
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.causal_conv1d import bounds
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 ACTIVATIONS = (None, "silu", "swish")
 
@@ -92,12 +92,13 @@ def _future(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor] | No
     check=lambda *args: _check("causal_conv1d", *args),
     meta=lambda x, weight, *rest: (_empty(x), x.new_empty((x.shape[0], x.shape[1], weight.shape[1] - 1))),
     cost=lambda x, weight, bias, initial_state, activation: _cost(x, weight, bias, initial_state, 2, 2),
-    bound=bounds.forward,
-    backward="causal_conv1d_backward",
-    grads=("x", "weight", "bias", "initial_state"),
-    batch={"x": 2, "initial_state": 2, "y": 2, "final_state": 2},
-    reduction=lambda x, weight, *rest: weight.shape[1] + 1,
-    unseen=_future,
+    limits=Limits(
+        bound=bounds.forward,
+        batch={"x": 2, "initial_state": 2, "y": 2, "final_state": 2},
+        reduction=lambda x, weight, *rest: weight.shape[1] + 1,
+        unseen=_future,
+    ),
+    gradient=Gradient(backward="causal_conv1d_backward", grads=("x", "weight", "bias", "initial_state")),
 )
 def causal_conv1d(
     x: Tensor,
@@ -146,16 +147,18 @@ def _meta_backward(
     cost=lambda grad_y, grad_final_state, x, weight, bias, initial_state, activation: _cost(
         x, weight, bias, initial_state, 3, 4 if activation is None else 6
     ),
-    bound=bounds.backward,
-    batch={
-        "grad_y": 2,
-        "grad_final_state": 2,
-        "x": 2,
-        "initial_state": 2,
-        "grad_x": 2,
-        "grad_initial_state": 2,
-    },
-    reduction=lambda grad_y, grad_final_state, x, weight, *rest: max(x.shape[0] * x.shape[2], weight.shape[1] + 1),
+    limits=Limits(
+        bound=bounds.backward,
+        batch={
+            "grad_y": 2,
+            "grad_final_state": 2,
+            "x": 2,
+            "initial_state": 2,
+            "grad_x": 2,
+            "grad_initial_state": 2,
+        },
+        reduction=lambda grad_y, grad_final_state, x, weight, *rest: max(x.shape[0] * x.shape[2], weight.shape[1] + 1),
+    ),
 )
 def causal_conv1d_backward(
     grad_y: Tensor,

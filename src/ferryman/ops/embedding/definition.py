@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -50,11 +50,8 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
     check=lambda ids, weight, scale: _check("embedding", ids, weight, scale),
     meta=lambda ids, weight, scale: weight.new_empty((*ids.shape, weight.shape[1])),
     cost=_cost,
-    bound=_bound,
-    backward="embedding_backward",
-    grads=("weight",),
-    batch={"ids": 0, "y": 1},
-    reduction=lambda ids, weight, scale: 1,
+    limits=Limits(bound=_bound, batch={"ids": 0, "y": 1}, reduction=lambda ids, weight, scale: 1),
+    gradient=Gradient(backward="embedding_backward", grads=("weight",)),
     dtypes={"ids": _INTEGERS},
 )
 def embedding(ids: Tensor, weight: Tensor, scale: float | None = None) -> Tensor:
@@ -102,9 +99,11 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
         float(grad.numel()),
         float((grad.numel() + weight.numel()) * weight.element_size() + ids.numel() * ids.element_size()),
     ),
-    bound=_gradient_bound,
-    batch="every id may name the same row of the table",
-    reduction=lambda grad, ids, weight, scale: max(ids.numel(), 1),
+    limits=Limits(
+        bound=_gradient_bound,
+        batch="every id may name the same row of the table",
+        reduction=lambda grad, ids, weight, scale: max(ids.numel(), 1),
+    ),
 )
 def embedding_backward(grad: Tensor, ids: Tensor, weight: Tensor, scale: float | None) -> Tensor:
     """Gradient of `embedding` for its table, dense: the sum of ``grad * scale`` over the places of each id.

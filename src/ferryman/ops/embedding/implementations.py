@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.embedding"
-
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "embedding", batch_invariant=True),
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.embedding",
+    Implementation(op="embedding", name="torch", batch_invariant=True),
     # atomic additions on GPUs, unless PyTorch is asked for deterministic algorithms
-    *menu(_HERE, "torch", "embedding_backward", deterministic="asked", composed=True),
-    *menu(_HERE, "triton", "embedding", batch_invariant=True, replayable=True),
-    *menu(_HERE, "triton", "embedding_backward"),
+    Implementation(op="embedding_backward", name="torch", deterministic="asked", composed=True),
+    Implementation(op="embedding", name="triton", batch_invariant=True, replayable=True),
+    Implementation(op="embedding_backward", name="triton"),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.gate_topk import bounds
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 SCORINGS = ("softmax", "sigmoid")
 IDS = (torch.int64, torch.int32)
@@ -75,12 +75,12 @@ def _cost(logits: Tensor, k: int, *rest: Any) -> Cost:
     check=_check,
     meta=_meta,
     cost=_cost,
-    bound=bounds.forward,
-    backward="gate_topk_backward",
-    grads=("logits",),
-    nondifferentiable=("topk_ids",),
-    batch={"logits": 1, "topk_weights": 1, "topk_ids": 1},
-    reduction=lambda logits, *rest: logits.shape[1],
+    limits=Limits(
+        bound=bounds.forward,
+        batch={"logits": 1, "topk_weights": 1, "topk_ids": 1},
+        reduction=lambda logits, *rest: logits.shape[1],
+    ),
+    gradient=Gradient(backward="gate_topk_backward", grads=("logits",), nondifferentiable=("topk_ids",)),
 )
 def gate_topk(
     logits: Tensor,
@@ -133,9 +133,11 @@ def _check_backward(
     cost=lambda grad, logits, *rest: Cost(
         8.0 * logits.numel(), float(2 * logits.numel() * logits.element_size() + grad.numel() * 12)
     ),
-    bound=bounds.backward,
-    batch={"grad": 1, "logits": 1, "topk_ids": 1, "grad_logits": 1},
-    reduction=lambda grad, logits, *rest: logits.shape[1],
+    limits=Limits(
+        bound=bounds.backward,
+        batch={"grad": 1, "logits": 1, "topk_ids": 1, "grad_logits": 1},
+        reduction=lambda grad, logits, *rest: logits.shape[1],
+    ),
     dtypes={"topk_ids": IDS},
 )
 def gate_topk_backward(

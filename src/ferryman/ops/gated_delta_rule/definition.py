@@ -10,7 +10,7 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.gated_delta_rule import bounds
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 
 def _check(
@@ -74,12 +74,13 @@ def _future(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     check=lambda *args: _check("gated_delta_rule", *args[:6]),
     meta=_meta,
     cost=_cost,
-    bound=bounds.forward,
-    backward="gated_delta_rule_backward",
-    grads=("q", "k", "v", "g", "beta", "initial_state"),
-    batch={"q": 3, "k": 3, "v": 3, "g": 2, "beta": 2, "initial_state": 3, "y": 3, "final_state": 3},
-    reduction=lambda q, *rest: max(1, q.shape[1] + q.shape[3]),
-    unseen=_future,
+    limits=Limits(
+        bound=bounds.forward,
+        batch={"q": 3, "k": 3, "v": 3, "g": 2, "beta": 2, "initial_state": 3, "y": 3, "final_state": 3},
+        reduction=lambda q, *rest: max(1, q.shape[1] + q.shape[3]),
+        unseen=_future,
+    ),
+    gradient=Gradient(backward="gated_delta_rule_backward", grads=("q", "k", "v", "g", "beta", "initial_state")),
 )
 def gated_delta_rule(
     q: Tensor,
@@ -152,13 +153,15 @@ def _cost_backward(
     check=lambda *args: _check("gated_delta_rule_backward", *args[2:8], *args[:2]),
     meta=_meta_backward,
     cost=_cost_backward,
-    bound=bounds.backward,
-    batch={
-        **dict.fromkeys(("grad_y", "grad_final_state", "q", "k", "v", "initial_state"), 3),
-        **dict.fromkeys(("grad_q", "grad_k", "grad_v", "grad_initial_state"), 3),
-        **dict.fromkeys(("g", "beta", "grad_g", "grad_beta"), 2),
-    },
-    reduction=lambda grad_y, grad_final_state, q, k, v, *rest: max(1, q.shape[1] + q.shape[3] + v.shape[3]),
+    limits=Limits(
+        bound=bounds.backward,
+        batch={
+            **dict.fromkeys(("grad_y", "grad_final_state", "q", "k", "v", "initial_state"), 3),
+            **dict.fromkeys(("grad_q", "grad_k", "grad_v", "grad_initial_state"), 3),
+            **dict.fromkeys(("g", "beta", "grad_g", "grad_beta"), 2),
+        },
+        reduction=lambda grad_y, grad_final_state, q, k, v, *rest: max(1, q.shape[1] + q.shape[3] + v.shape[3]),
+    ),
 )
 def gated_delta_rule_backward(
     grad_y: Tensor,

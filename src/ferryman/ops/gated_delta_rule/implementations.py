@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from ferryman.ops.clauses import at_most
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.gated_delta_rule"
 _OP = "gated_delta_rule"
 _BACKWARD = "gated_delta_rule_backward"
 # a program's part of the state, some columns of it, stays in registers
 _STATE = at_most("q.shape[3]", 256)
 _FEW = at_most("q.shape[1]", 16)
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", f"{_OP} {_BACKWARD}", composed=True),
-    *menu(
-        _HERE,
-        "triton.recurrent",
-        _OP,
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.gated_delta_rule",
+    Implementation(op=f"{_OP} {_BACKWARD}", name="torch", composed=True),
+    Implementation(
+        op=_OP,
+        name="triton.recurrent",
+        where=":recurrent",
         when=(_STATE, _FEW),
         batch_invariant=True,
         replayable=True,
-        function="recurrent",
         partial=True,
     ),
-    *menu(_HERE, "triton.chunked", _OP, batch_invariant=True, replayable=True),
-    *menu(_HERE, "triton", _BACKWARD, module="backward_kernels", batch_invariant=True, replayable=True),
+    Implementation(op=_OP, name="triton.chunked", batch_invariant=True, replayable=True),
+    Implementation(op=_BACKWARD, name="triton", where="backward_kernels", batch_invariant=True, replayable=True),
 )

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.gated_norm import bounds
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 
 def _check(
@@ -59,12 +59,13 @@ def _most_summed(grad: Tensor, *rest: object) -> int:
     ),
     meta=lambda x, *rest: x.new_empty(x.shape),
     cost=lambda x, gate, weight, *rest: Cost(9.0 * x.numel(), _bytes(x, gate, x, weight)),
-    bound=bounds.forward,
-    backward="gated_rms_norm_backward",
-    grads=("x", "gate", "weight"),
+    limits=Limits(
+        bound=bounds.forward,
+        batch={"x": 1, "gate": 1, "y": 1},
+        reduction=lambda x, gate, weight, eps, group_size, *rest: x.shape[-1] if group_size is None else group_size,
+    ),
+    gradient=Gradient(backward="gated_rms_norm_backward", grads=("x", "gate", "weight")),
     lower="definition",
-    batch={"x": 1, "gate": 1, "y": 1},
-    reduction=lambda x, gate, weight, eps, group_size, *rest: x.shape[-1] if group_size is None else group_size,
 )
 def gated_rms_norm(
     x: Tensor,
@@ -112,9 +113,9 @@ def gated_rms_norm(
         x.new_empty(0) if weight is None else torch.empty_like(weight, memory_format=torch.contiguous_format),
     ),
     cost=lambda grad, x, gate, weight, *rest: Cost(24.0 * x.numel(), _bytes(grad, x, gate, x, gate, weight, weight)),
-    bound=bounds.backward,
-    batch={"grad": 1, "x": 1, "gate": 1, "grad_x": 1, "grad_gate": 1},
-    reduction=_most_summed,
+    limits=Limits(
+        bound=bounds.backward, batch={"grad": 1, "x": 1, "gate": 1, "grad_x": 1, "grad_gate": 1}, reduction=_most_summed
+    ),
 )
 def gated_rms_norm_backward(
     grad: Tensor,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.gated_norm"
 _OPS = "gated_rms_norm gated_rms_norm_backward"
 
-IMPLEMENTATIONS = (*menu(_HERE, "torch", _OPS), *menu(_HERE, "triton", _OPS, replayable=True))
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.gated_norm",
+    Implementation(op=_OPS, name="torch"),
+    Implementation(op=_OPS, name="triton", replayable=True),
+)

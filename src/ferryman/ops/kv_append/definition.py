@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, public
+from ferryman.ops.primitive import Cost, Limits, primitive, public
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -73,9 +73,11 @@ def _like(cache: Tensor) -> Tensor:
     cost=lambda k, v, k_cache, v_cache, slots, *rest: Cost(
         0.0, float(2 * (k.numel() + v.numel()) * k.element_size() + slots.numel() * slots.element_size())
     ),
-    bound=lambda args, outputs: tuple({"accumulate": torch.zeros_like(o)} for o in outputs),  # nothing is rounded
-    batch="all tokens share the caches",
-    reduction=lambda *args: 1,
+    limits=Limits(
+        bound=lambda args, outputs: tuple({"accumulate": torch.zeros_like(o)} for o in outputs),  # nothing is rounded
+        batch="all tokens share the caches",
+        reduction=lambda *args: 1,
+    ),
     mutates={"k_cache": "k_cache", "v_cache": "v_cache"},
     dtypes={"slots": _INTEGERS},
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.kv_append"
-
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "kv_append"),
-    *menu(_HERE, "triton", "kv_append", replayable=True),
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.kv_append",
+    Implementation(op="kv_append", name="torch"),
+    Implementation(op="kv_append", name="triton", replayable=True),
 )

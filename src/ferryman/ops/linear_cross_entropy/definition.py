@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, Rounding, primitive, public, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, Rounding, primitive, public, wide
 
 ROUNDED_LOGITS = Rounding("logits", "a block of logits is rounded to the storage dtype")
 ROUNDED_SLOPE = Rounding("slope", "a block of the logits' gradient is rounded to the storage dtype")
@@ -112,14 +112,16 @@ def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor],
         x.new_empty(target.shape, dtype=_kind(x)),
     ),
     cost=lambda x, weight, *rest: _cost(x, weight, 1),
-    bound=_bound,
-    roundings=(ROUNDED_LOGITS,),
-    backward="linear_cross_entropy_backward",
-    grads=("x", "weight", "bias"),
-    nondifferentiable=("lse",),
+    limits=Limits(
+        bound=_bound,
+        roundings=(ROUNDED_LOGITS,),
+        batch={"x": 1, "target": 0, "lse": 0},
+        reduction=lambda x, weight, target, *rest: max(x.shape[-1], weight.shape[0], target.numel()),
+    ),
+    gradient=Gradient(
+        backward="linear_cross_entropy_backward", grads=("x", "weight", "bias"), nondifferentiable=("lse",)
+    ),
     autocast=("low", "aten::linear"),
-    batch={"x": 1, "target": 0, "lse": 0},
-    reduction=lambda x, weight, target, *rest: max(x.shape[-1], weight.shape[0], target.numel()),
     dtypes={"target": (torch.int64,)},
 )
 def linear_cross_entropy_with_lse(
@@ -247,10 +249,12 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
         x.new_empty(0) if bias is None else bias.new_empty(bias.shape),
     ),
     cost=lambda grad, x, weight, *rest: _cost(x, weight, 1 + rest[-2] + rest[-1]),
-    bound=_gradient_bound,
-    roundings=(ROUNDED_LOGITS, ROUNDED_SLOPE),
-    batch="every gradient is divided by the number of rows that count",
-    reduction=lambda grad, x, weight, target, *rest: max(x.shape[-1], weight.shape[0], target.numel()),
+    limits=Limits(
+        bound=_gradient_bound,
+        roundings=(ROUNDED_LOGITS, ROUNDED_SLOPE),
+        batch="every gradient is divided by the number of rows that count",
+        reduction=lambda grad, x, weight, target, *rest: max(x.shape[-1], weight.shape[0], target.numel()),
+    ),
 )
 def linear_cross_entropy_backward(
     grad: Tensor,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, Rounding, primitive, wide
+from ferryman.ops.primitive import Cost, Limits, Rounding, primitive, wide
 
 ZERO = 8  # what a stored value of 4 bits means 0 by
 ROUNDED_WEIGHT = Rounding("w", "the scaled weight is rounded to the storage dtype before the product")
@@ -91,12 +91,14 @@ def _rounded(roundings: frozenset[str]) -> Callable[..., Any]:
     check=_check,
     meta=lambda x, weight, *rest: x.new_empty((*x.shape[:-1], weight.shape[0])),
     cost=_cost,
-    bound=_bound,
-    roundings=(ROUNDED_WEIGHT,),
-    rounded=_rounded,
+    limits=Limits(
+        bound=_bound,
+        roundings=(ROUNDED_WEIGHT,),
+        rounded=_rounded,
+        batch={"x": 1, "y": 1},
+        reduction=lambda x, *rest: x.shape[-1],
+    ),
     autocast=("low", "aten::linear"),
-    batch={"x": 1, "y": 1},
-    reduction=lambda x, *rest: x.shape[-1],
     dtypes={"weight": (torch.uint8,)},
 )
 def linear_w4(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, group: int = 128) -> Tensor:

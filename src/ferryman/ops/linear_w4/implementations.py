@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from ferryman.ops.clauses import dtypes, multiple_of, unit_stride, when_interpreted
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.linear_w4"
 _WHEN = (
     when_interpreted(dtypes("x", torch.float32, torch.float16)),  # the interpreter has no bfloat16 dot
     multiple_of("group", 32),  # a block of one group has at least 16 even columns, the least that a matrix unit takes
     unit_stride("weight"),
 )
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "linear_w4", accumulation="split-k", roundings=("w",)),
-    *menu(_HERE, "triton", "linear_w4", when=_WHEN, replayable=True),
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.linear_w4",
+    Implementation(op="linear_w4", name="torch", accumulation="split-k", roundings=("w",)),
+    Implementation(op="linear_w4", name="triton", when=_WHEN, replayable=True),
 )

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 
 def _check(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor | None = None) -> None:
@@ -78,13 +78,10 @@ def _product_bytes(x: Tensor, weight: Tensor) -> float:
     check=lambda x, weight, bias: _check("linear", x, weight, bias),
     meta=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     cost=lambda x, weight, bias: Cost(2.0 * x.numel() * weight.shape[0], _product_bytes(x, weight)),
-    bound=_bound,
-    backward="linear_backward",
-    grads=("x", "weight", "bias"),
+    limits=Limits(bound=_bound, batch={"x": 1, "y": 1}, reduction=lambda x, weight, bias: x.shape[-1]),
+    gradient=Gradient(backward="linear_backward", grads=("x", "weight", "bias")),
     lower=functional.linear,
     autocast=("low", "aten::linear"),
-    batch={"x": 1, "y": 1},
-    reduction=lambda x, weight, bias: x.shape[-1],
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias``.
@@ -108,9 +105,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     cost=lambda grad, x, weight, bias, need_x, need_weight: Cost(
         2.0 * x.numel() * weight.shape[0] * (need_x + need_weight), _product_bytes(x, weight) * (need_x + need_weight)
     ),
-    bound=_gradient_bound,
-    batch={"grad": 1, "x": 1, "grad_x": 1},
-    reduction=lambda grad, x, weight, bias, need_x, need_weight: max(len(weight), math.prod(x.shape[:-1])),
+    limits=Limits(
+        bound=_gradient_bound,
+        batch={"grad": 1, "x": 1, "grad_x": 1},
+        reduction=lambda grad, x, weight, bias, need_x, need_weight: max(len(weight), math.prod(x.shape[:-1])),
+    ),
 )
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_x: bool, need_weight: bool

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from ferryman.ops.clauses import dtypes, feature, multiple_of, unit_stride, when_interpreted
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.matmul"
 _ALL = "linear linear_backward"
 # Triton 3.6's interpreter multiplies bfloat16 operands of tl.dot as raw integers.
 _DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
@@ -21,11 +20,17 @@ _HOPPER = (
     multiple_of("weight.stride[0]", 8),
 )
 
-IMPLEMENTATIONS = (
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.matmul",
     # cuBLAS may round split-K partials to the storage dtype: torch allows it by default.
-    *menu(_HERE, "torch", _ALL, accumulation="split-k"),
-    *menu(_HERE, "triton", _ALL, when=_DOT, replayable=True, reads=("tf32",), tf32="tf32-rz"),
-    *menu(
-        _HERE, "cuda", "linear", module="hopper_kernels", when=_HOPPER, replayable=True, configurations="configurations"
+    Implementation(op=_ALL, name="torch", accumulation="split-k"),
+    Implementation(op=_ALL, name="triton", when=_DOT, replayable=True, reads=("tf32",), tf32="tf32-rz"),
+    Implementation(
+        op="linear",
+        name="cuda",
+        where="hopper_kernels",
+        when=_HOPPER,
+        replayable=True,
+        configurations="configurations",
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.moe import bounds, gradient_bounds
-from ferryman.ops.primitive import Cost, Rounding, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, Rounding, primitive, wide
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ROUNDED_H = Rounding("h", "the first product is rounded to the storage dtype before the activation")
@@ -54,11 +54,8 @@ def _moved(x: Tensor, weight: Tensor) -> float:
     check=lambda x, weight, offsets: _check_grouped("grouped_linear", x, weight, offsets),
     meta=lambda x, weight, offsets: x.new_empty(x.shape[0], weight.shape[1]),
     cost=lambda x, weight, offsets: Cost(2.0 * x.numel() * weight.shape[1], _moved(x, weight)),
-    bound=bounds.grouped_linear,
-    backward="grouped_linear_backward",
-    grads=("x", "weight"),
-    batch=_NO_BATCH,
-    reduction=lambda x, weight, offsets: x.shape[1],
+    limits=Limits(bound=bounds.grouped_linear, batch=_NO_BATCH, reduction=lambda x, weight, offsets: x.shape[1]),
+    gradient=Gradient(backward="grouped_linear_backward", grads=("x", "weight")),
     dtypes={"offsets": (torch.int32,)},
 )
 def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
@@ -90,9 +87,11 @@ def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
         need_x * _moved(x, weight)
         + need_weight * float((x.numel() + grad.numel() + weight.numel()) * x.element_size()),
     ),
-    bound=bounds.grouped_linear_backward,
-    batch=_NO_BATCH,
-    reduction=lambda grad, x, weight, *rest: max(weight.shape[1], len(x)),
+    limits=Limits(
+        bound=bounds.grouped_linear_backward,
+        batch=_NO_BATCH,
+        reduction=lambda grad, x, weight, *rest: max(weight.shape[1], len(x)),
+    ),
     dtypes={"offsets": (torch.int32,)},
 )
 def grouped_linear_backward(
@@ -191,13 +190,14 @@ def _rounded(roundings: frozenset[str]) -> Callable[..., Any]:
     check=_check_experts,
     meta=lambda x, *rest: x.new_empty(x.shape),
     cost=_experts_cost,
-    bound=bounds.moe_experts,
-    roundings=(ROUNDED_H, ROUNDED_A, ROUNDED_Y),
-    rounded=_rounded,
-    backward="moe_experts_backward",
-    grads=("x", "gate_up", "down", "topk_weights", "bias"),
-    batch={"x": 1, "topk_ids": 1, "topk_weights": 1, "out": 1},
-    reduction=lambda x, gate_up, down, topk_ids, *rest: max(x.shape[1], down.shape[2], topk_ids.shape[1]),
+    limits=Limits(
+        bound=bounds.moe_experts,
+        roundings=(ROUNDED_H, ROUNDED_A, ROUNDED_Y),
+        rounded=_rounded,
+        batch={"x": 1, "topk_ids": 1, "topk_weights": 1, "out": 1},
+        reduction=lambda x, gate_up, down, topk_ids, *rest: max(x.shape[1], down.shape[2], topk_ids.shape[1]),
+    ),
+    gradient=Gradient(backward="moe_experts_backward", grads=("x", "gate_up", "down", "topk_weights", "bias")),
     dtypes={"topk_ids": (torch.int32, torch.int64)},
 )
 def moe_experts(
@@ -305,11 +305,13 @@ def _rounded_gradients(roundings: frozenset[str]) -> Callable[..., Any]:
     check=_check_gradients,
     meta=_gradients_meta,
     cost=_gradients_cost,
-    bound=gradient_bounds.moe_experts_backward,
-    roundings=(ROUNDED_H, ROUNDED_U, WEIGHTED_A, ROUNDED_DH, ROUNDED_DX),
-    rounded=_rounded_gradients,
-    batch={"grad": 1, "x": 1, "topk_ids": 1, "topk_weights": 1, "grad_x": 1, "grad_topk_weights": 1},
-    reduction=lambda grad, x, gate_up, down, topk_ids, *rest: max(*gate_up.shape[1:], topk_ids.numel()),
+    limits=Limits(
+        bound=gradient_bounds.moe_experts_backward,
+        roundings=(ROUNDED_H, ROUNDED_U, WEIGHTED_A, ROUNDED_DH, ROUNDED_DX),
+        rounded=_rounded_gradients,
+        batch={"grad": 1, "x": 1, "topk_ids": 1, "topk_weights": 1, "grad_x": 1, "grad_topk_weights": 1},
+        reduction=lambda grad, x, gate_up, down, topk_ids, *rest: max(*gate_up.shape[1:], topk_ids.numel()),
+    ),
     dtypes={"topk_ids": (torch.int32, torch.int64)},
 )
 def moe_experts_backward(

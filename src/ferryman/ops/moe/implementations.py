@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from ferryman.ops.clauses import absent, dtypes, feature, multiple_of, one_of, when_interpreted
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.moe"
 _GROUPED = "grouped_linear grouped_linear_backward"
 # Triton's interpreter multiplies bfloat16 operands of tl.dot as raw integers.
 _DOT = (when_interpreted(dtypes("x", torch.float32, torch.float16)),)
@@ -29,37 +28,32 @@ _HOPPER_EXPERTS = (
     one_of("down.aligned", True),
 )
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch.grouped_mm", "grouped_linear", when=_HOPPER, function="grouped_mm", partial=True),
-    *menu(
-        _HERE,
-        "torch.grouped_mm",
-        "moe_experts",
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.moe",
+    Implementation(op="grouped_linear", name="torch.grouped_mm", where=":grouped_mm", when=_HOPPER, partial=True),
+    Implementation(
+        op="moe_experts",
+        name="torch.grouped_mm",
+        where=":moe_experts_grouped_mm",
         when=_HOPPER_EXPERTS,
-        function="moe_experts_grouped_mm",
         partial=True,
         roundings=("h", "a", "y"),
     ),
-    *menu(
-        _HERE,
-        "torch.grouped_mm",
-        "moe_experts_backward",
+    Implementation(
+        op="moe_experts_backward",
+        name="torch.grouped_mm",
+        where=":moe_experts_backward_grouped_mm",
         when=(*_HOPPER_EXPERTS, absent("bias")),
-        function="moe_experts_backward_grouped_mm",
         partial=True,
         roundings=("h", "u", "a", "dh", "dx"),
     ),
-    *menu(_HERE, "torch.loop", _GROUPED, accumulation="split-k"),
-    *menu(_HERE, "torch.loop", "moe_experts", accumulation="split-k", roundings=("h", "a", "y")),
-    *menu(
-        _HERE,
-        "torch.loop",
-        "moe_experts_backward",
-        accumulation="split-k",
-        roundings=("h", "u", "a", "dh", "dx"),
+    Implementation(op=_GROUPED, name="torch.loop", accumulation="split-k"),
+    Implementation(op="moe_experts", name="torch.loop", accumulation="split-k", roundings=("h", "a", "y")),
+    Implementation(
+        op="moe_experts_backward", name="torch.loop", accumulation="split-k", roundings=("h", "u", "a", "dh", "dx")
     ),
-    *menu(_HERE, "triton", "grouped_linear", when=_DOT, replayable=True),
-    *menu(_HERE, "triton", "grouped_linear_backward", when=_DOT, replayable=True),
-    *menu(_HERE, "triton", "moe_experts", when=_DOT, roundings=("a", "y")),
-    *menu(_HERE, "triton", "moe_experts_backward", when=_DOT, roundings=("a", "dh", "dx")),
+    Implementation(op="grouped_linear", name="triton", when=_DOT, replayable=True),
+    Implementation(op="grouped_linear_backward", name="triton", when=_DOT, replayable=True),
+    Implementation(op="moe_experts", name="triton", when=_DOT, roundings=("a", "y")),
+    Implementation(op="moe_experts_backward", name="triton", when=_DOT, roundings=("a", "dh", "dx")),
 )

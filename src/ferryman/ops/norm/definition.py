@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ferryman.ops import checks
 from ferryman.ops.norm import bounds
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 
 
 def _check(op: str, x: Tensor, weight: Tensor | None, eps: float, **others: Tensor | None) -> None:
@@ -48,13 +48,10 @@ def _rms_cost(x: Tensor, weight: Tensor | None, eps: float, cast_before_weight: 
     check=lambda x, weight, eps, cast_before_weight: _check("rms_norm", x, weight, eps),
     meta=lambda x, weight, eps, cast_before_weight: x.new_empty(x.shape),
     cost=_rms_cost,
-    bound=bounds.rms_norm,
-    backward="rms_norm_backward",
-    grads=("x", "weight"),
+    limits=Limits(bound=bounds.rms_norm, batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1]),
+    gradient=Gradient(backward="rms_norm_backward", grads=("x", "weight")),
     lower="definition",
     autocast=("fp32", "aten::rms_norm"),
-    batch={"x": 1, "y": 1},
-    reduction=lambda x, *rest: x.shape[-1],
 )
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x * rsqrt(mean(x**2) + eps) * weight``.
@@ -79,9 +76,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_be
     check=lambda grad, x, weight, eps: _check("rms_norm_backward", x, weight, eps, grad=grad),
     meta=lambda grad, x, weight, eps: (x.new_empty(x.shape), _weight_gradient(x, weight)),
     cost=lambda grad, x, weight, eps: Cost(12.0 * x.numel(), _bytes(grad, x, x, weight, weight)),
-    bound=bounds.rms_norm_backward,
-    batch={"grad": 1, "x": 1, "grad_x": 1},
-    reduction=_most_summed,
+    limits=Limits(bound=bounds.rms_norm_backward, batch={"grad": 1, "x": 1, "grad_x": 1}, reduction=_most_summed),
 )
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Gradients of `rms_norm`: (grad_x in x's dtype, grad_weight in the weight's; an empty tensor without a weight)."""
@@ -107,13 +102,12 @@ def _check_add(op: str, x: Tensor, residual: Tensor, weight: Tensor | None, eps:
     check=lambda x, residual, weight, eps, cast_before_weight: _check_add("add_rms_norm", x, residual, weight, eps),
     meta=lambda x, residual, weight, eps, cast_before_weight: (x.new_empty(x.shape), x.new_empty(x.shape)),
     cost=lambda x, residual, weight, eps, cast_before_weight: Cost(5.0 * x.numel(), _bytes(x, x, x, x, weight)),
-    bound=bounds.add_rms_norm,
-    backward="add_rms_norm_backward",
-    grads=(("x", "residual"), "weight"),
+    limits=Limits(
+        bound=bounds.add_rms_norm, batch={"x": 1, "residual": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1]
+    ),
+    gradient=Gradient(backward="add_rms_norm_backward", grads=(("x", "residual"), "weight")),
     lower="definition",
     autocast=("fp32", "aten::rms_norm"),
-    batch={"x": 1, "residual": 1, "y": 1},
-    reduction=lambda x, *rest: x.shape[-1],
 )
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, cast_before_weight: bool = False
@@ -146,9 +140,11 @@ def add_rms_norm(
     cost=lambda grad_y, grad_residual, out_residual, weight, eps: Cost(
         13.0 * out_residual.numel(), _bytes(grad_y, grad_residual, out_residual, out_residual, weight, weight)
     ),
-    bound=bounds.add_rms_norm_backward,
-    reduction=_most_summed,
-    batch={"grad_y": 1, "grad_residual": 1, "out_residual": 1, "grad_sum": 1},
+    limits=Limits(
+        bound=bounds.add_rms_norm_backward,
+        reduction=_most_summed,
+        batch={"grad_y": 1, "grad_residual": 1, "out_residual": 1, "grad_sum": 1},
+    ),
 )
 def add_rms_norm_backward(
     grad_y: Tensor, grad_residual: Tensor, out_residual: Tensor, weight: Tensor | None, eps: float
@@ -174,13 +170,10 @@ def _check_layer(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None,
     check=lambda x, weight, bias, eps: _check_layer("layer_norm", x, weight, bias, eps),
     meta=lambda x, weight, bias, eps: x.new_empty(x.shape),
     cost=lambda x, weight, bias, eps: Cost(7.0 * x.numel(), _bytes(x, x, weight, bias)),
-    bound=bounds.layer_norm,
-    backward="layer_norm_backward",
-    grads=("x", "weight", "bias"),
+    limits=Limits(bound=bounds.layer_norm, batch={"x": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1]),
+    gradient=Gradient(backward="layer_norm_backward", grads=("x", "weight", "bias")),
     lower="definition",
     autocast=("fp32", "aten::layer_norm"),
-    batch={"x": 1, "y": 1},
-    reduction=lambda x, *rest: x.shape[-1],
 )
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) * rsqrt(var + eps) * weight + bias``, biased variance.
@@ -208,9 +201,7 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
         _weight_gradient(x, bias),
     ),
     cost=lambda grad, x, weight, bias, eps: Cost(16.0 * x.numel(), _bytes(grad, x, x, weight, weight, bias)),
-    bound=bounds.layer_norm_backward,
-    batch={"grad": 1, "x": 1, "grad_x": 1},
-    reduction=_most_summed,
+    limits=Limits(bound=bounds.layer_norm_backward, batch={"grad": 1, "x": 1, "grad_x": 1}, reduction=_most_summed),
 )
 def layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -240,13 +231,12 @@ def _check_add_layer(
     check=lambda x, residual, weight, bias, eps: _check_add_layer("add_layer_norm", x, residual, weight, bias, eps),
     meta=lambda x, residual, weight, bias, eps: (x.new_empty(x.shape), x.new_empty(x.shape)),
     cost=lambda x, residual, weight, bias, eps: Cost(8.0 * x.numel(), _bytes(x, x, x, x, weight, bias)),
-    bound=bounds.add_layer_norm,
-    backward="add_layer_norm_backward",
-    grads=(("x", "residual"), "weight", "bias"),
+    limits=Limits(
+        bound=bounds.add_layer_norm, batch={"x": 1, "residual": 1, "y": 1}, reduction=lambda x, *rest: x.shape[-1]
+    ),
+    gradient=Gradient(backward="add_layer_norm_backward", grads=(("x", "residual"), "weight", "bias")),
     lower="definition",
     autocast=("fp32", "aten::layer_norm"),
-    batch={"x": 1, "residual": 1, "y": 1},
-    reduction=lambda x, *rest: x.shape[-1],
 )
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
@@ -293,9 +283,11 @@ def _check_add_layer_backward(
     cost=lambda grad_y, grad_residual, out_residual, weight, bias, eps: Cost(
         17.0 * out_residual.numel(), _bytes(grad_y, grad_residual, out_residual, out_residual, weight, weight, bias)
     ),
-    bound=bounds.add_layer_norm_backward,
-    batch={"grad_y": 1, "grad_residual": 1, "out_residual": 1, "grad_sum": 1},
-    reduction=_most_summed,
+    limits=Limits(
+        bound=bounds.add_layer_norm_backward,
+        batch={"grad_y": 1, "grad_residual": 1, "out_residual": 1, "grad_sum": 1},
+        reduction=_most_summed,
+    ),
 )
 def add_layer_norm_backward(
     grad_y: Tensor,

@@ -17,7 +17,6 @@ from ferryman.ops.clauses import (
 )
 from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.norm"
 _FORWARD = "rms_norm add_rms_norm layer_norm"
 _ALL = f"{_FORWARD} rms_norm_backward add_rms_norm_backward layer_norm_backward"
 WIDE_BYTES = 2**18  # of a row, at most: what `simt_backward_kernels` can hold
@@ -26,12 +25,13 @@ _SIMT = tuple(
     line
     for backend in ("cuda", "hip")
     for line in (
-        *menu(_HERE, backend, "rms_norm layer_norm", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
-        *menu(
-            _HERE,
-            backend,
-            "add_rms_norm",
-            module="simt_kernels",
+        Implementation(
+            op="rms_norm layer_norm", name=backend, where="simt_kernels", when=(unit_stride("x"),), replayable=True
+        ),
+        Implementation(
+            op="add_rms_norm",
+            name=backend,
+            where="simt_kernels",
             when=(unit_stride("x"), unit_stride("residual")),
             replayable=True,
         ),
@@ -52,7 +52,7 @@ def _row_bytes_at_most(arg: str, limit: int) -> Clause:
     )
 
 
-def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
+def _wide_backward(op: str, x: str, *others: str) -> Implementation:
     """Up to 8192 columns Triton's kernel keeps the sums over rows in registers, too, and reads memory once."""
     width = f"{x}.shape[-1]"
     when = (
@@ -65,16 +65,22 @@ def _wide_backward(op: str, x: str, *others: str) -> tuple[Implementation, ...]:
         unit_stride(x),
         *(clause for other in others for clause in (same_dtype(other, x), unit_stride(other))),
     )
-    return menu(_HERE, "cuda", op, module="simt_backward_kernels", when=when, replayable=True, partial=True)
+    return Implementation(op=op, name="cuda", where="simt_backward_kernels", when=when, replayable=True, partial=True)
 
 
 _BACKWARD = (
-    *_wide_backward("rms_norm_backward", "x", "grad"),
-    *_wide_backward("add_rms_norm_backward", "out_residual", "grad_y", "grad_residual"),
-    *_wide_backward("layer_norm_backward", "x", "grad"),
+    _wide_backward("rms_norm_backward", "x", "grad"),
+    _wide_backward("add_rms_norm_backward", "out_residual", "grad_y", "grad_residual"),
+    _wide_backward("layer_norm_backward", "x", "grad"),
 )
 
 # Their residual forms have no C++ yet: Triton's kernels serve both vendors.
 _PLAIN = f"{_ALL} add_layer_norm add_layer_norm_backward"
 
-IMPLEMENTATIONS = (*menu(_HERE, "torch", _PLAIN), *menu(_HERE, "triton", _PLAIN, replayable=True), *_SIMT, *_BACKWARD)
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.norm",
+    Implementation(op=_PLAIN, name="torch"),
+    Implementation(op=_PLAIN, name="triton", replayable=True),
+    *_SIMT,
+    *_BACKWARD,
+)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.paged_attention import bounds
-from ferryman.ops.primitive import Cost, Rounding, primitive, wide
+from ferryman.ops.primitive import Cost, Limits, Rounding, primitive, wide
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V")
@@ -101,13 +101,17 @@ def _rounded(roundings: frozenset[str]) -> Callable[..., Any]:
     check=_check,
     meta=lambda q, *rest: q.new_empty(q.shape),
     cost=_cost,
-    bound=bounds.paged_attention,
-    roundings=(ROUNDED_P,),
-    rounded=_rounded,
+    limits=Limits(
+        bound=bounds.paged_attention,
+        roundings=(ROUNDED_P,),
+        rounded=_rounded,
+        batch={"q": 2, "page_table": 1, "lengths": 0, "out": 2},
+        reduction=lambda q, k_cache, v_cache, page_table, *rest: max(
+            q.shape[2], page_table.shape[1] * k_cache.shape[1]
+        ),
+        unseen=_elsewhere,
+    ),
     autocast=("low", "aten::scaled_dot_product_attention"),
-    batch={"q": 2, "page_table": 1, "lengths": 0, "out": 2},
-    reduction=lambda q, k_cache, v_cache, page_table, *rest: max(q.shape[2], page_table.shape[1] * k_cache.shape[1]),
-    unseen=_elsewhere,
     dtypes={"page_table": (torch.int32,), "lengths": (torch.int32,)},
 )
 def paged_attention(

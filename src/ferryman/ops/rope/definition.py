@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, public, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, public, wide
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, transposed: bool = False) -> Tensor:
@@ -109,13 +109,10 @@ def _cost(q: Tensor, k: Tensor, cos: Tensor, touched: float = 1.0) -> Cost:
     check=lambda q, k, cos, sin, interleaved: _check("rope", cos, sin, q=q, k=k),
     meta=lambda q, k, cos, sin, interleaved: (_empty(q), _empty(k)),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos),
-    bound=_bound,
+    limits=Limits(bound=_bound, batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2),
     name="rope",
-    backward="rope_backward",
-    grads=("q", "k"),
+    gradient=Gradient(backward="rope_backward", grads=("q", "k")),
     lower=_lowered,
-    batch={"q": 3, "k": 3, "cos": 2, "sin": 2},
-    reduction=lambda *args: 2,
 )
 def rope_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """`rope` with every argument positional."""
@@ -140,9 +137,11 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = 
     check=lambda grad_q, grad_k, cos, sin, interleaved: _check("rope_backward", cos, sin, grad_q=grad_q, grad_k=grad_k),
     meta=lambda grad_q, grad_k, cos, sin, interleaved: (_empty(grad_q), _empty(grad_k)),
     cost=lambda grad_q, grad_k, cos, sin, interleaved: _cost(grad_q, grad_k, cos),
-    bound=_gradient_bound,
-    reduction=lambda *args: 2,
-    batch={"grad_q": 3, "grad_k": 3, "cos": 2, "sin": 2, "q": 3, "k": 3},
+    limits=Limits(
+        bound=_gradient_bound,
+        reduction=lambda *args: 2,
+        batch={"grad_q": 3, "grad_k": 3, "cos": 2, "sin": 2, "q": 3, "k": 3},
+    ),
 )
 def rope_backward(grad_q: Tensor, grad_k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """Gradients of `rope` for q and k: the transposed rotation."""
@@ -162,13 +161,10 @@ def _check_writable(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved:
         k.new_empty_strided(k.shape, k.stride()),
     ),
     cost=lambda q, k, cos, sin, interleaved: _cost(q, k, cos, cos.shape[-1] / q.shape[-1] if q.shape[-1] else 1.0),
-    bound=_bound,
+    limits=Limits(bound=_bound, batch={"q": 3, "k": 3, "cos": 2, "sin": 2}, reduction=lambda *args: 2),
     name="rope_",
-    backward="rope_backward",
-    grads=("q", "k"),
+    gradient=Gradient(backward="rope_backward", grads=("q", "k")),
     lower=_lowered,
-    batch={"q": 3, "k": 3, "cos": 2, "sin": 2},
-    reduction=lambda *args: 2,
     mutates={"q": "q", "k": "k"},
 )
 def rope_over(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 from ferryman.ops.selective_scan import bounds
 
 
@@ -79,12 +79,15 @@ def _future(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Te
     check=lambda *args: _check("selective_scan", *args[:9]),
     meta=_meta,
     cost=_cost,
-    bound=bounds.forward,
-    backward="selective_scan_backward",
-    grads=("x", "dt", "a", "b", "c", "d", "z", "dt_bias", "initial_state"),
-    batch={"x": 2, "dt": 2, "b": 2, "c": 2, "z": 2, "initial_state": 2, "y": 2, "final_state": 2},
-    reduction=lambda x, dt, a, b, *rest: max(1, x.shape[1] + b.shape[2]),
-    unseen=_future,
+    limits=Limits(
+        bound=bounds.forward,
+        batch={"x": 2, "dt": 2, "b": 2, "c": 2, "z": 2, "initial_state": 2, "y": 2, "final_state": 2},
+        reduction=lambda x, dt, a, b, *rest: max(1, x.shape[1] + b.shape[2]),
+        unseen=_future,
+    ),
+    gradient=Gradient(
+        backward="selective_scan_backward", grads=("x", "dt", "a", "b", "c", "d", "z", "dt_bias", "initial_state")
+    ),
 )
 def selective_scan(
     x: Tensor,
@@ -159,12 +162,14 @@ def _cost_backward(grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, *
     check=lambda *args: _check("selective_scan_backward", *args[2:11], *args[:2]),
     meta=_meta_backward,
     cost=_cost_backward,
-    bound=bounds.backward,
-    batch={
-        **dict.fromkeys(("grad_y", "grad_final_state", "x", "dt", "b", "c", "z", "initial_state"), 2),
-        **dict.fromkeys(("grad_x", "grad_dt", "grad_b", "grad_c", "grad_z", "grad_initial_state"), 2),
-    },
-    reduction=lambda grad_y, grad_final_state, x, *rest: max(1, x.shape[0] * x.shape[1], x.shape[2]),
+    limits=Limits(
+        bound=bounds.backward,
+        batch={
+            **dict.fromkeys(("grad_y", "grad_final_state", "x", "dt", "b", "c", "z", "initial_state"), 2),
+            **dict.fromkeys(("grad_x", "grad_dt", "grad_b", "grad_c", "grad_z", "grad_initial_state"), 2),
+        },
+        reduction=lambda grad_y, grad_final_state, x, *rest: max(1, x.shape[0] * x.shape[1], x.shape[2]),
+    ),
 )
 def selective_scan_backward(
     grad_y: Tensor,

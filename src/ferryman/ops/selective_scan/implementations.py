@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ferryman.ops.clauses import at_most
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.selective_scan"
 # a program's part of the state, 16 channels of it and more, stays in registers
 _STATE = (at_most("b.shape[2]", 256),)
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "selective_scan selective_scan_backward", composed=True),
-    *menu(
-        _HERE, "triton", "selective_scan selective_scan_backward", when=_STATE, batch_invariant=True, replayable=True
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.selective_scan",
+    Implementation(op="selective_scan selective_scan_backward", name="torch", composed=True),
+    Implementation(
+        op="selective_scan selective_scan_backward", name="triton", when=_STATE, batch_invariant=True, replayable=True
     ),
 )

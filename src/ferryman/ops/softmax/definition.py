@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, public, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, public, wide
 
 FLUSH = 2.0**-126  # exp of a far smaller logit may flush to zero
 
@@ -49,13 +49,10 @@ def _check_softmax(op: str, **tensors: Tensor) -> None:
     check=lambda x: _check_softmax("softmax", x=x),
     meta=lambda x: x.new_empty(x.shape),
     cost=lambda x: Cost(5.0 * x.numel(), 2.0 * x.numel() * x.element_size()),
-    bound=_softmax_bound,
-    backward="softmax_backward",
-    grads=("x",),
+    limits=Limits(bound=_softmax_bound, batch={"x": 1, "y": 1}, reduction=lambda x: x.shape[-1]),
+    gradient=Gradient(backward="softmax_backward", grads=("x",)),
     lower="definition",
     autocast=("fp32", "aten::softmax.int"),
-    batch={"x": 1, "y": 1},
-    reduction=lambda x: x.shape[-1],
 )
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, shifted by the row's maximum.
@@ -72,9 +69,9 @@ def softmax(x: Tensor) -> Tensor:
     check=lambda grad, y: _check_softmax("softmax_backward", grad=grad, y=y),
     meta=lambda grad, y: y.new_empty(y.shape),
     cost=lambda grad, y: Cost(4.0 * y.numel(), 3.0 * y.numel() * y.element_size()),
-    bound=_softmax_gradient_bound,
-    batch={"grad": 1, "y": 1, "grad_x": 1},
-    reduction=lambda grad, y: y.shape[-1],
+    limits=Limits(
+        bound=_softmax_gradient_bound, batch={"grad": 1, "y": 1, "grad_x": 1}, reduction=lambda grad, y: y.shape[-1]
+    ),
 )
 def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
     """Gradient of `softmax` from its result: ``y * (grad - sum(grad * y))``."""
@@ -157,14 +154,14 @@ def _float32(like: Tensor) -> torch.dtype:
     cost=lambda logits, target, ignore_index, label_smoothing: Cost(
         5.0 * logits.numel(), float(logits.numel() * logits.element_size() + 12 * target.numel())
     ),
-    bound=_loss_bound,
+    limits=Limits(
+        bound=_loss_bound,
+        batch={"logits": 1, "target": 0, "lse": 0},
+        reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
+    ),
     dtypes={"target": (torch.int64,)},
-    backward="cross_entropy_backward",
-    grads=("logits",),
+    gradient=Gradient(backward="cross_entropy_backward", grads=("logits",), nondifferentiable=("lse",)),
     autocast=("fp32", "aten::nll_loss"),
-    nondifferentiable=("lse",),
-    batch={"logits": 1, "target": 0, "lse": 0},
-    reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
 )
 def cross_entropy_with_lse(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
@@ -204,9 +201,11 @@ def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, labe
     cost=lambda grad, logits, target, lse, ignore_index, label_smoothing: Cost(
         4.0 * logits.numel(), 2.0 * logits.numel() * logits.element_size()
     ),
-    bound=_loss_gradient_bound,
-    batch="every gradient is divided by the number of rows that count",
-    reduction=lambda grad, logits, *rest: 1,
+    limits=Limits(
+        bound=_loss_gradient_bound,
+        batch="every gradient is divided by the number of rows that count",
+        reduction=lambda grad, logits, *rest: 1,
+    ),
 )
 def cross_entropy_backward(
     grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, ignore_index: int, label_smoothing: float
@@ -262,13 +261,15 @@ def _check_over(logits: Tensor, target: Tensor, ignore_index: int, label_smoothi
     cost=lambda logits, target, ignore_index, label_smoothing: Cost(
         9.0 * logits.numel(), float(2 * logits.numel() * logits.element_size() + 12 * target.numel())
     ),
-    bound=_over_bound,
+    limits=Limits(
+        bound=_over_bound,
+        batch="the loss and every gradient are divided by the number of rows that count",
+        reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
+    ),
     dtypes={"target": (torch.int64,)},
-    backward="cross_entropy_inplace_grad_backward",
-    grads=("logits",),
-    nondifferentiable=("lse", "logits"),
-    batch="the loss and every gradient are divided by the number of rows that count",
-    reduction=lambda logits, target, *rest: max(logits.shape[-1], target.numel()),
+    gradient=Gradient(
+        backward="cross_entropy_inplace_grad_backward", grads=("logits",), nondifferentiable=("lse", "logits")
+    ),
     mutates={"logits": "logits"},
 )
 def cross_entropy_with_gradient(
@@ -312,10 +313,12 @@ def _check_scaled(grad: Tensor, out_logits: Tensor) -> None:
     check=_check_scaled,
     meta=lambda grad, out_logits: out_logits.new_empty_strided(out_logits.shape, out_logits.stride()),
     cost=lambda grad, out_logits: Cost(float(out_logits.numel()), 2.0 * out_logits.numel() * out_logits.element_size()),
-    bound=lambda args, outputs: ({"accumulate": outputs[0].abs(), "absolute": torch.full_like(outputs[0], FLUSH)},),
+    limits=Limits(
+        bound=lambda args, outputs: ({"accumulate": outputs[0].abs(), "absolute": torch.full_like(outputs[0], FLUSH)},),
+        reduction=lambda grad, out_logits: 1,
+        batch={"out_logits": 1, "grad_logits": 1},
+    ),
     lower="definition",
-    reduction=lambda grad, out_logits: 1,
-    batch={"out_logits": 1, "grad_logits": 1},
     mutates={"out_logits": "grad_logits"},
 )
 def cross_entropy_inplace_grad_backward(grad: Tensor, out_logits: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ferryman.ops.clauses import at_least, at_most, feature, not_multiple_of, same_dtype, unit_stride
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.softmax"
 _ALL = "softmax softmax_backward cross_entropy cross_entropy_backward"
 _OVER = "cross_entropy_inplace_grad cross_entropy_inplace_grad_backward"
 # A row is spread over a cluster of up to 8 blocks of 1024 threads, each of which keeps 128 bytes. Up to 16384 classes
@@ -21,30 +20,33 @@ _BACKWARD = (same_dtype("grad", "y"), unit_stride("y"))
 # Rows of multiples of 16 are read in whole words by Triton too, and faster: the row streams through.
 _ODD = (*_CLUSTERS, not_multiple_of("logits.shape[-1]", 16))
 
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", f"{_ALL} {_OVER}"),
-    *menu(_HERE, "triton", _ALL, replayable=True),
-    *menu(_HERE, "triton", _OVER, module="loss_kernels", replayable=True),
-    *menu(_HERE, "cuda", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
-    *menu(_HERE, "cuda", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
-    *menu(
-        _HERE,
-        "cuda",
-        "cross_entropy_inplace_grad",
-        module="simt_loss_kernels",
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.softmax",
+    Implementation(op=f"{_ALL} {_OVER}", name="torch"),
+    Implementation(op=_ALL, name="triton", replayable=True),
+    Implementation(op=_OVER, name="triton", where="loss_kernels", replayable=True),
+    Implementation(op="softmax", name="cuda", where="simt_kernels", when=(unit_stride("x"),), replayable=True),
+    Implementation(
+        op="softmax_backward", name="cuda", where="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True
+    ),
+    Implementation(
+        op="cross_entropy_inplace_grad",
+        name="cuda",
+        where="simt_loss_kernels",
         when=_CLUSTERS,
         replayable=True,
         partial=True,
     ),
-    *menu(
-        _HERE,
-        "cuda",
-        "cross_entropy cross_entropy_backward",
-        module="simt_loss_kernels",
+    Implementation(
+        op="cross_entropy cross_entropy_backward",
+        name="cuda",
+        where="simt_loss_kernels",
         when=_ODD,
         replayable=True,
         partial=True,
     ),
-    *menu(_HERE, "hip", "softmax", module="simt_kernels", when=(unit_stride("x"),), replayable=True),
-    *menu(_HERE, "hip", "softmax_backward", module="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True),
+    Implementation(op="softmax", name="hip", where="simt_kernels", when=(unit_stride("x"),), replayable=True),
+    Implementation(
+        op="softmax_backward", name="hip", where="simt_softmax_backward_kernels", when=_BACKWARD, replayable=True
+    ),
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
-from ferryman.ops.primitive import Cost, primitive, wide
+from ferryman.ops.primitive import Cost, Gradient, Limits, primitive, wide
 from ferryman.ops.ssd_scan import bounds
 
 
@@ -97,12 +97,13 @@ def _future(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, *rest: Any) -> tuple[Te
     check=lambda *args: _check("ssd_scan", *args[:8], *args[10:]),
     meta=_meta,
     cost=_cost,
-    bound=bounds.forward,
-    backward="ssd_scan_backward",
-    grads=("x", "dt", "a", "b", "c", "d", "dt_bias", "initial_state"),
-    batch={"x": 3, "dt": 2, "b": 3, "c": 3, "initial_state": 3, "y": 3, "final_state": 3},
-    reduction=lambda x, dt, a, b, *rest: max(1, x.shape[1] + b.shape[3]),
-    unseen=_future,
+    limits=Limits(
+        bound=bounds.forward,
+        batch={"x": 3, "dt": 2, "b": 3, "c": 3, "initial_state": 3, "y": 3, "final_state": 3},
+        reduction=lambda x, dt, a, b, *rest: max(1, x.shape[1] + b.shape[3]),
+        unseen=_future,
+    ),
+    gradient=Gradient(backward="ssd_scan_backward", grads=("x", "dt", "a", "b", "c", "d", "dt_bias", "initial_state")),
 )
 def ssd_scan(
     x: Tensor,
@@ -182,22 +183,24 @@ def _cost_backward(grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, *
     check=lambda *args: _check("ssd_scan_backward", *args[2:10], *args[11:], *args[:2]),
     meta=_meta_backward,
     cost=_cost_backward,
-    bound=bounds.backward,
-    batch={
-        "grad_y": 3,
-        "grad_final_state": 3,
-        "x": 3,
-        "dt": 2,
-        "b": 3,
-        "c": 3,
-        "initial_state": 3,
-        "grad_x": 3,
-        "grad_dt": 2,
-        "grad_b": 3,
-        "grad_c": 3,
-        "grad_initial_state": 3,
-    },
-    reduction=lambda grad_y, grad_final_state, x, *rest: max(1, x.shape[0] * x.shape[1] * x.shape[3]),
+    limits=Limits(
+        bound=bounds.backward,
+        batch={
+            "grad_y": 3,
+            "grad_final_state": 3,
+            "x": 3,
+            "dt": 2,
+            "b": 3,
+            "c": 3,
+            "initial_state": 3,
+            "grad_x": 3,
+            "grad_dt": 2,
+            "grad_b": 3,
+            "grad_c": 3,
+            "grad_initial_state": 3,
+        },
+        reduction=lambda grad_y, grad_final_state, x, *rest: max(1, x.shape[0] * x.shape[1] * x.shape[3]),
+    ),
 )
 def ssd_scan_backward(
     grad_y: Tensor,

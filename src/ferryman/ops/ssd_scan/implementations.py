@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ferryman.ops.menu import menu
+from ferryman.ops.menu import Implementation, menu
 
-_HERE = "ferryman.ops.ssd_scan"
-
-IMPLEMENTATIONS = (
-    *menu(_HERE, "torch", "ssd_scan ssd_scan_backward", composed=True),
-    *menu(_HERE, "triton", "ssd_scan ssd_scan_backward", batch_invariant=True, replayable=True),
+IMPLEMENTATIONS = menu(
+    "ferryman.ops.ssd_scan",
+    Implementation(op="ssd_scan ssd_scan_backward", name="torch", composed=True),
+    Implementation(op="ssd_scan ssd_scan_backward", name="triton", batch_invariant=True, replayable=True),
 )

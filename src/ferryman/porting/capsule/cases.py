@@ -108,7 +108,7 @@ def misfit(primitive: Primitive, case: Case) -> str | None:
             primitive.check(*made.values)
             wide = double(made.values)
             body = primitive.body(*wide)
-            primitive.bound(wide, body if isinstance(body, tuple) else (body,))
+            primitive.limits.bound(wide, body if isinstance(body, tuple) else (body,))
     except CapsuleError:
         raise
     except Exception as error:  # noqa: BLE001 - strange arguments may break a definition anywhere: that is the finding

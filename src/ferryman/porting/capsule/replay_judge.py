@@ -53,7 +53,7 @@ def wording(declared: metrics.Declared) -> str:
 
 def judge(prepared: Prepared, shown: Sequence[Shown], declared: metrics.Declared) -> Judged:
     """The gates that an element alone can fail: where NaN and Inf stand (G0), exact probes (G1), the bound (G2)."""
-    unknown = declared.roundings - {r.name for r in prepared.primitive.roundings}
+    unknown = declared.roundings - {r.name for r in prepared.primitive.limits.roundings}
     if unknown:
         return Judged(fault=f"declares roundings that {prepared.primitive.name} does not permit: {sorted(unknown)}")
     full = prepared.bounds(declared)

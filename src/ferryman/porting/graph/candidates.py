@@ -209,7 +209,7 @@ def _obstacle(candidate: Candidate, order: Mapping[fx.Node, int], barriers: Sequ
     if wanted and min(wanted) <= ready:
         return "a result is read before all arguments are known"
     for name, argument in candidate.inputs.items():
-        owners = {n for shared in candidate.op.grads for n in shared}
-        if value(argument.node).requires_grad and name not in owners and candidate.op.backward:
+        owners = {n for shared in candidate.op.gradient.owners for n in shared}
+        if value(argument.node).requires_grad and name not in owners and candidate.op.gradient.backward:
             return f"{name} requires grad, and {candidate.op.name} gives it none"
     return checked(candidate)

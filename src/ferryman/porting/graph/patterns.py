@@ -49,7 +49,7 @@ class Pattern:
     @property
     def skips(self) -> int:
         """Roundings of the program that the op's may lack: it permits as many of its own."""
-        return len(self.op.roundings) if self.half else 0
+        return len(self.op.limits.roundings) if self.half else 0
 
 
 def _sentinel(index: int) -> float:
@@ -84,10 +84,10 @@ def _options(op: Primitive, cases: list[Case]) -> Iterator[dict[str, Any]]:
 def _functions(op: Primitive) -> list[Callable[..., Any]]:
     """Whatever computes the op: its definition, with the roundings that it permits, and what torch.compile traces."""
     found: list[Callable[..., Any]] = [op.body]
-    if op.rounded is not None:
-        names = [r.name for r in op.roundings]
+    if op.limits.rounded is not None:
+        names = [r.name for r in op.limits.roundings]
         for count in range(1, len(names) + 1):
-            found += [op.rounded(frozenset(chosen)) for chosen in itertools.combinations(names, count)]
+            found += [op.limits.rounded(frozenset(chosen)) for chosen in itertools.combinations(names, count)]
     if op.lower is not None and op.lower is not op.body:
         found.append(op.lower)
     return found
@@ -237,7 +237,7 @@ def _key(pattern: Pattern) -> Any:
 def all_patterns() -> tuple[Pattern, ...]:
     """Of every op that has a backward or none, forward ops only: a gradient belongs to its forward. Largest first."""
     known = registry.primitives()
-    backwards = {op.backward for op in known.values()}
+    backwards = {op.gradient.backward for op in known.values()}
     found = [p for op in known.values() if op.name not in backwards and not op.mutates for p in of(op)]
     return tuple(sorted(found, key=lambda p: -p.weight))
 

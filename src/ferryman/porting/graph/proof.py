@@ -199,10 +199,10 @@ def _roundings(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw
     """Share of elements that differ, at best over the roundings that the op permits; None: by more than a unit."""
     region = _evaluate(candidate, drawn, draw, exact=False)
     bodies: list[Callable[..., Any]] = [candidate.op.body]
-    if candidate.op.rounded is not None:
-        names = [r.name for r in candidate.op.roundings]
+    if candidate.op.limits.rounded is not None:
+        names = [r.name for r in candidate.op.limits.roundings]
         bodies += [
-            candidate.op.rounded(frozenset(chosen))
+            candidate.op.limits.rounded(frozenset(chosen))
             for count in range(1, len(names) + 1)
             for chosen in itertools.combinations(names, count)
         ]

@@ -24,7 +24,7 @@ def _na(reason: str) -> Gate:
 
 def samples(prepared: Prepared) -> int | str:
     """How many independent samples the case holds; or why it has no such axis."""
-    batch = prepared.primitive.batch
+    batch = prepared.primitive.limits.batch
     if isinstance(batch, str):
         return batch
     sizes = {
@@ -42,7 +42,7 @@ def samples(prepared: Prepared) -> int | str:
 
 def alone(prepared: Prepared, index: int) -> tuple[Any, ...]:
     """The arguments of one sample, each in memory of its own, with the strides and the alignment it had."""
-    batch = prepared.primitive.batch
+    batch = prepared.primitive.limits.batch
     assert not isinstance(batch, str)
     found: list[Any] = []
     for name, value in zip(prepared.primitive.names, prepared.args.values, strict=True):
@@ -77,7 +77,7 @@ def judge(
         return _na("out of memory")
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises on one sample is its verdict
         return Gate(outcome="fail", reason=f"one sample alone raised {type(error).__name__}: {str(error)[:200]}")
-    batch = prepared.primitive.batch
+    batch = prepared.primitive.limits.batch
     assert not isinstance(batch, str)
     bounds, largest = prepared.bounds(declared), 0.0
     same, compared = True, 0

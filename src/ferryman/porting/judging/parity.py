@@ -173,10 +173,10 @@ class _Again:
     def _unseen(self, outputs: tuple[Tensor, ...]) -> str | None:
         """Whether results change with what they may not depend on (the keys after a causal query)."""
         op, args = self._prepared.primitive, self._prepared.args
-        if op.unseen is None or any(b.shared() for b in args.buffers.values()):
+        if op.limits.unseen is None or any(b.shared() for b in args.buffers.values()):
             return None
         copies = args.to(self._prepared.device)
-        kept = op.unseen(*copies.values)
+        kept = op.limits.unseen(*copies.values)
         if kept is None:
             return None
         try:

@@ -46,10 +46,10 @@ class Prepared:
 
     def reference(self, roundings: frozenset[str]) -> tuple[Tensor, ...]:
         """The definition in the storage dtype, with the declared roundings where the op can apply them."""
-        if self.primitive.rounded is None:
+        if self.primitive.limits.rounded is None:
             roundings = frozenset()
         if roundings not in self._references:
-            rounded = self.primitive.rounded
+            rounded = self.primitive.limits.rounded
             body = self.primitive.body if rounded is None else rounded(roundings)
             with torch.no_grad():
                 self._references[roundings] = as_tuple(body(*self.exact.values))
@@ -64,12 +64,12 @@ class Prepared:
             declared,
             self.dtype,
             saved_exact=self.backward,
-            shown=self.primitive.rounded is not None,
+            shown=self.primitive.limits.rounded is not None,
         )
 
     def reduction(self) -> int | None:
         """How many terms are summed for one element of the result."""
-        known = self.primitive.reduction
+        known = self.primitive.limits.reduction
         return None if known is None else int(known(*self.exact.values))
 
 
@@ -92,7 +92,7 @@ def prepare(
     with torch.no_grad():
         wide = double(exact.values)
         oracle = as_tuple(primitive.body(*wide))
-        terms = tuple(primitive.bound(wide, oracle))
+        terms = tuple(primitive.limits.bound(wide, oracle))
         declared = as_tuple(primitive.meta(*args.values))
     backward = forward_of(primitive) is not None
     return Prepared(

@@ -49,7 +49,7 @@ def applies(prepared: Prepared, interpreted: bool) -> str | None:
     op = prepared.primitive
     if prepared.backward:
         return "a backward is not differentiated again"
-    if op.backward is None:
+    if op.gradient.backward is None:
         return "the op has no backward"
     if prepared.device.type == "cpu" and not prepared.small:
         return "left out: on a CPU, small cases only"
@@ -102,13 +102,13 @@ def _differentiable(value: Any) -> bool:
 
 
 def _wanted(op: Primitive) -> list[str]:
-    return [n for shared in op.grads for n in shared]
+    return [n for shared in op.gradient.owners for n in shared]
 
 
 def _partner(prepared: Prepared, implementation: Implementation) -> str | None:
     """The forward's own backend, if the backward has a line of it and it is here."""
     backend = implementation.backend
-    there = registry.asked(str(prepared.primitive.backward), (backend,))
+    there = registry.asked(str(prepared.primitive.gradient.backward), (backend,))
     absent = registry.probe(backend, route.vendor() or _vendor(prepared.device)) if there else True
     return None if absent else backend
 
@@ -138,7 +138,7 @@ def _run(
     op = prepared.primitive
     asked: dict[str, str] = {} if kernel is not None else {op.name: implementation.name}
     if partner is not None:
-        asked[str(op.backward)] = partner
+        asked[str(op.gradient.backward)] = partner
     names = _wanted(op)
     args = tuple(
         v.detach().requires_grad_() if n in names and _differentiable(v) else v
@@ -168,7 +168,7 @@ def _run(
             grads = torch.autograd.grad(
                 [outputs[i] for i in given], list(leaves.values()), list(given.values()), retain_graph=True
             )
-            ran = [name for which_op, name in seen.calls - before if which_op == op.backward]
+            ran = [name for which_op, name in seen.calls - before if which_op == op.gradient.backward]
             if len(ran) == 1:
                 served[which] = ran[0]
             found[which] = dict(zip(leaves, grads, strict=True))
@@ -191,7 +191,7 @@ def _exact(prepared: Prepared, which: str) -> Exact:
     kept = prepared.kept.get(("vjp", which))
     if isinstance(kept, Exact):
         return kept
-    op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.backward))
+    op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.gradient.backward))
     gradients, names = op.gradient_names(), _wanted(op)
     args = tuple(
         v.detach().requires_grad_() if n in names and _differentiable(v) else v
@@ -245,16 +245,16 @@ def _backward(backward: Primitive, given: dict[str, Any]) -> tuple[tuple[Tensor,
     args = tuple(given[n] for n in backward.names)
     with torch.no_grad():
         results = as_tuple(backward.body(*args))
-        return results, tuple(backward.bound(args, results))
+        return results, tuple(backward.limits.bound(args, results))
 
 
 def _judged(prepared: Prepared, implementation: Implementation, ran: _Ran, tf32: bool) -> Gate:
-    op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.backward))
+    op, backward = prepared.primitive, registry.primitive(str(prepared.primitive.gradient.backward))
     fault = _who_ran(op, backward, ran)
     if fault is not None:
         return Gate(outcome="fail", reason=fault)
     notes = f"backward: {', '.join(dict.fromkeys(ran.served.values()))}"
-    owner = {name: i for i, shared in enumerate(op.grads) for name in shared}
+    owner = {name: i for i, shared in enumerate(op.gradient.owners) for name in shared}
     largest = 0.0
     forward = gates.declared_of(prepared, implementation, tf32)
     for name, got, oracle, bound in zip(
@@ -333,7 +333,7 @@ def _allowed(
     given = dict(zip(prepared.primitive.names, prepared.args.values, strict=True))
     dtypes = [
         next((given[n].dtype for n in shared if _differentiable(given[n])), prepared.dtype)
-        for shared in prepared.primitive.grads
+        for shared in prepared.primitive.gradient.owners
     ]
     found = metrics.bounds(terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False)
     if not saved:

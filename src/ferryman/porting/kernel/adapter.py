@@ -122,7 +122,7 @@ def declared(
     """What a user's kernel declares, as a menu line. Raises UnknownName for a class or a rounding that is none."""
     if accumulation not in ACCUMULATION:
         raise UnknownName("accumulation class", accumulation, ACCUMULATION)
-    permitted = [r.name for r in op.roundings]
+    permitted = [r.name for r in op.limits.roundings]
     for rounding in roundings:
         if rounding not in permitted:
             raise UnknownName(f"rounding that {op.name} permits", rounding, permitted)
