@@ -122,6 +122,8 @@ def _captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, tuple[Tens
 def test_a_captured_graph_replays_on_new_inputs(op: Primitive) -> None:
     captured = set()
     for line in usable(op):
+        if line.backend == "definition":  # it may read values on the host
+            continue
         for case in [c for c in cases_of(op) if "nonfinite" not in c.name][:3]:
             values = arguments(case, op, torch.bfloat16, 0, GPU).values
             again = arguments(case, op, torch.bfloat16, 1, GPU).values

@@ -92,6 +92,14 @@ _NO_BIAS_GRADIENT = Clause(
     lambda wanted: not wanted,
 )
 
+# a float mask is stored in q's dtype for them, which rounds one of another
+_MASK_ALIKE = Clause(
+    "a mask of bool or of q's dtype",
+    ("q.dtype", "mask.dtype"),
+    lambda view: None if view.args["mask"] is None else (view.args["q"].dtype, view.args["mask"].dtype),
+    lambda m: m is None or m[1] in (torch.bool, m[0]),
+)
+
 _ON_HOPPER = (
     compiled(),
     feature("wgmma"),
@@ -103,12 +111,20 @@ _ON_HOPPER = (
     _ONE_WIDTH,
     at_least("q.shape[2]", 128),
 )
-_FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), *_UNIT)
+_FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, *_UNIT)
 # they take one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)
 _CUDNN = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
 _CUDNN_DECODE = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), one_of("q.shape[2]", 1))
-_FLASH_NVIDIA = (vendor("nvidia"), *_ALIKE, absent("mask"), *_ALL_KEYS, _EVERY_ROW_SEES)
+# its log-sum-exp of a row whose scores are all -inf is inf: of few keys, an infinite query gives such rows
+_FLASH_NVIDIA = (
+    vendor("nvidia"),
+    *_ALIKE,
+    absent("mask"),
+    *_ALL_KEYS,
+    _EVERY_ROW_SEES,
+    at_least("k.shape[2]", 16),
+)
 _FLASH_AMD = (vendor("amd"), *_ALIKE, *_PLAIN, *_ALL_KEYS, _SQUARE)
 # the memory-efficient kernel takes values of another width, and a key range and chunks as the mask that says them
 _EFFICIENT = (vendor("nvidia"), *_FUSED, multiple_of("v.shape[-1]", 8), _EVERY_ROW_SEES, _ONE_SIDED)
