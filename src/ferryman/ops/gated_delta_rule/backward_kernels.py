@@ -1,9 +1,8 @@
 """`gated_delta_rule_backward` in Triton: two walks over chunks of 16 tokens, then each chunk alone.
 
-A program of `_forward` takes a head of a sample and a block of its values' columns: it goes over the chunks, keeps the
-state that each begins with, and u = v - S^T k. `_reverse` goes back, keeps the gradient of the state that each chunk
-ends with, and that of the correction. Then a program of `_chunk` takes one chunk of a head, and `_finish` adds what
-heads share, and applies what normalisation does. States lie in memory in float32, as in the forward kernel, products
+The walks (`walk_kernels`) keep the state that each chunk begins with, the gradient of that which it ends with, and both
+of its corrections. Then a program of `_chunk` takes one chunk of a head, and `_finish` adds what heads share, and
+applies what normalisation does. States lie in memory in float32, as in the forward kernel, products
 are those of it. No atomics: each sum has a fixed order.
 """
 
@@ -20,263 +19,11 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, inverse_root, narrow, widen
-from ferryman.ops.gated_delta_rule.triton_kernels import _place, _power
+from ferryman.ops.gated_delta_rule.chunk_kernels import _factors, _products, _sums, _tile
+from ferryman.ops.gated_delta_rule.triton_kernels import _power, _strides
+from ferryman.ops.gated_delta_rule.walk_kernels import _forward, _reverse
 
 CHUNK = 16
-
-
-@triton.jit
-def _tile(ptr, rows, columns, row, column, known, many):
-    """(rows, columns) in float32, zeros where there are none."""
-    there = known[:, None] & (columns < many)[None, :]
-    return widen(tl.load(ptr + rows[:, None] * row + columns[None, :] * column, mask=there, other=0.0))
-
-
-@triton.jit
-def _sums(g_ptr, g_l, c, live):
-    """Sums of g up to each token of a chunk; without g zeros."""
-    total = tl.zeros(c.shape, tl.float32)
-    if g_ptr is not None:
-        g = widen(tl.load(g_ptr + c * g_l, mask=live, other=0.0))
-        total = tl.sum(tl.where(c[:, None] <= c[None, :], g[:, None], 0.0), 0)
-    return total
-
-
-@triton.jit
-def _factors(size, scale, NORM: tl.constexpr):
-    """What multiplies a row with such a sum of squares."""
-    factor = tl.zeros(size.shape, tl.float32) + scale
-    if NORM:
-        factor = inverse_root(size + 1e-6) * scale
-    return factor
-
-
-@triton.jit(do_not_specialize=["length"])
-def _forward(
-    k_ptr,
-    v_ptr,
-    g_ptr,
-    beta_ptr,
-    state_ptr,
-    held_ptr,
-    wrong_ptr,
-    length,
-    heads,
-    shared,
-    width,
-    dim,
-    k_b,
-    k_l,
-    k_h,
-    k_k,
-    v_b,
-    v_l,
-    v_h,
-    v_v,
-    g_b,
-    g_l,
-    g_h,
-    t_b,
-    t_l,
-    t_h,
-    s_b,
-    s_h,
-    s_k,
-    s_v,
-    NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """held: (batch, chunks, heads, width, dim), wrong: (batch, length, heads, dim), in float32."""
-    sample, head, column = _place(heads, dim, BLOCK_V)
-    c = tl.arange(0, CHUNK)
-    n = tl.arange(0, BLOCK_K)
-    each = heads * width * dim
-    k_ptr += sample * k_b + (head // shared) * k_h
-    v_ptr += sample * v_b + head * v_h
-    beta_ptr += sample * t_b + head * t_h
-    if g_ptr is not None:
-        g_ptr += sample * g_b + head * g_h
-    wrong_ptr += (sample * length * heads + head) * dim
-    held_ptr += (sample * tl.cdiv(length, CHUNK) * heads + head) * width * dim + column[None, :]
-    if state_ptr is not None:
-        state_ptr += sample * s_b + head * s_h
-    for b in tl.range(0, width, BLOCK_K, num_stages=1):
-        inside = (n < width - b)[:, None] & (column < dim)[None, :]
-        held = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-        if state_ptr is not None:
-            held = _tile(state_ptr, b + n, column, s_k, s_v, n < width - b, dim)
-        tl.store(held_ptr + (b + n)[:, None] * dim, held, mask=inside)
-    tl.debug_barrier()
-    for at in tl.range(0, length, CHUNK, num_stages=1):
-        first = tl.full([], 1, tl.int64) * at
-        live = c < length - at
-        scores = tl.zeros([CHUNK, CHUNK], tl.float32)
-        known = tl.zeros([CHUNK, BLOCK_V], tl.float32)
-        size = tl.zeros([CHUNK], tl.float32)
-        for b in tl.range(0, width, BLOCK_K, num_stages=1):
-            k = _tile(k_ptr + first * k_l, c, b + n, k_l, k_k, live, width)
-            inside = (n < width - b)[:, None] & (column < dim)[None, :]
-            held = tl.load(held_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0)
-            scores = tl.dot(k, tl.trans(k), scores, input_precision=PRECISION)
-            known = tl.dot(k, held, known, input_precision=PRECISION)
-            size += tl.sum(k * k, 1)
-        factor = _factors(size, 1.0, NORM)
-        v = _tile(v_ptr + first * v_l, c, column, v_l, v_v, live, dim)
-        beta = widen(tl.load(beta_ptr + first * t_l + c * t_l, mask=live, other=0.0))
-        total = _sums(None if g_ptr is None else g_ptr + first * g_l, g_l, c, live)
-        end = tl.sum(tl.where(c == CHUNK - 1, total, 0.0), 0)
-        later = c[:, None] > c[None, :]
-        decay = exp(tl.where(later, total[:, None] - total[None, :], 0.0)) * factor[None, :]
-        met = tl.where(later, factor[:, None] * scores * decay * beta[None, :], 0.0)
-        wrong = v - (exp(total) * factor)[:, None] * known
-        for i in range(1, CHUNK):
-            row = tl.sum(tl.where(c[:, None] == i, met, 0.0), 0)
-            earlier = tl.sum(row[:, None] * wrong, 0)
-            wrong = tl.where(c[:, None] == i, wrong - earlier[None, :], wrong)
-        out = wrong_ptr + first * (heads * dim) + c[:, None] * (heads * dim) + column[None, :]
-        tl.store(out, wrong, mask=live[:, None] & (column < dim)[None, :])
-        if at + CHUNK < length:
-            kept = exp(end - total) * factor
-            d = beta[:, None] * wrong
-            for b in tl.range(0, width, BLOCK_K, num_stages=1):
-                inside = (n < width - b)[:, None] & (column < dim)[None, :]
-                k = _tile(k_ptr + first * k_l, c, b + n, k_l, k_k, live, width)
-                held = tl.load(held_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0) * exp(end)
-                held = tl.dot(tl.trans(k * kept[:, None]), d, held, input_precision=PRECISION)
-                tl.store(held_ptr + each + (b + n)[:, None] * dim, held, mask=inside)
-            held_ptr += each
-            tl.debug_barrier()
-
-
-@triton.jit(do_not_specialize=["length"])
-def _reverse(
-    dy_ptr,
-    df_ptr,
-    q_ptr,
-    k_ptr,
-    g_ptr,
-    beta_ptr,
-    late_ptr,
-    asked_ptr,
-    dv_ptr,
-    ds_ptr,
-    scale,
-    length,
-    heads,
-    shared,
-    width,
-    dim,
-    y_b,
-    y_l,
-    y_h,
-    y_v,
-    f_b,
-    f_h,
-    f_k,
-    f_v,
-    q_b,
-    q_l,
-    q_h,
-    q_k,
-    k_b,
-    k_l,
-    k_h,
-    k_k,
-    g_b,
-    g_l,
-    g_h,
-    t_b,
-    t_l,
-    t_h,
-    NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """late: (batch, chunks, heads, width, dim), asked, the gradient of a correction: (batch, length, heads, dim), in
-    float32."""
-    sample, head, column = _place(heads, dim, BLOCK_V)
-    c = tl.arange(0, CHUNK)
-    n = tl.arange(0, BLOCK_K)
-    each = heads * width * dim
-    chunks = tl.cdiv(length, CHUNK)
-    dy_ptr += sample * y_b + head * y_h
-    q_ptr += sample * q_b + (head // shared) * q_h
-    k_ptr += sample * k_b + (head // shared) * k_h
-    beta_ptr += sample * t_b + head * t_h
-    if g_ptr is not None:
-        g_ptr += sample * g_b + head * g_h
-    row = (sample * length * heads + head) * dim
-    late_ptr += (sample * chunks * heads + head) * width * dim + column[None, :]
-    late_ptr += (chunks - 1).to(tl.int64) * each
-    if df_ptr is not None:
-        df_ptr += sample * f_b + head * f_h
-    if ds_ptr is not None:
-        ds_ptr += (sample * heads + head) * width * dim + column[None, :]
-    for b in tl.range(0, width, BLOCK_K, num_stages=1):
-        inside = (n < width - b)[:, None] & (column < dim)[None, :]
-        late = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-        if df_ptr is not None:
-            late = _tile(df_ptr, b + n, column, f_k, f_v, n < width - b, dim)
-        tl.store(late_ptr + (b + n)[:, None] * dim, late, mask=inside)
-    tl.debug_barrier()
-    for i in tl.range(0, chunks, num_stages=1):
-        first = (chunks - 1 - i).to(tl.int64) * CHUNK
-        live = c < length - first
-        scores = tl.zeros([CHUNK, CHUNK], tl.float32)
-        weight = tl.zeros([CHUNK, CHUNK], tl.float32)  # [later, earlier]
-        asked = tl.zeros([CHUNK, BLOCK_V], tl.float32)
-        k_size = tl.zeros([CHUNK], tl.float32)
-        q_size = tl.zeros([CHUNK], tl.float32)
-        for b in tl.range(0, width, BLOCK_K, num_stages=1):
-            inside = (n < width - b)[:, None] & (column < dim)[None, :]
-            k = _tile(k_ptr + first * k_l, c, b + n, k_l, k_k, live, width)
-            q = _tile(q_ptr + first * q_l, c, b + n, q_l, q_k, live, width)
-            late = tl.load(late_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0)
-            scores = tl.dot(k, tl.trans(k), scores, input_precision=PRECISION)
-            weight = tl.dot(q, tl.trans(k), weight, input_precision=PRECISION)
-            asked = tl.dot(k, late, asked, input_precision=PRECISION)
-            k_size += tl.sum(k * k, 1)
-            q_size += tl.sum(q * q, 1)
-        k_factor = _factors(k_size, 1.0, NORM)
-        q_factor = _factors(q_size, scale, NORM)
-        dy = _tile(dy_ptr + first * y_l, c, column, y_l, y_v, live, dim)
-        beta = widen(tl.load(beta_ptr + first * t_l + c * t_l, mask=live, other=0.0))
-        total = _sums(None if g_ptr is None else g_ptr + first * g_l, g_l, c, live)
-        end = tl.sum(tl.where(c == CHUNK - 1, total, 0.0), 0)
-        seen = c[:, None] >= c[None, :]
-        decay = exp(tl.where(seen, total[:, None] - total[None, :], 0.0)) * k_factor[None, :]
-        weight = tl.where(seen, q_factor[:, None] * weight * decay, 0.0)
-        met = tl.where(c[:, None] > c[None, :], (k_factor * beta)[:, None] * scores * decay, 0.0)
-        asked = tl.dot(tl.trans(weight), dy, asked * (exp(end - total) * k_factor)[:, None], input_precision=PRECISION)
-        for j in range(1, CHUNK):
-            column_of = tl.sum(tl.where(c[None, :] == CHUNK - 1 - j, met, 0.0), 1)
-            later = tl.sum(column_of[:, None] * asked, 0)
-            asked = tl.where(c[:, None] == CHUNK - 1 - j, asked - later[None, :], asked)
-        x = beta[:, None] * asked
-        shape = live[:, None] & (column < dim)[None, :]
-        out = row + first * (heads * dim) + c[:, None] * (heads * dim) + column[None, :]
-        tl.store(asked_ptr + out, asked, mask=shape)
-        tl.store(dv_ptr + out, narrow(x, dv_ptr.dtype.element_ty), mask=shape)
-        since = exp(total)
-        for b in tl.range(0, width, BLOCK_K, num_stages=1):
-            inside = (n < width - b)[:, None] & (column < dim)[None, :]
-            k = _tile(k_ptr + first * k_l, c, b + n, k_l, k_k, live, width)
-            q = _tile(q_ptr + first * q_l, c, b + n, q_l, q_k, live, width)
-            late = tl.load(late_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0) * exp(end)
-            late = tl.dot(tl.trans(q * (since * q_factor)[:, None]), dy, late, input_precision=PRECISION)
-            late = tl.dot(tl.trans(k * (-since * k_factor)[:, None]), x, late, input_precision=PRECISION)
-            if i + 1 < chunks:
-                tl.store(late_ptr - each + (b + n)[:, None] * dim, late, mask=inside)
-            else:
-                if ds_ptr is not None:
-                    tl.store(ds_ptr + (b + n)[:, None] * dim, narrow(late, ds_ptr.dtype.element_ty), mask=inside)
-        late_ptr -= each
-        tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["length", "chunks"])
@@ -362,18 +109,9 @@ def _chunk(
         of_met = tl.dot(-beta[:, None] * asked, d, of_met, input_precision=PRECISION)
         of_seen = tl.dot(dy, d, of_seen, input_precision=PRECISION)
     tl.store(dbeta_ptr + row + c * heads, narrow(of_beta, dbeta_ptr.dtype.element_ty), mask=live)
-    scores = tl.zeros([CHUNK, CHUNK], tl.float32)
-    weight = tl.zeros([CHUNK, CHUNK], tl.float32)
-    k_size = tl.zeros([CHUNK], tl.float32)
-    q_size = tl.zeros([CHUNK], tl.float32)
-    for first in tl.range(0, width, BLOCK_K, num_stages=1):
-        n = first + tl.arange(0, BLOCK_K)
-        k = _tile(k_ptr, c, n, k_l, k_k, live, width)
-        q = _tile(q_ptr, c, n, q_l, q_k, live, width)
-        scores = tl.dot(k, tl.trans(k), scores, input_precision=PRECISION)
-        weight = tl.dot(q, tl.trans(k), weight, input_precision=PRECISION)
-        k_size += tl.sum(k * k, 1)
-        q_size += tl.sum(q * q, 1)
+    scores, weight, _, _, k_size, q_size = _products(
+        k_ptr, k_l, k_k, q_ptr, q_l, q_k, None, c, live, c, width, dim, BLOCK_K, PRECISION
+    )
     k_factor = _factors(k_size, 1.0, NORM)
     q_factor = _factors(q_size, scale, NORM)
     of_met = tl.where(before, of_met * decay, 0.0)
@@ -511,8 +249,6 @@ def gated_delta_rule_backward(
     options = (qk_l2norm, "tf32x3" if nvidia else "ieee", CHUNK)
     factor = float(width**-0.5 if scale is None else scale)
     sizes = (heads, repeated, width, dim)
-    of_g = (0, 0, 0) if g is None else g.stride()
-    none = (0, 0, 0, 0)
     grid = (batch * heads * triton.cdiv(dim, block_v),)
     launch(
         _forward,
@@ -528,9 +264,9 @@ def gated_delta_rule_backward(
         *sizes,
         *k.stride(),
         *v.stride(),
-        *of_g,
+        *_strides(g, 3),
         *beta.stride(),
-        *(none if initial_state is None else initial_state.stride()),
+        *_strides(initial_state, 4),
         *options,
         block_k,
         block_v,
@@ -554,10 +290,10 @@ def gated_delta_rule_backward(
         length,
         *sizes,
         *grad_y.stride(),
-        *(none if grad_final_state is None else grad_final_state.stride()),
+        *_strides(grad_final_state, 4),
         *q.stride(),
         *k.stride(),
-        *of_g,
+        *_strides(g, 3),
         *beta.stride(),
         *options,
         16 if target.wave == 32 else block_k,
@@ -587,7 +323,7 @@ def gated_delta_rule_backward(
         *grad_y.stride(),
         *q.stride(),
         *k.stride(),
-        *of_g,
+        *_strides(g, 3),
         *beta.stride(),
         *options,
         16,

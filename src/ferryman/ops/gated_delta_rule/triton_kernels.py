@@ -20,15 +20,7 @@ from torch import Tensor
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import exp, inverse_root, narrow, widen
-
-
-@triton.jit
-def _place(heads, dim, BLOCK_V: tl.constexpr):
-    """(sample, head, columns) of a program."""
-    across = tl.cdiv(dim, BLOCK_V)
-    program = tl.program_id(0)
-    column = (program % across) * BLOCK_V + tl.arange(0, BLOCK_V)
-    return (program // (across * heads)).to(tl.int64), (program // across) % heads, column
+from ferryman.ops.gated_delta_rule.chunk_kernels import _begin, _factors, _onward, _place, _products, _solved, _tile
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -78,7 +70,6 @@ def _chunked(
     sample, head, column = _place(heads, dim, BLOCK_V)
     group = head // shared
     c = tl.arange(0, CHUNK)
-    n = tl.arange(0, BLOCK_K)
     q_ptr += sample * q_b + group * q_h
     k_ptr += sample * k_b + group * k_h
     v_ptr += sample * v_b + head * v_h
@@ -89,43 +80,19 @@ def _chunked(
     final_ptr += (sample * heads + head) * width * dim + column[None, :]
     if state_ptr is not None:
         state_ptr += sample * s_b + head * s_h
-    for b in tl.range(0, width, BLOCK_K, num_stages=1):
-        inside = (n < width - b)[:, None] & (column < dim)[None, :]
-        held = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
-        if state_ptr is not None:
-            held = widen(tl.load(state_ptr + (b + n)[:, None] * s_k + column[None, :] * s_v, mask=inside, other=0.0))
-        tl.store(final_ptr + (b + n)[:, None] * dim, held, mask=inside)
-    tl.debug_barrier()
+    _begin(final_ptr, state_ptr, s_k, s_v, column, width, dim, BLOCK_K)
     for at in tl.range(0, length, CHUNK, num_stages=1):
         first = tl.full([], 1, tl.int64) * at
         live = c < length - at
         shape = live[:, None] & (column < dim)[None, :]
-        scores = tl.zeros([CHUNK, CHUNK], tl.float32)
-        weight = tl.zeros([CHUNK, CHUNK], tl.float32)
-        known = tl.zeros([CHUNK, BLOCK_V], tl.float32)
-        y = tl.zeros([CHUNK, BLOCK_V], tl.float32)
-        k_size = tl.zeros([CHUNK], tl.float32)
-        q_size = tl.zeros([CHUNK], tl.float32)
-        for b in tl.range(0, width, BLOCK_K, num_stages=1):
-            inside = (n < width - b)[:, None] & (column < dim)[None, :]
-            wide = live[:, None] & (n < width - b)[None, :]
-            k = widen(tl.load(k_ptr + first * k_l + c[:, None] * k_l + (b + n)[None, :] * k_k, mask=wide, other=0.0))
-            q = widen(tl.load(q_ptr + first * q_l + c[:, None] * q_l + (b + n)[None, :] * q_k, mask=wide, other=0.0))
-            held = tl.load(final_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0)
-            scores = tl.dot(k, tl.trans(k), scores, input_precision=PRECISION)
-            weight = tl.dot(q, tl.trans(k), weight, input_precision=PRECISION)
-            known = tl.dot(k, held, known, input_precision=PRECISION)
-            y = tl.dot(q, held, y, input_precision=PRECISION)
-            if NORM:
-                k_size += tl.sum(k * k, 1)
-                q_size += tl.sum(q * q, 1)
+        k_at, q_at = k_ptr + first * k_l, q_ptr + first * q_l
+        scores, weight, known, y, k_size, q_size = _products(
+            k_at, k_l, k_k, q_at, q_l, q_k, final_ptr, c, live, column, width, dim, BLOCK_K, PRECISION
+        )
         # what normalises a row is a factor of it
-        k_factor = tl.full([CHUNK], 1.0, tl.float32)
-        q_factor = tl.full([CHUNK], 1.0, tl.float32) * scale
-        if NORM:
-            k_factor = inverse_root(k_size + 1e-6)
-            q_factor = inverse_root(q_size + 1e-6) * scale
-        v = widen(tl.load(v_ptr + first * v_l + c[:, None] * v_l + column[None, :] * v_v, mask=shape, other=0.0))
+        k_factor = _factors(k_size, 1.0, NORM)
+        q_factor = _factors(q_size, scale, NORM)
+        v = _tile(v_ptr + first * v_l, c, column, v_l, v_v, live, dim)
         # a token past the end has beta and g 0: it leaves the state as it is
         beta = widen(tl.load(beta_ptr + first * t_l + c * t_l, mask=live, other=0.0))
         total = tl.zeros([CHUNK], tl.float32)
@@ -137,23 +104,16 @@ def _chunked(
         system = tl.where(c[:, None] > c[None, :], (beta * k_factor)[:, None] * scores * decay, 0.0)
         since = exp(total)
         d = beta[:, None] * (v - (since * k_factor)[:, None] * known)
-        for i in range(1, CHUNK):
-            row = tl.sum(tl.where(c[:, None] == i, system, 0.0), 0)
-            earlier = tl.sum(row[:, None] * d, 0)
-            d = tl.where(c[:, None] == i, d - earlier[None, :], d)
+        d = _solved(system, d, c, CHUNK)
         weight = tl.where(seen, q_factor[:, None] * weight * decay, 0.0)
         y = tl.dot(weight, d, y * (since * q_factor)[:, None], input_precision=PRECISION)
         out = y_ptr + first * (heads * dim) + c[:, None] * (heads * dim) + column[None, :]
         tl.store(out, narrow(y, y_ptr.dtype.element_ty), mask=shape)
         kept = exp(end - total) * k_factor
         tl.debug_barrier()
-        for b in tl.range(0, width, BLOCK_K, num_stages=1):
-            inside = (n < width - b)[:, None] & (column < dim)[None, :]
-            wide = live[:, None] & (n < width - b)[None, :]
-            k = widen(tl.load(k_ptr + first * k_l + c[:, None] * k_l + (b + n)[None, :] * k_k, mask=wide, other=0.0))
-            held = tl.load(final_ptr + (b + n)[:, None] * dim, mask=inside, other=0.0) * exp(end)
-            held = tl.dot(tl.trans(k * kept[:, None]), d, held, input_precision=PRECISION)
-            tl.store(final_ptr + (b + n)[:, None] * dim, held, mask=inside)
+        _onward(
+            final_ptr, final_ptr, k_at, k_l, k_k, kept, exp(end), d, c, live, column, width, dim, BLOCK_K, PRECISION
+        )
         tl.debug_barrier()
 
 
@@ -237,6 +197,10 @@ def _power(n: int, most: int, least: int = 16) -> int:
     return max(least, min(triton.next_power_of_2(n), most))
 
 
+def _strides(t: Tensor | None, rank: int) -> tuple[int, ...]:
+    return (0,) * rank if t is None else t.stride()
+
+
 def _launch(
     kernel: Any,
     q: Tensor,
@@ -276,9 +240,9 @@ def _launch(
         *q.stride(),
         *k.stride(),
         *v.stride(),
-        *((0, 0, 0) if g is None else g.stride()),
+        *_strides(g, 3),
         *beta.stride(),
-        *((0, 0, 0, 0) if initial_state is None else initial_state.stride()),
+        *_strides(initial_state, 4),
         *options,
         block_v,
         device=v.device,
@@ -324,7 +288,6 @@ def recurrent(
 
 # What `ferryman compile` accepts of `_chunked`: bytes a thread on NVIDIA, registers on AMD. All others spill nothing.
 _SPILLS = {
-    ("sm_90", "float32"): 8,
     ("sm_100", "float32"): 16,
     ("gfx90a", "bfloat16"): 7,
     ("gfx90a", "float16"): 1,
