@@ -306,6 +306,11 @@ def recorded(calls: Iterable[Callable[[], object]]) -> list[Specialisation]:
     return list(distinct.values())
 
 
+def strides(tensor: torch.Tensor | None, rank: int) -> tuple[int, ...]:
+    """What a kernel takes for a tensor of ``rank`` dimensions that a call may leave out: zeros then."""
+    return (0,) * rank if tensor is None else tensor.stride()
+
+
 def specialise(kernel: Any, args: tuple[Any, ...], meta: Mapping[str, Any]) -> Specialisation:
     """The specialisation that Triton's JIT derives from these arguments (its rules, triton 3.6 runtime/jit.py)."""
     names = [parameter.name for parameter in kernel.params]

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton import Specialisation, launch, recorded, strides
 from ferryman.backends.triton_lang import narrow, sigmoid, widen
 from ferryman.backends.triton_rows import lanes
 
@@ -380,7 +380,7 @@ def causal_conv1d(
         across,
         *x.stride(),
         *weight.stride(),
-        *((0, 0, 0) if initial_state is None else initial_state.stride()),
+        *strides(initial_state, 3),
         *y.stride(),
         width,
         activation is not None,
@@ -417,7 +417,6 @@ def causal_conv1d_backward(
     across = max(1, triton.cdiv(length, each))
     columns = triton.next_power_of_2(width + 1)
     part = torch.empty(batch * across, channels, columns, dtype=torch.float32, device=x.device)
-    none = (0, 0, 0)
     launch(
         _backward,
         (batch * blocks * across,),
@@ -435,10 +434,10 @@ def causal_conv1d_backward(
         across,
         each,
         *grad_y.stride(),
-        *(none if grad_final_state is None else grad_final_state.stride()),
+        *strides(grad_final_state, 3),
         *x.stride(),
         *weight.stride(),
-        *(none if initial_state is None else initial_state.stride()),
+        *strides(initial_state, 3),
         *dx.stride(),
         width,
         activation is not None,

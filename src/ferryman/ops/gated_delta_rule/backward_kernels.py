@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton import Specialisation, launch, recorded, strides
 from ferryman.backends.triton_lang import exp, inverse_root, narrow, widen
 from ferryman.ops.gated_delta_rule.chunk_kernels import _factors, _products, _sums, _tile
-from ferryman.ops.gated_delta_rule.triton_kernels import _power, _strides
+from ferryman.ops.gated_delta_rule.triton_kernels import _power
 from ferryman.ops.gated_delta_rule.walk_kernels import _forward, _reverse
 
 CHUNK = 16
@@ -264,9 +264,9 @@ def gated_delta_rule_backward(
         *sizes,
         *k.stride(),
         *v.stride(),
-        *_strides(g, 3),
+        *strides(g, 3),
         *beta.stride(),
-        *_strides(initial_state, 4),
+        *strides(initial_state, 4),
         *options,
         block_k,
         block_v,
@@ -290,10 +290,10 @@ def gated_delta_rule_backward(
         length,
         *sizes,
         *grad_y.stride(),
-        *_strides(grad_final_state, 4),
+        *strides(grad_final_state, 4),
         *q.stride(),
         *k.stride(),
-        *_strides(g, 3),
+        *strides(g, 3),
         *beta.stride(),
         *options,
         16 if target.wave == 32 else block_k,
@@ -323,7 +323,7 @@ def gated_delta_rule_backward(
         *grad_y.stride(),
         *q.stride(),
         *k.stride(),
-        *_strides(g, 3),
+        *strides(g, 3),
         *beta.stride(),
         *options,
         16,

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton import Specialisation, launch, recorded, strides
 from ferryman.backends.triton_lang import exp, inverse_root, narrow, widen
 from ferryman.ops.gated_delta_rule.chunk_kernels import _begin, _factors, _onward, _place, _products, _solved, _tile
 
@@ -197,10 +197,6 @@ def _power(n: int, most: int, least: int = 16) -> int:
     return max(least, min(triton.next_power_of_2(n), most))
 
 
-def _strides(t: Tensor | None, rank: int) -> tuple[int, ...]:
-    return (0,) * rank if t is None else t.stride()
-
-
 def _launch(
     kernel: Any,
     q: Tensor,
@@ -240,9 +236,9 @@ def _launch(
         *q.stride(),
         *k.stride(),
         *v.stride(),
-        *_strides(g, 3),
+        *strides(g, 3),
         *beta.stride(),
-        *_strides(initial_state, 4),
+        *strides(initial_state, 4),
         *options,
         block_v,
         device=v.device,

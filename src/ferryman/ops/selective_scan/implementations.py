@@ -11,7 +11,13 @@ _STATE = (at_most("b.shape[2]", 256),)
 IMPLEMENTATIONS = menu(
     "ferryman.ops.selective_scan",
     Implementation(op="selective_scan selective_scan_backward", name="torch", composed=True),
+    Implementation(op="selective_scan", name="triton", when=_STATE, batch_invariant=True, replayable=True),
     Implementation(
-        op="selective_scan selective_scan_backward", name="triton", when=_STATE, batch_invariant=True, replayable=True
+        op="selective_scan_backward",
+        name="triton",
+        where="backward_kernels",
+        when=_STATE,
+        batch_invariant=True,
+        replayable=True,
     ),
 )

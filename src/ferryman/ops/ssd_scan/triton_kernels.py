@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ferryman.backends.base import Target
-from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.backends.triton import Specialisation, launch, recorded, strides
 from ferryman.backends.triton_lang import exp, narrow, sigmoid, softplus, widen
 
 
@@ -493,7 +493,7 @@ def ssd_scan(
         *dt.stride(),
         *b.stride(),
         *c.stride(),
-        *((0, 0, 0, 0) if initial_state is None else initial_state.stride()),
+        *strides(initial_state, 4),
         dt_softplus,
         0 < length <= chunk,
         "tf32x3" if target.vendor == "nvidia" else "ieee",
@@ -577,7 +577,7 @@ def ssd_scan_backward(
             *given.stride(),
             *dt.stride(),
             *into.stride(),
-            *((0, 0, 0, 0) if first is None else first.stride()),
+            *strides(first, 4),
             dt_softplus,
             reverse,
             precision,
