@@ -28,6 +28,10 @@ from ferryman.ops.moe.definition import grouped_linear as grouped_linear
 from ferryman.ops.moe.definition import grouped_linear_backward as grouped_linear_backward
 from ferryman.ops.moe.definition import moe_experts as moe_experts
 from ferryman.ops.moe.definition import moe_experts_backward as moe_experts_backward
+from ferryman.ops.moe_permute.definition import moe_combine as moe_combine
+from ferryman.ops.moe_permute.definition import moe_combine_backward as moe_combine_backward
+from ferryman.ops.moe_permute.definition import moe_permute as moe_permute
+from ferryman.ops.moe_permute.definition import moe_permute_backward as moe_permute_backward
 from ferryman.ops.norm.definition import add_layer_norm as add_layer_norm
 from ferryman.ops.norm.definition import add_layer_norm_backward as add_layer_norm_backward
 from ferryman.ops.norm.definition import add_rms_norm as add_rms_norm
@@ -86,8 +90,12 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_w4",
+    "moe_combine",
+    "moe_combine_backward",
     "moe_experts",
     "moe_experts_backward",
+    "moe_permute",
+    "moe_permute_backward",
     "paged_attention",
     "rms_norm",
     "rms_norm_backward",

@@ -54,6 +54,12 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "moe_experts(Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, str activation, Tensor? bias) -> Tensor",
         "moe_experts_backward(Tensor grad, Tensor x, Tensor gate_up, Tensor down, Tensor topk_ids, Tensor topk_weights, str activation, Tensor? bias, bool need_x, bool need_gate_up, bool need_down, bool need_topk_weights, bool need_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
+    "moe_permute": (
+        "moe_permute(Tensor x, Tensor topk_ids, int num_experts) -> (Tensor, Tensor, Tensor)",
+        "moe_permute_backward(Tensor grad, Tensor source, Tensor topk_ids) -> Tensor",
+        "moe_combine(Tensor y, Tensor source, Tensor topk_weights) -> Tensor",
+        "moe_combine_backward(Tensor grad, Tensor y, Tensor source, Tensor topk_weights, bool need_y, bool need_topk_weights) -> (Tensor, Tensor)",
+    ),
     "norm": (
         "rms_norm(Tensor x, Tensor? weight, float eps, bool cast_before_weight) -> Tensor",
         "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, float eps) -> (Tensor, Tensor)",

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ferryman.backends.base import Target
 from ferryman.errors import Unsupported
+from ferryman.ops.moe_permute.torch_kernels import sorted_slots
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -100,13 +101,6 @@ def _activated(gate: Tensor, activation: str) -> Tensor:
     return functional.gelu(gate, approximate="tanh")
 
 
-def _sorted(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(experts in order, slots in that order, int32 end offsets); ids of no expert are ``experts``, and come last."""
-    ids = topk_ids.reshape(-1).long()
-    keys, order = torch.where((ids >= 0) & (ids < experts), ids, experts).sort(stable=True)
-    return keys, order, torch.searchsorted(keys, torch.arange(experts, device=ids.device), right=True, out_int32=True)
-
-
 def _layer(
     x: Tensor,
     gate_up: Tensor,
@@ -121,7 +115,7 @@ def _layer(
     slots = topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    keys, order, ends = _sorted(topk_ids, experts)
+    keys, order, ends = sorted_slots(topk_ids, experts)
     h = product(x[order // slots], gate_up, ends)
     known = (keys < experts)[:, None]
     own = None if bias is None else bias[keys.clamp(max=experts - 1)]
@@ -199,7 +193,7 @@ def _layer_gradients(
             torch.zeros(t.shape if need else 0, dtype=t.dtype if need else x.dtype, device=x.device)
             for t, need in zip(like, needs, strict=True)
         )
-    keys, order, ends = _sorted(topk_ids, experts)
+    keys, order, ends = sorted_slots(topk_ids, experts)
     rows, above = x[order // slots], grad[order // slots]
     known = (keys < experts)[:, None]
     own = None if bias is None else bias[keys.clamp(max=experts - 1)].float()

@@ -17,6 +17,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import INTERPRETED, narrow, normal, sigmoid, widen
 from ferryman.errors import Unsupported
+from ferryman.ops.moe_permute.torch_kernels import sorted_slots
 
 _KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
@@ -613,7 +614,8 @@ def moe_experts(
     (experts, width, inner), slots = down.shape, topk_ids.shape[1]
     if not x.numel() or not topk_ids.numel():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    order, ends = _sorted(topk_ids, experts)
+    _, order, ends = sorted_slots(topk_ids, experts)
+    order = order.int()
     rows = len(order)
     hidden = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
     bias = None if bias is None else bias.contiguous()
@@ -624,15 +626,6 @@ def moe_experts(
     own = None if bias is None else bias[:, 2 * inner :]
     _launch(hidden, down, ends, made, target, rows=rows, bias=own, put=order)
     return _combined(made, topk_ids, topk_weights, x, experts)
-
-
-def _sorted(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """(int32 slots, sorted by expert, int32 end offsets); slots of no expert come last."""
-    ids = topk_ids.reshape(-1)
-    keys = torch.where((ids >= 0) & (ids < experts), ids, experts)
-    keys, order = keys.sort(stable=True)
-    each = torch.arange(experts, dtype=keys.dtype, device=ids.device)
-    return order.int(), torch.searchsorted(keys, each, right=True, out_int32=True)
 
 
 def _combined(made: Tensor, topk_ids: Tensor, topk_weights: Tensor | None, like: Tensor, experts: int) -> Tensor:
@@ -707,7 +700,8 @@ def moe_experts_backward(
             nothing(topk_weights, need_topk_weights),
             to_bias if bias is None else nothing(bias, need_bias),
         )
-    order, ends = _sorted(topk_ids, experts)
+    _, order, ends = sorted_slots(topk_ids, experts)
+    order = order.int()
     bias = None if bias is None else bias.contiguous()
     tile = _narrow(_gradient_tile(target, x.element_size(), rows, experts), width)
     parts = triton.cdiv(inner, tile.n)

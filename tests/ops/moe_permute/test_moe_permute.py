@@ -1,0 +1,119 @@
+"""Rows sorted by expert and summed back, against loops; with `grouped_linear` between, a layer of experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import ferryman
+from ferryman import ops
+from ferryman.dispatch import registry
+from ferryman.errors import ArgumentError
+from ferryman.porting.inputs.cases import cases_of, double, materialise
+
+PERMUTE, COMBINE = registry.primitive("moe_permute"), registry.primitive("moe_combine")
+U = 2.0**-53
+
+
+def values(op: str, case: str, dtype: torch.dtype = torch.float32) -> tuple:
+    known = registry.primitive(op)
+    return materialise(next(c for c in cases_of(known) if c.name == case), known, dtype)
+
+
+@pytest.mark.parametrize("case", ["ragged", "idle_experts", "hostile_ids_of_64_bits", "no_slots"])
+def test_permute_is_a_loop_over_experts_and_slots(case: str) -> None:
+    x, ids, experts = values("moe_permute", case)
+    source = [s for e in range(experts) for s, own in enumerate(ids.flatten().tolist()) if own == e]
+    flat = torch.tensor([e for e in ids.flatten().tolist() if 0 <= e < experts], dtype=torch.int64)
+    rows, offsets, found = PERMUTE.body(x, ids, experts)
+    assert found.tolist() == source + [-1] * (ids.numel() - len(source))
+    assert offsets.tolist() == torch.bincount(flat, minlength=experts).cumsum(0).tolist()
+    assert torch.equal(rows[: len(source)], x[[s // ids.shape[1] for s in source]])
+    assert not rows[len(source) :].any()
+
+
+def summed(y: Tensor, source: Tensor, weights: Tensor) -> Tensor:
+    """A slot's row is the last one that names it."""
+    tokens, slots = weights.shape
+    owner = {s: row for row, s in enumerate(source.tolist())}
+    out = torch.zeros(tokens, y.shape[1], dtype=y.dtype)
+    for slot in range(tokens * slots):
+        if slot in owner:
+            out[slot // slots] += weights[slot // slots, slot % slots] * y[owner[slot]]
+    return out
+
+
+@pytest.mark.parametrize("case", ["more_rows", "hostile", "hostile_few", "no_rows"])
+def test_combine_is_a_loop_and_reads_no_weight_of_a_slot_without_a_row(case: str) -> None:
+    y, source, weights = double(values("moe_combine", case))
+    exact = summed(y, source, weights)
+    (terms,) = COMBINE.limits.bound((y, source, weights), (exact,))
+    room = U * (terms["accumulate"] + exact.abs()) + 2.0**-1000
+    named = set(source.tolist())
+    without = torch.tensor(
+        [[t * weights.shape[1] + j not in named for j in range(weights.shape[1])] for t in range(len(weights))]
+    )
+    for given in (weights, weights.masked_fill(without, float("nan"))):
+        assert ((COMBINE.body(y, source, given) - exact).abs() <= room).all()
+    if len(y):
+        assert not ((COMBINE.body(y.roll(1, 0), source, weights) - exact).abs() <= 100 * room).all()
+
+
+def test_gradients_are_autograds_and_rows_that_do_not_count_have_none() -> None:
+    y, source, weights = values("moe_combine", "hostile")
+    wide = [y.double().requires_grad_(), weights.double().requires_grad_()]
+    cotangent = torch.randn(len(weights), y.shape[1], generator=torch.Generator().manual_seed(1))
+    exact = torch.autograd.grad(summed(wide[0], source, wide[1]), wide, cotangent.double())
+    own = [y.requires_grad_(), weights.requires_grad_()]
+    with ferryman.trace() as trace:
+        got = torch.autograd.grad(ops.moe_combine(own[0], source, own[1]), own, cotangent)
+    assert list(trace.calls) == [("moe_combine", "torch"), ("moe_combine_backward", "torch")]
+    last = {s: row for row, s in enumerate(source.tolist()) if 0 <= s < weights.numel()}
+    idle = torch.ones(len(y), dtype=torch.bool).index_fill(0, torch.tensor(sorted(last.values())), False)
+    assert idle.any() and not got[0][idle].any() and got[0][~idle].any(1).all()
+    args = (cotangent.double(), y.detach().double(), source, weights.detach().double(), True, True)
+    backward = registry.primitive("moe_combine_backward")
+    for mine, theirs, terms in zip(got, exact, backward.limits.bound(args, exact), strict=True):
+        room = 2.0**-24 * (terms["accumulate"] + theirs.abs()) + terms["absolute"]
+        assert ((mine.double() - theirs).abs() <= room).all()
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_with_grouped_linear_they_are_a_layer_of_experts_and_its_gradients(hostile: bool) -> None:
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(19, 24, generator=draw, requires_grad=True)
+    gate_up = (torch.randn(5, 32, 24, generator=draw) / 5).requires_grad_()
+    down = (torch.randn(5, 24, 16, generator=draw) / 4).requires_grad_()
+    ids = torch.randint(-1 if hostile else 0, 7 if hostile else 5, (19, 3), generator=draw, dtype=torch.int32)
+    weights = torch.rand(19, 3, generator=draw, requires_grad=True)
+    rows, offsets, source = ops.moe_permute(x, ids, 5)
+    gate, up = ops.grouped_linear(rows, gate_up, offsets).chunk(2, -1)
+    y = ops.grouped_linear(torch.nn.functional.silu(gate) * up, down, offsets)
+    parts = ops.moe_combine(y, source, weights)
+    whole = ops.moe_experts(x, gate_up, down, ids, weights)
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+    leaves = (x, gate_up, down, weights)
+    cotangent = torch.randn(19, 24, generator=draw)
+    for mine, theirs in zip(
+        torch.autograd.grad(parts, leaves, cotangent), torch.autograd.grad(whole, leaves, cotangent), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_arguments_are_refused() -> None:
+    x, ids = torch.zeros(4, 8), torch.zeros(4, 2, dtype=torch.int32)
+    source, weights = torch.zeros(8, dtype=torch.int32), torch.zeros(4, 2)
+    for call in (
+        lambda: ops.moe_permute(x, ids[:3], 4),
+        lambda: ops.moe_permute(x, ids.float(), 4),
+        lambda: ops.moe_permute(x, ids, 0),
+        lambda: ops.moe_permute(x, ids, 1024),
+        lambda: ops.moe_permute(x, ids[0], 4),
+        lambda: ops.moe_combine(torch.zeros(8, 3), source.long(), weights),
+        lambda: ops.moe_combine(torch.zeros(7, 3), source, weights),
+        lambda: ops.moe_combine(torch.zeros(8, 3), source, weights[0]),
+        lambda: ops.moe_combine(torch.zeros(8, 3).double(), source, weights),
+    ):
+        with pytest.raises(ArgumentError):
+            call()
