@@ -391,26 +391,32 @@ def _chunk(
     for column in tl.range(0, width, BLOCK_N, num_stages=1):
         n = column + tl.arange(0, BLOCK_N)
         asked = tl.zeros([CHUNK, BLOCK_N], tl.float32)
+        for first in tl.range(0, dim, BLOCK_P, num_stages=1):
+            p = first + tl.arange(0, BLOCK_P)
+            held = _tile(held_ptr, p, n, width, 1, (p < dim)[:, None], width)
+            g = _tile(dy_ptr, q, p, g_l, g_p, known, dim)
+            asked = tl.dot(g, held, asked, input_precision=PRECISION)
+        asked *= early[:, None]
+        of_early += tl.sum(asked * _tile(c_ptr, q, n, c_l, c_n, known, width), 1)
+        b = _tile(b_ptr, q, n, b_l, b_n, known, width)
+        dc = tl.dot(weight, b, asked, input_precision=PRECISION)
+        place = row * width + q[:, None] * (heads * width) + n[None, :]
+        tl.store(dc_ptr + place, dc, mask=known & (n < width)[None, :])
+    for column in tl.range(0, width, BLOCK_N, num_stages=1):
+        n = column + tl.arange(0, BLOCK_N)
         brought = tl.zeros([CHUNK, BLOCK_N], tl.float32)
         for first in tl.range(0, dim, BLOCK_P, num_stages=1):
             p = first + tl.arange(0, BLOCK_P)
             held = _tile(held_ptr, p, n, width, 1, (p < dim)[:, None], width)
             late = _tile(late_ptr, p, n, width, 1, (p < dim)[:, None], width)
             whole += tl.sum(tl.sum(held * late, 1), 0)
-            g = _tile(dy_ptr, q, p, g_l, g_p, known, dim)
-            asked = tl.dot(g, held, asked, input_precision=PRECISION)
             x = _tile(x_ptr, q, p, x_l, x_p, known, dim)
             brought = tl.dot(x, late, brought, input_precision=PRECISION)
-        b = _tile(b_ptr, q, n, b_l, b_n, known, width)
-        c = _tile(c_ptr, q, n, c_l, c_n, known, width)
-        asked *= early[:, None]
         brought *= to_end[:, None]
-        of_early += tl.sum(asked * c, 1)
-        of_late += tl.sum(brought * b, 1)
-        dc = tl.dot(weight, b, asked, input_precision=PRECISION)
+        of_late += tl.sum(brought * _tile(b_ptr, q, n, b_l, b_n, known, width), 1)
+        c = _tile(c_ptr, q, n, c_l, c_n, known, width)
         db = tl.dot(tl.trans(weight), c, brought * step[:, None], input_precision=PRECISION)
         place = row * width + q[:, None] * (heads * width) + n[None, :]
-        tl.store(dc_ptr + place, dc, mask=known & (n < width)[None, :])
         tl.store(db_ptr + place, db, mask=known & (n < width)[None, :])
     exponent += tl.sum(tl.where(seen, of_early[:, None], 0.0), 0)
     exponent += tl.sum(tl.where(q[:, None] < q[None, :], (of_late * step)[:, None], 0.0), 0)
