@@ -93,6 +93,44 @@ def test_the_definition_is_transformers_experts(which: str) -> None:
         assert not inside(LAYER.body(x, halves, *args[2:]), exact, terms, 100 * U)
 
 
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_gpt_oss_experts_are_an_activation_with_biases_and_its_gradients(backend: str | None) -> None:
+    from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    config = GptOssConfig(hidden_size=24, intermediate_size=20, num_local_experts=5)
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    module = GptOssExperts(config).double()
+    for p in module.parameters():
+        torch.nn.init.normal_(p)
+    x, ids = torch.randn(11, 24).double().requires_grad_(), torch.rand(11, 5).topk(2).indices
+    weights = torch.rand(11, 2).double().requires_grad_()
+    exact = module(x, ids, weights)
+    leaves = [x, weights, *module.parameters()]
+    cotangent = torch.randn(11, 24).double()
+    theirs = torch.autograd.grad(exact, leaves, cotangent)
+    if backend is not None:  # float32, where the layer's own op is called
+        cotangent, leaves = cotangent.float(), [leaf.detach().float().requires_grad_() for leaf in leaves]
+    x, weights, gate_up, gate_up_bias, down, down_bias = leaves
+    args = (x, gate_up.mT, down.mT, ids, weights, "swiglu_oai_interleaved", torch.cat([gate_up_bias, down_bias], 1))
+    made = (LAYER.body if backend is None else ops.moe_experts)(*args)
+    unit = U if backend is None else 2.0**-24
+    doubled = double(tuple(a.detach() if isinstance(a, Tensor) else a for a in args))
+    (terms,) = LAYER.limits.bound(doubled, (exact.detach(),))
+    assert inside(made.double(), exact, terms, unit)
+    assert not inside(LAYER.body(*doubled[:5], "swiglu_oai", doubled[6]), exact, terms, 100 * unit)
+    assert not inside(LAYER.body(*doubled[:5], "silu", doubled[6]), exact, terms, 100 * unit)
+    found = [torch.autograd.grad(made, leaves, cotangent), theirs]
+    mine, theirs = ((g[0], g[2].mT, g[4].mT, g[1], torch.cat([g[3], g[5]], 1)) for g in found)
+    limits = registry.primitive("moe_experts_backward").limits.bound(
+        (cotangent.double(), *doubled, *(True,) * 5), theirs
+    )
+    for one, other, terms in zip(mine, theirs, limits, strict=True):
+        terms["accumulate"] = terms["accumulate"] + terms["split-k"]
+        assert inside(one.double(), other, terms, unit)
+
+
 def test_slots_of_no_expert_add_nothing_and_bias_is_added() -> None:
     args = double(materialise(cases("moe_experts")["hostile_ids"], LAYER, torch.float32))
     x, gate_up, down, ids, weights, _, bias = args

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 Terms = dict[str, Tensor]
+CLAMPED = ("swiglu_oai", "swiglu_oai_interleaved")
+INTERLEAVED = CLAMPED[1]
+ALPHA, LIMIT = 1.702, 7.0
 SLOPE = 1.13  # the steepest that silu (1.0998) and gelu (1.129) are
 
 
@@ -74,8 +77,44 @@ def sorted_slots(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return order, ends.int()
 
 
+def halves(h: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """(gate, up) of the first product."""
+    if activation == INTERLEAVED:
+        return h[..., ::2], h[..., 1::2]
+    gate, up = h.split(h.shape[-1] // 2, -1)
+    return gate, up
+
+
+def joined(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """What `halves` divides."""
+    return torch.stack([gate, up], -1).flatten(-2) if activation == INTERLEAVED else torch.cat([gate, up], -1)
+
+
+def in_halves(t: Tensor, dim: int, activation: str) -> Tensor:
+    """Weights or biases of gate, then those of up."""
+    if activation != INTERLEAVED:
+        return t
+    return torch.cat(halves(t.movedim(dim, -1), activation), -1).movedim(-1, dim)
+
+
+def as_given(t: Tensor, dim: int, activation: str) -> Tensor:
+    """What `in_halves` changes, as it was."""
+    if activation != INTERLEAVED:
+        return t
+    gate, up = t.movedim(dim, -1).chunk(2, -1)
+    return joined(gate, up, activation).movedim(-1, dim)
+
+
+def factor(up: Tensor, activation: str) -> Tensor:
+    """What the activated gate is multiplied by."""
+    return up.clamp(-LIMIT, LIMIT) + 1 if activation in CLAMPED else up
+
+
 def activated(gate: Tensor, activation: str) -> Tensor:
     """PyTorch's erf-gelu is NaN at +inf on AVX-512 CPUs: gelu is written out."""
+    if activation in CLAMPED:
+        cut = gate.clamp(max=LIMIT)
+        return cut * torch.sigmoid(ALPHA * cut)
     if activation == "silu":
         return torch.nn.functional.silu(gate)
     if activation == "gelu":
@@ -83,14 +122,23 @@ def activated(gate: Tensor, activation: str) -> Tensor:
     return gate * (0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))))
 
 
+def first_in_halves(bias: Tensor, inner: int, activation: str) -> Tensor:
+    """Rows of biases, the first product's in halves."""
+    return torch.cat([in_halves(bias[:, : 2 * inner], 1, activation), bias[:, 2 * inner :]], 1)
+
+
 def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     """Each stage's own error, carried on to the result by the absolute weights of what follows.
 
     A gated activation f(g) u moves by 1.13 |u| for each unit of g, by |f(g)| for each of u, and by 1.13 times the
     product of both errors, which is all that there is where terms cancel and g and u are 0; its own arithmetic is off
-    by 8 units, and by exp's argument 2 |g| more; the sum over k slots by 2 + 6 sqrt(k) units of its magnitude.
+    by 8 units, and by exp's argument 2 |g| more; the sum over k slots by 2 + 6 sqrt(k) units of its magnitude. A
+    clamped activation is 1.702 times as steep inside, divided by as much; a clamp moves no further than its argument,
+    and not at all where that is infinite. Its own arithmetic is off by 4 times 1.702 |g|, the constant's rounding in
+    it, and by 2 units more for up + 1.
     """
     x, gate_up, down, topk_ids, topk_weights, activation, bias = args
+    gate_up = in_halves(gate_up, 1, activation)
     inner, width = down.shape[2], gate_up.shape[2]
     slots = topk_ids.shape[1]
     if not outputs[0].numel() or not topk_ids.numel():
@@ -102,8 +150,10 @@ def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     if bias is not None:
         for expert, owned in spans(ends, len(order)):
             biased[owned] = bias[expert]
+    biased = first_in_halves(biased, inner, activation)
     h = each(rows, gate_up, ends) + biased[:, : 2 * inner]
-    gate, up = h[:, :inner], h[:, inner:]
+    clamped = activation in CLAMPED
+    gate, up = h[:, :inner], factor(h[:, inner:], activation)
     opened = activated(gate, activation)
     a = opened * up
     y = each(a, down, ends) + biased[:, 2 * inner :]
@@ -118,19 +168,26 @@ def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
         """An error of the gated activation, carried on."""
         return summed(each(error, later, ends))
 
+    def unmoved(error: Tensor) -> Tensor:
+        return torch.where(h.isinf(), 0.0, error) if clamped else error
+
     def after_product(error: Tensor) -> Tensor:
         """An error of the first product, carried on."""
+        error = unmoved(error)
         return after_gate(SLOPE * up.abs() * error[:, :inner] + opened.abs() * error[:, inner:])
 
     def together(error: Tensor, unit: float) -> Tensor:
         """What an error of the gate, times one of up, comes to; in units, as these are."""
+        error = unmoved(error)
         return after_gate(SLOPE * unit * error[:, :inner] * error[:, inner:])
 
     first = product(width, lambda p, q: each(p, q, ends), rows, gate_up)
     second = product(inner, lambda p, q: each(p, q, ends), a, down)
     added = 2 * biased.abs()
     found = first["accumulate"] + h.abs() + added[:, : 2 * inner]
-    own = a.abs() * (2 * gate.abs() + 8) + 4 * up.abs() * gate.abs() * torch.exp(-0.5 * gate.abs())
+    size = gate.clamp(max=LIMIT).abs() if clamped else gate.abs()
+    own = a.abs() * ((4 * ALPHA * size + 10) if clamped else (2 * size + 8))
+    own = own + 4 * up.abs() * size * torch.exp(-0.5 * size)
     ones = torch.ones_like
     return (
         {

@@ -14,7 +14,7 @@ from ferryman.ops import checks
 from ferryman.ops.moe import bounds, gradient_bounds
 from ferryman.ops.primitive import Cost, Gradient, Limits, Rounding, primitive, wide
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", *bounds.CLAMPED)
 ROUNDED_H = Rounding("h", "the first product is rounded to the storage dtype before the activation")
 ROUNDED_A = Rounding("a", "the gated activation is rounded to the storage dtype before the second product")
 ROUNDED_Y = Rounding("y", "an expert's result is rounded to the storage dtype before the weighted sum")
@@ -173,8 +173,8 @@ def _experts(
         h = wide(x)[token] @ wide(gate_up[expert]).T
         if bias is not None:
             h = h + wide(bias[expert, : 2 * inner])
-        gate, up = rounded("h", h).split(inner, -1)
-        y = rounded("a", bounds.activated(gate, activation) * up) @ wide(down[expert]).T
+        gate, up = bounds.halves(rounded("h", h), activation)
+        y = rounded("a", bounds.activated(gate, activation) * bounds.factor(up, activation)) @ wide(down[expert]).T
         if bias is not None:
             y = y + wide(bias[expert, 2 * inner :])
         out.index_add_(0, token, rounded("y", y) * topk_weights[token, slot].to(out.dtype)[:, None])
@@ -214,13 +214,15 @@ def moe_experts(
     x: (T, H). gate_up: (E, 2 I, H): g is its first I rows, u the others. down: (E, H, I). bias: (E, 2 I + H) or None:
     2 I numbers for the first product, then H for the second. All of one dtype: float32, float16 or bfloat16; any
     strides. topk_ids: (T, k) int32 or int64. topk_weights: (T, k), of any of these float dtypes. activation: "silu",
-    "gelu" (erf) or "gelu_tanh". E from 1 to 1023.
+    "gelu" (erf), "gelu_tanh", or gpt-oss's "swiglu_oai": gate is cut to at most 7, up to -7 to 7, and their product is
+    ``(up + 1) * gate * sigmoid(1.702 * gate)``; "swiglu_oai_interleaved" takes g from the even rows of gate_up, u from
+    the odd ones, as gpt-oss's weights lie, and the first 2 I numbers of bias likewise. E from 1 to 1023.
     Returns (T, H) in x's dtype, contiguous. float32 accumulation; an implementation may round the first product, the
     gated activation, and each expert's result to the storage dtype, where float16 overflows beyond 65504. A slot whose
     id is no expert's adds nothing, whatever its weight; an expert chosen twice counts twice. All but topk_ids have
     gradients: the backward makes the first product again, and keeps nothing but the arguments.
-    Raises ArgumentError for shapes and dtypes that do not fit. Source: Shazeer et al., arXiv:1701.06538; the layout of
-    transformers' Mixtral and Qwen3-MoE experts.
+    Raises ArgumentError for shapes and dtypes that do not fit. Source: Shazeer et al., arXiv:1701.06538; gpt-oss,
+    arXiv:2508.10925; the layout of transformers' Mixtral and Qwen3-MoE experts.
     """
     return _experts(x, gate_up, down, topk_ids, topk_weights, activation, bias)
 
@@ -279,12 +281,13 @@ def _gradients(
         h, u = rows[token] @ wide(gate_up[expert]).T, rounded("u", above @ wide(down[expert]))
         if bias is not None:
             h = h + wide(bias[expert, : 2 * inner])
-        gate, up = rounded("h", h).split(inner, -1)
+        gate, raw = bounds.halves(rounded("h", h), activation)
         share = topk_weights[token, slot].to(g.dtype)[:, None]
-        opened = bounds.activated(gate, activation)
+        opened, up = bounds.activated(gate, activation), bounds.factor(raw, activation)
         own = (opened * up * u).sum(-1)
         to_gate = share * u * up * gradient_bounds.slope(gate, activation)
-        dh = rounded("dh", torch.cat([to_gate, share * u * opened], -1))
+        to_up = share * u * opened * gradient_bounds.passed(raw, activation)
+        dh = rounded("dh", bounds.joined(to_gate, to_up, activation))
         to_x.index_add_(0, token, rounded("dx", dh @ wide(gate_up[expert])))
         to_gate_up[expert] = dh.T @ rows[token]
         to_down[expert] = above.T @ rounded("a", share * (opened * up))

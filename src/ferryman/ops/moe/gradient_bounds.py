@@ -9,9 +9,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ferryman.ops.moe.bounds import SLOPE, Terms, activated, each, over_rows, product, sorted_slots, spans
+from ferryman.ops.moe.bounds import (
+    ALPHA,
+    CLAMPED,
+    LIMIT,
+    SLOPE,
+    Terms,
+    activated,
+    as_given,
+    each,
+    factor,
+    first_in_halves,
+    in_halves,
+    over_rows,
+    product,
+    sorted_slots,
+    spans,
+)
 
-CURVE = 1.2  # the steepest that a slope is: silu's 0.5, gelu's 0.8, that of gelu by tanh 1.1
+CURVE = (
+    1.2  # the steepest that a slope is: silu's 0.5 (1.702 times that, clamped), gelu's 0.8, that of gelu by tanh 1.1
+)
 _ROOT = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
 _TINY = 2.0**-125  # an exp, or a product, that underflows on the way
@@ -21,12 +39,27 @@ _ROUNDING = 2.0**-8
 
 
 def slope(gate: Tensor, activation: str) -> Tensor:
-    """The derivative of the activation."""
+    """The derivative of the activation. PyTorch's clamp lets a gradient pass at its limits."""
+    if activation in CLAMPED:
+        s = torch.sigmoid(ALPHA * gate)
+        # past 1e4 the slope is 0 or 1, and an infinite gate must not meet the 0: 0 * inf
+        bent = s * (1 + ALPHA * gate.clamp(-1e4, 1e4) * (1 - s))
+        return torch.where(gate > LIMIT, 0.0, bent)
     if activation == "silu":
         s = torch.sigmoid(gate)
         return s * (1 + gate * (1 - s))
     factor, steep, _ = _factor(gate, activation)
     return factor + gate * steep
+
+
+def passed(up: Tensor, activation: str) -> Tensor:
+    """The derivative of what the activated gate is multiplied by."""
+    return torch.where(up.abs() > LIMIT, 0.0, 1.0).to(up.dtype) if activation in CLAMPED else torch.ones_like(up)
+
+
+def _nearness(distance: Tensor) -> Tensor:
+    """How steep a line through a clamp's limit is that reaches its jump of 1 at an argument so far from it."""
+    return 1 / distance.abs().clamp(min=2.0**-60)
 
 
 def _factor(gate: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,6 +83,10 @@ def _factor(gate: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
 def _own_slope(gate: Tensor, activation: str) -> Tensor:
     """What the slope's own arithmetic is off by, in units of 2^-24: as of the gated activations (docs/parity.md)."""
     size = gate.abs()
+    if activation in CLAMPED:
+        cut = ALPHA * gate.clamp(max=LIMIT)
+        s = torch.sigmoid(cut)
+        return torch.where(gate > LIMIT, 0.0, s * (1 + cut.abs() * (1 - s)) * (4 * cut.abs() + 10))
     if activation == "silu":
         s = torch.sigmoid(gate)
         return s * (1 + size * (1 - s)) * (2 * size + 8)
@@ -106,6 +143,7 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
     """Each stage's own error, carried on. The first product and the gradient after the second are factors of all that
     follows; a slope moves by 1.2 at most for each unit of the gate, the activation by 1.13."""
     grad, x, gate_up, down, topk_ids, topk_weights, activation, bias, *needs = args
+    gate_up, clamped = in_halves(gate_up, 1, activation), activation in CLAMPED
     (experts, width, inner), slots = down.shape, topk_ids.shape[1]
     empty = tuple({"accumulate": torch.zeros_like(o)} for o in outputs)
     if not x.numel() or not topk_ids.numel():
@@ -119,6 +157,7 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
     if bias is not None:
         for expert, owned in spans(ends, len(order)):
             biased[owned] = bias[expert]
+    biased = first_in_halves(biased, inner, activation)
 
     def by_expert(a: Tensor, b: Tensor) -> Tensor:
         return each(a, b, ends)
@@ -135,20 +174,30 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
         _of_product(width, by_expert, rows, gate_up),
         {"accumulate": h.abs() + 2 * biased[:, : 2 * inner].abs(), "h": h.abs(), "h_flush": ones(h)},
     )
-    gate, up = h[:, :inner], h[:, inner:]
+    if clamped:
+        first = through(first, lambda term: torch.where(h.isinf(), 0.0, term))
+    gate, raw = h[:, :inner], h[:, inner:]
+    up = factor(raw, activation)
     of_gate = through(first, lambda term: term[:, :inner])
+    of_up = through(first, lambda term: term[:, inner:])
     u = by_expert_turned(above, down)
     behind = Moved(u.abs(), plus(_of_product(width, by_expert_turned, above, down), {"u": u.abs(), "u_flush": ones(u)}))
     opened = activated(gate, activation)
-    own = opened.abs() * (2 * gate.abs() + 8) + 4 * gate.abs() * torch.exp(-0.5 * gate.abs())
-    tiny = _TINY * (1 + gate.abs())
-    to_up = Moved(up.abs(), through(first, lambda term: term[:, inner:]))
+    size = gate.clamp(max=LIMIT).abs() if clamped else gate.abs()
+    own = opened.abs() * ((4 * ALPHA * size + 10) if clamped else (2 * size + 8)) + 4 * size * torch.exp(-0.5 * size)
+    tiny = _TINY * (1 + size)
+    to_up = Moved(up.abs(), plus(of_up, {"accumulate": up.abs()}) if clamped else of_up)
     to_gate = Moved(opened.abs(), plus(through(of_gate, lambda t: SLOPE * t), {"accumulate": own, "absolute": tiny}))
     steep = slope(gate, activation)
+    # a slope that ends at a limit: an error as large as the distance to it takes the whole
+    curve = CURVE + SLOPE * _nearness(gate - LIMIT) if clamped else CURVE
     to_slope = Moved(
         steep.abs(),
-        plus(through(of_gate, lambda t: CURVE * t), {"accumulate": _own_slope(gate, activation), "absolute": tiny}),
+        plus(through(of_gate, lambda t: curve * t), {"accumulate": _own_slope(gate, activation), "absolute": tiny}),
     )
+    passes = passed(raw, activation)
+    jump = _nearness(raw.abs() - LIMIT) if clamped else 0.0
+    to_passed = Moved(passes, through(of_up, lambda t: jump * t) if clamped else {"absolute": 0.0 * passes})
     share = Moved(weight, {"absolute": torch.zeros_like(weight)})
 
     def finished(made: Moved, name: str) -> Terms:
@@ -164,7 +213,7 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
             },
         )
 
-    both = [times(share, behind, to_up, to_slope), times(share, behind, to_gate)]
+    both = [times(share, behind, to_up, to_slope), times(share, behind, to_gate, to_passed)]
     opened_up = times(to_gate, to_up)
     moved = [finished(one, "dh") for one in both]
     dh = Moved(
@@ -180,7 +229,7 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
     if needs[0]:
         found["x"] = _gradient_of_x(dh, gate_up, outputs[0], token, slots, by_expert_turned)
     if needs[1]:
-        found["gate_up"] = _of_sum(dh, rows.abs(), summed)
+        found["gate_up"] = through(_of_sum(dh, rows.abs(), summed), lambda t: as_given(t, 1, activation))
     if needs[2]:
         found["down"] = _of_sum(wa, above.abs(), lambda p, q: summed(q, p))
     if needs[3]:
@@ -190,6 +239,7 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
         column = ones(weight)
         direct = above.abs() * weight
         parts = plus(through(dh.terms, lambda t: summed(t, column)), {"accumulate": n * summed(dh.size, column)})
+        parts = through(parts, lambda t: as_given(t, 1, activation))
         there = {"accumulate": n * summed(direct, column), "absolute": summed(ones(direct), column) * _TINY}
         nothing = torch.zeros_like(there["accumulate"])
         found["bias"] = {name: torch.cat([term, there.get(name, nothing)], 1)[..., 0] for name, term in parts.items()}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ferryman.ops.moe.bounds import CLAMPED
 from ferryman.ops.moe.definition import ACTIVATIONS, MAX_EXPERTS
 from ferryman.ops.recognition import Block, Layer
 
@@ -34,7 +35,7 @@ def _layers(up: str, down: str, turn: str, experts: int, width: int, inner: int)
     for side, short in ((experts, _EXPERTS), (width, _WIDTH)):
         sizes.setdefault(side, short)
     for ids, shares in ((1, 2), (2, 1)):
-        for activation in ACTIVATIONS:
+        for activation in (name for name in ACTIVATIONS if name not in CLAMPED):
             yield Layer(
                 "moe_experts",
                 f"ops.moe_experts(a0, self.{up}{turn}, self.{down}{turn}, a{ids}, a{shares}, {activation!r})",

@@ -93,7 +93,27 @@ def _over_rows_at_once(grad: Tensor, x: Tensor, ends: Tensor, experts: int) -> T
     return made.masked_fill_((ends == starts)[:, None, None], 0.0)
 
 
+_CLAMPED = ("swiglu_oai", "swiglu_oai_interleaved")
+_ALPHA, _LIMIT = 1.702, 7.0
+
+
+def _halves(h: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """(gate, up), in float32."""
+    if activation == "swiglu_oai_interleaved":
+        return h[:, ::2].float(), h[:, 1::2].float()
+    gate, up = h.float().split(h.shape[1] // 2, -1)
+    return gate, up
+
+
+def _factor(up: Tensor, activation: str) -> Tensor:
+    """What the activated gate is multiplied by."""
+    return up.clamp(-_LIMIT, _LIMIT) + 1 if activation in _CLAMPED else up
+
+
 def _activated(gate: Tensor, activation: str) -> Tensor:
+    if activation in _CLAMPED:
+        cut = gate.clamp(max=_LIMIT)
+        return cut * torch.sigmoid(_ALPHA * cut)
     if activation == "silu":
         return functional.silu(gate)
     if activation == "gelu":
@@ -121,8 +141,8 @@ def _layer(
     own = None if bias is None else bias[keys.clamp(max=experts - 1)]
     if own is not None:
         h = (h.float() + own[:, : 2 * inner].float()).to(x.dtype)
-    gate, up = h.float().split(inner, -1)
-    a = (_activated(gate, activation) * up).to(x.dtype)
+    gate, up = _halves(h, activation)
+    a = (_activated(gate, activation) * _factor(up, activation)).to(x.dtype)
     y = product(a, down, ends)
     if own is not None:
         y = (y.float() + own[:, 2 * inner :].float()).to(x.dtype)
@@ -163,6 +183,10 @@ def moe_experts_grouped_mm(
 
 def _slope(gate: Tensor, activation: str) -> Tensor:
     """The activation's derivative. PyTorch's own of erf-gelu is off by 5 units near 0 on CPUs with AVX-512."""
+    if activation in _CLAMPED:
+        # past 1e4 the slope is 0 or 1, and an infinite gate must not meet the 0: 0 * inf
+        steep = torch.ops.aten.silu_backward(torch.ones_like(gate), _ALPHA * gate.clamp(-1e4, 1e4))
+        return steep.masked_fill_(gate > _LIMIT, 0.0)
     if activation == "gelu":
         density = torch.exp(-0.5 * gate * gate) * (1 / math.sqrt(2 * math.pi))
         return torch.special.ndtr(gate) + gate * density
@@ -200,14 +224,21 @@ def _layer_gradients(
     h = product(rows, gate_up, ends)
     if own is not None:
         h = (h.float() + own[:, : 2 * inner]).to(x.dtype)
-    gate, up = h.float().split(inner, -1)
+    gate, raw = _halves(h, activation)
+    up = _factor(raw, activation)
     u = product(above, down.mT, ends).float()
     share = topk_weights.reshape(-1)[order].float()[:, None].masked_fill(~known, 0.0)
     opened = _activated(gate, activation)
     to_x, to_gate_up, to_down, to_weights, to_bias = (x.new_empty(0) for _ in needs)
     if need_x or need_gate_up or need_bias:
         moved = share * u
-        dh = torch.cat([moved * up * _slope(gate, activation), moved * opened], -1).to(x.dtype)
+        to_gate, to_up = moved * up * _slope(gate, activation), moved * opened
+        if activation in _CLAMPED:
+            to_up = to_up.masked_fill_(raw.abs() > _LIMIT, 0.0)
+        if activation == "swiglu_oai_interleaved":
+            dh = torch.stack([to_gate, to_up], -1).flatten(1).to(x.dtype)
+        else:
+            dh = torch.cat([to_gate, to_up], -1).to(x.dtype)
         if need_x:
             made = product(dh, gate_up.mT, ends)
             placed = torch.empty_like(made)

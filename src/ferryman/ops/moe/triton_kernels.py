@@ -19,7 +19,9 @@ from ferryman.backends.triton_lang import INTERPRETED, narrow, normal, sigmoid, 
 from ferryman.errors import Unsupported
 from ferryman.ops.moe_permute.torch_kernels import sorted_slots
 
-_KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+_KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "swiglu_oai": 3, "swiglu_oai_interleaved": 4}
+_ALPHA: tl.constexpr = tl.constexpr(1.702)
+_LIMIT: tl.constexpr = tl.constexpr(7.0)
 
 
 @triton.jit
@@ -27,6 +29,9 @@ def _activated(x, KIND: tl.constexpr, EXACT: tl.constexpr):
     """Logistic and normal distributions, not 1 + tanh and 1 + erf, which lose the digits of a negative gate."""
     if KIND == 0:
         factor, _ = sigmoid(x, EXACT)
+    elif KIND >= 3:
+        x = tl.where(x > _LIMIT, _LIMIT, x)
+        factor, _ = sigmoid(_ALPHA * x, EXACT)
     elif KIND == 1:
         factor, _ = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * (x * x)), EXACT)
     else:
@@ -40,6 +45,11 @@ def _opened(x, KIND: tl.constexpr, EXACT: tl.constexpr):
     if KIND == 0:
         factor, rest = sigmoid(x, EXACT)
         steep = factor * rest
+    elif KIND >= 3:
+        above = x > _LIMIT
+        x = tl.where(above, _LIMIT, x)
+        factor, rest = sigmoid(_ALPHA * x, EXACT)
+        steep = _ALPHA * (factor * rest)
     elif KIND == 1:
         square = x * x
         factor, rest = sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square), EXACT)
@@ -47,7 +57,20 @@ def _opened(x, KIND: tl.constexpr, EXACT: tl.constexpr):
         steep = factor * rest * (1.5957691216057308 + 0.21406448696540377 * tl.minimum(square, 1e8))
     else:
         factor, steep = normal(x, EXACT)
-    return x * factor, factor + x * steep
+    slope = factor + x * steep
+    if KIND >= 3:
+        slope = tl.where(above, 0.0, slope)
+    return x * factor, slope
+
+
+@triton.jit
+def _multiplied(up, KIND: tl.constexpr):
+    """(what the activated gate is multiplied by, its slope)."""
+    slope = tl.full(up.shape, 1.0, tl.float32)
+    if KIND >= 3:
+        slope = tl.where(tl.abs(up) > _LIMIT, 0.0, slope)
+        up = tl.where(up > _LIMIT, _LIMIT, tl.where(up < -_LIMIT, -_LIMIT, up)) + 1.0
+    return up, slope
 
 
 @triton.jit
@@ -124,9 +147,12 @@ def grouped_tile(
             target = tl.load(put_ptr + row, mask=row_inside, other=0)
         own = tl.minimum(expert, experts - 1).to(tl.int64)
         depth = tl.where(expert < experts, k, 0)
+        # KIND 4: the gate's rows of the weight are the even ones, up's the odd ones
+        first_row = col * 2 if GATED and KIND == 4 else col
+        apart = 1 if KIND == 4 else n
         x_ptrs = x_ptr + source.to(tl.int64)[:, None] * x_row + deep[None, :] * x_col
         weight_ptrs = (
-            weight_ptr + own * weight_expert + col.to(tl.int64)[None, :] * weight_row + deep[:, None] * weight_col
+            weight_ptr + own * weight_expert + first_row.to(tl.int64)[None, :] * weight_row + deep[:, None] * weight_col
         )
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -140,7 +166,7 @@ def grouped_tile(
                 b = tl.load(weight_ptrs, mask=left[:, None] & col_inside[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")
             if GATED:
-                up_ptrs = weight_ptrs + tl.cast(n, tl.int64) * weight_row
+                up_ptrs = weight_ptrs + tl.cast(apart, tl.int64) * weight_row
                 if EVEN_K:
                     c = tl.load(up_ptrs, mask=col_inside[None, :], other=0.0)
                 else:
@@ -150,11 +176,12 @@ def grouped_tile(
             weight_ptrs += BLOCK_K * weight_col
         if bias_ptr is not None:
             there = col_inside & (expert < experts)
-            bias_ptrs = bias_ptr + own * bias_expert + col
+            bias_ptrs = bias_ptr + own * bias_expert + first_row
             total += widen(tl.load(bias_ptrs, mask=there, other=0.0))[None, :]
             if GATED:
-                total_up += widen(tl.load(bias_ptrs + n, mask=there, other=0.0))[None, :]
+                total_up += widen(tl.load(bias_ptrs + apart, mask=there, other=0.0))[None, :]
         if GATED:
+            total_up, _ = _multiplied(total_up, KIND)
             total = _activated(total, KIND, y_ptr.dtype.element_ty == tl.float32) * total_up
         y_ptrs = y_ptr + target.to(tl.int64)[:, None] * n + col[None, :]
         tl.store(y_ptrs, narrow(total, y_ptr.dtype.element_ty), mask=row_inside[:, None] & col_inside[None, :])
@@ -311,7 +338,10 @@ def gated_gradient(
         x_ptrs = x_ptr + token[:, None] * x_row + deep[None, :] * x_col
         grad_ptrs = grad_ptr + token[:, None] * grad_row + deep[None, :] * grad_col
         wide_col = col.to(tl.int64)[None, :]
-        weight_ptrs = weight_ptr + own * weight_expert + wide_col * weight_row + deep[:, None] * weight_col
+        first_row = col * 2 if KIND == 4 else col
+        apart = 1 if KIND == 4 else n
+        weight_ptrs = weight_ptr + own * weight_expert + first_row.to(tl.int64)[None, :] * weight_row
+        weight_ptrs += deep[:, None] * weight_col
         down_ptrs = down_ptr + own * down_expert + wide_col * down_col + deep.to(tl.int64)[:, None] * down_row
         gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -325,7 +355,7 @@ def gated_gradient(
                 at_col = at_col & left[:, None]
             x = tl.load(x_ptrs, mask=at_row, other=0.0)
             gate = tl.dot(x, tl.load(weight_ptrs, mask=at_col, other=0.0), gate, input_precision="ieee")
-            up_ptrs = weight_ptrs + tl.cast(n, tl.int64) * weight_row
+            up_ptrs = weight_ptrs + tl.cast(apart, tl.int64) * weight_row
             up = tl.dot(x, tl.load(up_ptrs, mask=at_col, other=0.0), up, input_precision="ieee")
             above = tl.load(grad_ptrs, mask=at_row, other=0.0)
             behind = tl.dot(above, tl.load(down_ptrs, mask=at_col, other=0.0), behind, input_precision="ieee")
@@ -335,12 +365,13 @@ def gated_gradient(
             down_ptrs += tl.cast(down_row, tl.int64) * BLOCK_K
         if bias_ptr is not None:
             there = col_inside & (expert < experts)
-            bias_ptrs = bias_ptr + own * bias_expert + col
+            bias_ptrs = bias_ptr + own * bias_expert + first_row
             gate += widen(tl.load(bias_ptrs, mask=there, other=0.0))[None, :]
-            up += widen(tl.load(bias_ptrs + n, mask=there, other=0.0))[None, :]
+            up += widen(tl.load(bias_ptrs + apart, mask=there, other=0.0))[None, :]
         share_ptrs = shares_ptr + token * shares_row + (slot % slots) * shares_col
         share = widen(tl.load(share_ptrs, mask=row_inside & (expert < experts), other=0.0))[:, None]
         opened, steep = _opened(gate, KIND, a_ptr.dtype.element_ty == tl.float32)
+        up, passed = _multiplied(up, KIND)
         sums = tl.sum(opened * up * behind, 1)
         tl.store(part_ptr + slot.to(tl.int64) * tl.cdiv(n, BLOCK_N) + part, sums, mask=row_inside)
         inside = row_inside[:, None] & col_inside[None, :]
@@ -349,9 +380,9 @@ def gated_gradient(
             a_ptr + wide_row * n + col[None, :], narrow(share * (opened * up), a_ptr.dtype.element_ty), mask=inside
         )
         moved = share * behind
-        dh_ptrs = dh_ptr + wide_row * (2 * n) + col[None, :]
+        dh_ptrs = dh_ptr + wide_row * (2 * n) + first_row[None, :]
         tl.store(dh_ptrs, narrow(moved * up * steep, dh_ptr.dtype.element_ty), mask=inside)
-        tl.store(dh_ptrs + n, narrow(moved * opened, dh_ptr.dtype.element_ty), mask=inside)
+        tl.store(dh_ptrs + apart, narrow(moved * opened * passed, dh_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -826,17 +857,24 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         if width % 16:  # other activations differ in a few instructions: one shape shows them
             moe_experts(x, gate_up, down, ids, weights, "gelu", None, target)
             moe_experts(x, gate_up, down, ids, weights, "gelu_tanh", None, target)
+            moe_experts(x, gate_up, down, ids, weights, "swiglu_oai", None, target)
         moe_experts(x, gate_up, down, ids, weights, "silu", empty(experts, 2 * inner + width), target)
         offsets = empty(experts, dtype=torch.int32)
         grouped_linear(x, gate_up, offsets, target)
         grouped_linear_backward(empty(tokens, 2 * inner), x, gate_up, offsets, True, True, target)
         everything = (True,) * 5
         grad = empty(tokens, width)
-        for activation in ("silu", "gelu", "gelu_tanh") if width % 16 else ("silu",):
+        for activation in ("silu", "gelu", "gelu_tanh", "swiglu_oai") if width % 16 else ("silu",):
             moe_experts_backward(grad, x, gate_up, down, ids, weights, activation, None, *everything, target)
         bias = empty(experts, 2 * inner + width)
         moe_experts_backward(grad, x, gate_up, down, ids, weights, "silu", bias, *everything, target)
+        if width == inner:  # gpt-oss, whose weights' columns are next to each other
+            gate_up, down = empty(experts, width, 2 * inner).mT, empty(experts, inner, width).mT
+            moe_experts(x, gate_up, down, ids, weights, "swiglu_oai_interleaved", bias, target)
+            moe_experts_backward(
+                grad, x, gate_up, down, ids, weights, "swiglu_oai_interleaved", bias, *everything, target
+            )
 
-    layers = [(8, 2, 4096, 14_336), (128, 8, 2048, 768), (256, 8, 7168, 2048)]
+    layers = [(8, 2, 4096, 14_336), (128, 8, 2048, 768), (256, 8, 7168, 2048), (128, 4, 2880, 2880)]
     shapes = [(tokens, *layer) for tokens in (1, 512, 8192) for layer in layers] + [(17, 5, 3, 67, 37)]
     return recorded(lambda s=s: call(*s) for s in shapes)  # type: ignore[misc]
