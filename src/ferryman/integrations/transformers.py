@@ -91,7 +91,7 @@ def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
         different = next(filter(None, map(_differs, modules)), None)  # eager is such models' default
         if different is not None:
             return f"its implementation is 'eager', and {different}"
-    elif config._attn_implementation not in _SWITCHED_FROM:
+    elif config._attn_implementation not in (*_SWITCHED_FROM, NAME):  # ours, by from_pretrained
         return f"its implementation is {config._attn_implementation!r}; required: {' or '.join(_SWITCHED_FROM)}"
     if any(m.training and getattr(m, "attention_dropout", 0.0) for m in modules):
         return "it trains, attention_dropout is not 0, and ops.attention has no dropout"

@@ -32,7 +32,7 @@ def added(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
     """(norm(a + b), a + b). Apart where the norm is not ported, has hooks or another forward, and under autocast, which
     adds in another dtype than it normalises in."""
     known = getattr(norm, ATTRIBUTE, None)
-    if known is None or not _plain(norm) or not _fit(a, b):
+    if known is None or not unaltered(norm, HOME) or not _fit(a, b):
         total = a + b
         return norm(total), total
     if a.dtype is not b.dtype:
@@ -50,9 +50,10 @@ def held(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
     return [y], total
 
 
-def _plain(norm: Any) -> bool:
-    hooked = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks
-    return not hooked and getattr(norm, HOME) is type(norm) and "forward" not in norm.__dict__
+def unaltered(module: Any, home: str) -> bool:
+    """Whether a call of a ported module would run its class's forward, and nothing around it."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooked and getattr(module, home) is type(module) and "forward" not in module.__dict__
 
 
 def method(

@@ -82,7 +82,7 @@ def _role(
     parameters = recognise.inputs_of(type(module))
     if set(inputs) & set(parameters):
         return Refusal(f"its forward calls an argument {sorted(set(inputs) & set(parameters))[0]}")
-    tests = [layer.guard]
+    tests = [*recognise.plain(inputs, tuple(block.tensors)), layer.guard]
     if not layer.gradient:
         tests.insert(0, recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
     digest = recognise.digest_of(type(module))

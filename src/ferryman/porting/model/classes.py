@@ -44,6 +44,8 @@ def ported_class(original: Any, recipe: Recipe) -> type[nn.Module]:
 def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
     own: dict[str, Any] = {
         "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "_get_name": _shown,
         "__doc__": f"{original.__name__} on ferryman.ops.",
         "__reduce_ex__": _reduce,
         "ferryman_original": original,
@@ -57,15 +59,18 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
             own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original.forward)
     if recipe.gate is not None:
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
-    made = type(f"Ferryman{original.__name__}", (original,), own)
+    # its name stays: libraries find the blocks that they compile, shard or place by the names of their classes
+    made = type(original.__name__, (original,), own)
     if adding.ATTRIBUTE in own:
         setattr(made, adding.HOME, made)
+    if gating.ATTRIBUTE in own:
+        setattr(made, gating.HOME, made)
     return made
 
 
 def _taking_addition(role: Role, original: Any) -> Any:
     known = source.names_read(original, [text for text, _ in role.guards])
-    known |= {"ops": ops, "torch": torch}
+    known |= {"ops": ops, "torch": torch, "ferryman_plain": recognise.PLAIN}
     return adding.method(role.tests, role.guards, role.parameters[0], role.added, known)
 
 
@@ -74,8 +79,25 @@ def is_ported(module: nn.Module) -> bool:
 
 
 def original_of(module: nn.Module) -> type[nn.Module]:
-    original: type[nn.Module] = type(module).ferryman_original  # type: ignore[attr-defined]
-    return original
+    """The class that a ported module had. Where another library has derived its own from ours since (FSDP,
+    parametrisations), that one over the class that ours stands for."""
+    return _without(type(module))
+
+
+@functools.cache
+def _without(kind: Any) -> Any:
+    own = vars(kind).get("ferryman_original")
+    if own is not None:
+        return own
+    if not hasattr(kind, "ferryman_original"):
+        return kind
+    held = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
+    return type(kind)(kind.__name__, tuple(map(_without, kind.__bases__)), held)
+
+
+def _shown(self: Any) -> str:
+    """What a printed model calls it."""
+    return f"Ferryman{type(self).__name__}"
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Gate
+from ferryman.porting.model.adding import unaltered
 
 ATTRIBUTE = "ferryman_gate"  # of a ported activation's class
+HOME = "ferryman_gate_home"  # the class that has it; another class over it may have another forward
 
 
 def call_of(gate: Gate) -> Callable[[Tensor, Tensor], Tensor]:
@@ -26,19 +28,19 @@ def _fit(g: Any, u: Any) -> bool:
 
 
 def gated(activation: Any, g: Any, u: Any) -> Any:
-    """``activation(g) * u`` of a module: hooks keep it whole, since a fused activation would not run them."""
+    """``activation(g) * u`` of a module. Hooks and another forward keep it whole: a fused one would not run them."""
     known = getattr(activation, ATTRIBUTE, None)
-    if known is None or activation._forward_hooks or activation._forward_pre_hooks or activation._backward_hooks:
+    if known is None or not _fit(g, u) or not unaltered(activation, HOME):
         return activation(g) * u
-    return known(g, u) if _fit(g, u) else activation(g) * u
+    return known(g, u)
 
 
 def gated_last(u: Any, activation: Any, g: Any) -> Any:
     """``u * activation(g)``."""
     known = getattr(activation, ATTRIBUTE, None)
-    if known is None or activation._forward_hooks or activation._forward_pre_hooks or activation._backward_hooks:
+    if known is None or not _fit(g, u) or not unaltered(activation, HOME):
         return u * activation(g)
-    return known(g, u) if _fit(g, u) else u * activation(g)
+    return known(g, u)
 
 
 def of_function(gate: Gate, function: Callable[[Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

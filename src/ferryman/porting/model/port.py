@@ -290,7 +290,9 @@ def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
 
 
 def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def _ungated(module: nn.Module, products: frozenset[str]) -> str | None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ferryman import ops
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
@@ -26,6 +28,9 @@ from ferryman.porting.model.proof import Proof, drawn, prove
 _NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
+# What an op takes as it is; None: no parameter, but one that is computed. A subclass that arrives after porting (a
+# quantised or a distributed tensor) is its module's own affair.
+PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor, FunctionalTensor, type(None)))
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,8 @@ def _shown(
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
         parameters,
-        _tests(candidate, names) if not candidate.gate else _gated_tests(followed, twin, names, candidate),
+        plain(("x",), names)
+        + (_tests(candidate, names) if not candidate.gate else _gated_tests(followed, twin, names, candidate)),
         guards,
         proof,
         digest_of(type(module)),
@@ -208,6 +214,12 @@ def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
         found += [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
         found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
     return tuple(found)
+
+
+def plain(inputs: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Tests that inputs, and the module's own tensors of these names, are plain ones when a call is made."""
+    own = [f"type(self._parameters.get({n!r})) in ferryman_plain" for n in names]
+    return *(f"type({n}) in ferryman_plain" for n in inputs), *own
 
 
 def _gated_tests(
@@ -451,7 +463,7 @@ def role_forward(role: Role, original: Any) -> types.FunctionType:
         f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
     )
     known = source.names_read(original, [text for text, _ in role.guards])
-    known |= {"ops": ops, "torch": torch, "_original": original}
+    known |= {"ops": ops, "torch": torch, "_original": original, "ferryman_plain": PLAIN}
     exec(compile(text, "<ferryman forward>", "exec"), known)  # noqa: S102 - our own text, their identifiers
     made: types.FunctionType = known["forward"]
     return made

@@ -1,0 +1,510 @@
+"""What other people's code does with a model, before porting and after: it keeps working, and is counted exactly.
+
+Packages that are no part of the tests' environment (accelerate, peft, torchao, quanto) skip their tests.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import ferryman
+from ferryman.integrations.transformers import is_ported, port, unport
+from ferryman.porting.graph.aten import decompositions
+from ferryman.porting.model.measure import relative
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 64,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+IDS = torch.randint(1, 97, (2, 11), generator=torch.Generator().manual_seed(0))
+NEAR = 2.0**-18  # float32: some hundred sums in other orders
+WHOLE = {"add_rms_norm": 2, "attention": 2, "embedding": 1, "linear": 15, "rms_norm": 3, "rope": 2, "silu_mul": 2}
+
+
+def build(seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(LlamaConfig(**(SMALL | changes)), dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def logits(model: Any, **more: Any) -> Tensor:
+    found: Tensor = model(IDS, **more).logits
+    return found
+
+
+def counted(run: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
+    with ferryman.trace() as traced:
+        found = run()
+    calls: dict[str, int] = {}
+    for (op, _), n in traced.calls.items():
+        calls[op] = calls.get(op, 0) + n
+    return found, dict(sorted(calls.items()))
+
+
+def slopes(model: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(IDS, labels=IDS, use_cache=False).loss.backward()
+    whole = {
+        n: getattr(p.grad, "full_tensor", lambda p=p: p.grad)()
+        for n, p in model.named_parameters()
+        if p.grad is not None
+    }
+    return {n.replace("module.", ""): g.clone() for n, g in whole.items()}
+
+
+def alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(relative(found[n], wanted[n]) <= NEAR for n in wanted)
+
+
+# Files ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_an_unported_model_saves(tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path / "before")
+    wanted, report = logits(model), port(model)
+    model.save_pretrained(tmp_path / "after")
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "after", attn_implementation="ferryman").eval()
+    found, calls = counted(lambda: logits(again))
+    assert calls == {"attention": 2} and relative(found, wanted) <= NEAR
+    report = port(again)  # attention is ours already: it is counted all the same
+    assert counted(lambda: logits(again))[1] == report.calls(gradients=False) == WHOLE and not report.unsupported
+    unport(again)
+    assert again.config._attn_implementation == "ferryman" and counted(lambda: logits(again))[1] == calls
+
+
+_ABSENT = """
+import sys, torch
+try:
+    torch.export.load("kept.pt2")
+except RuntimeError as error:
+    torch.save(torch.export.load("own.pt2").module()(torch.load("ids.pt")), "found.pt")
+assert "ferryman" not in sys.modules
+"""
+
+
+class Logits(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.model(ids, use_cache=False).logits
+
+
+@pytest.mark.slow
+def test_an_exported_program_says_what_it_needs_or_runs_where_ferryman_is_absent(tmp_path: Path) -> None:
+    model = build(num_hidden_layers=1)
+    wanted = logits(model, use_cache=False)
+    port(model)
+    program = torch.export.export(Logits(model), (IDS,), strict=False)
+    assert "ferryman.attention" in str(program.graph)
+    own = program.run_decompositions(decompositions())
+    assert "ferryman" not in str(own.graph)
+    torch.save(IDS, tmp_path / "ids.pt")
+    torch.export.save(program, tmp_path / "kept.pt2")
+    torch.export.save(own, tmp_path / "own.pt2")
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    there = subprocess.run(
+        [sys.executable, "-c", _ABSENT], env=clean, capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert there.returncode == 0 and "torch.ops.ferryman.rms_norm.default" in there.stderr, there.stderr
+    assert relative(torch.load(tmp_path / "found.pt"), wanted) <= NEAR
+
+
+# Tensors that are no plain ones -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    started = not dist.is_initialized()
+    if started:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if started:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("first", ["port", "shard"])
+def test_fully_sharded(first: str) -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    model = build()
+    wanted, slope = logits(model), slopes(model)
+    steps = [lambda: port(model), lambda: [fully_shard(m) for m in (*model.model.layers, model)]]
+    report = next(
+        r for r in [step() for step in (steps if first == "port" else steps[::-1])] if not isinstance(r, list)
+    )
+    found, calls = counted(lambda: logits(model))
+    assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False)
+    assert alike(slopes(model), slope)
+    if first == "port":
+        assert calls == WHOLE
+    else:
+        assert {left.reason for left in report.unsupported} == {"its weight is a DTensor, not a plain tensor"}
+    unport(model)
+    assert all(isinstance(m, FSDPModule) for m in model.model.layers)
+    assert not any(is_ported(m) for m in model.modules())
+    found, calls = counted(lambda: logits(model))
+    assert relative(found, wanted) <= NEAR and not calls
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("first", ["port", "shard"])
+def test_tensor_parallel(first: str) -> None:
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    model = build()
+    wanted, slope = logits(model), slopes(model)
+    plan: Any = {
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(),
+    }
+
+    def shard() -> None:
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in model.model.layers:
+            parallelize_module(layer, mesh, plan)
+        parallelize_module(model.model, mesh, {"norm": SequenceParallel(use_local_output=True)})
+
+    done = [step() for step in ([lambda: port(model), shard] if first == "port" else [shard, lambda: port(model)])]
+    report = next(r for r in done if r is not None)
+    found, calls = counted(lambda: logits(model))
+    assert relative(found, wanted) <= NEAR
+    assert calls == WHOLE | {"linear": 15 - 6, "rms_norm": 3 - 1}
+    assert alike(slopes(model), slope)
+    if first == "shard":
+        assert calls == report.calls(gradients=False)
+        reasons = {left.path.rpartition(".")[2]: left.reason for left in report.unsupported}
+        assert set(reasons) == {"up_proj", "gate_proj", "down_proj", "norm"} and "DTensor" in reasons["norm"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_data_parallel() -> None:
+    model = build()
+    slope = slopes(model)
+    whole = nn.parallel.DistributedDataParallel(model)
+    report = port(whole)
+    assert counted(lambda: logits(whole))[1] == report.calls(gradients=False) == WHOLE
+    assert alike(slopes(whole), slope)
+
+
+class Int8(Tensor):
+    """A weight in 8 bits with a scale, which knows `linear` alone, as quantisers' tensors do."""
+
+    @staticmethod
+    def __new__(cls, weight: Tensor) -> Int8:
+        made: Int8 = torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+        return made
+
+    def __init__(self, weight: Tensor) -> None:
+        self.scale = weight.detach().abs().amax(-1, keepdim=True) / 127
+        self.held = (weight.detach() / self.scale).round().to(torch.int8)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear:
+            return func(args[0], args[1].held.float() * args[1].scale, *args[2:])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return args[0]
+        raise NotImplementedError(f"{func}")
+
+
+class Packed(nn.Module):
+    """A product whose weight is packed in int32, four bits each, as GPTQ's layers have it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(-1, keepdim=True) / 7
+        codes = ((linear.weight.detach() / scale).round() + 8).to(torch.int32).unflatten(-1, (-1, 8))
+        self.register_buffer("qweight", (codes << torch.arange(0, 32, 4)).sum(-1, dtype=torch.int32))
+        self.register_buffer("scales", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes = (self.qweight.unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15
+        return x @ ((codes - 8).flatten(-2) * self.scales).t()
+
+
+def quantise(model: Any, kind: str) -> None:
+    for layer in model.model.layers:
+        for name in ("up_proj", "down_proj"):
+            own = getattr(layer.mlp, name)
+            if kind == "subclass":
+                own.weight = nn.Parameter(Int8(own.weight), requires_grad=False)
+            elif kind == "packed":
+                setattr(layer.mlp, name, Packed(own))
+            else:
+                quantization = pytest.importorskip("torchao.quantization")
+                quantization.quantize_(own, quantization.Int8WeightOnlyConfig())
+
+
+@pytest.mark.parametrize("kind", ["subclass", "packed", "torchao"])
+def test_quantised_layers_are_left_and_named(kind: str) -> None:
+    model, late = build(), build()
+    quantise(model, kind)
+    wanted = logits(model)
+    report = port(model)
+    found, calls = counted(lambda: logits(model))
+    assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 11}
+    if kind != "packed":
+        assert {left.path.rpartition(".")[2] for left in report.unsupported} == {"up_proj", "down_proj"}
+        assert all("not a plain tensor" in left.reason for left in report.unsupported)
+    port(late)
+    quantise(late, kind)
+    found, calls = counted(lambda: logits(late))
+    assert relative(found, wanted) <= NEAR and calls == WHOLE | {"linear": 11}
+
+
+# What stands around a module --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("register", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_run_whenever_they_are_registered(register: str) -> None:
+    seen: list[str] = []
+
+    def watch(model: Any) -> None:
+        for name, module in model.named_modules():
+            if name and not isinstance(module, nn.ModuleList) and name not in ("model", "model.rotary_emb"):
+                getattr(module, f"register_{register}_hook")(lambda *_, name=name: seen.append(name))
+
+    before, after, plain = build(), build(), build()
+    watch(plain)
+    watch(before)
+    report = port(before)
+    port(after)
+    watch(after)
+    told = []
+    for model in (plain, before, after):
+        seen.clear()
+        slopes(model)
+        told.append(sorted(seen))
+    assert told[0] == told[1] == told[2] and len(told[0]) > 20
+    if "backward" not in register:
+        assert counted(lambda: logits(before))[1] == report.calls(gradients=False)
+
+
+def test_a_forward_replaced_after_porting_is_what_runs() -> None:
+    model = build()
+    report = port(model)
+    mlp = model.model.layers[0].mlp
+    before = logits(model)
+    mlp.act_fn.forward = lambda x: x * 0.0  # as kernelize and accelerate do
+    mlp.down_proj.forward = lambda x: x.new_ones(*x.shape[:-1], 64) if not x.any() else x.new_zeros(1)
+    after, calls = counted(lambda: logits(model))
+    assert relative(after, before) > 0.01 and calls == report.calls(gradients=False) | {"linear": 14, "silu_mul": 1}
+    del mlp.act_fn.forward, mlp.down_proj.forward
+    assert torch.equal(logits(model), before)
+
+
+def test_structure_that_changes_after_porting() -> None:
+    model = build()
+    port(model)
+    layers = model.model.layers
+    nn.utils.parametrizations.weight_norm(layers[0].mlp.up_proj)
+    layers[1].mlp.gate_proj = nn.Linear(64, 96, bias=False)
+    layers.append(copy.deepcopy(layers[0]))
+    layers[2].self_attn.config = model.config
+    layers[2].self_attn.layer_idx, model.config.num_hidden_layers = 2, 3
+    found, calls = counted(lambda: logits(model))
+    assert calls["linear"] == 3 * 7 + 1 - 1
+    unport(model)
+    unported, calls = counted(lambda: logits(model))
+    assert not calls and relative(unported, found) <= NEAR
+    assert not any(is_ported(m) for m in model.modules()) and type(layers[0].mlp.up_proj) is not nn.Linear
+
+
+def test_a_model_on_meta_is_ported_before_it_has_memory() -> None:
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
+    held = build()
+    report = port(model)
+    model.to_empty(device="cpu").load_state_dict(held.state_dict())
+    model.model.rotary_emb = held.model.rotary_emb
+    found, calls = counted(lambda: logits(model))
+    assert calls == report.calls(gradients=False) == WHOLE and relative(found, logits(held)) <= NEAR
+
+
+def test_shared_weights_and_modules() -> None:
+    model = build(tie_word_embeddings=True)
+    slope, wanted = slopes(model), logits(model)
+    report = port(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    found, calls = counted(lambda: logits(model))
+    assert calls == report.calls(gradients=False) == WHOLE and relative(found, wanted) <= NEAR
+    assert alike(slopes(model), slope)
+
+
+def test_layers_compiled_by_themselves() -> None:
+    torch._dynamo.reset()
+    model = build()
+    wanted = logits(model, use_cache=False)
+    port(model)
+    for layer in model.model.layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    assert relative(logits(model, use_cache=False), wanted) <= NEAR
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+
+
+def test_assisted_decoding() -> None:
+    model, helper = build(), build(3, num_hidden_layers=1)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    wanted = model.generate(IDS[:1], **options)
+    port(model)
+    assert torch.equal(model.generate(IDS[:1], **options, prompt_lookup_num_tokens=3), wanted)
+    for _ in range(2):
+        assert torch.equal(model.generate(IDS[:1], **options, assistant_model=helper), wanted)
+        port(helper)
+
+
+# Packages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["port", "peft"])
+def test_peft(first: str) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+
+    def adapted(model: Any) -> Any:
+        torch.manual_seed(1)
+        return peft.get_peft_model(model, copy.deepcopy(config)).eval()
+
+    plain = adapted(build())
+    wanted, slope = logits(plain), slopes(plain)
+    model = build()
+    if first == "port":
+        port(model)
+        model = adapted(model)
+        calls = WHOLE
+    else:
+        model = adapted(model)
+        calls = port(model).calls(gradients=False)
+        assert calls == WHOLE | {"linear": 15 + 2 * 6}
+    found, made = counted(lambda: logits(model))
+    assert made == calls and relative(found, wanted) <= NEAR and alike(slopes(model), slope)
+    with model.disable_adapter():
+        assert relative(logits(model), logits(build())) <= NEAR
+    merged = model.merge_and_unload()
+    found, made = counted(lambda: logits(merged))
+    assert made == WHOLE and relative(found, wanted) <= NEAR
+
+
+@pytest.mark.parametrize("first", ["port", "offload"])
+@pytest.mark.parametrize("way", ["cpu", "device_map"])
+def test_accelerate(first: str, way: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = build()
+    wanted = logits(model)
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+
+    def offload() -> None:
+        if way == "cpu":
+            accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+        else:
+            accelerate.dispatch_model(model, places | {"model.layers.1": "disk"}, "cpu", offload_dir=str(tmp_path))
+
+    done = [step() for step in ([lambda: port(model), offload] if first == "port" else [offload, lambda: port(model)])]
+    report = next(r for r in done if r is not None)
+    found, calls = counted(lambda: logits(model))
+    assert relative(found, wanted) <= NEAR
+    if first == "port":
+        assert calls.items() >= {"attention": 2, "linear": 15, "rope": 2}.items() and calls.get("add_rms_norm", 0) == 0
+    else:
+        assert calls == report.calls(gradients=False)
+        assert all("replaced on the instance" in left.reason for left in report.unsupported)
+
+
+def test_a_quantised_cache() -> None:
+    pytest.importorskip("optimum.quanto")
+    model = build()
+    cache = {"backend": "quanto", "nbits": 4, "q_group_size": 16, "residual_length": 8}
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "quantized"}
+    wanted = model.generate(IDS, **options, cache_config=dict(cache))
+    port(model)
+    assert torch.equal(model.generate(IDS, **options, cache_config=dict(cache)), wanted)
+
+
+def test_trainer_with_checkpoints_and_autocast(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    data = [{"input_ids": row, "labels": row} for row in IDS]
+    said = []
+    for ported in (False, True):
+        model = build().train()
+        if ported:
+            port(model)
+        options = TrainingArguments(
+            str(tmp_path / str(ported)), per_device_train_batch_size=2, max_steps=3, bf16=True, use_cpu=True,
+            save_steps=3, report_to=[], logging_steps=1, disable_tqdm=True, learning_rate=1e-3,
+            gradient_checkpointing=True,
+        )  # fmt: skip
+        trainer = Trainer(model, options, train_dataset=data)
+        _, calls = counted(trainer.train)
+        said.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert bool(calls) is ported and calls.keys() >= ({"linear_backward", "silu_mul_backward"} if ported else set())
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / str(ported) / "checkpoint-3")
+        assert relative(logits(again), logits(model.eval())) <= 2.0**-7
+    assert len(said[0]) == 3 and max(abs(a - b) for a, b in zip(*said, strict=True)) < 4 * 2.0**-8
+
+
+def test_repeated_blocks_of_diffusers() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=2, num_single_layers=0, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=[4, 4, 8],
+    ).eval()  # fmt: skip
+    given = {
+        "hidden_states": torch.randn(1, 16, 4),
+        "encoder_hidden_states": torch.randn(1, 8, 32),
+        "pooled_projections": torch.randn(1, 32),
+        "timestep": torch.ones(1),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(8, 3),
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        wanted = model(**given)[0]
+        port(model)
+        model.compile_repeated_blocks(fullgraph=True, backend="aot_eager")
+        assert relative(model(**given)[0], wanted) <= NEAR
+    torch._dynamo.reset()
