@@ -12,7 +12,7 @@ import typer
 
 from ferryman.cli import documents, output
 from ferryman.errors import ArgumentError
-from ferryman.porting.ci import changes, evidence, initialise, merged, provenance, summary, workflows
+from ferryman.porting.ci import changes, evidence, exchange, initialise, merged, provenance, summary, workflows
 from ferryman.porting.ci import history as histories
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci import merge as merging
@@ -45,6 +45,10 @@ Base = Annotated[
     str | None, typer.Option(help="What changed since this commit; rows that it does not reach may be out.")
 ]
 Now = Annotated[str | None, typer.Option(help="The time to judge ages by, ISO 8601; default: the clock.", hidden=True)]
+
+Replays = Annotated[
+    Path | None, typer.Option(help="What `ferryman ci replay` wrote: rows with a capsule need it to be green.")
+]
 
 
 def _matrix(root: Path, file: Path | None) -> matrices.Matrix:
@@ -155,6 +159,7 @@ def _merged(
     commit: str | None,
     base: str | None,
     now: str | None,
+    replays: Path | None,
 ) -> tuple[Merged, matrices.Matrix]:
     known = _matrix(root, file)
     runs, problems = evidence.collect(results)
@@ -169,11 +174,39 @@ def _merged(
         history=past,
         signers=signers,
         decisions=decisions,
+        replays=exchange.found(replays),
     )
     found, entries = merging.merge(runs, problems, context)
     if history:
         histories.save(histories.extended(past, entries), history[0])
     return found.model_copy(update={"notes": told}), known
+
+
+@app.command("replay")
+def replay(
+    results: Results,
+    root: Root = Path(),
+    file: File = None,
+    out: Annotated[Path, typer.Option(help="The folder of what the replays show.")] = Path("out/replays"),
+    device: Annotated[str, typer.Option(help="Where they are replayed: cpu, cuda:1.")] = "cpu",
+    op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
+) -> None:
+    """Judge again, on this machine, what the rows' machines recorded in capsules.
+
+    What is wrong the gate says, so it exits with 0.
+    """
+    runs, _ = evidence.collect(results)
+    out.mkdir(parents=True, exist_ok=True)
+    count = 0
+    for row, made in exchange.replayed(runs, _matrix(root, file), out, device, op):
+        count += 1
+        if isinstance(made, str):
+            output.say(f"{row}: {made}")
+            continue
+        judged = sum(1 for e in made.explained if e.judged)
+        by = made.replayed.environment.profile
+        output.say(f"{row}: {judged} of {len(made.explained)} recorded results were judged again by {by}")
+    output.say(f"{count} capsules; {out} is for --replays of merge and verify")
 
 
 @app.command("merge")
@@ -187,9 +220,10 @@ def merge(
     base: Base = None,
     out: Annotated[Path, typer.Option(help="The merged document.")] = Path("out/ci/merged.json"),
     now: Now = None,
+    replays: Replays = None,
 ) -> None:
     """All rows from what jobs brought back, and from the history the last real run of each."""
-    found, _ = _merged(results, root, file, history, require_signed, commit, base, now)
+    found, _ = _merged(results, root, file, history, require_signed, commit, base, now, replays)
     documents.write(out, merged.dumps(found))
     _show(found)
     sys.stderr.write(f"wrote {out}\n")
@@ -210,12 +244,13 @@ def verify(
     out: Annotated[Path | None, typer.Option(help="Write the merged document here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the merged document.")] = False,
     now: Now = None,
+    replays: Replays = None,
 ) -> None:
     """The check to require: exits with 1 unless every required vendor was tested and nothing else is wrong."""
     wanted = None if require is None else [name.strip() for name in require.split(",") if name.strip()]
     if require is not None and not wanted:
         raise ArgumentError("ci verify", "--require", repr(require), "vendors separated by commas")
-    found, known = _merged(results, root, file, history, require_signed, commit, base, now)
+    found, known = _merged(results, root, file, history, require_signed, commit, base, now, replays)
     found = verifying.verified(found, known, wanted)
     if out is not None:
         documents.write(out, merged.dumps(found))

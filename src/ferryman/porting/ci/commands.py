@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.record import OUT
 
 PYTHON = "python"
 TESTS, JUNIT, CHECK, BENCH = "tests.json", "junit.xml", "check.json", "bench.json"
+CAPSULE = "row.capsule"
 
 
 def shown(row: Row) -> list[str]:
@@ -53,9 +55,15 @@ def shown(row: Row) -> list[str]:
     return [*base, "--out", OUT, *row.args]
 
 
-def real(row: Row, out: str) -> list[str]:
-    """The command as it is started."""
-    words = [word.replace(OUT, out) for word in shown(row)]
+def recording(row: Row) -> list[str]:
+    """The second command of a row with a capsule, which is small: its outputs travel."""
+    base = [PYTHON, "-m", "ferryman", "record", "--backend", row.backend, "--tier", "small"]
+    return [*base, "--out", f"{OUT}/{CAPSULE}", *row.args]
+
+
+def real(command: Sequence[str], out: str) -> list[str]:
+    """A command as it is started."""
+    words = [word.replace(OUT, out) for word in command]
     return [sys.executable, *words[1:]] if words[0] == PYTHON else words
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from ferryman.device_profiles import Profile, profile
 from ferryman.errors import UnknownName
-from ferryman.porting.ci import commands, expected, signing
+from ferryman.porting.capsule.replay_results import Replay
+from ferryman.porting.ci import commands, exchange, expected, signing
 from ferryman.porting.ci.changes import Decision, Tree
 from ferryman.porting.ci.evidence import Evidence
 from ferryman.porting.ci.history import History
@@ -61,6 +62,9 @@ REASONS = {
     "rerun": "tests failed and were run again",
     "flaky": "runs of one commit disagree",
     "failed": "cases failed",
+    "no-capsule": "it wrote no capsule",
+    "not-replayed": "no other machine has judged its capsule",
+    "capsule-refuted": "another machine found what its capsule holds wrong",
     "unsigned": "it is not signed",
     "signature": "its signature is not of a key that may speak for this device",
     "unknown-row": "the matrix has no such row",
@@ -84,6 +88,7 @@ DOUBTS = frozenset(
         "unreadable",
         "rerun",
         "flaky",
+        "capsule-refuted",
     }
 )
 
@@ -107,6 +112,7 @@ class Context:
     history: History = field(default_factory=History)
     signers: Path | None = None
     decisions: Mapping[str, Decision] = field(default_factory=dict)
+    replays: Mapping[str, Replay] = field(default_factory=dict)
 
     def digests(self, row: Row) -> dict[str, str]:
         return self.tree.digests(row)
@@ -119,7 +125,7 @@ def digest(values: object) -> str:
 def reasons(row: Row, one: Evidence, context: Context) -> list[Reason]:
     """Every reason why a run is no evidence for a row; none where it is."""
     found = [Reason(p.code, f"{p.file}: {p.text}") for p in one.problems]
-    for rule in (_identity, _sources, _times, _device, _numbers, _cases, _document, _signature):
+    for rule in (_identity, _sources, _times, _device, _numbers, _cases, _document, _capsule, _signature):
         found += rule(row, one, context)
     return found
 
@@ -284,6 +290,11 @@ def _document(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     others = [item.id for item in one.items if not expected.of_backend(item.id, row.backend)]
     if others:
         yield Reason("swapped", f"cells of another backend than {row.backend}: {expected.told(others, 1)}")
+
+
+def _capsule(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
+    for code, text in exchange.reasons(row, one, context.replays):
+        yield Reason(code, text)
 
 
 def _signature(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:

@@ -66,6 +66,7 @@ class Row:
 
     backend: whose kernels. labels: of the runner. command: of a suite that is one. args: appended to the suite's own
     command. kernels: globs of sources beside what the tests import. cases: a file with the ids that must be there.
+    capsule: the row also writes a capsule, which another machine must have replayed.
     """
 
     id: str
@@ -84,6 +85,7 @@ class Row:
     skips: tuple[Skip, ...] = ()
     quarantine: Quarantine | None = None
     optional: bool = False
+    capsule: bool = False
     line: int = field(default=0, compare=False)
 
     @property
@@ -327,10 +329,11 @@ class _Reader:
             for value in (values,) if isinstance(values, str) else values:
                 if value.startswith(("/", "~", "-")) or ".." in Path(value).parts:
                     raise self.fail(raw[key], f"{key} names {value!r}; required: a path inside the repository")
-        if "optional" in raw:
-            if raw["optional"].value not in ("true", "false"):
-                raise self.fail(raw["optional"], "optional is true or false")
-            given["optional"] = raw["optional"].value == "true"
+        for key in ("optional", "capsule"):
+            if key in raw:
+                if raw[key].value not in ("true", "false"):
+                    raise self.fail(raw[key], f"{key} is true or false")
+                given[key] = raw[key].value == "true"
         if "skips" in raw:
             given["skips"] = self._skips(raw["skips"])
         if "quarantine" in raw:
@@ -410,6 +413,8 @@ def _consistent(row: Row) -> None:
             raise MatrixError(f"a stand-in executes {' and '.join(stand_in_route.SERVES)}, not {row.backend}")
     if row.suite == "bench" and row.how not in ("hardware", "cpu"):
         raise MatrixError("a bench measures a device; how is hardware or cpu")
+    if row.capsule and (row.suite, row.how) != ("ferryman", "hardware"):
+        raise MatrixError("a capsule is recorded of Ferryman's own ops on a device: suite ferryman, how hardware")
     if row.on_device and not row.labels:
         raise MatrixError(f"{row.how} needs labels: those of the runner that has the device")
     if (row.suite == "pytest") != bool(row.tests):

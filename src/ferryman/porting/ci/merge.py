@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ferryman.porting.ci import expected, judge
+from ferryman.porting.ci import exchange, expected, judge
 from ferryman.porting.ci import history as histories
 from ferryman.porting.ci.evidence import BAD_MOST, Evidence, Item, Problem, uncollected
 from ferryman.porting.ci.history import Entry
@@ -138,6 +138,8 @@ class _Row:
         if chosen is not None:
             verdict = self._verdict(chosen, items)
             verdict = self._together(verdict, chosen, good, bad)
+            shown = exchange.note(chosen, self.context.replays)
+            self.notes += [] if shown is None else [shown]
         else:
             self.why += [reason for _, why in bad for reason in why] or [self._absent()]
             if any(r.code in DOUBTS for r in self.why):

@@ -101,6 +101,13 @@ def _prepared(matrix: Matrix, container: Container) -> list[str]:
     return [*found, *matrix.setup]
 
 
+def _replays(matrix: Matrix, before: str, after: str = "\n") -> dict[str, str]:
+    """The gate's judging of capsules, where rows write some."""
+    if not any(row.capsule for row in matrix.rows):
+        return {"REPLAYS": "", "REPLAY": ""}
+    return {"REPLAYS": " --replays replays", "REPLAY": f"{before}ferryman ci replay results --out replays{after}"}
+
+
 def _github(matrix: Matrix) -> str:
     python = f'      - uses: {action("actions/setup-python")}\n        with: {{python-version: "{_PYTHON}"}}\n'
     checkout = (
@@ -128,6 +135,7 @@ def _github(matrix: Matrix) -> str:
         plans.append(f'          echo "{name}=$({asked})" >> "$GITHUB_OUTPUT"')
     return _filled(
         _template("github.yml"),
+        **_replays(matrix, "      - name: what the devices recorded, judged here\n        run: "),
         HARDWARE=hardware,
         OUTPUTS="\n".join(f"      {n}: ${{{{ steps.rows.outputs.{n} }}}}" for n in names),
         PLAN="\n".join(plans),
@@ -189,6 +197,7 @@ def _gitlab(matrix: Matrix) -> str:
             )
     return _filled(
         _template("gitlab.yml"),
+        **_replays(matrix, "    - "),
         ROWS="\n".join(rows),
         NEEDS=flow(hosted),
         HARDWARE_IDS=" ".join(devices) or '""',
@@ -236,6 +245,7 @@ def _buildkite(matrix: Matrix) -> str:
         )
     return _filled(
         _template("buildkite.yml"),
+        **_replays(matrix, "      "),
         ROWS="\n".join(rows).rstrip("\n"),
         NEEDS=flow(hosted),
         MATRIX=matrix.origin,
