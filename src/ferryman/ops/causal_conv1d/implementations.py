@@ -12,5 +12,13 @@ _NARROW = (at_most("weight.shape[1]", 32),)
 IMPLEMENTATIONS = menu(
     "ferryman.ops.causal_conv1d",
     Implementation(op=_OPS, name="torch", composed=True),
-    Implementation(op=_OPS, name="triton", when=_NARROW, batch_invariant=True, replayable=True),
+    Implementation(op="causal_conv1d", name="triton", when=_NARROW, batch_invariant=True, replayable=True),
+    Implementation(
+        op="causal_conv1d_backward",
+        name="triton",
+        where="backward_kernels",
+        when=_NARROW,
+        batch_invariant=True,
+        replayable=True,
+    ),
 )
