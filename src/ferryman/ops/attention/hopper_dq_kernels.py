@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from ferryman.ops.attention.hopper_dkv_kernels import DYNAMIC
 from ferryman.ops.attention.hopper_kernels import _barriers
-from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, store_rows, tell, told
+from ferryman.ops.attention.hopper_tile_kernels import FACTS, WORKERS, below, described, store_rows, tell, told
 
 BLOCK_M = gl.constexpr(128)  # 64 rows for each of the workers
 BLOCK_N = gl.constexpr(128)
@@ -325,34 +325,12 @@ def attention_backward_dq_hopper(
     batch_heads = batch * num_heads
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, HEAD_DIM], dtype)
-    q_desc = tma.make_tensor_descriptor(
-        q,
-        [batch, num_heads, num_queries, HEAD_DIM],
-        [stride_qb, stride_qh, stride_qm, 1],
-        [1, 1, 64, HEAD_DIM],
-        flat_layout,
+    q_desc = described(q, batch, num_heads, num_queries, stride_qb, stride_qh, stride_qm, 64, HEAD_DIM, flat_layout)
+    do_desc = described(
+        grad_out, batch, num_heads, num_queries, stride_gb, stride_gh, stride_gm, 64, HEAD_DIM, flat_layout
     )
-    do_desc = tma.make_tensor_descriptor(
-        grad_out,
-        [batch, num_heads, num_queries, HEAD_DIM],
-        [stride_gb, stride_gh, stride_gm, 1],
-        [1, 1, 64, HEAD_DIM],
-        flat_layout,
-    )
-    k_desc = tma.make_tensor_descriptor(
-        k,
-        [batch, kv_heads, num_keys, HEAD_DIM],
-        [stride_kb, stride_kh, stride_kn, 1],
-        [1, 1, BLOCK_N, HEAD_DIM],
-        flat_layout,
-    )
-    v_desc = tma.make_tensor_descriptor(
-        v,
-        [batch, kv_heads, num_keys, HEAD_DIM],
-        [stride_vb, stride_vh, stride_vn, 1],
-        [1, 1, BLOCK_N, HEAD_DIM],
-        flat_layout,
-    )
+    k_desc = described(k, batch, kv_heads, num_keys, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout)
+    v_desc = described(v, batch, kv_heads, num_keys, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout)
     q_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     do_tiles = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
+from ferryman.ops.attention.hopper_tile_kernels import described
 from ferryman.ops.attention.sinks_kernels import with_sinks
 from ferryman.ops.attention.triton_kernels import _heads_together, blank, forms, outputs
 
@@ -471,34 +472,10 @@ def attention_forward_hopper(
     batch = batch_heads // num_heads
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD_DIM], dtype)
     flat_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, 64, HEAD_DIM], dtype)
-    q_desc = tma.make_tensor_descriptor(
-        q,
-        [batch, num_heads, num_queries, HEAD_DIM],
-        [stride_qb, stride_qh, stride_qm, 1],
-        [1, 1, 64, HEAD_DIM],
-        flat_layout,
-    )
-    k_desc = tma.make_tensor_descriptor(
-        k,
-        [batch, kv_heads, num_keys, HEAD_DIM],
-        [stride_kb, stride_kh, stride_kn, 1],
-        [1, 1, BLOCK_N, HEAD_DIM],
-        flat_layout,
-    )
-    v_desc = tma.make_tensor_descriptor(
-        v,
-        [batch, kv_heads, num_keys, HEAD_DIM],
-        [stride_vb, stride_vh, stride_vn, 1],
-        [1, 1, BLOCK_N, HEAD_DIM],
-        flat_layout,
-    )
-    out_desc = tma.make_tensor_descriptor(
-        out,
-        [batch, num_heads, num_queries, HEAD_DIM],
-        [stride_ob, stride_oh, stride_om, 1],
-        [1, 1, 64, HEAD_DIM],
-        flat_layout,
-    )
+    q_desc = described(q, batch, num_heads, num_queries, stride_qb, stride_qh, stride_qm, 64, HEAD_DIM, flat_layout)
+    k_desc = described(k, batch, kv_heads, num_keys, stride_kb, stride_kh, stride_kn, BLOCK_N, HEAD_DIM, flat_layout)
+    v_desc = described(v, batch, kv_heads, num_keys, stride_vb, stride_vh, stride_vn, BLOCK_N, HEAD_DIM, flat_layout)
+    out_desc = described(out, batch, num_heads, num_queries, stride_ob, stride_oh, stride_om, 64, HEAD_DIM, flat_layout)
     q_ring = gl.allocate_shared_memory(dtype, [2 * WORKERS, 64, HEAD_DIM], tile_layout)
     out_ring = gl.allocate_shared_memory(dtype, [WORKERS, 64, HEAD_DIM], tile_layout)
     k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, HEAD_DIM], tile_layout)

@@ -1,5 +1,5 @@
-"""What the tiles of attention's backward pass on Hopper share, in Gluon: a producer's words to its consumers, masks,
-and stores from a product's layout.
+"""What attention's tiles on Hopper share, in Gluon: descriptors of tensors, and of the backward pass a producer's words
+to its consumers, masks, and stores from a product's layout.
 """
 
 from __future__ import annotations
@@ -7,13 +7,31 @@ from __future__ import annotations
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 WORKERS = gl.constexpr(2)
 FACTS = gl.constexpr(8)  # int32 for each tile in the ring
 # What `_claim` says of a tile: the KV head of the batch, or -1 where all are done; its first key; how many turns there
 # are, and how many of them, the first ones, need masks; the first query of turn 0, and what turn 0 adds to it
 HEAD, FIRST, TURNS, MASKED, START, JUMP = map(gl.constexpr, range(6))
+
+
+@gluon.jit
+def described(
+    ptr,
+    batch,
+    heads,
+    length,
+    stride_b,
+    stride_h,
+    stride_m,
+    ROWS: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    layout: gl.constexpr,
+):
+    """A (batch, heads, length, HEAD_DIM) tensor, of which a copy takes ``ROWS`` rows of one head."""
+    shape = [batch, heads, length, HEAD_DIM]
+    return tma.make_tensor_descriptor(ptr, shape, [stride_b, stride_h, stride_m, 1], [1, 1, ROWS, HEAD_DIM], layout)
 
 
 @gluon.jit
