@@ -21,6 +21,7 @@ from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.running import simulated
+from tests.bounded import off
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = ("bf16", "f16", "f32")
@@ -100,8 +101,9 @@ def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
     from ferryman.backends.simulator.device import Simulator
     from ferryman.dispatch.select import target_of
     from ferryman.ops.softmax import loss_kernels
-    from ferryman.ops.softmax.definition import cross_entropy_with_gradient as op
 
+    op = registry.primitive("cross_entropy_inplace_grad")
+    line = registry.implementation(op.name, "triton")
     known = profile("mi300x")
     few = dataclasses.replace(target_of(known), max_threads=256, units=2, l2_bytes=1 << 20)
     logits, labels = torch.randn(9, 4099).bfloat16(), torch.randint(0, 4099, (9,))
@@ -109,16 +111,13 @@ def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
     programs, block, _ = loss_kernels._long_plan(few, 9, 4099, 2, False)
     assert programs == 4 and block == 8192
     for smoothing in (0.0, 0.1):
-        exact = op.primitive.body(logits.double(), labels, -100, smoothing)  # type: ignore[attr-defined]
         given = logits.clone()
         with Simulator(few, profile=known) as simulator:
             launch = simulator.wrap(loss_kernels.cross_entropy_inplace_grad, over=(0,))
             found = launch(given, labels, -100, smoothing, few)
             assert simulator.take() == []
         assert found[2] is given
-        torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-5, atol=0)
-        torch.testing.assert_close(found[1].double(), exact[1], rtol=1e-5, atol=0)
-        torch.testing.assert_close(given.double(), exact[2], rtol=2.0**-8, atol=1e-9)
+        assert off(op, (logits, labels, -100, smoothing), found, torch.bfloat16, line) <= 1
 
 
 # Small shapes take small tiles: fewer units make the launcher take the large ones, with ragged edges.

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ferryman
+from ferryman.dispatch import registry
 from ferryman.porting.model import adding, generic
 from ferryman.porting.model.port import port, unport
+from tests.bounded import off
 
 WIDTH = 48
+NORM = registry.primitive("layer_norm")
 
 
 class Base(nn.Module):
@@ -33,6 +36,20 @@ class Base(nn.Module):
 
     def extra_repr(self) -> str:
         return ""
+
+
+def normed(model: Base, *given: Tensor) -> Tensor:
+    """The sum that the model's norm gets, from its own code."""
+    seen: list[Tensor] = []
+    handle = model.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    model(*given)
+    handle.remove()
+    return seen[0]
+
+
+def beyond(norm: nn.LayerNorm, total: Tensor, found: Tensor) -> float:
+    """How far a norm of a sum is off, in bounds of layer_norm."""
+    return off(NORM, (total, norm.weight.detach(), norm.bias.detach(), norm.eps), (found.detach(),), total.dtype)
 
 
 class PostNorm(Base):
@@ -195,13 +212,13 @@ def test_a_norm_of_anything_else_stays_apart(kind: type[Base]) -> None:
 def test_what_training_draws_is_the_same() -> None:
     model, x, _ = made(PostNorm)
     torch.manual_seed(5)
-    wanted = model.train()(x)
+    total = normed(model.train(), x)
     port(model)
     torch.manual_seed(5)
     with ferryman.trace() as traced:
         found = model(x)
     assert {op for op, _ in traced.calls} == {"add_layer_norm", "linear"}
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert beyond(model.norm, total, found) <= 1
 
 
 def test_calls_are_said_exactly_where_two_sides_lead_to_one_norm() -> None:
@@ -215,13 +232,12 @@ def test_calls_are_said_exactly_where_two_sides_lead_to_one_norm() -> None:
 def test_sums_of_other_shapes_and_dtypes_are_what_the_addition_gives() -> None:
     model, x, _ = made(PreNorm)
     for a, b in ((x, x[:1]), (x[0], x), (x, x.bfloat16()), (x, x[0, 0])):
-        wanted = model.norm(a + b)
         port(model)
         with ferryman.trace() as traced:
             y, s = adding.added(model.norm, a, b)
         unport(model)
         assert [op for op, _ in traced.calls] == ["add_layer_norm"] and torch.equal(s, a + b)
-        torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
+        assert beyond(model.norm, a + b, y) <= 1
 
 
 def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
@@ -235,14 +251,17 @@ def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found, calls = model(x), counted(lambda: model(x))
         unport(model)
-        wanted = model(x)
+        total, wanted = normed(model, x), model(x)
     assert "layer_norm" in calls and "add_layer_norm" not in calls and found.dtype == wanted.dtype
-    torch.testing.assert_close(found, wanted, rtol=2**-6, atol=2**-6)
+    assert beyond(model.norm, total, found) <= 1
+    total = normed(model, x)
     port(model)
     own = model.norm.forward
     model.norm.forward = lambda x: own(x) * 2.0  # type: ignore[method-assign, assignment]
-    assert "add_layer_norm" not in counted(lambda: model(x)) and torch.allclose(model(x), found.float() * 2.0, atol=0.2)
+    assert "add_layer_norm" not in counted(lambda: model(x))
+    doubled = model(x)
     del model.norm.forward
+    assert beyond(model.norm, total, doubled / 2.0) <= 1
     plain = type(model.norm)
     model.norm.__class__ = type("Other", (plain,), {"forward": lambda self, x: plain.forward(self, x) * 3.0})
     assert "add_layer_norm" not in counted(lambda: model(x))
@@ -256,26 +275,27 @@ def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
 def test_checkpoints_recompute_it(reentrant: bool) -> None:
     model, x, _ = made(PreNorm)
     x.requires_grad_()
-    (wanted,) = torch.autograd.grad(model(x).sum(), x)
     port(model)
+    (wanted,) = torch.autograd.grad(model(x).sum(), x)
     with ferryman.trace() as traced:
         total = checkpoint(model, x, use_reentrant=reentrant).sum()
         total.backward()
     made_calls = sum(n for (op, _), n in traced.calls.items() if op == "add_layer_norm")
-    assert made_calls == 2 and x.grad is not None
-    torch.testing.assert_close(x.grad, wanted, rtol=1e-4, atol=1e-5)
+    assert made_calls == 2 and x.grad is not None and torch.equal(x.grad, wanted)
 
 
 def test_it_is_compiled_whole_copied_and_pickled() -> None:
     model, x, _ = made(PreNorm)
-    wanted = model(x)
     port(model.eval())
     again = io.BytesIO()
     torch.save(model, again)
     again.seek(0)
-    whole = torch.compile(model, fullgraph=True, backend="eager")
-    for other in (copy.deepcopy(model), torch.load(again, weights_only=False), whole):
-        torch.testing.assert_close(other(x), wanted, rtol=1e-5, atol=1e-5)
+    for other in (copy.deepcopy(model), torch.load(again, weights_only=False)):
+        assert torch.equal(other(x), model(x))
+    last, x, _ = made(PostNorm)
+    total = normed(last.eval(), x)
+    port(last)
+    assert beyond(last.norm, total, torch.compile(last, fullgraph=True, backend="eager")(x)) <= 1
     assert counted(lambda: copy.deepcopy(model)(x))["add_layer_norm"] == 1
 
 

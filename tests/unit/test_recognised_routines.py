@@ -18,6 +18,7 @@ from ferryman.dispatch import registry
 from ferryman.porting.model import routines
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.routines import served_routine
+from tests.bounded import ratio
 from tests.unit.lookalikes import Specimen, load
 
 CONV, SCAN = registry.primitive("causal_conv1d"), registry.primitive("ssd_scan")
@@ -121,11 +122,6 @@ def made_by(call: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
     with ferryman.trace() as trace:
         result = call()
     return result, {f"{op} {line}": n for (op, line), n in trace.calls.items()}
-
-
-def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
-    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms["absolute"]
-    return float(((got.double() - exact).abs() / room).max())
 
 
 def exactly(function: Any, *given: Any) -> Any:

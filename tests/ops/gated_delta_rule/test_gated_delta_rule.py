@@ -21,6 +21,7 @@ from ferryman.errors import ArgumentError
 from ferryman.ops.gated_delta_rule.definition import gated_delta_rule
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from ferryman.porting.model import routines
+from tests.bounded import ratio
 
 OP = registry.primitive("gated_delta_rule")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -63,13 +64,6 @@ def matrices(
         s = turn @ (s if g is None else g[:, t, :, None, None].exp() * s) + rate * key @ v[:, t, :, None, :]
         made.append((q[:, t, :, None, :] @ s).squeeze(2) * (width**-0.5 if scale is None else scale))
     return torch.stack(made, 1) if made else torch.zeros_like(v), s
-
-
-def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float, accumulate: float = 2.0**-24) -> float:
-    """The largest error in bounds."""
-    smallest = 2.0**-25 if unit == 2.0**-11 else 0.0
-    room = accumulate * terms["accumulate"] + unit * exact.abs() + terms["absolute"] + smallest
-    return float(((got.double() - exact).abs() / (room + 1e-300)).max())
 
 
 @pytest.mark.parametrize("name", NAMES)

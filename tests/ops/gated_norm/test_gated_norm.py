@@ -15,6 +15,7 @@ from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.bounded import ratio
 
 OP, BACKWARD = registry.primitive("gated_rms_norm"), registry.primitive("gated_rms_norm_backward")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -43,14 +44,6 @@ def formula(
     y = torch.cat([scale(part, eps) for part in h.split(size or max(h.shape[-1], 1), -1)], -1)
     y = y if weight is None else y * weight
     return y * a if first else y
-
-
-def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float, accumulate: float = 2.0**-24) -> float:
-    """The largest error in bounds."""
-    room = accumulate * terms["accumulate"] + unit * (exact.abs() + terms.get("storage", torch.zeros(())))
-    smallest = 2.0**-24 if unit == 2.0**-11 else 0.0  # float16's, and its roundings are half of it off
-    room = room + smallest * (0.5 + terms.get("storage_flush", 0.0)) + terms.get("absolute", 0.0)
-    return float(((got.double() - exact).abs() / (room + 1e-300)).max())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,6 +17,7 @@ from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.bounded import ratio
 
 OP = registry.primitive("selective_scan")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -52,12 +53,6 @@ def pairs(
 def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     values = materialise(CASES[name], OP, dtype)
     return values, double(values)
-
-
-def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
-    """The largest error in bounds, of an accumulation in float32."""
-    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms["absolute"]
-    return float(((got.double() - exact).abs() / room).max())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,6 +21,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
 from ferryman.ops.ssd_scan.definition import ssd_scan
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.bounded import ratio
 
 OP = registry.primitive("ssd_scan")
 CASES = {case.name: case for case in cases_of(OP)}
@@ -70,12 +71,6 @@ def pairs(
     if state is not None:
         y = y + total.exp()[..., None] * torch.einsum("bthn,bhpn->bthp", c, state)
     return y if d is None else y + d[:, None] * x
-
-
-def ratio(got: Tensor, exact: Tensor, terms: dict[str, Tensor], unit: float) -> float:
-    """The largest error in bounds, of an accumulation in float32."""
-    room = 2.0**-24 * terms["accumulate"] + unit * exact.abs() + terms["absolute"]
-    return float(((got.double() - exact).abs() / room).max())
 
 
 def taken(name: str, dtype: torch.dtype = torch.float32) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
