@@ -86,27 +86,42 @@ _TYPES = [
 ]
 
 
-def _examples(form: Form) -> Iterator[tuple[str, Args]]:
+# Each third of them has rows of its own shape. An op takes one of each third: a form meets all types and shapes,
+# and an op each type in some form: every pair of form, op, types and shape. `ALL_TYPES` is the whole product.
+_THIRDS = ((0, 3, 6), (1, 4), (2, 5))
+ALL_TYPES = tuple(range(len(_TYPES)))
+_WIDE, _PLAIN = next(form for form in ALL if form.cluster == 8), _TYPES.index((F32, F32, F32))
+
+
+def _met(form: Form, op: str) -> tuple[int, ...]:
+    turn = ALL.index(form) + OPS.index(op)
+    return tuple(third[turn % len(third)] for third in _THIRDS)
+
+
+def _examples(form: Form, types: tuple[int, ...] | None = None) -> Iterator[tuple[str, Args]]:
     for op in OPS:
-        for i, (dtype, weight, bias) in enumerate(_TYPES):
+        for i in _met(form, op) if types is None else types:
+            dtype, weight, bias = _TYPES[i]
             columns = form.cluster * form.packs * 32 * 16 // dtype.itemsize  # of one wave in each block
             rows, n = ((13, columns + columns // 3 // 64 * 64 + 8), (9, columns // 2 - 8), (1, 2 * columns))[i % 3]
             yield op, _args(op, rows, n, dtype, weight, bias)
 
 
-def _collect(folder: Any, forms: list[Form]) -> host.EmulatedRuntime:
+def _collect(folder: Any, types: tuple[int, ...] | None = None) -> host.EmulatedRuntime:
     found = host.EmulatedRuntime(32, folder)
     with host.in_force(found):
-        for form in forms:
-            for op, args in _examples(form):
+        for form in ALL:
+            for op, args in _examples(form, types):
                 _run(found, op, args, form, _where(form))
     return found
 
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
-    found = _collect(request.config.cache.mkdir("ferryman-simt"), ALL)
+    found = _collect(request.config.cache.mkdir("ferryman-simt"))
     with host.in_force(found):
+        for op, args in _examples(_WIDE, (_PLAIN,)):
+            _run(found, op, args, _WIDE, _where(_WIDE))
         for op in OPS:  # the gates' cases
             kernel = registry.launcher(registry.implementation(op, "cuda"))
             for dtype in (F32, F16, BF16):
@@ -116,10 +131,8 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
         yield found
 
 
-@emulated
-@pytest.mark.parametrize("form", ALL, ids=str)
-def test_every_form_in_every_order_of_its_threads(form: Form, runtime: host.EmulatedRuntime) -> None:
-    for op, args in _examples(form):
+def _in_every_order(runtime: host.EmulatedRuntime, form: Form, types: tuple[int, ...] | None = None) -> None:
+    for op, args in _examples(form, types):
         found = []
         for runtime.order in (0, 1, 2):
             found.append(_run(runtime, op, args, form, _where(form)))
@@ -127,6 +140,23 @@ def test_every_form_in_every_order_of_its_threads(form: Form, runtime: host.Emul
         for other in found[1:]:
             for a, b in zip(found[0], other, strict=True):
                 assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (op, args[0].shape)
+
+
+@emulated
+@pytest.mark.parametrize("form", ALL, ids=str)
+def test_every_form_in_every_order_of_its_threads(form: Form, runtime: host.EmulatedRuntime) -> None:
+    assert {i for op in OPS for i in _met(form, op)} == set(ALL_TYPES)
+    _in_every_order(runtime, form)
+
+
+@emulated
+@pytest.mark.slow
+def test_every_form_of_every_op_with_all_types(request: pytest.FixtureRequest) -> None:
+    runtime = _collect(request.config.cache.mkdir("ferryman-simt"), ALL_TYPES)
+    with host.in_force(runtime):
+        runtime.load(runtime.compile_collected())
+        for form in ALL:
+            _in_every_order(runtime, form, ALL_TYPES)
 
 
 def _small_cases(op: str, dtype: torch.dtype) -> Iterator[tuple[Any, Args]]:
@@ -161,8 +191,8 @@ def test_the_gates(op: str, dtype: torch.dtype, runtime: host.EmulatedRuntime) -
 
 @emulated
 def test_means_that_dwarf_the_deviation_and_values_that_are_not_finite(runtime: host.EmulatedRuntime) -> None:
-    form = next(form for form in ALL if form.cluster == 8)
-    n = next(args[0].shape[-1] for _, args in _examples(form) if args[0].dtype == args[-2].dtype == F32)
+    form = _WIDE
+    n = next(args[0].shape[-1] for _, args in _examples(form, (_PLAIN,)))
     runtime.order = 0
     for make in (lambda x: x * 1e-3 + 1e3, lambda x: torch.where(torch.arange(n) % 4 == 0, 1e4, x), torch.zeros_like):
         grad, x, w, b, eps = _args("layer_norm_backward", 5, n, F32, F32, F32)
