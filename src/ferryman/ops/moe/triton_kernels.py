@@ -129,7 +129,9 @@ def grouped_tile(
     BLOCK_K: tl.constexpr,
 ):
     """y (rows, n), dense = x @ weight[e].T + bias[e]. take: a place's row of x is take[place] // slots; put: its row of
-    y. GATED: act(product with the first n rows of the weight) * (product with the next n)."""
+    y. GATED: act(product with the first n rows of the weight) * (product with the next n). KIND 4: with the even rows
+    and the odd ones, which are loaded and multiplied side by side, and divided after."""
+    PAIR: tl.constexpr = 2 if GATED and KIND == 4 else 1
     place = tl.program_id(0) % tiles
     tile_n = (tl.program_id(0) // tiles) * BLOCK_N
     expert, first, stop = _tile_of(offsets_ptr, place, rows, experts, BY_ROW, BLOCK_M, BLOCK_E)
@@ -147,26 +149,25 @@ def grouped_tile(
             target = tl.load(put_ptr + row, mask=row_inside, other=0)
         own = tl.minimum(expert, experts - 1).to(tl.int64)
         depth = tl.where(expert < experts, k, 0)
-        # KIND 4: the gate's rows of the weight are the even ones, up's the odd ones
-        first_row = col * 2 if GATED and KIND == 4 else col
-        apart = 1 if KIND == 4 else n
+        line = tile_n * PAIR + tl.arange(0, BLOCK_N * PAIR)
+        line_inside = line < n * PAIR
         x_ptrs = x_ptr + source.to(tl.int64)[:, None] * x_row + deep[None, :] * x_col
         weight_ptrs = (
-            weight_ptr + own * weight_expert + first_row.to(tl.int64)[None, :] * weight_row + deep[:, None] * weight_col
+            weight_ptr + own * weight_expert + line.to(tl.int64)[None, :] * weight_row + deep[:, None] * weight_col
         )
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        total = tl.zeros([BLOCK_M, BLOCK_N * PAIR], tl.float32)
         total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for begin in range(0, depth, BLOCK_K):
             if EVEN_K:
                 a = tl.load(x_ptrs, mask=row_inside[:, None], other=0.0)
-                b = tl.load(weight_ptrs, mask=col_inside[None, :], other=0.0)
+                b = tl.load(weight_ptrs, mask=line_inside[None, :], other=0.0)
             else:
                 left = deep < k - begin
                 a = tl.load(x_ptrs, mask=row_inside[:, None] & left[None, :], other=0.0)
-                b = tl.load(weight_ptrs, mask=left[:, None] & col_inside[None, :], other=0.0)
+                b = tl.load(weight_ptrs, mask=left[:, None] & line_inside[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision="ieee")
-            if GATED:
-                up_ptrs = weight_ptrs + tl.cast(apart, tl.int64) * weight_row
+            if GATED and PAIR == 1:
+                up_ptrs = weight_ptrs + tl.cast(n, tl.int64) * weight_row
                 if EVEN_K:
                     c = tl.load(up_ptrs, mask=col_inside[None, :], other=0.0)
                 else:
@@ -175,11 +176,13 @@ def grouped_tile(
             x_ptrs += BLOCK_K * x_col
             weight_ptrs += BLOCK_K * weight_col
         if bias_ptr is not None:
-            there = col_inside & (expert < experts)
-            bias_ptrs = bias_ptr + own * bias_expert + first_row
+            there = line_inside & (expert < experts)
+            bias_ptrs = bias_ptr + own * bias_expert + line
             total += widen(tl.load(bias_ptrs, mask=there, other=0.0))[None, :]
-            if GATED:
-                total_up += widen(tl.load(bias_ptrs + apart, mask=there, other=0.0))[None, :]
+            if GATED and PAIR == 1:
+                total_up += widen(tl.load(bias_ptrs + n, mask=there, other=0.0))[None, :]
+        if PAIR == 2:
+            total, total_up = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N, 2]))
         if GATED:
             total_up, _ = _multiplied(total_up, KIND)
             total = _activated(total, KIND, y_ptr.dtype.element_ty == tl.float32) * total_up
@@ -320,7 +323,9 @@ def gated_gradient(
 
     dh (rows, 2 n): the gradient of the first product. a (rows, n): the gated activation times its share; both by place.
     part (rows, tiles of n), by slot: this tile's sum of the activation times u, of which a share's gradient is made.
+    KIND 4: gate and up are even and odd columns.
     """
+    PAIR: tl.constexpr = 2 if KIND == 4 else 1
     place = tl.program_id(0) % tiles
     part = tl.program_id(0) // tiles
     tile_n = part * BLOCK_N
@@ -338,25 +343,28 @@ def gated_gradient(
         x_ptrs = x_ptr + token[:, None] * x_row + deep[None, :] * x_col
         grad_ptrs = grad_ptr + token[:, None] * grad_row + deep[None, :] * grad_col
         wide_col = col.to(tl.int64)[None, :]
-        first_row = col * 2 if KIND == 4 else col
-        apart = 1 if KIND == 4 else n
-        weight_ptrs = weight_ptr + own * weight_expert + first_row.to(tl.int64)[None, :] * weight_row
+        line = tile_n * PAIR + tl.arange(0, BLOCK_N * PAIR)
+        line_inside = line < n * PAIR
+        weight_ptrs = weight_ptr + own * weight_expert + line.to(tl.int64)[None, :] * weight_row
         weight_ptrs += deep[:, None] * weight_col
         down_ptrs = down_ptr + own * down_expert + wide_col * down_col + deep.to(tl.int64)[:, None] * down_row
-        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        gate = tl.zeros([BLOCK_M, BLOCK_N * PAIR], tl.float32)
         up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         behind = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for begin in range(0, depth, BLOCK_K):
             at_row = row_inside[:, None]
             at_col = col_inside[None, :]
+            at_line = line_inside[None, :]
             if not EVEN_K:
                 left = deep < k - begin
                 at_row = at_row & left[None, :]
                 at_col = at_col & left[:, None]
+                at_line = at_line & left[:, None]
             x = tl.load(x_ptrs, mask=at_row, other=0.0)
-            gate = tl.dot(x, tl.load(weight_ptrs, mask=at_col, other=0.0), gate, input_precision="ieee")
-            up_ptrs = weight_ptrs + tl.cast(apart, tl.int64) * weight_row
-            up = tl.dot(x, tl.load(up_ptrs, mask=at_col, other=0.0), up, input_precision="ieee")
+            gate = tl.dot(x, tl.load(weight_ptrs, mask=at_line, other=0.0), gate, input_precision="ieee")
+            if PAIR == 1:
+                up_ptrs = weight_ptrs + tl.cast(n, tl.int64) * weight_row
+                up = tl.dot(x, tl.load(up_ptrs, mask=at_col, other=0.0), up, input_precision="ieee")
             above = tl.load(grad_ptrs, mask=at_row, other=0.0)
             behind = tl.dot(above, tl.load(down_ptrs, mask=at_col, other=0.0), behind, input_precision="ieee")
             x_ptrs += BLOCK_K * x_col
@@ -364,10 +372,13 @@ def gated_gradient(
             weight_ptrs += BLOCK_K * weight_col
             down_ptrs += tl.cast(down_row, tl.int64) * BLOCK_K
         if bias_ptr is not None:
-            there = col_inside & (expert < experts)
-            bias_ptrs = bias_ptr + own * bias_expert + first_row
+            there = line_inside & (expert < experts)
+            bias_ptrs = bias_ptr + own * bias_expert + line
             gate += widen(tl.load(bias_ptrs, mask=there, other=0.0))[None, :]
-            up += widen(tl.load(bias_ptrs + apart, mask=there, other=0.0))[None, :]
+            if PAIR == 1:
+                up += widen(tl.load(bias_ptrs + n, mask=there, other=0.0))[None, :]
+        if PAIR == 2:
+            gate, up = tl.split(tl.reshape(gate, [BLOCK_M, BLOCK_N, 2]))
         share_ptrs = shares_ptr + token * shares_row + (slot % slots) * shares_col
         share = widen(tl.load(share_ptrs, mask=row_inside & (expert < experts), other=0.0))[:, None]
         opened, steep = _opened(gate, KIND, a_ptr.dtype.element_ty == tl.float32)
@@ -380,9 +391,15 @@ def gated_gradient(
             a_ptr + wide_row * n + col[None, :], narrow(share * (opened * up), a_ptr.dtype.element_ty), mask=inside
         )
         moved = share * behind
-        dh_ptrs = dh_ptr + wide_row * (2 * n) + first_row[None, :]
-        tl.store(dh_ptrs, narrow(moved * up * steep, dh_ptr.dtype.element_ty), mask=inside)
-        tl.store(dh_ptrs + apart, narrow(moved * opened * passed, dh_ptr.dtype.element_ty), mask=inside)
+        to_gate = narrow(moved * up * steep, dh_ptr.dtype.element_ty)
+        to_up = narrow(moved * opened * passed, dh_ptr.dtype.element_ty)
+        dh_ptrs = dh_ptr + wide_row * (2 * n) + line[None, :]
+        if PAIR == 2:
+            both = tl.reshape(tl.join(to_gate, to_up), [BLOCK_M, BLOCK_N * 2])
+            tl.store(dh_ptrs, both, mask=row_inside[:, None] & line_inside[None, :])
+        else:
+            tl.store(dh_ptrs, to_gate, mask=inside)
+            tl.store(dh_ptrs + n, to_up, mask=inside)
 
 
 @triton.jit

@@ -253,7 +253,9 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
     """Layers of models, one token and many, and widths off every tile."""
     kind = getattr(torch, dtype)
 
-    def calls(tokens: int, experts: int, slots: int, width: int, weights: torch.dtype) -> None:
+    def calls(shape: tuple[int, int, int, int], weights: torch.dtype) -> None:
+        tokens, experts, slots, width = shape
+
         def empty(*shape: int, dtype: torch.dtype = kind) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -266,4 +268,4 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         moe_combine_backward(x, y, source, shares, True, True, target)
 
     shapes = [(1, 8, 2, 4096), (4096, 128, 8, 2048), (8192, 256, 8, 7168), (17, 5, 3, 67)]
-    return recorded(lambda s=s, w=w: calls(*s, w) for s in shapes for w in {kind, torch.float32})  # type: ignore[misc]
+    return recorded(lambda s=s, w=w: calls(s, w) for s in shapes for w in (kind, torch.float32))  # type: ignore[misc]
