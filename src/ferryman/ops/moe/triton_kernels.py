@@ -494,11 +494,17 @@ class Tile(NamedTuple):
     warps: int
 
 
+def _deep(target: Target) -> int:
+    """Of float32. RDNA has no matrix instructions for it: a lane holds its operands of all of a tile's depth."""
+    return 16 if target.vendor == "amd" and target.wave == 32 else 32
+
+
 def _tile(target: Target, itemsize: int, rows: int, experts: int, gated: bool) -> Tile:
     """By how many rows an expert has on average."""
     mean = rows / experts
     if itemsize == 4:
-        return Tile(16, 32, 32, 4) if mean <= 16 else Tile(32, 32, 32, 4)
+        deep = _deep(target)
+        return Tile(16, 32, deep, 4) if mean <= 16 else Tile(32, 32, deep, 4)
     if mean <= 16:
         return Tile(16, 32 if gated else 64, 128, 4)
     if mean <= 64:
@@ -703,7 +709,7 @@ def _gradient_tile(target: Target, itemsize: int, rows: int, experts: int) -> Ti
     """Three sums of m x n, so that a row has fewer columns than forward."""
     mean = rows / experts
     if itemsize == 4:
-        return Tile(16, 32, 32, 4)
+        return Tile(16, 32, _deep(target), 4)
     if mean <= 16:
         return Tile(16, 32, 64, 4)
     return Tile(64, 32, 64, 4)
