@@ -494,9 +494,13 @@ class Tile(NamedTuple):
     warps: int
 
 
+def _rdna(target: Target) -> bool:
+    return target.vendor == "amd" and target.wave == 32
+
+
 def _deep(target: Target) -> int:
     """Of float32. RDNA has no matrix instructions for it: a lane holds its operands of all of a tile's depth."""
-    return 16 if target.vendor == "amd" and target.wave == 32 else 32
+    return 16 if _rdna(target) else 32
 
 
 def _tile(target: Target, itemsize: int, rows: int, experts: int, gated: bool) -> Tile:
@@ -509,7 +513,7 @@ def _tile(target: Target, itemsize: int, rows: int, experts: int, gated: bool) -
         return Tile(16, 32 if gated else 64, 128, 4)
     if mean <= 64:
         return Tile(64, 32 if gated else 64, 64, 4)
-    return Tile(128, 64 if gated else 128, 32 if target.wave == 32 and target.vendor == "amd" else 64, 8)
+    return Tile(128, 64 if gated else 128, 32 if _rdna(target) else 64, 8)
 
 
 def _narrow(tile: Tile, k: int) -> Tile:
@@ -712,7 +716,7 @@ def _gradient_tile(target: Target, itemsize: int, rows: int, experts: int) -> Ti
         return Tile(16, 32, _deep(target), 4)
     if mean <= 16:
         return Tile(16, 32, 64, 4)
-    return Tile(64, 32, 64, 4)
+    return Tile(32 if _rdna(target) else 64, 32, 64, 4)
 
 
 def moe_experts_backward(
