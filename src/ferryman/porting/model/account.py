@@ -26,8 +26,8 @@ from ferryman.device_profiles import Profile, resolve
 from ferryman.device_profiles.roofline import floor_seconds
 from ferryman.dispatch import explain
 from ferryman.errors import ArgumentError
+from ferryman.porting.model import values
 from ferryman.porting.model.port import STATE, port, unport
-from ferryman.porting.model.values import KEEP_VALUES
 
 # Ops that move no data: they make a view, or ask for something. Anything that returns an alias of its argument is one.
 _FREE = {
@@ -137,7 +137,7 @@ def _unknown(t: Tensor) -> bool:
     """Whether a tensor has no data, not even a number that its fake keeps."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return isinstance(t, FakeTensor) and t.constant is None
+    return values.lost(t) or (isinstance(t, FakeTensor) and t.constant is None)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
@@ -187,7 +187,7 @@ def count(
     try:
         return _counted(model, run, device, (fake,))
     except (DataDependentOutputException, DynamicOutputShapeException):
-        return _counted(model, run, device, (fake, KEEP_VALUES))
+        return _counted(model, run, device, (fake, values.KEEP_VALUES))
 
 
 def _counted(

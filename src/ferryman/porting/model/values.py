@@ -2,7 +2,8 @@
 
 A fake tensor has no data, so a forward that reads a grid's sizes, counts the places of an image or makes a tensor as
 long as a mask has true elements cannot run on it. What depends on no fake tensor, and is small or of integers, is
-computed for real here; parameters, and all that meets them, stay fake.
+computed for real here; parameters, and all that meets them, stay fake. Where data that are not there are put into a
+tensor that has some, its memory has old numbers: it is lost, and read as a fake tensor is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,13 +27,15 @@ class KeepValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if any(isinstance(t, FakeTensor) for t in given) or not all(t.device.type == "cpu" for t in given):
+        if any(isinstance(t, FakeTensor) or lost(t) for t in given) or not all(t.device.type == "cpu" for t in given):
+            _lose(func, args, kwargs)
             return func(*_placed(args), **kwargs) if func._schema.name in _INDEXED else func(*args, **kwargs)
         if not given:  # a factory: how large is it?
             made = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
             if not all(_kept(t) for t in made):
                 return made[0] if len(made) == 1 else tuple(made)
         elif not all(_kept(t) for t in given):
+            _lose(func, args, kwargs)
             return func(*args, **kwargs)
         with unset_fake_temporarily():
             return func(*args, **kwargs)
@@ -50,6 +54,28 @@ def _placed(args: Any) -> list[Any]:
         else:
             places.append(index)
     return [args[0], places, *args[2:]]
+
+
+_lost: dict[int, StorageWeakRef] = {}  # memory by its address, which stays taken while it stands here
+
+
+def lost(t: Tensor) -> bool:
+    """Whether a tensor with memory has been given numbers that are not there."""
+    return bool(_lost) and not isinstance(t, FakeTensor) and t.untyped_storage()._cdata in _lost
+
+
+def _lose(func: Any, args: Any, kwargs: Any) -> None:
+    """What a call that does not run writes over is lost, with every view of it."""
+    for key, held in [*_lost.items()]:
+        if held.expired():
+            del _lost[key]
+    for i, one in enumerate(func._schema.arguments):
+        if one.alias_info is not None and one.alias_info.is_write:
+            written = args[i] if i < len(args) else kwargs.get(one.name)
+            for t in tree_leaves(written):
+                if isinstance(t, Tensor) and not isinstance(t, FakeTensor):
+                    held = StorageWeakRef(t.untyped_storage())
+                    _lost[held.cdata] = held
 
 
 KEEP_VALUES = KeepValues()  # type: ignore[no-untyped-call]
