@@ -94,3 +94,52 @@ def test_one_that_serves_nothing_leaves_its_module_as_it_is() -> None:
     plain.qkv = plain.o = nn.Identity()  # type: ignore[assignment]
     with pytest.raises(PortError):
         port(plain)
+
+
+class Biased(nn.Module):
+    """Scores with a bias beside them: one that is made of the input, or one that is given."""
+
+    def __init__(self, learns: bool) -> None:
+        super().__init__()
+        self.learns, self.qkv, self.bias = learns, nn.Linear(32, 96), nn.Linear(32, 9)
+
+    def made(self, x: Tensor) -> Tensor:
+        return self.bias(x).unsqueeze(1)
+
+
+class Made(Biased):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        beside = self.made(x)
+        if mask is not None:
+            beside = beside.masked_fill(mask, -1e9)
+        return F.scaled_dot_product_attention(q, k, v, beside)
+
+
+class Given(Biased):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        if mask is not None:
+            mask = mask[..., : k.shape[2]].to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("kind", [Made, Given])
+def test_attention_with_a_bias_that_learns_is_not_claimed(kind: type[Biased]) -> None:
+    model, x = kind(True), torch.randn(2, 9, 32)
+    report = port(model)
+    made = _attention_calls(lambda: model(x, torch.zeros(2, 1, 9, 9, dtype=torch.bool) if kind is Made else None))
+    assert report.calls(1).get("attention", 0) == made == (kind is Given)
+    with torch.no_grad():
+        assert _attention_calls(lambda: model(x)) == 1 and ("attention" in report.maybe()) is (kind is Made)
+
+
+@pytest.mark.parametrize("family", ["parakeet_ctc", "sam"])
+def test_families_with_such_a_bias_count_exactly(family: str) -> None:
+    pytest.importorskip("transformers")
+    from ferryman.porting.model import bundled, generic
+
+    model = bundled.build(family, True, torch.float32)
+    ferryman._integrate()
+    found = generic.compare(model, bundled.inputs_of(family, True, model))
+    assert found.ok and not found.miscounted

@@ -160,11 +160,13 @@ class Cut:
 class Served:
     """``replacement`` takes the arguments of a function of PyTorch, serves the calls that ``op`` can express, and hands
     the others to that function. ``narrowed`` takes a dtype before them, to which the program casts the result at once:
-    it serves a call that says a wider dtype than its input's only to come back to that."""
+    it serves a call that says a wider dtype than its input's only to come back to that. ``fixed``: the name and place
+    of an argument with which it serves only where no gradient of it is needed."""
 
     op: str
     replacement: Callable[..., Any]
     narrowed: Callable[..., Any] | None = None
+    fixed: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)

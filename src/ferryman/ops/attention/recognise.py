@@ -59,4 +59,5 @@ def scaled_dot_product_attention(
 
 
 def functions() -> Mapping[Any, Served]:
-    return {functional.scaled_dot_product_attention: Served("attention", scaled_dot_product_attention)}
+    served = Served("attention", scaled_dot_product_attention, fixed=("attn_mask", 3))
+    return {functional.scaled_dot_product_attention: served}

@@ -113,6 +113,7 @@ class Interface(Protocol):
 
     registry: Any
     doubtful: frozenset[str]  # keywords of a call with which it may be another's
+    fixed: frozenset[str | int]  # keywords and places of a call which, if they learn, make it another's
 
     def switch(self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]) -> tuple[list[Any], list[Left]]:
         """Make the readers take our function: (what `restore` takes back, readers that keep theirs)."""
@@ -390,8 +391,9 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool, fused: 
     if attending:
         maybe -= {"attention", "softmax"}
         found = _served(module, recipe)
-        doubtful = {k for i in interfaces if id(i.registry) in found.interfaces for k in i.doubtful}
-        if found.passed & doubtful or found.repeats:
+        read = [i for i in interfaces if id(i.registry) in found.interfaces]
+        doubtful, fixed = {k for i in read for k in i.doubtful}, {k for i in read for k in i.fixed}
+        if found.passed & doubtful or found.learnt & fixed or found.repeats:
             maybe.add("attention")
         else:
             surely.append("attention")

@@ -13,12 +13,12 @@ import copy
 import functools
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ferryman.ops.recognition import Served, families
-from ferryman.porting.model import adding, cuts, gating, helpers, recognise, routines, source
+from ferryman.porting.model import adding, cuts, gating, helpers, learning, recognise, routines, source
 from ferryman.porting.model.source import MISSING
 
 _DEPTH = 2
@@ -61,7 +61,8 @@ class Rewritten:
     other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
     is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
     registry. ``cut``: attributes whose cut result is served. ``alone``: norms that are also called
-    without an addition. ``repeats``: what a registry gives is called in a loop."""
+    without an addition. ``repeats``: what a registry gives is called in a loop. ``learnt``: keywords of calls in
+    functions that read a registry, and places in calls of what it gave, whose value may need a gradient."""
 
     functions: dict[str, Any]
     uses: tuple[Use, ...]
@@ -72,6 +73,7 @@ class Rewritten:
     cut: frozenset[str] = frozenset()
     alone: frozenset[str] = frozenset()
     repeats: bool = False
+    learnt: frozenset[str | int] = frozenset()
 
 
 @functools.cache
@@ -141,6 +143,7 @@ class _Class:
     cut: set[str] = field(default_factory=set)
     alone: set[str] = field(default_factory=set)
     repeats: bool = False
+    learnt: set[str | int] = field(default_factory=set)
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
@@ -165,6 +168,7 @@ class _Class:
             if len(self.interfaces) > before:
                 self.passed |= {k.arg for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg}
                 self.repeats = self.repeats or _repeats(tree, inner)
+                self.learnt |= set(_learnt_in_calls(tree, inner, serve))
             for method in sorted(serve.methods.keys() & own.keys() - seen) if first == "forward" else ():
                 seen.add(method)
                 wanted.append((method, serve.methods[method]))
@@ -184,6 +188,7 @@ class _Class:
             frozenset(self.cut),
             frozenset(self.alone),
             self.repeats,
+            frozenset(self.learnt),
         )
 
     def helper(
@@ -214,6 +219,23 @@ class _Class:
 
 def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:
     """Whether a local that holds what a registry gave is called in a loop."""
+    held = _given(tree, function)
+    loops = (n for n in ast.walk(tree) if isinstance(n, _LOOPS))
+    calls = (c for loop in loops for c in ast.walk(loop) if isinstance(c, ast.Call))
+    return any(isinstance(c.func, ast.Name) and c.func.id in held for c in calls)
+
+
+def _learnt_in_calls(tree: ast.AST, function: types.FunctionType, serve: _Serve) -> Iterator[str | int]:
+    held = _given(tree, function)
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            yield from (k.arg for k in call.keywords if k.arg and serve.learns(k.value))
+            if isinstance(call.func, ast.Name) and call.func.id in held:
+                yield from (i for i, value in enumerate(call.args) if serve.learns(value))
+
+
+def _given(tree: ast.AST, function: types.FunctionType) -> set[str]:
+    """Locals that hold what a registry gave."""
     held = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -221,9 +243,7 @@ def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:
             if any(id(source.resolve(n, function)) in registries for n in read):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 held |= {t.id for t in targets if isinstance(t, ast.Name)}
-    loops = (n for n in ast.walk(tree) if isinstance(n, _LOOPS))
-    calls = (c for loop in loops for c in ast.walk(loop) if isinstance(c, ast.Call))
-    return any(isinstance(c.func, ast.Name) and c.func.id in held for c in calls)
+    return held
 
 
 _LOOPS = ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp
@@ -264,7 +284,13 @@ class _Serve(ast.NodeTransformer):
         # locals that hold an activation's result for one product alone, and that product stands in the same block
         self.single = {name for name in products if loads[name] == 1 and stores[name] == 1 and name not in arguments}
         self.pending: dict[str, ast.Call] = {}
-        self.called: set[int] = set()  # nodes that stand where a call's function does
+        self.called: dict[int, ast.Call] = {}  # by the node that stands where a call's function does
+        self.own_methods = source.methods(owner.kind).keys()
+        self.learnt = learning.learnt(tree, self.self_name, self.own_methods, owner.entries[0] != "forward")
+
+    def learns(self, value: ast.expr) -> bool:
+        """Whether an argument's value may need a gradient."""
+        return learning.learns(value, self.learnt, self.self_name, self.own_methods)
 
     def _put(self, value: Any, node: ast.AST) -> ast.expr:
         name = next((n for n, known in self.new.items() if known is value), "")
@@ -299,7 +325,7 @@ class _Serve(ast.NodeTransformer):
         except TypeError:  # not hashable, so no function
             return node
         if found is not None:
-            self._use(found.op, node)
+            self._use(found.op, node, found.fixed)
             return self._put(found.replacement, node)
         if isinstance(value, types.FunctionType) and not source_is_torch(value):
             under = self.conditions if id(node) in self.called else None
@@ -312,9 +338,14 @@ class _Serve(ast.NodeTransformer):
                 return self._put(helper, node)
         return node
 
-    def _use(self, op: str, node: ast.AST) -> None:
-        """A function that is passed on, not called, may be called or not."""
-        self.owner.uses.append(Use(op, "", self.conditions if id(node) in self.called else None))
+    def _use(self, op: str, node: ast.AST, fixed: tuple[str, int] | None = None) -> None:
+        """A function that is passed on, not called, may be called or not; what learns at ``fixed`` is another's."""
+        call = self.called.get(id(node))
+        if call is not None and fixed is not None:
+            at = {k.arg: k.value for k in call.keywords}.get(fixed[0])
+            at = call.args[fixed[1]] if at is None and len(call.args) > fixed[1] else at
+            call = None if at is not None and self.learns(at) else call
+        self.owner.uses.append(Use(op, "", None if call is None else self.conditions))
 
     def _narrowed(self, node: ast.Call) -> ast.AST | None:
         """``f(..).to(x.dtype)`` of a served function that knows what that is."""
@@ -328,7 +359,7 @@ class _Serve(ast.NodeTransformer):
         found = served().get(value) if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else None
         if found is None or found.narrowed is None:
             return None
-        self.called.add(id(inner.func))
+        self.called[id(inner.func)] = inner
         self._use(found.op, inner.func)
         arguments = [self.visit(target), *(self.visit(a) for a in inner.args)]
         keywords = [ast.keyword(k.arg, self.visit(k.value)) for k in inner.keywords]
@@ -338,7 +369,7 @@ class _Serve(ast.NodeTransformer):
         narrowed = self._narrowed(node)
         if narrowed is not None:
             return narrowed
-        self.called.add(id(node.func))
+        self.called[id(node.func)] = node
         self.generic_visit(node)
         kind = self.owner.callables.get(self._dotted(node.func) or "")
         uses = () if kind is None else _callable(kind)
