@@ -7,6 +7,7 @@ import ast
 from collections.abc import Collection
 
 _FACTS = {"shape", "dtype", "device", "ndim"}  # of a tensor, not its numbers
+_STORES = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr
 _ASKED = {"size", "dim", "detach", "numel"}
 
 
@@ -22,10 +23,11 @@ def learnt(
     while len(found) != before:
         before = len(found)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
-                if node.value is not None and learns(node.value, found, self_name, methods):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if not isinstance(node, _STORES) or node.value is None:
+                continue
+            if learns(node.value, found, self_name, methods):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
     return frozenset(found - {self_name or ""})
 
 
