@@ -63,13 +63,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Block:
-    """A module with tensors of three dimensions whose children, if any, are proven activations, seen from outside.
+    """A module with tensors whose children, if any, are proven activations, and that is no leaf with a role, seen from
+    outside.
 
     tensors: its parameters' and floating buffers' shapes by name. inputs: how many tensors its forward takes.
+    integers, numbers: its int and float attributes. run: (sizes, inputs) to (what its forward gives in float64 with
+    drawn tensors whose sides are changed so, these by name), or None where it raises.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
     inputs: int
+    integers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    run: Callable[[Mapping[int, int], tuple[Tensor, ...]], tuple[Any, dict[str, Tensor]] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ class Layer:
     sizes: sides of its tensors -> the short ones that it is proven with. draw: float64 inputs of a seed, for short
     sides: those of seeds 0 to 2 are in every implementation's domain, later ones may be in the definition's only.
     guard: an expression over self and the inputs that must hold; else the original is called. gradient: as a
-    candidate's.
+    candidate's. beside: ops that the expression calls once beside ``op``. canonical: what makes one of results between
+    which the module's own calls leave the choice open; applied to both sides before they are compared.
     """
 
     op: str
@@ -89,6 +96,8 @@ class Layer:
     seeds: int
     guard: str
     gradient: bool = True
+    beside: tuple[str, ...] = ()
+    canonical: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)

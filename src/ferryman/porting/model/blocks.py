@@ -1,4 +1,4 @@
-"""What a module with tensors of three dimensions computes, such as a layer of experts, shown by proof.
+"""What a module with tensors that is no leaf of one result computes, such as experts or a router, shown by proof.
 
 Two proofs in one. In float64 the code that its class writes down is followed, branch by branch. In storage dtypes the
 module is run as a caller gets it: a decorator around that code may hand calls to another implementation of it, if it
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled, families
 from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import Trace, Unproven, follow_module
-from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.exact import Widened
+from ferryman.porting.model.proof import Proof, flat, prove
 from ferryman.porting.model.recognise import Refusal, Role
 
 registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
@@ -32,24 +33,43 @@ _keep: list[Any] = []  # what keys name by id must not be freed
 def role_of(module: nn.Module) -> Role | Refusal | None:
     """The proven role of a block; a Refusal if one was proposed and not shown; None if none was proposed."""
     held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if not any(p.dim() == 3 for p in held.values()) or not all(p.is_floating_point() for p in held.values()):
+    if not any(p.dim() in (2, 3) for p in held.values()) or not all(p.is_floating_point() for p in held.values()):
         return None
     children = {n: recognise.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
         return None
-    block = Block({n: tuple(p.shape) for n, p in held.items()}, len(recognise.inputs_of(type(module))))
-    layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
-    if not layers:
-        return None
+    tensors = {n: tuple(p.shape) for n, p in held.items()}
     key = (
         recognise.state_of(module),
-        tuple(block.tensors.items()),
+        tuple(tensors.items()),
         tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None),
     )
     if key not in _roles:
-        _roles[key] = _role_of(module, block, layers, tuple(children))
+        own = {n: v for n, v in vars(module).items() if n.isidentifier() and not isinstance(v, bool)}
+        block = Block(
+            tensors,
+            len(recognise.inputs_of(type(module))),
+            {n: v for n, v in own.items() if isinstance(v, int)},
+            {n: v for n, v in own.items() if isinstance(v, float)},
+            functools.partial(_tried, module, tuple(tensors)),
+        )
+        layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
+        _roles[key] = _role_of(module, block, layers, tuple(children)) if layers else None
         _keep.append(module.__dict__.copy())
     return _roles[key]
+
+
+@torch.no_grad()
+def _tried(
+    module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int], inputs: tuple[Tensor, ...]
+) -> tuple[Any, dict[str, Tensor]] | None:
+    state, tensors = _short(module, names, sizes)
+    try:
+        with Widened(torch.float64):
+            made = _original(type(module), type(module), state, names, False, len(inputs), *inputs, *tensors)
+    except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
+        return None
+    return made, dict(zip(names, tensors, strict=True))
 
 
 def _role_of(module: nn.Module, block: Block, layers: list[Layer], children: tuple[str, ...]) -> Role | Refusal:
@@ -86,7 +106,18 @@ def _role(
     if not layer.gradient:
         tests.insert(0, recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
     digest = recognise.digest_of(type(module))
-    return Role(layer.op, layer.expression, inputs, parameters, tuple(tests), guards, proof, digest, layer.gradient)
+    return Role(
+        layer.op,
+        layer.expression,
+        inputs,
+        parameters,
+        tuple(tests),
+        guards,
+        proof,
+        digest,
+        layer.gradient,
+        beside=layer.beside,
+    )
 
 
 def _reads_known(function: Any) -> bool:
@@ -99,34 +130,44 @@ def _reads_known(function: Any) -> bool:
     return True
 
 
-def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...], layer: Layer) -> Proof:
+def _short(module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int]) -> tuple[dict[str, Any], list[Tensor]]:
+    """(a module's state with other sizes, its tensors drawn with such sides)."""
     state = dict(module.__dict__)
     for name, value in state.items():
-        if isinstance(value, int) and not isinstance(value, bool) and value in layer.sizes:
-            state[name] = layer.sizes[value]
+        if isinstance(value, int) and not isinstance(value, bool) and value in sizes:
+            state[name] = sizes[value]
     held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
     generator = torch.Generator().manual_seed(7)
     tensors = []
     for n in names:
-        shape = [layer.sizes[s] for s in held[n].shape]
+        shape = [sizes[s] for s in held[n].shape]
         tensors.append(torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5)
+    return state, tensors
+
+
+def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...], layer: Layer) -> Proof:
+    state, tensors = _short(module, names, layer.sizes)
     count = len(recognise.inputs_of(type(module)))
     inputs = [(*layer.draw(seed), *tensors) for seed in range(layer.seeds)]
+    alike = layer.canonical or (lambda result: result)
     expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=Definitions())
 
     def candidate(*given: Any) -> Any:
         known = dict(zip(names, given[count:], strict=True))
-        return expression(types.SimpleNamespace(**(state | known)), *given[:count])
+        return alike(expression(types.SimpleNamespace(**(state | known)), *given[:count]))
 
     proof = Proof(False)
     for training in (False, True):
-        original = functools.partial(_original, followed, type(module), state, names, training, count)
+        original = _then(alike, functools.partial(_original, followed, type(module), state, names, training, count))
         proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient)
         if not proof.ok:
             return proof
-    return _close(
-        functools.partial(_original, followed, type(module), state, names, False, count), candidate, inputs, proof
-    )
+    last = functools.partial(_original, followed, type(module), state, names, False, count)
+    return _close(_then(alike, last), candidate, inputs, proof)
+
+
+def _then(change: Any, call: Any) -> Any:
+    return lambda *given: change(call(*given))
 
 
 def _original(
@@ -152,11 +193,16 @@ def _close(original: Any, candidate: Any, inputs: list[tuple[Any, ...]], proof: 
             found, wanted = candidate(*low), original(*low)
         except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
             return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300])
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
-            return Proof(False, f"in float32 it gives {tuple(wanted.shape)} of {wanted.dtype}")
-        size = wanted.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-        apart = float(((found - wanted).abs() / size).max())
-        if not apart <= _CLOSE:
-            reason = f"in float32 it differs by {apart:.3g} from the code that its class has"
-            return Proof(False, reason, distance=apart)
+        for f, w in zip(flat(found), flat(wanted), strict=True):
+            if f.shape != w.shape or f.dtype != w.dtype:
+                return Proof(False, f"in float32 it gives {tuple(w.shape)} of {w.dtype}")
+            size = w.abs().amax(-1, keepdim=True).clamp_min(1) if not w.is_floating_point() else _size(w)
+            apart = float(((f - w).abs() / size).max())
+            if not apart <= _CLOSE:
+                reason = f"in float32 it differs by {apart:.3g} from the code that its class has"
+                return Proof(False, reason, distance=apart)
     return proof
+
+
+def _size(w: Tensor) -> Tensor:
+    return w.abs().amax(-1, keepdim=True).clamp_min(1e-30)

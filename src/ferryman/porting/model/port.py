@@ -260,7 +260,9 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
     gates, norms, reason = _named(module, known), _named(module, added), None
     if id(module) in known:
         return Recipe(gate=known[id(module)]), None
-    role = recognise.role_of(module) or blocks.role_of(module)
+    role = recognise.role_of(module)
+    if not isinstance(role, Role):
+        role = blocks.role_of(module) or role
     if isinstance(role, Role):
         if role.gradient:
             return Recipe(role), None
@@ -384,8 +386,8 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool, fused: 
         taken = min(len(recipe.role.inputs), len(recognise.inputs_of(type(module))))
         if id(module) in fused or len(inspect.signature(type(module).forward).parameters) > 1 + taken:
             # the role holds while the others are left out, or given
-            return Site(path, kind, (), (op,), shown, op)
-        return Site(path, kind, (op,), (), shown, op)
+            return Site(path, kind, (), (op, *recipe.role.beside), shown, op)
+        return Site(path, kind, (op, *recipe.role.beside), (), shown, op)
     surely, maybe, quiet = _uses(module, recipe)
     shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
     if attending:

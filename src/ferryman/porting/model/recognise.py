@@ -39,7 +39,8 @@ class Role:
 
     It holds while every test is true and every guard has its outcome. parameters: what the forward calls its inputs.
     gradient: False where it serves only what needs no gradient. added, added_op: of a norm, the expression over
-    ``residual`` too that takes an addition before it, proven as well, and its op.
+    ``residual`` too that takes an addition before it, proven as well, and its op. beside: ops that
+    the expression calls beside ``op``, once each.
     """
 
     op: str
@@ -53,6 +54,7 @@ class Role:
     gradient: bool = True
     added: str = ""
     added_op: str = ""
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
