@@ -42,9 +42,15 @@ def exp(x, EXACT: tl.constexpr = True):
     product = x * 1.4426950216293335
     # the product's own rounding error, and the part of log2(e) that float32 leaves out
     rest = tl.fma(x, 1.4426950216293335, -product) + x * 1.9259629911266175e-08
+    rest = tl.where(tl.abs(product) < 128.0, rest, 0.0)  # an infinite power times a negative rest would be -inf
     power = tl.exp2(product)
-    # an infinite power times a rest of 0 would be NaN, times a negative one -inf
-    return tl.where(tl.abs(product) < 128.0, tl.fma(power, rest * 0.6931471805599453, power), power)
+    return tl.fma(power, rest * 0.6931471805599453, power)
+
+
+@triton.jit
+def exp_to_infinity(x):
+    """`exp` where x may be beyond 88.7, or infinite: an infinite power times a rest of 0 is NaN there."""
+    return tl.where(x * 1.4426950216293335 >= 128.0, float("inf"), exp(x))
 
 
 @triton.jit

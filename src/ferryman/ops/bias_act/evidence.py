@@ -32,7 +32,9 @@ def _call(
     bias_dtype: str = "storage",
     alpha: float | None = None,
 ) -> dict[str, Any]:
-    bias = TensorSpec(shape[-1:], bias_dtype, fill=bias_fill) if biased else None
+    bias = (
+        TensorSpec(shape[-1:], bias_dtype, bias_fill, layout if layout == "last" else "contiguous") if biased else None
+    )
     return {"x": TensorSpec(shape, fill=fill, layout=layout), "bias": bias, "activation": activation, "alpha": alpha}
 
 

@@ -37,7 +37,9 @@ def _call(
     return {
         "x": TensorSpec(shape, fill=fill, layout=layout),
         "weight": TensorSpec((channels, width), dtype, own, layout if layout in ("rows", "last") else "contiguous"),
-        "bias": TensorSpec((channels,), dtype, bias or own) if biased else None,
+        "bias": TensorSpec((channels,), dtype, bias or own, layout if layout == "last" else "contiguous")
+        if biased
+        else None,
         "initial_state": TensorSpec((batch, channels, width - 1), fill=fill, layout=layout) if state else None,
         "activation": activation,
     }

@@ -58,7 +58,7 @@ def _route(
         "logits": TensorSpec((tokens, experts), fill=fill, layout=layout),
         "k": k,
         "scoring": scoring,
-        "bias": None if bias is None else TensorSpec((experts,), "float32", bias),
+        "bias": None if bias is None else TensorSpec((experts,), "float32", bias, layout),
         "n_group": groups,
         "topk_group": kept,
         "renormalise": renormalise,
@@ -88,6 +88,7 @@ def _cases() -> Sequence[Case]:
         "moderate": _route(7, 40, 4, "sigmoid", "normal", fill="moderate"),
         "nonfinite": _route(7, 16, 3, fill="nonfinite"),
         "nonfinite_sigmoid": _route(7, 16, 3, "sigmoid", "normal", 4, 2, fill="nonfinite"),
+        "layout_biased": _route(9, 24, 3, "sigmoid", "uniform", layout="last"),
         **{f"layout_{name}": _route(9, 24, 3, layout=name) for name in ("rows", "last", "offset")},
     }
     exact = {

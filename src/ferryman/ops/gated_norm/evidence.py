@@ -41,7 +41,9 @@ def _call(
     return {
         "x": TensorSpec(shape, "float32" if wide else "storage", fill, layout),
         "gate": TensorSpec(shape, fill=gate, layout=layout),
-        "weight": None if weight is None else TensorSpec(shape[-1:], weight, scale),
+        "weight": None
+        if weight is None
+        else TensorSpec(shape[-1:], weight, scale, layout if layout == "last" else "contiguous"),
         "eps": eps,
         "group_size": size,
         "norm_before_gate": first,

@@ -36,7 +36,7 @@ def _call(
         "x": TensorSpec((*rows, inputs), fill=x_fill or fill, layout=layout),
         "weight": TensorSpec((classes, inputs), fill=fill, layout=layout),
         "target": TensorSpec(rows, "int64", target, low=low, high=classes),
-        "bias": TensorSpec((classes,), fill=fill) if biased else None,
+        "bias": TensorSpec((classes,), fill=fill, layout=layout) if biased else None,
         "ignore_index": ignore,
         "label_smoothing": smoothing,
         "z_loss": z_loss,
@@ -59,7 +59,7 @@ def _cases() -> Sequence[Case]:
         "everything": _call((33,), 24, 67, True, -1, 0.3, 1e-3),
         "empty": _call((0,), 16, 20),
         "tile_edge": _call((65,), 33, 130),
-        **{f"layout_{n}": _call((10,), 24, 40, layout=n) for n in ("rows", "last", "offset")},
+        **{f"layout_{n}": _call((10,), 24, 40, n == "last", layout=n) for n in ("rows", "last", "offset")},
         "many_rows": _call((33, 40), 16, 40, z_loss=1e-3),
         "fill_unit": _call((12,), 48, 96, fill="unit"),
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
-from ferryman.backends.triton_lang import exp, narrow, widen
+from ferryman.backends.triton_lang import exp, exp_to_infinity, narrow, widen
 from ferryman.backends.triton_rows import lanes
 from ferryman.ops.linear_cross_entropy import block_kernels as blocks
 from ferryman.ops.matmul import triton_kernels as products
@@ -32,14 +32,14 @@ def _measure(z_ptr, goal_ptr, picked_ptr, total_ptr, lse_ptr, start, width, SMOO
         z = widen(tl.load(z_ptr + first + col, mask=mask, other=float("-inf")))
         larger = tl.maximum(maximum, z)
         shift = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)
-        total = total * exp(maximum - shift) + exp(z - shift)
+        total = total * exp_to_infinity(maximum - shift) + exp_to_infinity(z - shift)
         maximum = larger
         if SMOOTH:
             plain += tl.where(mask, z, 0.0)
     larger = tl.max(maximum, 0)
     shift = tl.where(tl.abs(larger) == float("inf"), 0.0, larger)
     lane = tl.where(tl.abs(maximum) == float("inf"), 0.0, maximum)  # what each lane has subtracted
-    sum_of = tl.sum(tl.where(total == 0.0, 0.0, total * exp(lane - shift)), 0)
+    sum_of = tl.sum(tl.where(total == 0.0, 0.0, total * exp_to_infinity(lane - shift)), 0)
     tl.store(lse_ptr + row, shift + tl.log(sum_of))
     place = tl.load(goal_ptr + row) - start
     if (place >= 0) & (place < width):

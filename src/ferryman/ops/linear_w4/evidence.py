@@ -50,7 +50,9 @@ def _call(
         "x": TensorSpec((*rows, inputs), fill=fill, layout=layout),
         "weight": TensorSpec((outputs, inputs // 2), "uint8", layout=layout, high=256),
         "scales": TensorSpec((outputs, inputs // group), fill=scales, layout=layout),
-        "bias": TensorSpec((outputs,), fill="integer" if scales == "halves" else None) if biased else None,
+        "bias": TensorSpec((outputs,), fill="integer" if scales == "halves" else None, layout=layout)
+        if biased
+        else None,
         "group": group,
     }
 
@@ -72,7 +74,7 @@ def _cases() -> Sequence[Case]:
         "no_outputs": _call((3,), 0, 32),
         "tile_edge": _call((65,), 66, 96),
         "layout_rows": _call((20,), 40, 96, layout="rows"),
-        "layout_last": _call((20,), 40, 96, layout="last"),
+        "layout_last": _call((20,), 40, 96, biased=True, layout="last"),
         "layout_offset": _call((20,), 40, 96, layout="offset"),
         "fill_offset": _call((24,), 40, 96, fill="offset"),
         "fill_nonfinite": _call((24,), 40, 96, fill="nonfinite"),

@@ -151,7 +151,7 @@ def _layer(
         "topk_ids": TensorSpec((tokens, slots), ids_dtype, ids, layout, high=experts),
         "topk_weights": TensorSpec((tokens, slots), weights, "uniform", layout),
         "activation": activation,
-        "bias": TensorSpec((experts, 2 * inner + width)) if biased else None,
+        "bias": TensorSpec((experts, 2 * inner + width), layout=layout) if biased else None,
     }
 
 
@@ -176,9 +176,13 @@ def _layer_cases() -> Sequence[Case]:
         "hostile_ids": _layer(17, 5, 3, 32, 16, ids="hostile_ids", biased=True),
         "ids_of_64_bits": _layer(9, 4, 2, 32, 16, ids_dtype="int64"),
         "weights_float32": _layer(9, 4, 2, 32, 16, weights="float32"),
+        "nonfinite": _layer(9, 4, 2, 33, 17, fill="nonfinite", biased=True),
         "no_tokens": _layer(0, 4, 2, 32, 16),
         "no_slots": _layer(3, 4, 0, 32, 16),
-        **{f"layout_{name}": _layer(9, 3, 2, 40, 24, layout=name) for name in ("rows", "last", "offset")},
+        **{
+            f"layout_{name}": _layer(9, 3, 2, 40, 24, biased=name == "last", layout=name)
+            for name in ("rows", "last", "offset")
+        },
     }
     exact = {
         "exact_open": _open(21, 5, 2, 8, 6),

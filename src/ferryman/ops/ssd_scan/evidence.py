@@ -47,7 +47,7 @@ def _call(
         "a": TensorSpec((heads,), own, a),
         "b": shared,
         "c": shared,
-        "d": TensorSpec((heads,), own, fill) if skip else None,
+        "d": TensorSpec((heads,), own, fill, layout if layout == "last" else "contiguous") if skip else None,
         "dt_bias": TensorSpec((heads,), own, "normal") if biased else None,
         "initial_state": kept,
         "dt_softplus": softplus,
