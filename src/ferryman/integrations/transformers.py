@@ -39,7 +39,7 @@ class AttentionInterface:
 
     registry = ALL_ATTENTION_FUNCTIONS
     doubtful = frozenset({"position_bias", "cache"})  # a bias that learns, pages: see attention_forward
-    fixed = frozenset({"attention_mask", 4})
+    fixed: frozenset[str | int] = frozenset({"attention_mask", 4})
 
     def switch(
         self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]

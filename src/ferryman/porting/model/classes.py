@@ -81,7 +81,9 @@ def is_ported(module: nn.Module) -> bool:
 def original_of(module: nn.Module) -> type[nn.Module]:
     """The class that a ported module had. Where another library has derived its own from ours since (FSDP,
     parametrisations), that one over the class that ours stands for."""
-    return _without(type(module))
+    kind: Any = type(module)
+    found: type[nn.Module] = _without(kind)
+    return found
 
 
 @functools.cache
