@@ -361,6 +361,43 @@ def test_a_model_on_meta_is_ported_before_it_has_memory() -> None:
     assert calls == report.calls(gradients=False) == WHOLE and relative(found, logits(held)) <= NEAR
 
 
+def test_a_class_without_heirs_is_named_and_an_error_leaves_nothing_half_ported() -> None:
+    class Final(nn.Linear):
+        def __init_subclass__(cls) -> None:
+            raise TypeError("Final has no heirs")
+
+    class Still(nn.Linear):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "__class__":
+                raise RuntimeError("it stays what it is")
+            super().__setattr__(name, value)
+
+    model = build()
+    model.model.layers[0].mlp.up_proj = Final(64, 96, bias=False)
+    wanted, report = logits(model), port(model)
+    assert ["Final has no heirs" in left.reason for left in report.unsupported] == [True]
+    found, calls = counted(lambda: logits(model))
+    assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 14}
+    unport(model)
+    model.lm_head = Still(64, 97, bias=False)
+    kinds = {path: type(m) for path, m in model.named_modules()}
+    with pytest.raises(RuntimeError, match="it stays what it is"):
+        port(model)
+    assert {path: type(m) for path, m in model.named_modules()} == kinds
+    assert model.config._attn_implementation == "sdpa" and not counted(lambda: logits(model))[1]
+
+
+def test_modules_of_several_devices() -> None:
+    """Some on meta, as an offloaded model's are before they are loaded."""
+    model = build()
+    held = copy.deepcopy(model.model.layers[1])
+    model.model.layers[1].to("meta")
+    report = port(model)
+    assert report.calls(gradients=False) == WHOLE and not report.unsupported
+    model.model.layers[1].to_empty(device="cpu").load_state_dict(held.state_dict())
+    assert counted(lambda: logits(model))[1] == WHOLE and relative(logits(model), logits(build())) <= NEAR
+
+
 def test_shared_weights_and_modules() -> None:
     model = build(tie_word_embeddings=True)
     slope, wanted = slopes(model), logits(model)

@@ -123,7 +123,10 @@ def follow_module(
     made: dict[str, Any] = {}
     follower = _Follower(trace, kind, own, module, made, known=known)
     made["forward"] = follower.function(source.innermost(forward) if undecorated else forward, "forward", 0)
-    return type(kind.__name__, (kind,), dict(made))
+    try:
+        return type(kind.__name__, (kind,), dict(made))
+    except Exception as error:  # a class may refuse heirs with whatever it likes
+        raise Unproven(f"no class can be derived from its own: {type(error).__name__}: {error}") from error
 
 
 def follow_function(function: Any, trace: Trace) -> Any:

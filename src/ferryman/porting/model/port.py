@@ -150,6 +150,14 @@ def port(model: nn.Module) -> PortReport:
         state: _State = model.__dict__[STATE]
         return state.report
     recipes, left = _survey(model)
+    for path, recipe in [*recipes.items()]:
+        module = model.get_submodule(path)
+        try:
+            ported_class(type(module), recipe)
+        except Exception as error:  # noqa: BLE001 - a class may refuse heirs with whatever it likes
+            del recipes[path]
+            reason = f"no class can be derived from its own: {type(error).__name__}: {error}"
+            left.append(Left(path, type(module).__name__, reason.split("\n", 1)[0][:200]))
     if not recipes:
         reasons = "; ".join(f"{item.path} ({item.module}): {item.reason}" for item in left[:3])
         raise PortError(f"nothing in {type(model).__name__} can be ported. {reasons}")
@@ -176,9 +184,19 @@ def port(model: nn.Module) -> PortReport:
         for norm, alone in _fused(model.get_submodule(path), recipe):
             fused[norm] = alone or fused.get(norm, False)
     sites = [_site(path, model.get_submodule(path), made, path in attending, fused) for path, made in recipes.items()]
-    for path, recipe in recipes.items():
-        module = model.get_submodule(path)
-        module.__class__ = ported_class(type(module), recipe)
+    changed: list[tuple[nn.Module, type[nn.Module]]] = []
+    try:
+        for path, recipe in recipes.items():
+            module = model.get_submodule(path)
+            kind = type(module)
+            module.__class__ = ported_class(kind, recipe)
+            changed.append((module, kind))
+    except BaseException:
+        for module, kind in changed:
+            module.__class__ = kind
+        for index, done in switched:
+            interfaces[index].restore(model, done)
+        raise
     shown = tuple(site for site in sites if site.ops or site.maybe)
     left = sorted(left, key=lambda item: item.path)
     report = PortReport(type(model).__name__, shown, tuple(left))
