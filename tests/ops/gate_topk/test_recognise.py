@@ -193,8 +193,8 @@ def test_families_route_by_the_op(family: str) -> None:
     pytest.importorskip("transformers")
     from ferryman.porting.model import bundled
 
-    ferryman._integrate()
     model = bundled.build(family, True, torch.bfloat16)
+    ferryman._integrate()  # transformers is loaded now
     run = bundled.inputs_of(family, True, model)
     report = port(model)
     routed = [site for site in report.ported if site.role == "gate_topk"]
