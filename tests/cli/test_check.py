@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ferryman.cli import check_model
 from ferryman.dispatch import registry
 from ferryman.porting.judging import results
 from ferryman.porting.model.results import ModelResult
+from ferryman.porting.running import runner
+from ferryman.porting.running.cells import tier_cases
 from tests.cli.run import ferryman
 
 QUICK = ("check", "--device", "cpu", "--op", "softmax", "--dtype", "f32", "--backend", "torch")
@@ -67,6 +70,28 @@ def test_a_wrong_kernel_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.Monke
     assert [line.split()[2] for line in done.out.splitlines() if line.startswith("softmax")] == ["FAIL", "PASS"]
     assert "FAIL softmax torch float32 prime: G2: y[" in done.out
     assert int(ET.parse(tmp_path / "check.xml").getroot().attrib["failures"]) > 0
+
+
+def test_an_interrupted_check_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user stops it after ten cells; the interpreter's process is at work, too."""
+    whole = runner.check_op
+
+    def stopping(*args: Any) -> Iterator[results.Cell]:
+        for count, cell in enumerate(whole(*args)):
+            if count == 10:
+                raise KeyboardInterrupt
+            yield cell
+
+    monkeypatch.setattr(runner, "check_op", stopping)
+    done = ferryman(*QUICK, "--backend", "definition", "--backend", "triton", "--out", str(tmp_path))
+    assert done.code == 130 and "interrupted" in done.err
+    document = results.load(tmp_path / "check.json")
+    judged = [c for c in document.cells if c.verdict == "PASS"]
+    left = {c.implementation: c for c in document.cells if c.reason == runner.INTERRUPTED}
+    assert len(judged) == 10 and {c.implementation for c in judged} == {"torch", "definition"}
+    assert left.keys() == {"torch", "definition", "triton"} and all(c.verdict == "NOT_RUN" for c in left.values())
+    many = len(tier_cases(registry.primitive("softmax"), "small"))
+    assert left["torch"].case == f"{many - 5} of {many} cases"
 
 
 @no_gpu

@@ -110,8 +110,9 @@ def check(
     """Run every implementation that can run here against the float64 meaning of its op, on every case.
 
     Ratios are the worst error in units of its derived bound: at most 1 is right. Exits with 1 if anything is wrong, or
-    if nothing ran at all.
+    if nothing ran at all. Interrupted, it writes what it has, and exits with 130.
     """
+    interrupted = False
     if seed is None:
         # a kernel that is tuned to pass one drawing of the inputs does not pass the next
         seed = 0 if kernel is None else secrets.randbelow(2**31)
@@ -185,19 +186,22 @@ def check(
                 catalogued(stands_in_for), op, backend, where, dtype, tier, seed, progress=advance, jobs=jobs
             )
     else:
-        with output.progress("checking") as advance:
-            document = runner.run(
-                ops=op,
-                backends=backend,
-                device=where,
-                dtypes=dtype,
-                tier=tier,
-                seed=seed,
-                progress=advance,
-                full=full,
-                jobs=jobs or runner.default_jobs(where),
-                interpreted_jobs=jobs,
-            )
+        try:
+            with output.progress("checking") as advance:
+                document = runner.run(
+                    ops=op,
+                    backends=backend,
+                    device=where,
+                    dtypes=dtype,
+                    tier=tier,
+                    seed=seed,
+                    progress=advance,
+                    full=full,
+                    jobs=jobs or runner.default_jobs(where),
+                    interpreted_jobs=jobs,
+                )
+        except runner.Interrupted as stopped:
+            document, interrupted = stopped.document, True
     document = provenance.stamped(document)
     if as_json:
         output.say(dumps(document))
@@ -209,6 +213,10 @@ def check(
         _write(
             folder, stem, dumps(document), markdown(document), lambda: junit(document), lambda: report.page(document)
         )
+    if interrupted:
+        left = sum(cell.reason == runner.INTERRUPTED for cell in document.cells)
+        sys.stderr.write(f"ferryman: interrupted; {left} rows have cases that did not run\n")
+        raise typer.Exit(130)
     if failed(document):
         raise typer.Exit(1)
     if not any(cell.verdict in _RAN for cell in document.cells):

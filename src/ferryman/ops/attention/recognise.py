@@ -18,7 +18,9 @@ def expressible(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
     that divide; a mask that needs no gradient, which PyTorch's fused kernels give and of ours the composed one only."""
     dtype = query.dtype
     return (
-        query.dim() == 4
+        dtype.itemsize < 8
+        and dtype.is_floating_point
+        and query.dim() == 4
         and key.dim() == value.dim() == 4
         and key.shape[:3] == value.shape[:3]
         and 0 < value.shape[-1] <= key.shape[-1]
@@ -28,8 +30,6 @@ def expressible(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
         and query.shape[1] % key.shape[1] == 0
         and dtype is key.dtype
         and dtype is value.dtype
-        and dtype.is_floating_point
-        and dtype.itemsize < 8
         and (mask is None or (not mask.requires_grad and mask.dim() <= 4))
     )
 

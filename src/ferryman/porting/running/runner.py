@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,7 +30,16 @@ Progress = Callable[[int, int, str], None]
 MOST_JOBS = 8
 JOB_BYTES = 8 << 30
 INTERPRETER_BYTES = 2 << 30
+INTERRUPTED = "the check was interrupted"
 THINNED = "left out: each case runs in one dtype when Triton is interpreted; --full runs it in all"
+
+
+class Interrupted(KeyboardInterrupt):
+    """A check was interrupted. ``document`` has what was judged, and says of the rest that it did not run."""
+
+    def __init__(self, document: Results) -> None:
+        super().__init__(INTERRUPTED)
+        self.document = document
 
 
 def _needs_worker() -> bool:
@@ -63,6 +73,7 @@ class Plan:
             registry.check_requested(name)
         self.local: list[tuple[Primitive, list[Implementation]]] = []
         self.interpreted: list[str] = []
+        self.expected: Counter[tuple[str, str, str]] = Counter()  # cells, by op, implementation and dtype
         self.skipped: list[Cell] = []
         self.total = 0
         for name in dict.fromkeys(names):
@@ -73,6 +84,9 @@ class Plan:
                 if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
                     self.interpreted.append(name)
                     self.total += count * (len(dtypes) if full else 1)
+                    for i, d in enumerate(dtypes):
+                        each = sum(turns(c, i, len(dtypes), full) for c in range(count))
+                        self.expected[name, line.name, dtype_name(d)] = each
                     if not full and len(dtypes) > 1:
                         self.skipped += [
                             self._thinned(name, line, device, d, i, count, len(dtypes)) for i, d in enumerate(dtypes)
@@ -83,9 +97,19 @@ class Plan:
                     self.skipped += [not_run(name, line, device, d, "; ".join(why), refusals=why) for d in dtypes]
                 else:
                     here.append(line)
+                    self.expected.update({(name, line.name, dtype_name(d)): count for d in dtypes})
             if here:
                 self.local.append((op, here))
                 self.total += count * len(dtypes) * len(here)
+
+    def left(self, cells: Iterable[Cell], device: torch.device) -> Iterator[Cell]:
+        """What is not among these cells."""
+        done = Counter((c.op, c.implementation, c.dtype) for c in cells if c.reason != THINNED)
+        for key, wanted in self.expected.items():
+            if done[key] < wanted:
+                op, name, dtype = key
+                line, many = registry.implementation(op, name), f"{wanted - done[key]} of {wanted} cases"
+                yield not_run(op, line, device, getattr(torch, dtype), INTERRUPTED, many)
 
     @staticmethod
     def _thinned(
@@ -113,7 +137,8 @@ def run(
     "standard" (which includes small); None is "standard" on an accelerator. full: also every dtype of every interpreted
     case. jobs: processes that share the cells; 1 runs them here, but for those that are interpreted, which
     ``interpreted_jobs`` processes share (None: `interpreters`). Timings are measured here, alone, afterwards.
-    progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there.
+    progress(done, total, label) is called after each cell. Raises UnknownName for a name that is not there, Interrupted
+    instead of KeyboardInterrupt.
     """
     began = time.perf_counter()
     profile = detect(device)  # names the devices that are here if this one is not
@@ -132,27 +157,35 @@ def run(
 
     timings: list[Timing] = []
     lost: str | None = None
+    stopped = False
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
     asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
     count = interpreted_jobs or (jobs if jobs > 1 else interpreters())
     interpreted = [replace(asked, share=(k, count)) for k in range(count)]
     with quiet(), Workers([*interpreted, *shared]) as workers:
-        for op, lines in () if shared else plan.local:
-            if lost is not None:
-                cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
-                continue
-            for cell in check_op(op, lines, chosen, tier, seed, place, profile):
+        try:
+            for op, lines in () if shared else plan.local:
+                if lost is not None:
+                    cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
+                    continue
+                for cell in check_op(op, lines, chosen, tier, seed, place, profile):
+                    cells.append(cell)
+                    told(f"{cell.op} {cell.implementation}")
+                lost = device_lost(place)
+                if lost is None:
+                    timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
+                for cell in workers.ready():
+                    cells.append(cell)
+                    told(f"{cell.op} {cell.implementation} (interpreted)")
+            for cell in workers.remaining():
                 cells.append(cell)
                 told(f"{cell.op} {cell.implementation}")
-            lost = device_lost(place)
-            if lost is None:
-                timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
-            for cell in workers.ready():
-                cells.append(cell)
-                told(f"{cell.op} {cell.implementation} (interpreted)")
-        for cell in workers.remaining():
-            cells.append(cell)
-            told(f"{cell.op} {cell.implementation}")
+        except KeyboardInterrupt:
+            stopped = True
+    if stopped:
+        cells += plan.left(cells, place)
+        facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
+        raise Interrupted(results(facts, ordered(cells, tier), timings))
     if shared:  # the workers have ended, and left the device's memory
         with quiet():
             cells = alone(cells, plan.local, tier, seed, place, profile)
