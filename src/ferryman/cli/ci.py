@@ -189,7 +189,6 @@ def replay(
     file: File = None,
     out: Annotated[Path, typer.Option(help="The folder of what the replays show.")] = Path("out/replays"),
     device: Annotated[str, typer.Option(help="Where they are replayed: cpu, cuda:1.")] = "cpu",
-    op: Annotated[list[str] | None, typer.Option(help="Only this op. Repeatable.")] = None,
 ) -> None:
     """Judge again, on this machine, what the rows' machines recorded in capsules.
 
@@ -198,7 +197,7 @@ def replay(
     runs, _ = evidence.collect(results)
     out.mkdir(parents=True, exist_ok=True)
     count = 0
-    for row, made in exchange.replayed(runs, _matrix(root, file), out, device, op):
+    for row, made in exchange.replayed(runs, _matrix(root, file), out, device):
         count += 1
         if isinstance(made, str):
             output.say(f"{row}: {made}")

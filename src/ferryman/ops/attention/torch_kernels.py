@@ -273,8 +273,7 @@ _NO_DIAGONAL, _BOTTOM_RIGHT = 0, 2  # its mask types
 
 
 def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
-    """A mask as the fused kernels read it: of q's dtype, expanded, its rows 16 bytes apart, and what is between them
-    too: cuDNN multiplies it by weights of 0, where NaN would stay."""
+    """A mask as the fused kernels read it: of q's dtype, expanded, its rows 16 bytes apart."""
     if mask is None:
         return None
     keys = k.shape[2]
@@ -284,7 +283,6 @@ def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
         zero = torch.zeros((), dtype=q.dtype, device=q.device)
         mask = torch.where(mask, zero, -math.inf)
     room[..., :keys] = mask
-    room[..., keys:] = 0.0
     return room[..., :keys].expand(q.shape[0], q.shape[1], q.shape[2], keys)
 
 

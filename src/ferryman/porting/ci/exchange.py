@@ -30,8 +30,6 @@ def replayed(
     matrix: Matrix,
     out: Path,
     device: str = "cpu",
-    ops: Sequence[str] | None = None,
-    backends: Sequence[str] = ("torch",),
 ) -> Iterator[tuple[str, Replay | str]]:
     """Replays the capsules that runs of the matrix's rows brought, and writes ``out``/DIGEST.json for each.
 
@@ -45,7 +43,7 @@ def replayed(
             continue
         path = one.path.parent / CAPSULE
         try:
-            made = replay(contents.load(path), device, ops=ops, backends=backends, name=f"{one.record.row}/{CAPSULE}")
+            made = replay(contents.load(path), device, backends=("torch",), name=f"{one.record.row}/{CAPSULE}")
         except CapsuleError as error:
             yield one.record.row, str(error)
             continue

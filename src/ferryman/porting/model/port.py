@@ -163,7 +163,7 @@ def port(model: nn.Module) -> PortReport:
         raise PortError(f"nothing in {type(model).__name__} can be ported. {reasons}")
     switched: list[tuple[int, list[Any]]] = []
     attending: set[str] = set()
-    try:
+    with contextlib.ExitStack() as undo:
         for index, interface in enumerate(interfaces):
             readers = [
                 (path, m)
@@ -172,31 +172,20 @@ def port(model: nn.Module) -> PortReport:
             ]
             if readers:
                 done, refused = interface.switch(model, readers)
+                undo.callback(interface.restore, model, done)
                 switched.append((index, done))
                 left += refused
                 attending |= {path for path, _ in readers} - {item.path for item in refused}
-    except BaseException:
-        for index, done in switched:
-            interfaces[index].restore(model, done)
-        raise
-    fused: dict[int, bool] = {}
-    for path, recipe in recipes.items():
-        for norm, alone in _fused(model.get_submodule(path), recipe):
-            fused[norm] = alone or fused.get(norm, False)
-    sites = [_site(path, model.get_submodule(path), made, path in attending, fused) for path, made in recipes.items()]
-    changed: list[tuple[nn.Module, type[nn.Module]]] = []
-    try:
+        fused: dict[int, bool] = {}
+        for path, recipe in recipes.items():
+            for norm, alone in _fused(model.get_submodule(path), recipe):
+                fused[norm] = alone or fused.get(norm, False)
+        sites = [_site(path, model.get_submodule(path), x, path in attending, fused) for path, x in recipes.items()]
         for path, recipe in recipes.items():
             module = model.get_submodule(path)
-            kind = type(module)
-            module.__class__ = ported_class(kind, recipe)
-            changed.append((module, kind))
-    except BaseException:
-        for module, kind in changed:
-            module.__class__ = kind
-        for index, done in switched:
-            interfaces[index].restore(model, done)
-        raise
+            undo.callback(setattr, module, "__class__", type(module))
+            module.__class__ = ported_class(type(module), recipe)
+        undo.pop_all()
     shown = tuple(site for site in sites if site.ops or site.maybe)
     left = sorted(left, key=lambda item: item.path)
     report = PortReport(type(model).__name__, shown, tuple(left))

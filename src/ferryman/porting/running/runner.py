@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import time
@@ -75,7 +76,6 @@ class Plan:
         self.interpreted: list[str] = []
         self.expected: Counter[tuple[str, str, str]] = Counter()  # cells, by op, implementation and dtype
         self.skipped: list[Cell] = []
-        self.total = 0
         for name in dict.fromkeys(names):
             op = registry.primitive(name)
             count = len(tier_cases(op, tier))
@@ -83,7 +83,6 @@ class Plan:
             for line in registry.asked(name, wanted):
                 if line.backend == "triton" and profile.vendor == "cpu" and _needs_worker():
                     self.interpreted.append(name)
-                    self.total += count * (len(dtypes) if full else 1)
                     for i, d in enumerate(dtypes):
                         each = sum(turns(c, i, len(dtypes), full) for c in range(count))
                         self.expected[name, line.name, dtype_name(d)] = each
@@ -100,7 +99,10 @@ class Plan:
                     self.expected.update({(name, line.name, dtype_name(d)): count for d in dtypes})
             if here:
                 self.local.append((op, here))
-                self.total += count * len(dtypes) * len(here)
+
+    @functools.cached_property
+    def total(self) -> int:
+        return self.expected.total()
 
     def left(self, cells: Iterable[Cell], device: torch.device) -> Iterator[Cell]:
         """What is not among these cells."""
@@ -157,13 +159,12 @@ def run(
 
     timings: list[Timing] = []
     lost: str | None = None
-    stopped = False
     shared = _shares(plan, chosen, tier, seed, place, jobs) if jobs > 1 else []
     asked = Job.interpreted(plan.interpreted, chosen, tier, seed, full)
     count = interpreted_jobs or (jobs if jobs > 1 else interpreters())
     interpreted = [replace(asked, share=(k, count)) for k in range(count)]
-    with quiet(), Workers([*interpreted, *shared]) as workers:
-        try:
+    try:
+        with quiet(), Workers([*interpreted, *shared]) as workers:
             for op, lines in () if shared else plan.local:
                 if lost is not None:
                     cells += [not_run(op.name, line, place, d, lost) for line in lines for d in chosen]
@@ -180,17 +181,15 @@ def run(
             for cell in workers.remaining():
                 cells.append(cell)
                 told(f"{cell.op} {cell.implementation}")
-        except KeyboardInterrupt:
-            stopped = True
-    if stopped:
+        if shared:  # the workers have ended, and left the device's memory
+            with quiet():
+                cells = alone(cells, plan.local, tier, seed, place, profile)
+                for op, lines in plan.local:
+                    timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
+    except KeyboardInterrupt:
         cells += plan.left(cells, place)
         facts = environment(place, profile, seed, tier, round(time.perf_counter() - began, 3))
-        raise Interrupted(results(facts, ordered(cells, tier), timings))
-    if shared:  # the workers have ended, and left the device's memory
-        with quiet():
-            cells = alone(cells, plan.local, tier, seed, place, profile)
-            for op, lines in plan.local:
-                timings += timing.of_right_ones(op, lines, chosen, place, profile, seed, cells)
+        raise Interrupted(results(facts, ordered(cells, tier), timings)) from None
     cells = ordered(cells, tier)
     if place.type == "cpu":
         timings = timing.slowest(cells)
