@@ -1,0 +1,345 @@
+"""Whole models, ported against unported, eager and under torch.compile, on this device.
+
+    python benchmarks/models.py --json models.json llama qwen3 mixtral          # default: FAMILIES below
+    python benchmarks/models.py --show models.json                              # the table of a document
+
+Each family has the widths of its library's default config, few layers, random weights and bfloat16. A process of its
+own builds it, and a twin that shares its weights is ported. All processes compile side by side; then each is timed
+alone, in turns with none. The two sides alternate within a trial, so that clocks and heat hit both. A time is that of a
+call, the host's work included. `speed` is the unported median over the ported one: above 1 the ported model is faster.
+It is "slower" where the 95% interval of the trials' ratios lies below 1.00. Peak memory is what a step allocates above
+the weights. Training is a forward and a backward of a fixed cotangent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "phi3",
+    "olmo2",
+    "cohere2",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+    "mamba2",
+    "falcon_h1",
+    "bert",
+    "modernbert",
+    "t5",
+    "whisper",
+    "vit",
+    "dinov2",
+)
+TRIALS, DROPPED, PASSES = 20, 3, 3
+TRAINED = 6e9  # bytes of weights: their gradients take as much again, of every process that stands by
+LIMITS = {"eager": (1.15, 0.98), "compiled": (1.0, 0.97)}  # geometric mean, worst
+
+
+def captured(model: nn.Module, run: Callable[[nn.Module], Any], device: torch.device) -> tuple[Any, dict[str, Any]]:
+    """What the family's inputs are for this model: drawing them is no part of its time."""
+    kept: list[tuple[Any, dict[str, Any]]] = []
+    handle = model.register_forward_pre_hook(lambda m, args, kwargs: kept.append((args, kwargs)), with_kwargs=True)
+    with torch.no_grad(), device:
+        torch.manual_seed(0)
+        run(model)
+    handle.remove()
+    return kept[0]
+
+
+def forward(model: Any, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+
+    return call
+
+
+def training(model: Any, owner: nn.Module, args: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
+    from ferryman.porting.model.generic import tensors_in
+
+    slopes: list[torch.Tensor] = []
+
+    def call() -> Any:
+        owner.zero_grad(set_to_none=True)
+        found = [t for _, t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
+        if not slopes:
+            slopes.extend(torch.randn_like(t) for t in found)
+        torch.autograd.backward(found, slopes)
+
+    return call
+
+
+def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(PASSES):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / PASSES
+
+
+def peak(call: Callable[[], Any], owner: nn.Module, device: torch.device) -> int | None:
+    """Bytes that one call allocates above what lies there before it."""
+    if device.type != "cuda":
+        return None
+    owner.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def compare(sides: Sequence[Callable[[], Any]], device: torch.device) -> dict[str, Any]:
+    times: tuple[list[float], list[float]] = ([], [])
+    for trial in range(TRIALS + DROPPED):
+        for side in (0, 1) if trial % 2 else (1, 0):
+            taken = seconds(sides[side], device)
+            if trial >= DROPPED:
+                times[side].append(taken)
+    ratios = sorted(a / b for a, b in zip(*times, strict=True))
+    # the interval of a median by order statistics, 95% of 20 trials: from the sixth to the fifteenth
+    return {
+        "unported_ms": statistics.median(times[0]) * 1e3,
+        "ported_ms": statistics.median(times[1]) * 1e3,
+        "speed": statistics.median(times[0]) / statistics.median(times[1]),
+        "interval": [ratios[5], ratios[-6]],
+    }
+
+
+def worker(name: str, device: torch.device, tiny: bool, layers: int | None) -> None:
+    """Build, port, compile; then wait for "go" on stdin, time, and print one line of JSON."""
+    import transformers  # noqa: F401
+
+    import ferryman.integrations.transformers  # noqa: F401
+    from ferryman.porting.model import bundled
+    from ferryman.porting.model.port import port
+
+    torch._dynamo.config.recompile_limit = 64
+    with device:
+        model = bundled.build(name, tiny, torch.bfloat16, layers).to(device)
+    args, kwargs = captured(model, bundled.inputs_of(name, tiny, model), device)
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    begin = time.perf_counter()
+    report = port(twin)
+    ported_in = time.perf_counter() - begin
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    made: dict[tuple[str, str], list[Callable[[], Any]]] = {}
+    failed: dict[str, str] = {}
+    modes = ["forward"] + (["training"] if weights <= TRAINED else [])
+    for mode in modes:
+        for how in ("eager", "compiled"):
+            sides = []
+            for owner in (model, twin):
+                called: Any = torch.compile(owner) if how == "compiled" else owner
+                sides.append(
+                    forward(called, args, kwargs) if mode == "forward" else training(called, owner, args, kwargs)
+                )
+            try:
+                for side in sides:
+                    side(), side()
+            except Exception as error:  # noqa: BLE001 - the model's own code; the row says so
+                failed[f"{mode} {how}"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
+                continue
+            made[mode, how] = sides
+            model.zero_grad(set_to_none=True)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    print("ready", flush=True)
+    if sys.stdin.readline().strip() != "go":
+        return
+    cases = []
+    for (mode, how), sides in made.items():
+        memory = [peak(side, model, device) for side in sides]
+        cases.append({"mode": mode, "how": how, **compare(sides, device), "peak_bytes": memory})
+        model.zero_grad(set_to_none=True)
+    found = {
+        "family": name,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "port_seconds": ported_in,
+        "ported": report.calls(1),
+        "cases": cases,
+        "failed": failed,
+        "inputs": {k: list(v.shape) for k, v in kwargs.items() if isinstance(v, torch.Tensor)},
+    }
+    print(json.dumps(found), flush=True)
+
+
+class Child:
+    """A family's process. ``ready`` is set when it has compiled, or has ended."""
+
+    def __init__(self, name: str, asked: argparse.Namespace) -> None:
+        self.name, self.ready, self.lines = name, threading.Event(), list[str]()
+        command = [sys.executable, __file__, "--worker", name, "--device", asked.device]
+        command += ["--tiny"] if asked.tiny else []
+        command += ["--layers", str(asked.layers)] if asked.layers else []
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.errors: list[str] = []
+        self.readers = [threading.Thread(target=f, daemon=True) for f in (self._read, self._complain)]
+        for reader in self.readers:
+            reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.ready.set() if line.strip() == "ready" else self.lines.append(line)
+        self.ready.set()
+
+    def _complain(self) -> None:
+        assert self.process.stderr is not None
+        self.errors.extend(line for line in self.process.stderr)
+
+    def finish(self, ready: bool, limit: float) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        try:
+            if ready and self.process.poll() is None:
+                self.process.stdin.write("go\n")
+                self.process.stdin.flush()
+            elif not ready:
+                self.process.kill()
+            self.process.wait(limit)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self.process.kill()
+            self.process.wait()
+        for reader in self.readers:
+            reader.join(5)
+        for line in self.lines:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        why = "not compiled in time" if not ready else (self.errors or ["ended without a result\n"])[-1].strip()[:300]
+        return {"family": self.name, "cases": [], "failed": {"all": why}}
+
+
+def drive(asked: argparse.Namespace) -> dict[str, Any]:
+    begin = time.monotonic()
+    names = list(asked.families or FAMILIES)
+    waiting, children = list(names), list[Child]()
+    while waiting or any(not c.ready.is_set() for c in children):
+        while waiting and sum(not c.ready.is_set() for c in children) < asked.jobs:
+            children.append(Child(waiting.pop(0), asked))
+        if time.monotonic() - begin > asked.compile_seconds:
+            break
+        time.sleep(0.2)
+    ready = {c.name: c.ready.is_set() for c in children}
+    for child in children:
+        if not ready[child.name]:
+            child.process.kill()
+    found = []
+    for child in children:
+        left = asked.seconds - (time.monotonic() - begin)
+        found.append(child.finish(ready[child.name] and left > 0, max(left, 1)))
+        sys.stderr.write(f"{child.name}: {len(found[-1]['cases'])} cases\n")
+        if asked.json:
+            asked.json.write_text(json.dumps(_document(found, waiting, asked), indent=1) + "\n")
+    return _document(found, waiting, asked)
+
+
+def _document(found: list[dict[str, Any]], waiting: Sequence[str], asked: argparse.Namespace) -> dict[str, Any]:
+    import transformers
+
+    from ferryman.device_profiles import detect
+
+    cuda = asked.device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name() if cuda else "CPU",
+        "profile": detect(asked.device).name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tiny": asked.tiny,
+        "families": found,
+        "not_started": list(waiting),
+    }
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for mode in ("forward", "training"):
+        for how, (mean, worst) in LIMITS.items():
+            speeds = {
+                f["family"]: c for f in found["families"] for c in f["cases"] if (c["mode"], c["how"]) == (mode, how)
+            }
+            if not speeds:
+                continue
+            geomean = math.exp(statistics.fmean(math.log(c["speed"]) for c in speeds.values()))
+            least = min(speeds, key=lambda n: speeds[n]["speed"])
+            slower = [n for n, c in speeds.items() if c["interval"][1] < 1]
+            lines.append(
+                f"{mode}, {how}: {len(speeds)} families, geometric mean {geomean:.2f} (wanted {mean}), least "
+                f"{speeds[least]['speed']:.2f} ({least}; wanted {worst}); slower: {', '.join(slower) or 'none'}"
+            )
+    return lines
+
+
+def markdown(found: dict[str, Any]) -> str:
+    lines = [
+        f"Ported against unported on {found['device']}, bfloat16, torch {found['torch']}, transformers "
+        f"{found['transformers']}, default widths, few layers (`benchmarks/models.py`). Speed: unported over ported "
+        "time of a call, with the 95% interval of the ratio. Memory that a call allocates: ported over unported.",
+        "",
+        "| family | step | unported ms | ported ms | speed | 95% | memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for f in found["families"]:
+        for c in f["cases"]:
+            before, after = c["peak_bytes"]
+            memory = f"{after / before:.2f}" if before and after is not None else "-"
+            lines.append(
+                f"| {f['family']} | {c['mode']}, {c['how']} | {c['unported_ms']:.2f} | {c['ported_ms']:.2f} | "
+                f"{c['speed']:.3f} | {c['interval'][0]:.3f} to {c['interval'][1]:.3f} | {memory} |"
+            )
+    lines += ["", *(f"- {line}" for line in summary(found))]
+    for f in found["families"]:
+        lines += [f"- {f['family']}, {step}, did not run: {why}" for step, why in f["failed"].items()]
+    if found["not_started"]:
+        lines.append(f"- not started in time: {', '.join(found['not_started'])}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("families", nargs="*", help=f"default: {', '.join(FAMILIES)}")
+    parser.add_argument("--json", type=Path, help="write the document here, after each family")
+    parser.add_argument("--show", type=Path, help="print the table of this document, and end")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="small widths, to try the benchmark itself")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--jobs", type=int, default=16, help="families that compile side by side")
+    parser.add_argument("--compile-seconds", type=float, default=400, help="what has not compiled by then is left out")
+    parser.add_argument("--seconds", type=float, default=3600, help="of all")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.show:
+        print(markdown(json.loads(asked.show.read_text())))
+    elif asked.worker:
+        worker(asked.worker, torch.device(asked.device), asked.tiny, asked.layers)
+    else:
+        print(markdown(drive(asked)))
+
+
+if __name__ == "__main__":
+    main()
