@@ -23,9 +23,10 @@ from ferryman.errors import CapsuleError, FerrymanError
 from ferryman.ops.primitive import TensorSpec
 from ferryman.porting.capsule import container
 from ferryman.porting.capsule import contents as capsule
-from ferryman.porting.capsule.cases import misfit
+from ferryman.porting.capsule.cases import case_of, misfit, recorded
+from ferryman.porting.capsule.contents import CaseRecord
 from ferryman.porting.capsule.replay import replay
-from ferryman.porting.inputs.cases import cases_of
+from ferryman.porting.inputs.cases import TIERS, cases_of
 from ferryman.porting.judging.results import Cell, summarise
 from tests.unit.capsules import forged, small
 
@@ -38,6 +39,24 @@ def test_a_capsule_is_read_back() -> None:
     assert {cell.op for cell in held.results.cells} == {"cross_entropy"}
     assert {cell.verdict for cell in held.results.cells} == {"PASS"}
     assert held.sha256 == capsule.loads(small()).sha256
+
+
+def test_every_case_of_every_op_travels() -> None:
+    """Tensors, numbers, lists and dtypes: what a case holds comes back as it was, through JSON."""
+    for op in registry.primitives().values():
+        for tier in TIERS:
+            for case in cases_of(op, tier):
+                held = CaseRecord.model_validate_json(recorded(op, case).model_dump_json())
+                assert case_of(held) == case, (op.name, case.name)
+
+
+def test_tensors_of_every_dtype_are_held() -> None:
+    """What an argument or an output may be: dtypes of storage and of indices."""
+    names = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+    made = [torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names]
+    _, held, _ = container.unpack(container.pack("{}", {container.digest(x): x for x in made}))
+    for x in made:
+        assert held[container.digest(x)].dtype == x.dtype and torch.equal(held[container.digest(x)], x)
 
 
 def test_a_flipped_bit_is_refused_at_every_place() -> None:

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -258,6 +259,29 @@ def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPat
     for _ in range(3):
         ops.rms_norm(X, W)
     assert not runner.hot and len(runner.plans) == 1
+
+
+def test_calls_that_a_model_makes_in_turns_do_not_go_by_the_full_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One x with weights of several shapes; a residual that is expanded and one that is not."""
+    plan.drop_plans()
+    wide, narrow, spread = torch.randn(32, 16), torch.randn(8, 16), torch.randn(1, 16).expand(4, 16)
+    counts = {"linear": 0, "add_rms_norm": 0}
+    for op in (ops.linear.primitive, ops.add_rms_norm.primitive):
+        namespace = plan.runner_of(op).op.namespace
+
+        def counted(*args: object, _cold: Any = namespace["cold"], _name: str = op.name) -> object:
+            counts[_name] += 1
+            return _cold(*args)
+
+        monkeypatch.setitem(namespace, "cold", counted)
+    for turn in range(100):
+        if turn == 20:
+            counts.update(linear=0, add_rms_norm=0)
+        for weight in (wide, narrow, wide):
+            ops.linear(X, weight)
+        for residual in (X, spread, X):
+            ops.add_rms_norm(X, residual, W)
+    assert counts == {"linear": 0, "add_rms_norm": 0}
 
 
 @pytest.mark.parametrize(

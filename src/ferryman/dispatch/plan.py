@@ -81,8 +81,12 @@ def undifferentiated({params}):
 """
 # A guard takes tensors, and no lists of them: an op that has such a list goes by the full key.
 _HOT = """    try:
-        check, run, extra, line = hot[{brief}]
+        brief = ({brief})
+        check, run, extra, line = hot[brief]
         same = check({guarded})
+        if not same:
+            check, run, extra, line = second[brief]
+            same = check({guarded})
     except KEY_ERRORS:
         return cold({args})
     if not same:
@@ -119,9 +123,11 @@ class Op:
         self.op = op
         self.plans: dict[Any, _Plan] = {}
         self.below: dict[Any, _Plan] = {}  # of calls that come through the library, of subclasses too
+        # two calls of one brief key in turns, such as with a residual that is expanded and with one that is not
         self.hot: dict[Any, tuple[Callable[..., bool], Callable[..., Any], Any, Implementation]] = {}
+        self.second: dict[Any, tuple[Callable[..., bool], Callable[..., Any], Any, Implementation]] = {}
         self.rebuilds: dict[Any, int] = {}
-        _all_plans.extend((self.plans, self.below, self.hot, self.rebuilds))
+        _all_plans.extend((self.plans, self.below, self.hot, self.second, self.rebuilds))
         self.recipe = Recipe.of(op)
         self.guarded = guarded(op)
         self.again = self._again  # one object, which plans are compared with
@@ -145,6 +151,7 @@ class Op:
             "library": library,
             "keys_of": torch._C._dispatch_keys,
             "hot": self.hot,
+            "second": self.second,
             "warm": self.warm,
             **dict(zip((f"no_{name}" for name in op.tensors), declared.absent(len(op.tensors)), strict=True)),
             "compiled": traced.compiled(op, library),
@@ -178,9 +185,11 @@ class Op:
                 return  # dropped, or replaced, meanwhile
             if len(self.hot) >= MOST_PLANS:
                 self.hot.clear()
+                self.second.clear()
                 self.rebuilds.clear()
             self.rebuilds[brief] = rebuilt + 1
-            self.hot[brief] = (guard.check, *plan)
+            place = self.second if rebuilt % 2 and brief in self.hot else self.hot
+            place[brief] = (guard.check, *plan)
 
     def slow(self, args: tuple[Any, ...], differentiate: bool) -> Any:
         """Check, choose, remember, run."""
@@ -250,8 +259,9 @@ class Op:
             plan = young.plans.get(young.key)
             if plan is not None and plan[1] is young:  # not dropped meanwhile
                 young.plans[young.key] = (run, extra, young.line)
-            for brief in [brief for brief, hot in self.hot.items() if hot[2] is young]:
-                del self.hot[brief]  # the next call puts what is in the plan now in front
+            for kept in (self.hot, self.second):
+                for brief in [brief for brief, hot in kept.items() if hot[2] is young]:
+                    del kept[brief]  # the next call puts what is in the plan now in front
         return run(*given, extra)
 
     def recover(self, error: CompileError, line: Implementation, args: tuple[Any, ...], differentiate: bool) -> Any:
@@ -412,8 +422,11 @@ def _source(op: Primitive) -> str:
 
 def _brief(op: Primitive, given: list[str], extra: list[str]) -> tuple[list[str], list[str]]:
     """(expressions of the brief key, tensors that the guard compares)."""
-    # the guard compares requires_grad, and not whether gradients are enabled
-    brief = ["current()", "grad_enabled()", "forward_ad._current_level", f"{op.tensors[0]}.shape", *given, *extra]
+    # The guard compares requires_grad, and not whether gradients are enabled. A model calls an op with one x and
+    # weights of several shapes in turn: by both shapes each has an entry of its own.
+    told = [name for name in op.tensors[:2] if op.types[name] == "Tensor"]
+    shapes = [f"{name}.shape" for name in told]
+    brief = ["current()", "grad_enabled()", "forward_ad._current_level", *shapes, *given, *extra]
     guarded: list[str] = []
     for i, name in enumerate(op.tensors):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.

@@ -12,7 +12,10 @@ from ferryman.ops.primitive import Primitive
 
 
 def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested."""
+    """What torch.compile traces: the definition where Inductor can fuse it, unless an implementation is requested.
+
+    A lowering may return None: then the op stays whole.
+    """
     if op.lower is None:
         return library
     lower, check = op.lower, op.check
@@ -23,7 +26,8 @@ def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
         if state.requests or torch.is_autocast_enabled(args[0].device.type):
             return library(*args)
         check(*args)
-        return lower(*args)
+        made = lower(*args)
+        return library(*args) if made is None else made
 
     return run
 

@@ -16,6 +16,7 @@ from ferryman.ops.evidence import Evidence, Grid, ModelSizes, Sampler, Shape
 from ferryman.ops.primitive import Case, TensorSpec
 
 _TABLES = ((128_256, 4096), (151_936, 1024), (50_257, 768), (256_000, 2304), (32_000, 4096))
+_FEW = ((32, 8), (2, 768), (512, 768), (64, 16))  # T5's distances of every pair of tokens, kinds of tokens, positions
 
 
 def _outside(d: Draw) -> Tensor:
@@ -54,6 +55,7 @@ def _cases() -> Sequence[Case]:
         "width_one": _call((9,), 5, 1),
         "one_row": _call((33,), 1, 48, 1.7),
         "repeated": _call((257,), 3, 40, kind="int32"),
+        "runs": _call((2500,), 2, 6, ids="outside"),
         "sparse": _call((4,), 300, 64),
         "wide": _call((3,), 4, 5003),
         "empty": _call((0,), 5, 16),
@@ -76,6 +78,7 @@ def _cases() -> Sequence[Case]:
         "gemma": _call((1021,), 256_000, 2304, 48.0),
         "gpt2": _call((4099,), 50_257, 768, kind="int32"),
         "hot": _call((8192,), 50_257, 768, high=2),
+        "buckets": _call((1024, 1024), 32, 8),
     }
     large = _call((4099,), 32_000, 1024, 0.5, fill="integer")
     return [
@@ -98,13 +101,15 @@ def _named(name: str) -> Case:
 
 
 def _bench(grid: Grid) -> Iterator[Case]:
-    full = [(rows, *table) for table in _TABLES for rows in (1, 512, 8192, 32_768)]
+    full = [(rows, *table) for table in _TABLES for rows in (1, 512, 8192, 32_768)] + [(1 << 20, 32, 8)]
     for rows, height, width in [(8192, 128_256, 4096)] if grid == "small" else full:
         yield _named(f"{rows}of{height}x{width}")
 
 
 def _sampled(s: Sampler) -> str:
-    height, width = s.draw.choice(_TABLES)
+    height, width = s.draw.choice((*_TABLES, *_FEW))
+    if (height, width) in _FEW:
+        return f"{s.around(1, (1 << 28) // s.less // width // height)}of{height}x{width}"
     return f"{s.around(1, 32_768 // s.less)}of{height // s.less}x{max(1, width // s.less)}"
 
 

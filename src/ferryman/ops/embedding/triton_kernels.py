@@ -1,11 +1,15 @@
 """Rows of a table in Triton. Forward: one read and one write of what is asked for.
 
-Backward: ids are sorted, stably, so that a row of the gradient is the sum of a run of places, in their order. A program
-writes one piece of one row of the table, in float32 until it is stored: no atomics, bitwise repeatable, and each row of
-the gradient is written once. Limit: the gradient's bytes, or, where one id has most places, the time of its run.
+Backward: ids are sorted, stably, so that a row of the gradient is the sum of a run of places, in their order. The
+sorted places are cut into pieces of one length. A piece that one id fills is summed by a program of its own; then a
+program for each row adds such sums and what is left of its run at both ends. Float32 until it is stored, no atomics,
+bitwise repeatable, each row of the gradient is written once. Limit: the gradient's bytes; where one id has n of all
+places, the time of about sqrt(n) steps.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -18,7 +22,8 @@ from ferryman.backends.triton_lang import narrow, widen
 from ferryman.backends.triton_rows import lanes, row_tile
 
 PIECE = 4096  # elements of a row that a program takes at most
-RUN = 4  # places that are added up at a time
+LANES = 1024  # elements that are added up at a time: more places of a narrow row
+SHORTEST, LONGEST = 64, 2048  # places of a piece
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -52,19 +57,60 @@ def _embedding(
 
 
 @triton.jit
+def _sum(total, grad_ptr, order_ptr, begin, end, grad_row, col, here, RUN: tl.constexpr):
+    """The sum of the gradient's rows at the places ``begin`` to ``end``, added to ``total``."""
+    for at in range(begin, end, RUN):
+        run = at + tl.arange(0, RUN)
+        place = tl.load(order_ptr + run, mask=run < end, other=0)
+        mask = (run < end)[:, None] & here[None, :]
+        total += tl.sum(widen(tl.load(grad_ptr + place[:, None] * grad_row + col[None, :], mask=mask, other=0.0)), 0)
+    return total
+
+
+@triton.jit
+def _embedding_backward_pieces(
+    grad_ptr,
+    ordered_ptr,
+    order_ptr,
+    sums_ptr,
+    grad_row,
+    width,
+    height,
+    piece_size,
+    RUN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The sums of those pieces that one row of the table fills; the others are left as they are, and not read."""
+    across = tl.cdiv(width, BLOCK)
+    piece = (tl.program_id(0) // across).to(tl.int64)
+    col = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
+    here = col < width
+    begin = piece * piece_size
+    row = tl.load(ordered_ptr + begin)
+    if (row == tl.load(ordered_ptr + begin + piece_size - 1)) & (row >= 0) & (row < height):
+        total = tl.zeros([BLOCK], tl.float32)
+        total = _sum(total, grad_ptr, order_ptr, begin, begin + piece_size, grad_row, col, here, RUN)
+        tl.store(sums_ptr + piece * width + col, total, mask=here)
+
+
+@triton.jit
 def _embedding_backward(
     grad_ptr,
     order_ptr,
     bounds_ptr,
+    sums_ptr,
     out_ptr,
     grad_row,
     width,
     scale,
+    piece_size,
     SCALED: tl.constexpr,
+    PIECES: tl.constexpr,
     RUN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """bounds: where the run of each row of the table begins in ``order``, and where the last one ends."""
+    """bounds: where the run of each row of the table begins in ``order``, and where the last one ends. PIECES:
+    whether there are sums of pieces."""
     across = tl.cdiv(width, BLOCK)
     row = (tl.program_id(0) // across).to(tl.int64)
     col = (tl.program_id(0) % across) * BLOCK + tl.arange(0, BLOCK)
@@ -72,12 +118,17 @@ def _embedding_backward(
     begin = tl.load(bounds_ptr + row)
     end = tl.load(bounds_ptr + row + 1)
     total = tl.zeros([BLOCK], tl.float32)
-    for at in range(begin, end, RUN):
-        run = at + tl.arange(0, RUN)
-        place = tl.load(order_ptr + run, mask=run < end, other=0)
-        mask = (run < end)[:, None] & here[None, :]
-        g = widen(tl.load(grad_ptr + place[:, None] * grad_row + col[None, :], mask=mask, other=0.0))
-        total += tl.sum(g, 0)
+    if PIECES:
+        first, last = (begin + piece_size - 1) // piece_size, end // piece_size
+        head = tl.minimum(first * piece_size, end)
+        total = _sum(total, grad_ptr, order_ptr, begin, head, grad_row, col, here, RUN)
+        for at in range(first, last, RUN):
+            piece = at + tl.arange(0, RUN)
+            mask = (piece < last)[:, None] & here[None, :]
+            total += tl.sum(tl.load(sums_ptr + piece[:, None] * width + col[None, :], mask=mask, other=0.0), 0)
+        total = _sum(total, grad_ptr, order_ptr, tl.maximum(last * piece_size, head), end, grad_row, col, here, RUN)
+    else:
+        total = _sum(total, grad_ptr, order_ptr, begin, end, grad_row, col, here, RUN)
     if SCALED:
         total = total * scale
     tl.store(out_ptr + row * width + col, narrow(total, out_ptr.dtype.element_ty), mask=here)
@@ -112,11 +163,19 @@ def embedding_backward(grad: Tensor, ids: Tensor, weight: Tensor, scale: float |
     # ids below 0 lie before the first bound, and ids past the table after the last
     rows = torch.arange(height + 1, dtype=torch.int64, device=weight.device)
     bounds = torch.searchsorted(ordered, rows)
-    block = min(triton.next_power_of_2(width), PIECE // 4)
-    warps = min(4, max(1, block // (4 * lanes(target))))
-    grid = (height * triton.cdiv(width, block),)
-    args = (grad, order, bounds, out, grad.stride(0), width, 1.0 if scale is None else float(scale))
-    launch(_embedding_backward, grid, *args, scale is not None, RUN, block, device=weight.device, num_warps=warps)
+    block = min(triton.next_power_of_2(width), LANES)
+    run = max(4, min(LANES // block, 128))
+    warps = min(4, max(1, block * run // (4 * lanes(target))))
+    across, count = triton.cdiv(width, block), ids.numel()
+    piece = min(max(triton.next_power_of_2(math.isqrt(count)), SHORTEST), LONGEST)
+    pieces = count // piece
+    sums = torch.empty(pieces, width, dtype=torch.float32, device=weight.device)
+    launched = {"device": weight.device, "num_warps": warps}
+    if pieces:
+        args = (grad, ordered, order, sums, grad.stride(0), width, height, piece)
+        launch(_embedding_backward_pieces, (pieces * across,), *args, run, block, **launched)
+    given = (grad, order, bounds, sums, out, grad.stride(0), width, 1.0 if scale is None else float(scale), piece)
+    launch(_embedding_backward, (height * across,), *given, scale is not None, pieces > 0, run, block, **launched)
     return out
 
 
@@ -136,6 +195,7 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         (1, 128_256, 4096),
         (8192, 32_000, 896),
         (8192, 50_257, 768),
+        (1 << 20, 32, 8),
         (512, 256_000, 5376),
         (5, 37, 67),
         (3, 5, 1),

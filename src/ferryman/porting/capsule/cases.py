@@ -17,7 +17,7 @@ from ferryman.dispatch import registry
 from ferryman.errors import CapsuleError, UnknownName
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.capsule.container import digest
-from ferryman.porting.capsule.contents import CaseRecord, Generated, InputRecord
+from ferryman.porting.capsule.contents import CaseRecord, Generated, InputRecord, Named
 from ferryman.porting.inputs.cases import (
     TIERS,
     Arguments,
@@ -28,7 +28,7 @@ from ferryman.porting.inputs.cases import (
     forward_of,
     output_gradients,
 )
-from ferryman.porting.inputs.fills import fill
+from ferryman.porting.inputs.fills import dtype_name, fill
 
 STORED_BYTES = 128 * 2**10  # of one saved tensor; attention's largest small one has 53 kB
 MOST_BYTES = 4 * 2**30  # of one intermediate; our own largest case has 2 GiB (attention over 4k keys, in float64)
@@ -50,6 +50,8 @@ def recorded(primitive: Primitive, case: Case) -> CaseRecord:
             args[name] = Generated.model_validate({**vars(value), "shape": list(value.shape)})
         elif value is None or isinstance(value, bool | int | float | str):
             args[name] = value
+        elif isinstance(value, torch.dtype):
+            args[name] = Named.model_validate({"scalar_type": dtype_name(value)})
         else:
             raise CapsuleError(f"{primitive.name} {case.name}: {name} is a {type(value).__name__}; required: generated")
     return CaseRecord(
@@ -69,6 +71,8 @@ def case_of(record: CaseRecord) -> Case:
         if isinstance(value, Generated):
             spec = value.model_dump()
             args[name] = TensorSpec(**{**spec, "shape": tuple(spec["shape"])})
+        elif isinstance(value, Named):
+            args[name] = getattr(torch, value.scalar_type)
         else:
             args[name] = value
     return Case(record.case, args, record.tier, record.exact, tuple(record.inexact), record.cotangent)

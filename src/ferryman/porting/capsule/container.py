@@ -42,6 +42,9 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F64": torch.float64,
     "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
     "BOOL": torch.bool,
     "U8": torch.uint8,
 }

@@ -45,7 +45,15 @@ class Generated(Part):
     high: int = 1
 
 
-Argument = Generated | bool | int | float | str | None
+class Named(Part):
+    """A dtype that is an argument itself."""
+
+    scalar_type: Literal[
+        "float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"
+    ]
+
+
+Argument = Generated | Named | bool | int | float | str | None
 
 
 class CaseRecord(Part):

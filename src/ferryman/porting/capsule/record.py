@@ -73,12 +73,12 @@ def record(
         registry.check_requested(name)
     if jobs > 1:
         compile_ahead(names, wanted, place, dtypes_of(dtypes), tier, seed, jobs, progress)
+    names = [name for name in dict.fromkeys(names) if list(registry.asked(name, wanted))]
     made = _Recorder(place, profile, dtypes_of(dtypes), tier, seed, dict(kernels or {}), progress)
-    made.total = sum(len(tier_cases(registry.primitive(n), tier)) for n in dict.fromkeys(names)) * len(made.dtypes)
+    made.total = sum(len(tier_cases(registry.primitive(n), tier)) for n in names) * len(made.dtypes)
     with quiet():
-        for name in dict.fromkeys(names):
-            lines = list(registry.asked(name, wanted))
-            made.op(registry.primitive(name), lines)
+        for name in names:
+            made.op(registry.primitive(name), list(registry.asked(name, wanted)))
     return made.finish()
 
 
