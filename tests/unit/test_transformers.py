@@ -342,15 +342,76 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(
+    ("attention_mask", "called"),
+    [
+        (None, 0),  # Inductor's
+        (torch.tensor([[0] * 5 + [1] * 19, [1] * 24]), 2),  # padding: rows that see nothing are the op's own
+    ],
+    ids=["packed", "padded"],
+)
+def test_whose_the_attention_of_a_compiled_model_is(attention_mask: torch.Tensor | None, called: int) -> None:
+    model = build("qwen3")
+    given: dict[str, Any] = {"use_cache": False, "attention_mask": attention_mask}
+    wanted = logits(model, tokens(length=24), **given)
+    port(model)
+    found: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, backend=looking)
+    seen = torch.ones(2, 24, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    assert relative(logits(compiled, tokens(length=24), **given)[seen], wanted[seen]) < 1e-6
+    assert sum("ferryman.attention" in name for name in found) == called
+    assert sum("scaled_dot_product" in name for name in found) == 2 - called
+    with ferryman.use("torch"):  # a request is kept
+        torch._dynamo.reset()
+        found.clear()
+        logits(torch.compile(model, fullgraph=True, backend=looking), tokens(length=24), **given)
+        assert sum("ferryman.attention" in name for name in found) == 2
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_compiled_encoder_without_padding_has_no_mask() -> None:
+    from ferryman.porting.model import bundled
+
+    model = bundled.build("bert", True)
+    ids = tokens(length=24)
+    with torch.no_grad():
+        wanted = model(input_ids=ids).last_hidden_state
+    port(model)
+    masks: list[Any] = []
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and "ferryman.attention" in str(node.target):
+                masks.append(node.args[7])
+            if node.op == "call_function" and "scaled_dot_product" in str(node.target):
+                assert "flash_attention_for_cpu" in str(node.target)
+                masks.append(node.kwargs.get("attn_mask"))
+        return graph.forward
+
+    with torch.no_grad():
+        found = torch.compile(model, fullgraph=True, backend=looking)(input_ids=ids).last_hidden_state
+    assert masks == [None, None] and relative(found, wanted) < 1e-6
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("name", ["qwen3", pytest.param("mistral_window", marks=pytest.mark.slow)])
 def test_compiled_in_one_graph_for_all_lengths(name: str) -> None:
     model = build(name)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     logits(compiled, tokens(length=24), use_cache=False)
+    unported = counters["stats"]["unique_graphs"]
     port(model)  # after compiling: the compiled model must notice
     with ferryman.trace() as traced:
         logits(compiled, tokens(length=24), use_cache=False)
-    assert sum(n for (op, _), n in traced.calls.items() if op == "attention") == 2  # opaque; the others were lowered
+    assert counters["stats"]["unique_graphs"] > unported
+    # whether sequences are packed is known to the device only: their mask, by which each query sees itself, is
+    # Inductor's; the other ops were lowered
+    assert not traced.calls
     before = counters["stats"]["unique_graphs"]
     for length in (25, 31, 40, 8, 57):
         found = logits(compiled, tokens(length=length), use_cache=False)

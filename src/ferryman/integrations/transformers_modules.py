@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ferryman import ops
+from ferryman.dispatch import state
 from ferryman.errors import PortError
 from ferryman.ops.attention.definition import attention_with_lse
 from ferryman.ops.attention.recognise import expressible
@@ -50,6 +51,7 @@ class Causal(NamedTuple):
 # Ids of configs of ported models, all of whose attention passes the layer's window with a call: it needs no mask then.
 windowed: set[int] = set()
 _SAYS = "ferryman_causal"  # the mask's attribute
+_SELF = "ferryman_sees_itself"  # that of a mask by which each query sees its own key at least
 
 # The attention and mask functions --------------------------------------------------------------------------
 
@@ -88,6 +90,8 @@ def attention_forward(
     if bias is not None and not learns:
         mask = bias.detach() if mask is None else _added(bias.detach(), mask)
     plain = not dropout and kwargs.get("cache") is None and (sinks is None or sinks.shape == query.shape[1:2])
+    if bias is None and sinks is None and not softcap and _inductors(attention_mask):
+        plain = False
     if plain and not learns and expressible(query, key, value, mask):
         out = ops.attention(
             query,
@@ -125,6 +129,13 @@ def attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
     )
     return found
+
+
+def _inductors(mask: Tensor | None) -> bool:
+    """Whether a mask that is read whole belongs to a graph that is compiled, where nothing is requested. Inductor makes
+    it once a forward and calls sdpa's kernels with it; an opaque call per layer would work on it each time, so that
+    rows which see nothing are zeros, and here there are none."""
+    return torch.compiler.is_compiling() and getattr(mask, _SELF, False) and not state.requests
 
 
 def _said(query: Tensor, key: Tensor, mask: Tensor | None) -> Causal | None:
@@ -194,11 +205,13 @@ def attention_mask(
     """None where bottom-right causality and the layer's window say it all; otherwise sdpa's boolean mask.
 
     Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile. One of both
-    directions is left out where sdpa's is: the module says that it is not causal. Where the mask
+    directions is left out where there is no padding: the module says that it is not causal. Where the mask
     is causal (padding, a static cache, a window or chunks), what it says stands on it as a `Causal`, too: made on the
     device from offsets and the 2-D mask, once a forward, without reading their values.
     """
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
+        return None
+    if allow_is_bidirectional_skip and attention_mask is None and local_size is None:
         return None
     made: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
         batch_size=batch_size,
@@ -214,6 +227,9 @@ def attention_mask(
     )
     if made is None:
         return None
+    own = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
+    if own and attention_mask is None and not kwargs.get("use_vmap") and not allow_is_bidirectional_skip:
+        setattr(made, _SELF, True)  # causal, in a window, chunks or packed sequences
     size = None if kwargs.get("config") is None else getattr(kwargs["config"], "attention_chunk_size", None)
     chunk = local_size if local_size is not None and size == local_size else None
     if not _causal(mask_function, local_size, allow_is_causal_skip) or (chunk is not None and kv_offset):

@@ -430,7 +430,7 @@ def attention_traced(
     heads, sq, head_dim = q.shape[1:]
     needs_mask = causal and sq != 1
     empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
-    if empty or window is not None or softcap or mask is not None or (needs_mask and sq != k.shape[2]):
+    if empty or window is not None or softcap or (needs_mask and (mask is not None or sq != k.shape[2])):
         return None
     if sinks is not None or key_range is not None or chunk is not None or v.shape[3] > head_dim:
         return None
@@ -438,17 +438,30 @@ def attention_traced(
         return None
     factor, width = head_dim**-0.5 if scale is None else scale, v.shape[3]
     v = _as_wide(v, head_dim)
-    if q.is_cpu and q.dtype == torch.float32:
+    saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if q.is_cpu and q.dtype == torch.float32 and mask is None:
         keys, values = _grouped(k, heads), _grouped(v, heads)
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, needs_mask, scale=factor)
     elif not q.is_cuda or q.dtype == torch.float32 or head_dim % 8 or not all(map(_vectorised_when_traced, (q, k, v))):
         return None
     elif _takes_cudnn(q, features.split()):
-        saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        got = aten._scaled_dot_product_cudnn_attention(q, k, v, None, saved, 0.0, needs_mask, False, scale=factor)
+        bias = None
+        if mask is not None:
+            # the backward of a row that sees nothing is the op's own; cuDNN reads rows of 16 bytes, in q's dtype
+            if saved or k.shape[2] * q.element_size() % 16 or mask.dtype not in (torch.bool, q.dtype):
+                return None
+            hidden = torch.where(mask, 0.0, -math.inf).to(q.dtype) if mask.dtype == torch.bool else mask
+            bias = hidden.expand(q.shape[0], heads, sq, k.shape[2])
+        got = aten._scaled_dot_product_cudnn_attention(q, k, v, bias, saved, 0.0, needs_mask, False, scale=factor)
+    elif mask is not None:
+        return None
     else:
         got = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, needs_mask, False, scale=factor)
-    return _model_layout(_cut(got[0], width))
+    out = _model_layout(_cut(got[0], width))
+    if mask is None:
+        return out
+    seen = (mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
+    return torch.where(seen, out, 0.0)
 
 
 def _nothing(q: Tensor) -> Tensor:

@@ -1,0 +1,67 @@
+"""Attention with a mask under torch.compile: cuDNN's own call in the graph, with the op's meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ferryman import ops
+from ferryman.device_profiles import detect
+from ferryman.dispatch import select
+
+pytestmark = pytest.mark.gpu
+
+
+def _mask(kind: str, rows: int, keys: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(3)
+    seen = torch.rand(2, 1, rows, keys, generator=draw) < 0.6
+    seen[0, 0, 5] = False  # a row that sees nothing
+    if kind == "bool":
+        return seen.cuda()
+    bias = torch.randn(1, 4, rows, keys, generator=draw)
+    bias[:, 1, 7] = -torch.inf
+    return bias.to(torch.bfloat16).cuda()
+
+
+@pytest.mark.parametrize("kind", ["bool", "bias"])
+@pytest.mark.parametrize(("keys", "whole"), [(136, False), (131, True)], ids=["served", "rows not of 16 bytes"])
+def test_a_mask_is_traced_where_cudnn_reads_it(kind: str, keys: int, whole: bool) -> None:
+    if "wgmma" not in select.target_of(detect("cuda")).features:
+        pytest.skip("cuDNN is first on Hopper")
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, n, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for n in (96, keys, keys))
+    mask = _mask(kind, 96, keys)
+    found: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, given: Any) -> Any:
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return torch._inductor.compile(graph, given)
+
+    def call(*args: torch.Tensor) -> torch.Tensor:
+        return ops.attention(*args[:3], mask=args[3])
+
+    with torch.no_grad():
+        got = torch.compile(call, fullgraph=True, backend=looking)(q, k, v, mask)
+        wanted = ops.attention(q.double().float(), k.float(), v.float(), mask=mask if kind == "bool" else mask.float())
+    assert any("ferryman.attention" in name for name in found) == whole
+    assert any("cudnn" in name for name in found) != whole
+    # rounding of P and of the output to 8 bits, of values of unit variance, and the blind rows exactly
+    assert (got.float() - wanted).norm() < 2.0**-7 * wanted.norm()
+    blind = wanted.abs().amax(-1) == 0
+    assert blind.any() and not got[blind].any()
+
+
+def test_a_mask_stays_the_ops_where_a_gradient_is_needed() -> None:
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    found: list[str] = []
+
+    def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    mask = _mask("bool", 64, 64)
+    torch.compile(lambda: ops.attention(q, k, v, mask=mask), fullgraph=True, backend=looking)().sum().backward()
+    assert any("ferryman.attention" in name for name in found) and bool(torch.isfinite(q.grad).all())
