@@ -44,7 +44,7 @@ def test_pieces_of_decoding_attention(shape: tuple[int, int, int, int]) -> None:
     batch, heads, kv, keys = shape
     q = torch.randn(batch, heads, 1, 128, device=GPU, dtype=torch.bfloat16)
     k, v = (torch.randn(batch, kv, keys, 128, device=GPU, dtype=torch.bfloat16) for _ in range(2))
-    args = (q, k, v, True, None, None, 0.0, None, None, None, None)
+    args = (q, k, v, True, None, None, 0.0, None, None, None, None, 0.0, None)
     line, names = _ranked("attention", "triton.decode", args)
     wide = [t.double().repeat_interleave(heads // kv, 1) for t in (k, v)]
     scores = q.double() @ wide[0].mT / math.sqrt(128)

@@ -135,7 +135,7 @@ LONG = [
         "triton.tiled",
         d,
         [[1, 4, s, h], [1, 2, s, h], [1, 2, s, h]],
-        [causal, None, None, 0.0, None, None, None, None],
+        [causal, None, None, 0.0, None, None, None, None, 0.0, None],
     )
     for d, s, h, causal in (
         ("bfloat16", 300, 64, True),
@@ -234,7 +234,7 @@ def test_two_versions_of_triton_agree(tmp_path: Path) -> None:
             "triton.tiled",
             "float16",
             [[1, 2, 70, 64]] * 3,
-            [True, None, None, 0.0, None, None, None, None],
+            [True, None, None, 0.0, None, None, None, None, 0.0, None],
         ),
     ]
     ours, theirs = run(calls), run(calls, path=[str(tmp_path)])

@@ -148,7 +148,7 @@ def test_calls_of_another_kind_have_no_prediction_and_those_of_one_row_their_own
     assert cost.predictions(LINEAR, one, H200)["torch"][0] < 2e-6
     table["linear 16"]["one x weight"] = {"torch": slow}
     assert cost.predictions(LINEAR, one, H200)["torch"][0] > 1e-3 > cost.predictions(LINEAR, many, H200)["torch"][0]
-    odd = (*(meta(8, 8, 8, 8),) * 3, True, None, 64, 0.0, None, None, None, None)
+    odd = (*(meta(8, 8, 8, 8),) * 3, True, None, 64, 0.0, None, None, None, None, 0.0, None)
     assert cost.predictions(op, cost.work_of(op, odd), H200) == {}
 
 
@@ -417,7 +417,9 @@ def test_one_row_is_no_neighbour_of_two_nor_few_of_a_tile_and_heads_are_no_batch
 
     def region(batch: int, heads: int, length: int) -> str:
         q, k = meta(batch, heads, length, 64), meta(batch, 2, 512, 64)
-        return lockfile.region(ops.attention.primitive, (q, k, k, True, None, None, 0.0, None, None, None, None))
+        return lockfile.region(
+            ops.attention.primitive, (q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None)
+        )
 
     measured = region(4, 8, 512)
     assert near.distance(region(4, 8, 512), measured, one) == 0.0

@@ -95,7 +95,7 @@ def test_decoding_attention_ranks_in_how_many_pieces_keys_are_read() -> None:
         sizes = (batch, heads, queries, 128), (batch, kv, keys, 128)
         q, k = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
         found: dict[str, float] = triton.configurations(
-            q, k, k, True, None, None, 0.0, None, None, None, None, select.target_of(H200)
+            q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None, select.target_of(H200)
         )
         return found
 

@@ -116,7 +116,7 @@ def kind_of(op: Primitive, args: Sequence[Any]) -> str:
     said, rows = [], None
     for name, value in zip(op.names, args, strict=True):
         kind = op.types[name]
-        if name in op.added and value is op.added[name]:
+        if op.left_out(name, value):
             continue
         if isinstance(value, torch.Tensor):
             if value.dim() < 2:

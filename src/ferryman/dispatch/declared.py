@@ -29,7 +29,7 @@ AUTOCAST = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 _OURS = "ferryman.ops"
 _DEFINITION = ".definition"
 _MANY_TENSORS = 32
-_DEFAULTS = {"None": None, "False": False, "True": True}  # those that a schema may have, as it writes them
+_DEFAULTS = {"None": None, "False": False, "True": True}  # those that a schema may have, as it writes them, and floats
 _library = torch.library.Library("ferryman", "DEF")
 _OpNamespace = getattr(torch._ops, "_OpNamespace", None)  # private to PyTorch: without it every op is named at once
 _lock = threading.RLock()
@@ -57,7 +57,7 @@ class Declared:
         self.schema, self.name = schema, schema.partition("(")[0]
         given = schema.partition(") -> ")[0].split(", ")
         self.takes = len(given)
-        self.defaults = tuple(_DEFAULTS[one.partition("=")[2]] for one in given if "=" in one)
+        self.defaults = tuple(_default(one.partition("=")[2]) for one in given if "=" in one)
         self.named = self.counted = False
         self.kernel: Callable[..., Any] = self._later("kernel")
         self.fake: Callable[..., Any] = self._later("fake")
@@ -77,6 +77,10 @@ class Declared:
             return getattr(self, function)(*args)
 
         return load
+
+
+def _default(text: str) -> Any:
+    return _DEFAULTS[text] if text in _DEFAULTS else float(text)
 
 
 def absent(count: int) -> list[torch.Tensor]:

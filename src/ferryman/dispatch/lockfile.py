@@ -41,7 +41,7 @@ def region(op: Primitive, args: Sequence[Any]) -> str:
     """The part of the argument space that shares a choice: dtypes, layout class, size buckets, exact last dimension."""
     parts = []
     for name, value in zip(op.names, args, strict=True):
-        if name in op.added and value is op.added[name]:
+        if op.left_out(name, value):
             continue  # a region that was measured before the argument came is the same
         if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor) for one in value):
             sizes = _bucket(sum(one.numel() for one in value))

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -396,7 +397,6 @@ def _source(op: Primitive) -> str:
     names = ", ".join(op.names)
     plain = [*lines, "needs = False"]
     lines = [*lines, f"needs = {needed}"]
-    given = [part for name in op.names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
     extra = _extra_facts(op)
     # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
     bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
@@ -404,9 +404,16 @@ def _source(op: Primitive) -> str:
     autocast = "" if op.mutates and op.autocast is None else " or autocast()"
     hot, warm = f"    return cold({names})", ""
     if guarded(op):
-        brief, tensors = _brief(op, given, extra)
+        brief, tensors = _brief(op, op.names, extra)
         hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
         warm = f"    warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})\n"
+    if guarded(op) and op.added:  # a call of before costs what it did
+        left_out = " and ".join(f"{name} is _default_{name}" for name in op.added)
+        brief, tensors = _brief(op, op.names[: -len(op.added)], extra)
+        short = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
+        hot = f"    if {left_out}:\n{textwrap.indent(short, '    ')}\n{hot}"
+        short = f"warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})"
+        warm = f"    if {left_out}:\n        {short}\n    else:\n    {warm}"
     return _TEMPLATE.format(
         bump=bump,
         autocast=autocast,
@@ -420,15 +427,15 @@ def _source(op: Primitive) -> str:
     )
 
 
-def _brief(op: Primitive, given: list[str], extra: list[str]) -> tuple[list[str], list[str]]:
-    """(expressions of the brief key, tensors that the guard compares)."""
+def _brief(op: Primitive, names: Sequence[str], extra: list[str]) -> tuple[list[str], list[str]]:
+    """(expressions of the brief key of these arguments, tensors that the guard compares)."""
+    given = [part for name in names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
     # The guard compares requires_grad, and not whether gradients are enabled. A model calls an op with one x and
     # weights of several shapes in turn: by both shapes each has an entry of its own.
-    told = [name for name in op.tensors[:2] if op.types[name] == "Tensor"]
-    shapes = [f"{name}.shape" for name in told]
+    shapes = [f"{name}.shape" for name in op.tensors[:2] if op.types[name] == "Tensor"]
     brief = ["current()", "grad_enabled()", "forward_ad._current_level", *shapes, *given, *extra]
     guarded: list[str] = []
-    for i, name in enumerate(op.tensors):
+    for i, name in enumerate(name for name in op.tensors if name in names):
         # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
         other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
         if op.gradient.backward is not None and op.types[name] == "Tensor":

@@ -95,7 +95,7 @@ def _refusal(config: Any, modules: Sequence[nn.Module]) -> str | None:
     elif config._attn_implementation not in (*_SWITCHED_FROM, NAME):  # ours, by from_pretrained
         return f"its implementation is {config._attn_implementation!r}; required: {' or '.join(_SWITCHED_FROM)}"
     if any(m.training and getattr(m, "attention_dropout", 0.0) for m in modules):
-        return "it trains, attention_dropout is not 0, and ops.attention has no dropout"
+        return "it trains, and attention_dropout is not 0: ops.attention drops others than PyTorch does"
     if getattr(config, "output_attentions", False):
         return "config.output_attentions asks for the weights, which ops.attention does not give"
     widths = [w for m in modules if isinstance(w := getattr(m, "head_dim", None), int)]

@@ -73,9 +73,10 @@ def attention_forward(
 
     Without a mask the call is causal, bottom-right aligned, within the layer's window. A mask says everything itself;
     one of `attention_mask`'s says it as a key range, too, which kernels read instead.
-    What `ops.attention` cannot express (dropout, a paged cache, a head over 256) is transformers' own sdpa function's,
-    and so is a bias that learns, whose gradient PyTorch's fused kernels give; with a soft cap it is composed of
-    PyTorch's functions. Raises PortError for a soft cap beside a paged cache or sinks, which neither expresses.
+    What `ops.attention` cannot express (a paged cache, a head over 256) is transformers' own sdpa function's. So is
+    dropout, which draws from PyTorch's generator: with the op's the port would train on other numbers. And so is a bias
+    that learns, whose gradient PyTorch's fused kernels give; with a soft cap it is composed of PyTorch's functions.
+    Raises PortError for a soft cap beside a paged cache or sinks, which neither expresses.
     """
     if kwargs.get("output_attentions"):
         warnings.warn("ferryman's attention gives no attention weights; unport and use eager for them", stacklevel=2)

@@ -183,6 +183,13 @@ class Meaning:
         returns = "Tensor" if fresh == 1 else f"({', '.join(['Tensor'] * fresh)})"
         return f"{self.name}({', '.join(args)}) -> {returns}"
 
+    def left_out(self, name: str, value: Any) -> bool:
+        """Whether an argument that came later is at its default: then the call is one of before."""
+        if name not in self.added:
+            return False
+        default = self.added[name]
+        return value is default or (type(default) is float and isinstance(value, float | int) and value == default)
+
     @property
     def overwritten(self) -> tuple[tuple[int, int], ...]:
         """(index of an argument, index of the output that is written over it)."""
@@ -257,8 +264,9 @@ def primitive(
     the output that is written there. The definition computes values and writes over nothing; a kernel returns the
     argument itself in the output's place, and the schema, which may not return an argument, leaves that output out.
     dtypes: of the tensors that are not of the float dtype under test, those that they may have, the usual one first.
-    added: the last parameters that came after the op did, whose defaults, None or a bool, mean what it meant before.
-    They stand in the schema with them, so that a saved program holds; a lockfile's region says nothing of a default.
+    added: the last parameters that came after the op did, whose defaults, None, a bool or a float, mean what it meant
+    before. They stand in the schema with them, so that a saved program holds; a lockfile's region says nothing of a
+    default.
     Parameters are annotated as Tensor, float, int, bool, str or torch.dtype, each ``| None`` where it is optional, or
     as list[Tensor], list[int] or list[float]. Results have shapes that follow from shapes and scalars. An op with a
     list of tensors names no backward.
@@ -273,8 +281,9 @@ def primitive(
         parameters = tuple(signature.parameters.values())
         types = {p.name: _schema_type(op, p.name, hints[p.name]) for p in parameters}
         later = {p.name: p.default for p in parameters[len(parameters) - len(added) :]}
-        if tuple(later) != added or not all(value is None or isinstance(value, bool) for value in later.values()):
-            raise ArgumentError("primitive", f"{op}: added", added, "its last parameters, None or a bool by default")
+        if tuple(later) != added or any(not isinstance(x, bool | float | None) for x in later.values()):
+            required = "its last parameters, None, a bool or a float by default"
+            raise ArgumentError("primitive", f"{op}: added", added, required)
         if gradient.backward is not None and "Tensor[]" in types.values():
             raise ArgumentError("primitive", f"{op}'s backward", gradient.backward, "None: it has a list of tensors")
         namespace: dict[str, Any] = {"_resolve": body}

@@ -9,8 +9,8 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "gelu_mul_backward(Tensor grad, Tensor gate, Tensor up, str approximate) -> (Tensor, Tensor)",
     ),
     "attention": (
-        "attention(Tensor q, Tensor k, Tensor v, bool causal, float? scale, int? window, float softcap, Tensor? mask, Tensor? sinks=None, Tensor? key_range=None, int? chunk=None) -> (Tensor, Tensor)",
-        "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float? scale, int? window, float softcap, Tensor? mask, Tensor? sinks=None, Tensor? key_range=None, int? chunk=None, bool need_mask=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        "attention(Tensor q, Tensor k, Tensor v, bool causal, float? scale, int? window, float softcap, Tensor? mask, Tensor? sinks=None, Tensor? key_range=None, int? chunk=None, float dropout_p=0.0, Tensor? dropout_seed=None) -> (Tensor, Tensor)",
+        "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float? scale, int? window, float softcap, Tensor? mask, Tensor? sinks=None, Tensor? key_range=None, int? chunk=None, bool need_mask=False, float dropout_p=0.0, Tensor? dropout_seed=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
     "bias_act": (
         "bias_act(Tensor x, Tensor? bias, str activation, float? alpha) -> Tensor",

@@ -178,7 +178,9 @@ def test_what_is_not_finite_goes_where_the_plain_kernel_sends_it(
     tensors = dict(zip("qkv", made(1, 2, 2, 400, 400, dim, torch.bfloat16), strict=True))
     tensors[which][0, 0, 137, 5] = bad
     got = attention(*tensors.values(), True, None, None, 0.0, None, target)
-    plain = triton_kernels.attention(*tensors.values(), True, None, None, 0.0, None, None, None, None, target)
+    plain = triton_kernels.attention(
+        *tensors.values(), True, None, None, 0.0, None, None, None, None, 0.0, None, target
+    )
     assert ran == ["attention_forward_hopper", "attention_forward"]
     # V beside a key that a row does not see reaches the rows of its tile (0 * NaN), and the kernels' tiles differ
     first = 137 if which == "v" else 0

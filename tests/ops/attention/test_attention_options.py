@@ -17,6 +17,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import lockfile, lockfile_migrate, registry
 from ferryman.porting.inputs.cases import cases_of, double, materialise
+from tests.ops.attention.plain_philox import is_dropped
 
 OP = registry.primitive("attention")
 BACKWARD = registry.primitive("attention_backward")
@@ -37,6 +38,8 @@ def by_columns(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
 ) -> Tensor:
     """One query and head after another, over a list of the keys that it sees; it shares no code with the definition."""
     batch, heads, sq, depth = q.shape
@@ -65,13 +68,18 @@ def by_columns(
                 row = torch.stack([*scores, *column]) if scores or column else torch.empty(0, dtype=q.dtype)
                 if not scores or not bool((row > -math.inf).any()):
                     continue
-                out[b, h, i] = torch.softmax(row, 0)[: len(keys)] @ v[b, h // group, keys]
+                shares = torch.softmax(row, 0)[: len(keys)]
+                if dropout_p and dropout_seed is not None:
+                    lost = [is_dropped(dropout_p, int(dropout_seed[b]), h, i, j) for j in keys]
+                    shares = shares.masked_fill(torch.tensor(lost), 0.0) / (1 - dropout_p)
+                out[b, h, i] = shares @ v[b, h // group, keys]
     return out
 
 
 NAMES = (
     *("sinks", "sinks_window", "sinks_blind", "values_narrow", "values_one", "range", "range_causal", "range_window"),
     *("range_hostile", "range_mask_sinks", "chunk", "chunk_append", "chunk_range", "all_options"),
+    *("dropout", "dropout_causal", "dropout_most", "dropout_decode", "dropout_blind", "dropout_off"),
 )
 
 
@@ -117,7 +125,7 @@ def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
     wanted = torch.autograd.grad(exact, wide, weight.double())
     given = (weight, None, q, k, v, out, ops.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)[1])
     args = double(tuple(x.detach() if isinstance(x, Tensor) else x for x in given))
-    full_args = (*args, True, None, None, 0.0, None, sinks.detach().double(), None, None, False)
+    full_args = (*args, True, None, None, 0.0, None, sinks.detach().double(), None, None, False, 0.0, None)
     terms = BACKWARD.limits.bound(full_args, BACKWARD.body(*full_args))
     for got, want, term in zip(found, wanted, terms, strict=False):
         # the backward's own bound, and what the saved output's and log-sum-exp's float32 roundings move
@@ -168,17 +176,18 @@ def test_saved_calls_and_regions_of_before_hold() -> None:
     """The library's op without the added arguments is the op with their defaults, and so is a lockfile's region."""
     q = torch.randn(1, 2, 5, 16)
     old = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None)
-    new = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None, None, None, None)
+    new = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None, None, None, None, 0.0, None)
     assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
     sunk = torch.ops.ferryman.attention(q, q, q, True, None, None, 0.0, None, torch.zeros(2))
     assert not torch.equal(sunk[0], old[0])
     leaf = q.clone().requires_grad_()
     torch.ops.ferryman.attention(leaf, leaf, leaf, True, None, None, 0.0, None)[0].sum().backward()
     assert leaf.grad is not None
-    region = lockfile.region(OP, (q, q, q, True, None, None, 0.0, None, None, None, None))
+    defaults = (None, None, None, float("0"), None)  # a zero of its own
+    region = lockfile.region(OP, (q, q, q, True, None, None, 0.0, None, *defaults))
     assert region.endswith("mask=None") and len(lockfile_migrate.representative(OP, region)) == len(OP.names)
-    other = lockfile.region(OP, (q, q, q, True, None, None, 0.0, None, None, None, 64))
-    assert other.startswith(region) and lockfile_migrate.representative(OP, other)[-1] == 64
+    other = lockfile.region(OP, (q, q, q, True, None, None, 0.0, None, None, None, 64, 0.0, None))
+    assert other.startswith(region) and lockfile_migrate.representative(OP, other)[-3:] == [64, 0.0, None]
 
 
 def test_compiled_in_one_graph() -> None:

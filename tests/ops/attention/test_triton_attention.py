@@ -273,7 +273,7 @@ def _inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor
     return q, k, v, _mask(shape, generator), grad_out, grad_lse
 
 
-PLAIN = (None, None, None)  # no sinks, no key range, no chunks
+PLAIN = (None, None, None, 0.0, None)  # no sinks, no key range, no chunks, no dropout
 
 
 def _worst(name: str, got: Tensor, want: Tensor, bound: Tensor) -> float:
@@ -297,9 +297,10 @@ def _measure(name: str, shape: Shape) -> dict[str, float]:
     tensors = [x for x in (q, k, v, mask, grad_out, grad_lse) if x is not None]
     before = [x.clone() for x in tensors]
     options = (shape.causal, shape.scale, shape.window, shape.softcap, mask, *PLAIN)
+    later = (*options[:-2], False, *options[-2:])
     out, lse = attention(q, k, v, *options, target)
     assert out.transpose(1, 2).is_contiguous() and out.dtype == dtype and lse.dtype == torch.float32
-    backward = (grad_out, grad_lse, q, k, v, out, lse, *options, False, target)
+    backward = (grad_out, grad_lse, q, k, v, out, lse, *later, target)
     grads = attention_backward(*backward)[:3]
     plain = attention_backward(grad_out, None, *backward[2:])[:3] if name in REPEATED else None
     assert all(g.is_contiguous() and g.dtype == dtype for g in grads)
@@ -381,7 +382,8 @@ def _check_planted() -> None:
                     assert torch.equal(got.isinf(), expected.isinf()), (shape, what, value)
                 # where masked, the definition's 0 * NaN depends on how it is written
                 if math.isnan(value) and not causal:
-                    grads = attention_backward(grad_out, None, q, k, v, out, lse, *options, False, CPU)[:3]
+                    later = (*options[:-2], False, *options[-2:])
+                    grads = attention_backward(grad_out, None, q, k, v, out, lse, *later, CPU)[:3]
                     wants = torch.autograd.grad((want * grad_out.double()).sum(), leaves)
                     for g, w in zip(grads, wants, strict=True):
                         assert torch.equal(g.isnan(), w.isnan()), (shape, what)
@@ -416,7 +418,7 @@ def _check_empty() -> None:
         out, lse = attention(q, k, v, True, None, None, 0.0, None, *PLAIN, CPU)
         assert out.shape == q.shape and bool((out == 0).all()) and bool((lse == -math.inf).all())
         grads = attention_backward(
-            torch.ones_like(q), None, q, k, v, out, lse, True, None, None, 0.0, None, *PLAIN, False, CPU
+            torch.ones_like(q), None, q, k, v, out, lse, True, None, None, 0.0, None, *PLAIN[:3], False, *PLAIN[3:], CPU
         )[:3]
         for g, x in zip(grads, (q, k, v), strict=True):
             assert g.shape == x.shape and bool((g == 0).all())
@@ -428,7 +430,7 @@ def _check_expanded_gradient() -> None:
 
     q, k, v, *_ = _inputs(Shape(causal=True))
     out, lse = attention(q, k, v, True, None, None, 0.0, None, *PLAIN, CPU)
-    more = (q, k, v, out, lse, True, None, None, 0.0, None, *PLAIN, False, CPU)
+    more = (q, k, v, out, lse, True, None, None, 0.0, None, *PLAIN[:3], False, *PLAIN[3:], CPU)
     expanded = attention_backward(torch.ones(()).expand(out.shape), torch.ones(()).expand(lse.shape), *more)
     dense = attention_backward(torch.ones(out.shape), torch.ones(lse.shape), *more)
     assert all(torch.equal(a, b) for a, b in zip(expanded, dense, strict=True))

@@ -14,6 +14,7 @@ from ferryman.ops.attention.tile_kernels import (
     _add_mask,
     _hide_keys,
     _hide_queries,
+    _kept,
     _key_ranges,
     _load_rows,
     _mask_index,
@@ -42,6 +43,11 @@ def _dq_range(
     position,
     first,
     past,
+    seed,
+    query,
+    head,
+    drop_below,
+    keep_scale,
     lo,
     hi,
     num_keys,
@@ -61,6 +67,7 @@ def _dq_range(
     BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -94,6 +101,8 @@ def _dq_range(
             )
         p = tl.exp2(scores - lse[:, None])
         dp = tl.dot(do, tl.trans(v_tile), input_precision=PRECISION)
+        if DROPOUT:
+            dp = dp * (_kept(seed, query[:, None], head, start, drop_below, BLOCK_N, False) * keep_scale)
         if SUMS:
             weight += tl.sum(p, 1)
             if EDGE:
@@ -124,6 +133,11 @@ def _dq_keys(
     position,
     first,
     past,
+    seed,
+    query,
+    head,
+    drop_below,
+    keep_scale,
     lo,
     full_lo,
     full_hi,
@@ -146,6 +160,7 @@ def _dq_keys(
     BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -171,6 +186,11 @@ def _dq_keys(
             position,
             first,
             past,
+            seed,
+            query,
+            head,
+            drop_below,
+            keep_scale,
             lo,
             full_lo,
             num_keys,
@@ -190,6 +210,7 @@ def _dq_keys(
             BOUNDED,
             HAS_CAP,
             MASK,
+            DROPOUT,
             WIDE,
             FOLD,
             PRECISION,
@@ -211,6 +232,11 @@ def _dq_keys(
         position,
         first,
         past,
+        seed,
+        query,
+        head,
+        drop_below,
+        keep_scale,
         full_lo,
         full_hi,
         num_keys,
@@ -230,6 +256,7 @@ def _dq_keys(
         BOUNDED,
         HAS_CAP,
         MASK,
+        DROPOUT,
         WIDE,
         FOLD,
         PRECISION,
@@ -251,6 +278,11 @@ def _dq_keys(
         position,
         first,
         past,
+        seed,
+        query,
+        head,
+        drop_below,
+        keep_scale,
         full_hi,
         hi,
         num_keys,
@@ -270,6 +302,7 @@ def _dq_keys(
         BOUNDED,
         HAS_CAP,
         MASK,
+        DROPOUT,
         WIDE,
         FOLD,
         PRECISION,
@@ -291,6 +324,8 @@ _BACKWARD_DYNAMIC = [
     "score_scale",
     "score_cap",
     "grad_scale",
+    "drop_below",
+    "keep_scale",
 ]
 
 
@@ -302,6 +337,7 @@ def attention_backward_dq(
     mask,
     sinks,
     key_range,
+    dropout_seed,
     out,
     grad_out,
     grad_lse,
@@ -338,6 +374,8 @@ def attention_backward_dq(
     score_scale,
     score_cap,
     grad_scale,
+    drop_below,
+    keep_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -349,6 +387,7 @@ def attention_backward_dq(
     BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_GRAD_LSE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -374,6 +413,9 @@ def attention_backward_dq(
     rows = first + tile_rows
     row_inside = rows < num_queries
     begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
+    seed = dropout_seed
+    if DROPOUT:
+        seed = tl.load(dropout_seed + batch)
     position = rows + (end - num_queries)
     own_first = position
     own_past = position
@@ -418,6 +460,11 @@ def attention_backward_dq(
             position,
             own_first[:, None],
             own_past[:, None],
+            seed,
+            rows,
+            head,
+            drop_below,
+            keep_scale,
             lo,
             full_lo,
             full_hi,
@@ -440,6 +487,7 @@ def attention_backward_dq(
             BOUNDED,
             HAS_CAP,
             MASK,
+            DROPOUT,
             WIDE,
             FOLD,
             PRECISION,
@@ -467,6 +515,11 @@ def attention_backward_dq(
         position,
         own_first[:, None],
         own_past[:, None],
+        seed,
+        rows,
+        head,
+        drop_below,
+        keep_scale,
         lo,
         full_lo,
         full_hi,
@@ -489,6 +542,7 @@ def attention_backward_dq(
         BOUNDED,
         HAS_CAP,
         MASK,
+        DROPOUT,
         WIDE,
         FOLD,
         PRECISION,
@@ -518,6 +572,11 @@ def _dkv_range(
     key_inside,
     first,
     past,
+    seed,
+    first_key,
+    head,
+    drop_below,
+    keep_scale,
     lo,
     hi,
     num_queries,
@@ -533,11 +592,13 @@ def _dkv_range(
     VALUE_DIM: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -591,8 +652,13 @@ def _dkv_range(
             )
         p = tl.exp2(scores - row_lse[None, :])
         do_tile = _load_rows(do + _wide(start) * stride_gm, stride_gm, offsets, left, VALUE_DIM, BLOCK_V, EDGE)
-        dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision=PRECISION)
-        dp = tl.dot(v, tl.trans(do_tile), input_precision=PRECISION)
+        if DROPOUT:
+            kept = _kept(seed, rows[None, :], head, first_key, drop_below, BLOCK_N, True)
+            dv = tl.dot((p * kept).to(do_tile.dtype), do_tile, dv, input_precision=PRECISION)
+            dp = tl.dot(v, tl.trans(do_tile), input_precision=PRECISION) * (kept * keep_scale)
+        else:
+            dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision=PRECISION)
+            dp = tl.dot(v, tl.trans(do_tile), input_precision=PRECISION)
         ds = p * (dp - row_delta[None, :])
         if HAS_CAP:
             ds = ds * slope
@@ -609,6 +675,7 @@ def attention_backward_dkv(
     v,
     mask,
     key_range,
+    dropout_seed,
     grad_out,
     lse,
     delta,
@@ -641,6 +708,8 @@ def attention_backward_dkv(
     score_scale,
     score_cap,
     grad_scale,
+    drop_below,
+    keep_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -652,6 +721,7 @@ def attention_backward_dkv(
     BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     NUM_XCD: tl.constexpr,
@@ -678,6 +748,9 @@ def attention_backward_dkv(
 
     # rows [lo, hi) see a key of this block, rows [full_lo, full_hi) see all of them
     begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
+    seed = dropout_seed
+    if DROPOUT:
+        seed = tl.load(dropout_seed + batch)
     shift = end - num_queries
     lo = 0
     hi = num_queries
@@ -737,6 +810,11 @@ def attention_backward_dkv(
                 key_inside,
                 own_first[:, None],
                 own_past[:, None],
+                seed,
+                first,
+                head,
+                drop_below,
+                keep_scale,
                 lo,
                 full_lo,
                 num_queries,
@@ -752,11 +830,13 @@ def attention_backward_dkv(
                 VALUE_DIM,
                 BLOCK_V,
                 BLOCK_M,
+                BLOCK_N,
                 CAUSAL,
                 HAS_WINDOW,
                 BOUNDED,
                 HAS_CAP,
                 MASK,
+                DROPOUT,
                 WIDE,
                 FOLD,
                 PRECISION,
@@ -776,6 +856,11 @@ def attention_backward_dkv(
             key_inside,
             own_first[:, None],
             own_past[:, None],
+            seed,
+            first,
+            head,
+            drop_below,
+            keep_scale,
             full_lo,
             full_hi,
             num_queries,
@@ -791,11 +876,13 @@ def attention_backward_dkv(
             VALUE_DIM,
             BLOCK_V,
             BLOCK_M,
+            BLOCK_N,
             CAUSAL,
             HAS_WINDOW,
             BOUNDED,
             HAS_CAP,
             MASK,
+            DROPOUT,
             WIDE,
             FOLD,
             PRECISION,
@@ -815,6 +902,11 @@ def attention_backward_dkv(
             key_inside,
             own_first[:, None],
             own_past[:, None],
+            seed,
+            first,
+            head,
+            drop_below,
+            keep_scale,
             full_hi,
             hi,
             num_queries,
@@ -830,11 +922,13 @@ def attention_backward_dkv(
             VALUE_DIM,
             BLOCK_V,
             BLOCK_M,
+            BLOCK_N,
             CAUSAL,
             HAS_WINDOW,
             BOUNDED,
             HAS_CAP,
             MASK,
+            DROPOUT,
             WIDE,
             FOLD,
             PRECISION,
@@ -852,4 +946,6 @@ def attention_backward_dkv(
     if VALUE_DIM < BLOCK_V:
         inside = inside & (columns[None, :] < VALUE_DIM)
     where = ((_wide(head_id) * num_keys + keys) * VALUE_DIM)[:, None] + columns[None, :]
+    if DROPOUT:
+        dv *= keep_scale
     tl.store(grad_v + where, dv.to(grad_v.dtype.element_ty), mask=inside)

@@ -7,13 +7,15 @@ A score is off by e = (6 sqrt(D) + 6)(|q| @ |k|) scale units of u; its probabili
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ferryman.ops.attention.scores import scores, sink_share, with_sink
+from ferryman.ops.attention.scores import kept, scores, sink_share, with_sink
 
 Terms = dict[str, Tensor]
+_ADDED: list[Any] = [None, None, None, 0.0, None]  # what a call of before has: sinks, key range, chunk, dropout, seed
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
@@ -71,12 +73,18 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     q, k, v, *options = args
     if q.numel() == 0 or k.shape[2] == 0:
         return {"accumulate": torch.zeros_like(outputs[0])}, {"accumulate": torch.zeros_like(outputs[1])}
+    options += _ADDED[len(options) - 5 :]
+    *options, dropout_p, seed = options
     p, relative, error = _row_terms(q, k, *options)
-    sinks = options[5] if len(options) > 5 else None
+    sinks = options[5]
     values = _repeat(v, q.shape[1]).abs()
-    weighted = p @ values
+    keeps, least = kept(q, k, dropout_p, seed), 1.0 / (1.0 - dropout_p)
+    shares, product = p, 0.0
+    if keeps is not None:  # a rounded factor, and the product with it
+        shares, product = p * keeps, 4.0
+    weighted = shares @ values
     # exp of a far smaller score flushes to zero, as does its product in the storage dtype.
-    tiny = values.amax(-2, keepdim=True) * 2.0**-120
+    tiny = values.amax(-2, keepdim=True) * 2.0**-120 * least
     lse_error = (p * (error + relative)).sum(-1) + 3 * torch.nan_to_num(outputs[1].abs(), posinf=0.0)
     stored: Terms = {}
     if sinks is not None:
@@ -85,9 +93,9 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     return (
         stored
         | {
-            "accumulate": (p * relative) @ values + (6 * math.sqrt(k.shape[2]) + 4) * weighted,
+            "accumulate": (shares * relative) @ values + (6 * math.sqrt(k.shape[2]) + 4 + product) * weighted,
             "p": weighted,
-            "p_flush": values.sum(-2, keepdim=True).expand_as(weighted),
+            "p_flush": least * values.sum(-2, keepdim=True).expand_as(weighted),
             "absolute": tiny.expand_as(weighted),
         },
         # log(sum(exp(s - max))) is NaN where logsumexp gives +Inf: float64 itself has both, and `out` is NaN either way
@@ -97,7 +105,8 @@ def attention(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
 
 def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     grad_out, grad_lse, q, k, v, out, lse, causal, scale, window, softcap, mask, *more = args
-    sinks, key_range, chunk = (*more, None, None, None)[:3]
+    more += [*_ADDED[:3], False, *_ADDED[3:]][len(more) :]
+    sinks, key_range, chunk, _, dropout_p, seed = more
     if q.numel() == 0 or k.shape[2] == 0:
         return tuple({"accumulate": torch.zeros_like(t)} for t in outputs)
     batch, heads, sq, depth = q.shape
@@ -112,11 +121,15 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
         return x.reshape(batch, group, heads // group, *x.shape[2:]).sum(2)
 
     pull = g @ values.transpose(-1, -2)  # |dP|
+    keeps, least = kept(q, k, dropout_p, seed), 1.0 / (1.0 - dropout_p)
+    shares, product = p, 0.0
+    if keeps is not None:  # a rounded factor, and the product with it
+        pull, shares, product = pull * keeps, p * keeps, 4.0
     delta = (g * out.abs()).sum(-1, keepdim=True)
     if grad_lse is not None:
         delta = delta + grad_lse.abs().unsqueeze(-1)
     ds = p * (pull + delta)
-    dots = 6 * math.sqrt(max(depth, v.shape[3])) + 8
+    dots = 6 * math.sqrt(max(depth, v.shape[3])) + 8 + product
     # In float32 delta is the sum of P dP, whose terms may cancel in `out`.
     summed = (p * pull * (relative + dots + 6 * math.sqrt(sk))).sum(-1, keepdim=True)
     ds_error = ds * (relative + dots) + p * summed
@@ -129,10 +142,10 @@ def attention_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms,
     error_q, error_k = along(ds_error + ds * (6 * math.sqrt(sk) + many))
     ds_q, ds_k = along(ds)
     stored_q, stored_k = along(stored)
-    p_v = per_key_head(p.transpose(-1, -2) @ g)
-    error_v = per_key_head((p * (relative + many)).transpose(-1, -2) @ g)
-    flush_v = per_key_head(g.sum(-2, keepdim=True).expand(-1, -1, sk, -1))
-    flush_q, flush_k = along(torch.ones_like(ds))
+    p_v = per_key_head(shares.transpose(-1, -2) @ g)
+    error_v = per_key_head((shares * (relative + many + product)).transpose(-1, -2) @ g)
+    flush_v = least * per_key_head(g.sum(-2, keepdim=True).expand(-1, -1, sk, -1))
+    flush_q, flush_k = along(torch.full_like(ds, least))
     flush = 2.0**-120
     # split-k: the gradients of a group's query heads are rounded to storage before they are summed
     grouped = float(heads > group)

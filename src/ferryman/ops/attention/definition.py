@@ -13,12 +13,19 @@ from torch import Tensor
 from ferryman.errors import ArgumentError
 from ferryman.ops import checks
 from ferryman.ops.attention import bounds
-from ferryman.ops.attention.scores import grouped, probabilities, scores, sink_share, with_sink
+from ferryman.ops.attention.scores import grouped, kept, probabilities, scores, sink_share, with_sink
 from ferryman.ops.primitive import STORAGE_DTYPES, Cost, Gradient, Limits, Rounding, first_of, primitive, public, wide
 
 MAX_HEAD_DIM = 256
 ROUNDED_P = Rounding("p", "the probabilities are rounded to the storage dtype before P @ V (and P^T @ dO)")
 ROUNDED_O = Rounding("o", "the output is rounded to the storage dtype before the sink's share is taken from it")
+_NO_DROPOUT = 0.0  # one object, by which dispatch knows a call that leaves it out
+_DTYPES = {
+    "mask": (torch.bool, *STORAGE_DTYPES),
+    "sinks": STORAGE_DTYPES,
+    "key_range": (torch.int32,),
+    "dropout_seed": (torch.int64,),
+}
 ROUNDED_DS = Rounding("ds", "the scores' gradient is rounded to the storage dtype before dS @ K and dS^T @ Q")
 
 
@@ -44,19 +51,24 @@ def _forward(
     sinks: Tensor | None = None,
     key_range: Tensor | None = None,
     chunk: int | None = None,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     roundings: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, Tensor]:
     s, _ = scores(q, k, causal, scale, window, softcap, mask, key_range, chunk)
     alone = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     lse = alone if "o" in roundings else with_sink(alone, sinks)
-    values = wide(grouped(v, q.shape[1]))
+    values, factor = wide(grouped(v, q.shape[1])), kept(q, k, dropout_p, dropout_seed)
     if "p" in roundings:
         # Kernels round exp(s - running maximum) and divide by the unrounded sum at the end.
         m = s.amax(-1, keepdim=True) if s.shape[-1] else s.new_zeros(())
         p = torch.where(torch.isneginf(m), 0.0, torch.exp(s - m))
-        out = (wide(p.to(q.dtype)) @ values) * torch.exp(m.squeeze(-1) - lse).nan_to_num(nan=0.0).unsqueeze(-1)
+        p = wide(p.to(q.dtype))
+        weighted = (p if factor is None else p * factor) @ values
+        out = weighted * torch.exp(m.squeeze(-1) - lse).nan_to_num(nan=0.0).unsqueeze(-1)
     else:
-        out = probabilities(s, lse) @ values
+        p = probabilities(s, lse)
+        out = (p if factor is None else p * factor) @ values
     if "o" in roundings and sinks is not None:
         lse = with_sink(alone, sinks)
         out = wide(out.to(q.dtype)) * (1 - sink_share(lse, sinks)).unsqueeze(-1)
@@ -80,6 +92,8 @@ def _backward(
     key_range: Tensor | None = None,
     chunk: int | None = None,
     need_mask: bool = False,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
     roundings: frozenset[str] = frozenset(),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, heads, _, head_dim = q.shape
@@ -94,11 +108,15 @@ def _backward(
     def per_key_head(x: Tensor) -> Tensor:
         return x.reshape(batch, group, heads // group, *x.shape[2:]).sum(2)
 
-    grad_v = per_key_head(rounded(p, "p").transpose(-1, -2) @ g)
+    factor, dp = kept(q, k, dropout_p, dropout_seed), g @ wide(grouped(v, heads)).transpose(-1, -2)
+    shares = rounded(p, "p")
+    if factor is not None:
+        dp, shares = dp * factor, shares * factor
+    grad_v = per_key_head(shares.transpose(-1, -2) @ g)
     delta = (g * wide(out)).sum(-1)
     if grad_lse is not None:
         delta = delta - grad_lse
-    ds = p * (g @ wide(grouped(v, heads)).transpose(-1, -2) - delta.unsqueeze(-1))
+    ds = p * (dp - delta.unsqueeze(-1))
     grad_mask = q.new_empty(0)
     if mask is not None and has_bias_gradient(mask, need_mask):
         grad_mask = ds.sum_to_size(mask.shape).to(mask.dtype)
@@ -125,10 +143,13 @@ def _check(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     **others: Tensor | None,
 ) -> None:
     given: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
-    checks.one_device(op, **given, mask=mask, sinks=sinks, key_range=key_range, **others)
+    tensors = {"mask": mask, "sinks": sinks, "key_range": key_range, "dropout_seed": dropout_seed}
+    checks.one_device(op, **given, **tensors, **others)
     checks.floating(op, **given)
     checks.same_dtype(op, **given)
     for name, x in given.items():
@@ -156,6 +177,13 @@ def _check(
     checks.shaped(op, "key_range", key_range, batch, 2)
     if chunk is not None and chunk < 1:
         raise ArgumentError(op, "chunk", chunk, "None or an integer >= 1 (positions of a chunk)")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ArgumentError(op, "dropout_p", dropout_p, "at least 0 and less than 1")
+    if dropout_p and dropout_seed is None:
+        raise ArgumentError(op, "dropout_seed", None, f"an int64 tensor ({batch},), with dropout_p={dropout_p}")
+    if dropout_seed is not None and dropout_seed.dtype != torch.int64:
+        raise ArgumentError(op, "dropout_seed.dtype", dropout_seed.dtype, "torch.int64")
+    checks.shaped(op, "dropout_seed", dropout_seed, batch)
     if mask is not None:
         if mask.dtype != torch.bool:
             checks.floating(op, mask=mask)
@@ -213,6 +241,7 @@ def _future(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    *dropout: Any,
 ) -> tuple[Tensor, ...] | None:
     """Replace the later half of the keys and values, which the earlier queries of causal attention do not see."""
     sq, sk = q.shape[2], k.shape[2]
@@ -233,25 +262,23 @@ def _with_roundings(roundings: frozenset[str]) -> Callable[..., Any]:
 @primitive(
     name="attention",
     outputs=("out", "lse"),
-    check=lambda q, k, v, causal, scale, window, softcap, mask, sinks=None, key_range=None, chunk=None: _check(
-        "attention", q, k, v, scale, window, softcap, mask, sinks, key_range, chunk
-    ),
+    check=lambda q, k, v, causal, *options: _check("attention", q, k, v, *options),
     meta=lambda q, k, v, *options: _meta(q, v),
-    cost=lambda q, k, v, causal, scale, window, softcap, mask, sinks=None, key_range=None, chunk=None: _cost(
-        q, k, v, causal, window, chunk, (1, 1), 2
+    cost=lambda q, k, v, causal, scale, window, softcap, mask, *options: _cost(
+        q, k, v, causal, window, options[2] if len(options) > 2 else None, (1, 1), 2
     ),
     limits=Limits(
         bound=bounds.attention,
         roundings=(ROUNDED_P, ROUNDED_O),
         rounded=_with_roundings,
-        batch={"q": 3, "k": 3, "v": 3, "mask": 3, "key_range": 1, "out": 3, "lse": 2},
+        batch={"q": 3, "k": 3, "v": 3, "mask": 3, "key_range": 1, "dropout_seed": 0, "out": 3, "lse": 2},
         unseen=_future,
         reduction=lambda q, k, *rest: max(k.shape[2], q.shape[3]),
     ),
-    dtypes={"mask": (torch.bool, *STORAGE_DTYPES), "sinks": STORAGE_DTYPES, "key_range": (torch.int32,)},
+    dtypes=_DTYPES,
     gradient=Gradient(backward="attention_backward", grads=("q", "k", "v", "sinks", "mask")),
     autocast=("low", "aten::scaled_dot_product_attention"),
-    added=("sinks", "key_range", "chunk"),
+    added=("sinks", "key_range", "chunk", "dropout_p", "dropout_seed"),
 )
 def attention_with_lse(
     q: Tensor,
@@ -265,9 +292,11 @@ def attention_with_lse(
     sinks: Tensor | None = None,
     key_range: Tensor | None = None,
     chunk: int | None = None,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with every argument positional, returning (out, lse)."""
-    return _forward(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk)
+    return _forward(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed)
 
 
 _attention_alone = first_of(attention_with_lse)
@@ -288,6 +317,8 @@ def attention(
     sinks: Tensor | None = None,
     key_range: Tensor | None = None,
     chunk: int | None = None,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
 ) -> Any:
     """Scaled dot-product attention.
 
@@ -304,14 +335,21 @@ def attention(
     not seen, and the diagonal, the window and the chunks are those of a sequence that ends there (query i stands at
     position i + end - Sq). Both are clamped to 0..Sk; where the end is not beyond the first nothing is seen.
     chunk: a query sees keys of its own chunk of so many positions only, counted from the first key (Llama 4).
+    dropout_p, below 1: so often a probability counts as 0 where values are weighted, and the others 1 / (1 - dropout_p)
+    times; the log-sum-exp counts all. dropout_seed: int64 (batch,), on the device, one for each sequence. A sequence's
+    query i of head h drops key j where word j % 4 of Philox-4x32-10, with the counter (j // 4, i, h, 0) and the two
+    halves of its seed as key, low one first, is less than floor(dropout_p * 2^32): the same on every device, in every
+    implementation and in the backward, and alone as in any batch. Draw seeds where randomness is to be had:
+    torch.randint(2**63 - 1, (batch,), device=q.device). Sinks are not dropped.
     Returns out (batch, heads, Sq, value_dim) in q's dtype, as a view of (batch, Sq, heads, value_dim) storage; with
     return_lse also the natural-log float32 (batch, heads, Sq) log-sum-exp. A row that sees no key gives 0 and -inf, or
     its sink.
     float32 accumulation; an implementation may round P to the storage dtype. Raises ArgumentError.
-    Source: Vaswani et al., arXiv:1706.03762; softcap: Gemma 2, arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925.
+    Source: Vaswani et al., arXiv:1706.03762; softcap: Gemma 2, arXiv:2408.00118; sinks: gpt-oss, arXiv:2508.10925;
+    Philox: Salmon et al., SC 2011.
     """
     form = attention_with_lse if return_lse else _attention_alone
-    return form(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk)
+    return form(q, k, v, causal, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed)
 
 
 def _check_backward(
@@ -331,10 +369,12 @@ def _check_backward(
     key_range: Tensor | None = None,
     chunk: int | None = None,
     need_mask: bool = False,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
 ) -> None:
     op = "attention_backward"
     saved = {"grad_out": grad_out, "grad_lse": grad_lse, "out": out, "lse": lse}
-    _check(op, q, k, v, scale, window, softcap, mask, sinks, key_range, chunk, **saved)
+    _check(op, q, k, v, scale, window, softcap, mask, sinks, key_range, chunk, dropout_p, dropout_seed, **saved)
     for name, x in (("grad_out", grad_out), ("out", out)):
         checks.shaped(op, name, x, *q.shape[:3], v.shape[3])
     for name, rows in (("grad_lse", grad_lse), ("lse", lse)):
@@ -358,6 +398,8 @@ def _meta_backward(
     key_range: Tensor | None = None,
     chunk: int | None = None,
     need_mask: bool = False,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     return (
         *(x.new_empty(x.shape) for x in (q, k, v)),
@@ -386,6 +428,7 @@ def _meta_backward(
             "lse": 2,
             "mask": 3,
             "key_range": 1,
+            "dropout_seed": 0,
             "grad_q": 3,
             "grad_k": 3,
             "grad_v": 3,
@@ -393,8 +436,8 @@ def _meta_backward(
         reduction=lambda grad_out, grad_lse, q, k, *rest: max(k.shape[2], q.shape[2] * (q.shape[1] // k.shape[1])),
         rounded=lambda roundings: functools.partial(_backward, roundings=roundings),
     ),
-    dtypes={"mask": (torch.bool, *STORAGE_DTYPES), "sinks": STORAGE_DTYPES, "key_range": (torch.int32,)},
-    added=("sinks", "key_range", "chunk", "need_mask"),
+    dtypes=_DTYPES,
+    added=("sinks", "key_range", "chunk", "need_mask", "dropout_p", "dropout_seed"),
 )
 def attention_backward(
     grad_out: Tensor,
@@ -413,6 +456,8 @@ def attention_backward(
     key_range: Tensor | None = None,
     chunk: int | None = None,
     need_mask: bool = False,
+    dropout_p: float = _NO_DROPOUT,
+    dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `attention` for q, k, v, sinks and a float mask, from its saved output and log-sum-exp; the last two
     are empty without sinks, and without ``need_mask``. Source: arXiv:2307.08691."""
@@ -433,4 +478,6 @@ def attention_backward(
         key_range,
         chunk,
         need_mask,
+        dropout_p,
+        dropout_seed,
     )

@@ -107,6 +107,13 @@ def _cases() -> Sequence[Case]:
     add("chunk_append", (2, 2, 7, 64), sk=50, chunk=13)
     add("chunk_range", (3, 4, 33, 64), kv_heads=2, sk=60, causal=True, chunk=20, key_range=_range(3))
     add("chunk_decode", (2, 4, 1, 64), kv_heads=2, sk=300, causal=True, chunk=128, key_range=_range(2))
+    add("dropout", (3, 2, 33, 64), dropout_p=0.1, dropout_seed=_seed(3))
+    add("dropout_causal", (2, 4, 65, 64), kv_heads=2, causal=True, dropout_p=0.5, dropout_seed=_seed(2))
+    add("dropout_most", (1, 2, 21, 48), dv=32, dropout_p=0.9, dropout_seed=_seed(1))
+    add("dropout_decode", (2, 4, 1, 64), kv_heads=2, sk=301, dropout_p=0.25, dropout_seed=_seed(2))
+    add("dropout_blind", (1, 2, 22, 64), sk=5, causal=True, dropout_p=0.5, dropout_seed=_seed(1))
+    add("dropout_nonfinite", (1, 2, 37, 64), fill="nonfinite", dropout_p=0.3, dropout_seed=_seed(1))
+    add("dropout_off", (1, 2, 9, 64), dropout_seed=_seed(1))  # a seed alone changes nothing
     add("all_options", (2, 4, 19, 48), kv_heads=2, sk=37, dv=40, **_everything(4, 19, 37))
     # one key for each query: its probability is exp(0), and the log-sum-exp log(1)
     flat = ("float32", "lse", "grad_q", "grad_k")
@@ -121,6 +128,8 @@ def _cases() -> Sequence[Case]:
     matching("chunk", (1, 2, 37, 64), causal=True, chunk=8)
     matching("values", (1, 2, 29, 80), causal=True, dv=48)
     matching("full", (1, 2, 33, 64))
+    # what is kept counts twice; half of it meets the gradient, and the log-sum-exp does not
+    matching("dropout", (2, 2, 33, 64), "grad_q", "grad_k", dropout_p=0.5, dropout_seed=_seed(2))
     matching("causal", (2, 6, 19, 64), kv_heads=2, causal=True)
     matching("d80", (1, 2, 29, 80), causal=True, layout="contiguous")
     matching("decode", (2, 4, 1, 64), kv_heads=2, sk=61, causal=True)
@@ -144,6 +153,8 @@ def _cases() -> Sequence[Case]:
     add("ragged_1021", (2, 8, 1021, 128), sk=1531, causal=True, tier="standard")
     add("d64_window", (1, 16, 2000, 64), causal=True, window=511, tier="standard")
     add("d256_softcap", (1, 8, 777, 256), kv_heads=4, causal=True, softcap=50.0, tier="standard")
+    dropped: dict[str, Any] = {"dropout_p": 0.1, "dropout_seed": _seed(2)}
+    add("dropout_1021", (2, 8, 1021, 128), kv_heads=2, causal=True, tier="standard", **dropped)
     add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
     return found
 
@@ -165,7 +176,18 @@ def _everything(heads: int, queries: int, keys: int) -> dict[str, Any]:
         "sinks": TensorSpec((heads,)),
         "key_range": _range(2),
         "chunk": 16,
+        "dropout_p": 0.25,
+        "dropout_seed": _seed(2),
     }
+
+
+def _seed(batch: int) -> TensorSpec:
+    return TensorSpec((batch,), dtype="int64", fill="seeds")
+
+
+def _seeds(d: Draw) -> Tensor:
+    """Of either sign; both halves of an int64 have bits that differ."""
+    return d.integers(-(2**52), 2**52)
 
 
 def _ranges(d: Draw) -> Tensor:
@@ -320,7 +342,7 @@ def _padding(d: Draw) -> Tensor:
 
 
 def _like(name: str, first: Shape) -> Shape | None:
-    return None if name in ("mask", "sinks", "key_range") else first
+    return None if name in ("mask", "sinks", "key_range", "dropout_seed") else first
 
 
 def _defined(args: dict[str, Any], dtype: torch.dtype) -> None:
@@ -334,6 +356,8 @@ def _defined(args: dict[str, Any], dtype: torch.dtype) -> None:
         for name in ("q", "k"):
             if args[name].fill == "nonfinite":
                 args[name] = replace(args[name], fill="normal")
+    if args.get("dropout_seed") is None:
+        args["dropout_p"] = 0.0
 
 
 _SCORES = ("normal", "nonfinite", "integer", "uniform", "zeros", "constant", "offset", "large_logits")
@@ -368,6 +392,8 @@ EVIDENCE = (
                     "B 2", ("ranges", "any_range", "integer"), True, dtype="int32", low=-2, high="beyond"
                 ),
                 "chunk": "windows",
+                "dropout_p": (0.0, 0.1, 0.5),
+                "dropout_seed": Form("B", ("seeds",), True, dtype="int64"),
             },
             symbols=_SYMBOLS,
             defined=_defined,
@@ -376,6 +402,7 @@ EVIDENCE = (
             Fill("padding", "bool: left padding, and nothing later than the query", _padding),
             Fill("ranges", "int32 (batch, 2): first and end key, some of them empty", _ranges),
             Fill("any_range", "int32 (batch, 2): out of the keys and out of order", _anything, False),
+            Fill("seeds", "int64 (batch,), of either sign", _seeds, False),
             Fill("infinite_logits", "logits of both infinities and large ones", _ends, False),
             Fill("no_logit", "-inf", _never, False),
             Fill("codes", "rows of Walsh functions: each matches its own code alone", _codes, False),

@@ -321,6 +321,8 @@ def attention_backward(
     key_range: torch.Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
 ) -> tuple[torch.Tensor, ...]:
     batch, heads, queries, dim = q.shape
@@ -400,5 +402,6 @@ def specialisations(
     kind = getattr(torch, dtype)
     if kind == torch.float32 or _family(target) == "rdna":
         return []
-    few = [f for f in forms(target, kind, head_dims) if f[0].shape[2] == 1 and f[6:] == (0.0, None, None, None, None)]
+    plain = (0.0, None, None, None, None, 0.0, None)
+    few = [f for f in forms(target, kind, head_dims) if f[0].shape[2] == 1 and f[6:] == plain]
     return recorded([functools.partial(attention_backward, *(*backward_arguments(f, False), target)) for f in few])

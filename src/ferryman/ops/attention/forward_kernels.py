@@ -15,6 +15,7 @@ from ferryman.ops.attention.tile_kernels import (
     LOG2E,
     _add_mask,
     _hide_keys,
+    _kept,
     _key_ranges,
     _load_rows,
     _mask_index,
@@ -39,6 +40,10 @@ def _forward_range(
     position,
     first,
     past,
+    seed,
+    query,
+    head,
+    drop_below,
     lo,
     hi,
     num_keys,
@@ -58,6 +63,7 @@ def _forward_range(
     BOUNDED: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -108,6 +114,8 @@ def _forward_range(
         decay = tl.exp2(row_max - finite_max)
         row_sum = row_sum * decay + tl.sum(p, 1)
         acc = acc * decay[:, None]
+        if DROPOUT:
+            p = p * _kept(seed, query[:, None], head[:, None], start, drop_below, BLOCK_N, False)
         v_tile = _load_rows(v + _wide(start) * stride_vn, stride_vn, tile, num_keys - start, VALUE_DIM, BLOCK_V, EDGE)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
         row_max = new_max
@@ -139,6 +147,8 @@ _FORWARD_DYNAMIC = [
     "batch_heads",
     "score_scale",
     "score_cap",
+    "drop_below",
+    "keep_scale",
 ]
 
 
@@ -150,6 +160,7 @@ def attention_forward(
     mask,
     sinks,
     key_range,
+    dropout_seed,
     out,
     lse,
     stride_qb,
@@ -175,6 +186,8 @@ def attention_forward(
     batch_heads,
     score_scale,
     score_cap,
+    drop_below,
+    keep_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -187,6 +200,7 @@ def attention_forward(
     HAS_SINKS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASK: tl.constexpr,
+    DROPOUT: tl.constexpr,
     WIDE: tl.constexpr,
     FOLD: tl.constexpr,
     NEGATE: tl.constexpr,
@@ -197,7 +211,8 @@ def attention_forward(
 ):
     """PACK: a tile's rows are (query, head of the group) pairs, query-major. SPLIT: the keys are divided over grid
     axis 1, and out, lse are float32 partials [split][batch*heads][query], lse in base 2. BOUNDED: there is a key range
-    (B, 2), or chunks. HAS_SINKS: a logit (H,) more in each row; with SPLIT it is the merging kernel's."""
+    (B, 2), or chunks. HAS_SINKS: a logit (H,) more in each row; with SPLIT it is the merging kernel's. DROPOUT: what
+    `_kept` keeps counts ``keep_scale`` times."""
     rows_in_head = num_queries
     heads_in_grid = num_heads
     if PACK:
@@ -238,6 +253,9 @@ def attention_forward(
         mask_row = _mask_index(query, num_queries, FOLD)
         offsets = head.to(tl.int64) * stride_mask_h + mask_row.to(tl.int64) * stride_mask_m
         mask_rows = mask + (_wide(batch) * stride_mask_b + offsets)[:, None]
+    seed = dropout_seed
+    if DROPOUT:
+        seed = tl.load(dropout_seed + batch)
     begin, end = _sequence(key_range, batch, num_keys, BOUNDED)
     position = query + (end - num_queries)
     own_first = position
@@ -272,6 +290,10 @@ def attention_forward(
             position,
             own_first[:, None],
             own_past[:, None],
+            seed,
+            query,
+            head,
+            drop_below,
             lo,
             full_lo,
             end,
@@ -291,6 +313,7 @@ def attention_forward(
             BOUNDED,
             HAS_CAP,
             MASK,
+            DROPOUT,
             WIDE,
             FOLD,
             PRECISION,
@@ -308,6 +331,10 @@ def attention_forward(
         position,
         own_first[:, None],
         own_past[:, None],
+        seed,
+        query,
+        head,
+        drop_below,
         full_lo,
         full_hi,
         end,
@@ -327,6 +354,7 @@ def attention_forward(
         BOUNDED,
         HAS_CAP,
         MASK,
+        DROPOUT,
         WIDE,
         FOLD,
         PRECISION,
@@ -344,6 +372,10 @@ def attention_forward(
         position,
         own_first[:, None],
         own_past[:, None],
+        seed,
+        query,
+        head,
+        drop_below,
         full_hi,
         hi,
         end,
@@ -363,6 +395,7 @@ def attention_forward(
         BOUNDED,
         HAS_CAP,
         MASK,
+        DROPOUT,
         WIDE,
         FOLD,
         PRECISION,
@@ -372,6 +405,8 @@ def attention_forward(
     empty = row_sum == 0.0  # a NaN sum is not empty
     safe_sum = tl.where(empty, 1.0, row_sum)
     result = tl.where(empty[:, None], 0.0, acc * (1.0 / safe_sum)[:, None])
+    if DROPOUT:
+        result *= keep_scale
     log_sum = tl.where(empty, float("-inf"), row_max + tl.log2(safe_sum))
     lse_rows = (_wide(batch) * num_heads + head) * num_queries + query
     columns = tl.arange(0, BLOCK_V)

@@ -189,6 +189,8 @@ def attention_backward(
     key_range: torch.Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
     *,
     deterministic: bool | None = None,
@@ -336,7 +338,7 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     made = []
     for form in forms(target, kind, dims):
         q, k, _, *options = form
-        if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None, None, None, None]:
+        if q.shape[2] == 1 or options[1:] != [None, None, 0.0, None, None, None, None, 0.0, None]:
             continue
         few = (q, k[:, :1, :128], k[:, :1, :128], *options)
         for given in (form, few):

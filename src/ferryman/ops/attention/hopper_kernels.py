@@ -575,6 +575,8 @@ def attention(
     sinks: torch.Tensor | None,
     key_range: torch.Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, queries, dim = q.shape
@@ -629,6 +631,8 @@ def specialisations(target: Target, dtype: str, head_dims: tuple[int, ...] = HEA
     if not runs_on(target) or kind == torch.float32 or not dims:
         return []
     plain = [
-        f for f in forms(target, kind, dims) if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None)
+        f
+        for f in forms(target, kind, dims)
+        if f[0].shape[2] > 1 and f[4:] == (None, None, 0.0, None, None, None, None, 0.0, None)
     ]
     return recorded([functools.partial(attention, *(*form, target)) for form in plain])

@@ -30,6 +30,8 @@ _DOT = (when_interpreted(dtypes("q", torch.float32, torch.float16)),)
 _FEW = 16  # rows of the least tile that a matrix unit takes
 _UNIT = (unit_stride("q"), unit_stride("k"), unit_stride("v"))
 _PLAIN = (absent("window"), one_of("softcap", 0.0), absent("mask"))
+# of PyTorch's kernels and Hopper's: the former draw other numbers, which no seed of the op's gives
+_NO_DROPOUT = one_of("dropout_p", 0.0)
 
 
 def _rows_of(view: View) -> tuple[int, int]:
@@ -108,10 +110,11 @@ _ON_HOPPER = (
     one_of("q.shape[-1]", 64, 128),
     *_PLAIN,
     *_ALL_KEYS,
+    _NO_DROPOUT,
     _ONE_WIDTH,
     at_least("q.shape[2]", 128),
 )
-_FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, *_UNIT)
+_FUSED = (_HALF, multiple_of("q.shape[-1]", 8), one_of("softcap", 0.0), _MASK_ALIKE, _NO_DROPOUT, *_UNIT)
 # they take one width: narrower values, as in MLA, go beside columns of zeros
 _ALIKE = (*_FUSED, _NO_WIDER)
 _CUDNN = (vendor("nvidia"), feature("wgmma"), *_ALIKE, absent("window"), _SQUARE, at_least("q.shape[2]", 2))
@@ -135,6 +138,7 @@ _CPU = (
     dtypes("q", torch.float32),
     *_PLAIN,
     *_ALL_KEYS,
+    _NO_DROPOUT,
     _NO_WIDER,
     _SQUARE,
     at_least("k.shape[2]", 16),
@@ -235,7 +239,17 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="triton.decode",
         where="few_queries_kernels",
-        when=(*_DOT, _HALF, *_PLAIN[1:], *_ALL_KEYS, _ONE_WIDTH, _ONE_TILE, lacking("wmma"), _NO_BIAS_GRADIENT),
+        when=(
+            *_DOT,
+            _HALF,
+            *_PLAIN[1:],
+            *_ALL_KEYS,
+            _NO_DROPOUT,
+            _ONE_WIDTH,
+            _ONE_TILE,
+            lacking("wmma"),
+            _NO_BIAS_GRADIENT,
+        ),
         roundings=("p", "ds"),
         replayable=True,
         partial=True,

@@ -1,5 +1,5 @@
-"""Attention's scores: which keys a query sees, what they are, and what a sink takes of them. The meaning and its error
-terms are both made of these."""
+"""Attention's scores: which keys a query sees, what they are, what a sink takes of them, and which dropout leaves. The
+meaning and its error terms are both made of these."""
 
 from __future__ import annotations
 
@@ -102,3 +102,36 @@ def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
     sink = sinks.to(lse.dtype).unsqueeze(-1).expand(lse.shape)
     share = torch.exp(torch.where(sink == lse, 0.0, sink - lse))
     return torch.where(torch.isneginf(lse), 0.0, share)
+
+
+def kept(q: Tensor, k: Tensor, dropout_p: float, seed: Tensor | None) -> Tensor | None:
+    """(B, H, Sq, Sk), in q's wide dtype: 1 / (1 - p) where a query keeps a key's probability, 0 where dropout takes it;
+    None without dropout."""
+    if not dropout_p or seed is None:
+        return None
+    heads, sq, sk = q.shape[1], q.shape[2], k.shape[2]
+    key, query, head = (torch.arange(n, device=q.device) for n in (sk, sq, heads))
+    low, high = (part.view(-1, 1, 1, 1) for part in (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    counter = (key // 4, query.view(-1, 1), head.view(-1, 1, 1), torch.zeros((), dtype=torch.int64, device=q.device))
+    words = torch.stack(torch.broadcast_tensors(*philox(counter, (low, high))))
+    word = words.gather(0, (key % 4).expand(words.shape[1:]).unsqueeze(0)).squeeze(0)
+    return (word >= int(dropout_p * 2**32)).to(wide(q.new_empty(0)).dtype) / (1.0 - dropout_p)
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox-4x32-10 (Salmon et al., SC 2011): four 32-bit words of a counter of four and a key of two, in int64."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = _product(c0, 0xD2511F53)
+        high1, low1 = _product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """(high, low) words of a product of 32-bit words, by halves of the first, so that nothing overflows int64."""
+    upper, lower = (word >> 16) * factor, (word & 0xFFFF) * factor
+    middle = upper + (lower >> 16)
+    return middle >> 16, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)

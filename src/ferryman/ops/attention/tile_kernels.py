@@ -246,6 +246,24 @@ def _add_mask(scores, pointers, kept_inside, tile_inside, MASK: tl.constexpr, FO
 
 
 @triton.jit
+def _kept(seed, query, head, start, drop_below, KEYS: tl.constexpr, BY_KEY: tl.constexpr):
+    """1 for each pair of a query and one of KEYS keys from ``start`` on that dropout keeps, else 0: (queries, keys), or
+    with BY_KEY (keys, queries). ``query``: (queries, 1) or (1, queries); ``head``: that or a number. KEYS is a multiple
+    of 4, ``start`` of KEYS."""
+    groups = start // 4 + tl.arange(0, KEYS // 4)
+    zero = tl.full((), 0, tl.int32)
+    least = (zero + drop_below).to(tl.uint32, bitcast=True)
+    a, b, c, d = tl.philox(seed, groups[:, None] if BY_KEY else groups[None, :], query, zero + head, zero)
+    even = tl.join((a >= least).to(tl.int8), (c >= least).to(tl.int8))
+    kept = tl.join(even, tl.join((b >= least).to(tl.int8), (d >= least).to(tl.int8)))
+    if BY_KEY:
+        kept = tl.reshape(tl.permute(kept, (0, 2, 3, 1)), (KEYS, kept.shape[1]))
+    else:
+        kept = tl.reshape(kept, (kept.shape[0], KEYS))
+    return kept.to(tl.float32)
+
+
+@triton.jit
 def _key_ranges(
     first,
     last,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -175,6 +175,24 @@ def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich
     which = ("forward", "dq", "dkv").index(kernel) + (3 if rich or head_dim < padded else 0)
     tiles = by_dim[padded]
     return Config(*tiles[which % len(tiles)])
+
+
+# dK/dV with dropout, whose words take registers, where the tiles above spill: by arch, and padded head_dim.
+_DROPOUT_FLOAT: dict[str, dict[int, tuple[int, int, int, int]]] = {
+    "sm_80": {128: (16, 16, 8, 2)},
+    "sm_87": {64: (16, 32, 4, 1)},
+    "sm_89": {64: (16, 32, 4, 1)},
+    "sm_90": {64: (16, 32, 8, 1), 256: (16, 16, 16, 1)},
+}
+_DROPOUT_HALF = ("nvidia-160k", "nvidia-99k", "nvidia-tmem")  # at most 32 queries
+
+
+def _with_dropout(config: Config, target: Target, dtype: torch.dtype, head_dim: int) -> Config:
+    """The configuration of dK/dV with dropout, from that without."""
+    if dtype != torch.float32:
+        return replace(config, block_m=min(config.block_m, 32)) if _family(target) in _DROPOUT_HALF else config
+    tiles = _DROPOUT_FLOAT.get(target.arch, {}).get(max(64, _block_d(head_dim)))
+    return config if tiles is None else Config(*tiles)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ferryman.backends.base import Target
+from ferryman.ops.attention.dropout_kernels import kept_factor
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks, sinks_share, with_sinks
 
 aten = torch.ops.aten
@@ -195,6 +196,8 @@ def attention_cudnn(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
@@ -233,6 +236,8 @@ def attention_flash(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
@@ -314,6 +319,8 @@ def attention_efficient(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
@@ -349,6 +356,8 @@ def attention_cpu(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     if _is_blank(q, k):
@@ -358,7 +367,7 @@ def attention_cpu(
     got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, diagonal, scale=_scale(q, scale))
     # Where every score of a row is -inf PyTorch's log-sum-exp is 0, a value that 16 keys or more hardly have otherwise.
     if bool((got[1] == 0).any()):
-        return attention_composed(q, k, v, causal, scale, window, softcap, mask, sinks, None, None, target)
+        return attention_composed(q, k, v, causal, scale, window, softcap, mask, sinks, None, None, 0.0, None, target)
     return with_sinks(_model_layout(_cut(got[0], v.shape[3])), got[1].float().contiguous(), sinks)
 
 
@@ -374,6 +383,8 @@ def attention_composed(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, Tensor]:
     heads = q.shape[1]
@@ -381,7 +392,8 @@ def attention_composed(
     lse = torch.logsumexp(s, -1) if s.shape[-1] else s.new_full(s.shape[:-1], -math.inf)
     if sinks is not None:
         lse = torch.logaddexp(lse, sinks.float().unsqueeze(-1).expand(lse.shape))
-    out = torch.matmul(_probabilities(s, lse, sinks), _grouped(v, heads).float()).to(q.dtype)
+    p, kept = _probabilities(s, lse, sinks), kept_factor(q, k, dropout_p, dropout_seed)
+    out = torch.matmul(p if kept is None else p * kept, _grouped(v, heads).float()).to(q.dtype)
     return _model_layout(out), lse
 
 
@@ -421,6 +433,8 @@ def attention_traced(
     sinks: Tensor | None,
     key_range: Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     features: str,
 ) -> Tensor | None:
     """`attention`'s output as one ATen call that autograd and Inductor know; None where only the whole kernel will do.
@@ -432,7 +446,7 @@ def attention_traced(
     empty = sq == 0 or k.shape[2] == 0 or q.shape[0] * heads == 0
     if empty or window is not None or softcap or (needs_mask and (mask is not None or sq != k.shape[2])):
         return None
-    if sinks is not None or key_range is not None or chunk is not None or v.shape[3] > head_dim:
+    if sinks is not None or key_range is not None or chunk is not None or dropout_p or v.shape[3] > head_dim:
         return None
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         return None
@@ -518,6 +532,8 @@ def attention_backward_cudnn(
     key_range: Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
@@ -557,6 +573,8 @@ def attention_backward_flash(
     key_range: Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
@@ -604,6 +622,8 @@ def attention_backward_efficient(
     key_range: Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, ...]:
     if _is_blank(q, k):
@@ -657,13 +677,17 @@ def attention_backward_composed(
     key_range: Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: Tensor | None,
     target: Target,
 ) -> tuple[Tensor, ...]:
     heads, factor = q.shape[1], _scale(q, scale)
     keys, values = _grouped(k, heads), _grouped(v, heads)
     s, capped = _composed_scores(q, keys, causal, factor, window, softcap, mask, key_range, chunk)
-    p, g = _probabilities(s, lse, sinks), grad_out.float()
+    p, g, kept = _probabilities(s, lse, sinks), grad_out.float(), kept_factor(q, k, dropout_p, dropout_seed)
     dp = torch.matmul(g, values.float().mT)
+    if kept is not None:
+        dp = dp * kept
     # In float32, P dP cancels against dP as the output's own rounding does not (gradients 3 times as far off); in 16
     # bits the output that was returned is part of the op's meaning.
     delta = (p * dp if q.dtype == torch.float32 else g * out.float()).sum(-1)
@@ -679,7 +703,7 @@ def attention_backward_composed(
     return (
         (torch.matmul(ds, keys.float()) * factor).to(q.dtype).contiguous(),
         _per_key_head(torch.matmul(ds.mT, q.float()) * factor, k),
-        _per_key_head(torch.matmul(p.mT, g), v),
+        _per_key_head(torch.matmul((p if kept is None else p * kept).mT, g), v),
         q.new_empty(0) if sinks is None else gradient_of_sinks(delta, lse, sinks),
         grad_mask,
     )

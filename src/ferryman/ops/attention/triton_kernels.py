@@ -18,9 +18,18 @@ import triton
 from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, interpreting, launch, recorded
 from ferryman.ops.attention.backward_kernels import attention_backward_dkv, attention_backward_dq
+from ferryman.ops.attention.dropout_kernels import drop_below
 from ferryman.ops.attention.forward_kernels import attention_forward, attention_merge
 from ferryman.ops.attention.sinks_kernels import delta_of, gradient_of_sinks
-from ferryman.ops.attention.tiling_kernels import Config, _block_d, _config, _decode_config, _family, _spills_allowed
+from ferryman.ops.attention.tiling_kernels import (
+    Config,
+    _block_d,
+    _config,
+    _decode_config,
+    _family,
+    _spills_allowed,
+    _with_dropout,
+)
 
 _LOG2E = 1.4426950408889634
 
@@ -121,6 +130,8 @@ def configurations(
     sinks: torch.Tensor | None,
     key_range: torch.Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
 ) -> dict[str, float]:
     """In how many pieces the keys of a decoding call are read, for the menu: as `_own_splits` says, fewer, more. Their
@@ -139,6 +150,14 @@ def configurations(
     others = {s for s in (own // 4, own // 2, 3 * own // 4, 3 * own // 2, 2 * own, 4 * own) if 1 <= s <= most} - {own}
     times = {s: max(time(s), time(own)) for s in sorted(others, key=time)}
     return {f"splits_{s}": t for s, t in {own: time(own), **times}.items()}
+
+
+def _dropping(dropout_p: float) -> tuple[int | None, float | None]:
+    """What the kernels compare words with, its bits those of an int32, and what the kept are multiplied by."""
+    if not dropout_p:
+        return None, None
+    below = drop_below(dropout_p)
+    return below - (2**32 if below >= 2**31 else 0), 1 / (1 - dropout_p)
 
 
 def _too_wide(*spans: int) -> bool:
@@ -178,6 +197,8 @@ def attention(
     sinks: torch.Tensor | None,
     key_range: torch.Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Query rows in tiles of their own head."""
@@ -186,7 +207,8 @@ def attention(
     out, lse = outputs(q, v)
     if blank(q, k, out, lse, sinks):
         return out.transpose(1, 2), lse
-    rich = _is_rich(target, mask is not None or key_range is not None or chunk is not None, softcap, window)
+    hides = mask is not None or key_range is not None or chunk is not None
+    rich = _is_rich(target, hides or dropout_p > 0, softcap, window)
     config = _config(target, q.dtype, max(dim, v.shape[3]), "forward", rich)
     programs = batch * heads * triton.cdiv(queries, config.block_m)
     together = _heads_together(target, batch * kv_heads, keys, dim, k.element_size()) * (heads // kv_heads)
@@ -204,6 +226,8 @@ def attention(
         sinks,
         key_range,
         chunk,
+        dropout_p,
+        dropout_seed,
         target,
         config,
         programs,
@@ -226,6 +250,8 @@ def attention_decode(
     sinks: torch.Tensor | None,
     key_range: torch.Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The query rows of a key head's whole group in one tile; keys in one piece or several."""
@@ -254,6 +280,8 @@ def attention_decode(
         sinks,
         key_range,
         chunk,
+        dropout_p,
+        dropout_seed,
         target,
         config,
         programs,
@@ -278,6 +306,8 @@ def _run_forward(
     sinks: torch.Tensor | None,
     key_range: torch.Tensor | None,
     chunk: int | None,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
     config: Config,
     programs: int,
@@ -315,6 +345,7 @@ def _run_forward(
         mask,
         sinks,
         key_range,
+        None if dropout_seed is None or not dropout_p else dropout_seed.contiguous(),
         to,
         to_lse,
         *q.stride()[:3],
@@ -331,6 +362,7 @@ def _run_forward(
         batch * heads,
         score_scale,
         score_cap,
+        *_dropping(dropout_p),
         device=device,
         HAS_SINKS=sinks is not None and splits == 1,
         **_forward_constexprs(
@@ -343,6 +375,7 @@ def _run_forward(
             window is not None,
             softcap > 0,
             mask_kind,
+            dropout_p > 0,
             wide,
             scale < 0,
             pack,
@@ -405,6 +438,8 @@ def attention_backward(
     key_range: torch.Tensor | None,
     chunk: int | None,
     need_mask: bool,
+    dropout_p: float,
+    dropout_seed: torch.Tensor | None,
     target: Target,
 ) -> tuple[torch.Tensor, ...]:
     batch, heads, queries, dim = q.shape
@@ -425,10 +460,12 @@ def attention_backward(
     seen, size = min(window or 0, queries + keys), min(chunk or 0, queries + keys)
     sinks = None if sinks is None else sinks.contiguous()
     key_range = None if key_range is None else key_range.contiguous()
+    dropout_seed = None if dropout_seed is None or not dropout_p else dropout_seed.contiguous()
     bounded, dims = key_range is not None or chunk is not None, (dim, v.shape[3])
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-    rich = _is_rich(target, mask_kind > 0 or bounded, softcap, window)
+    rich = _is_rich(target, mask_kind > 0 or bounded or dropout_p > 0, softcap, window)
     dq, dkv = (_config(target, q.dtype, max(dims), kernel, rich) for kernel in ("dq", "dkv"))
+    dkv = _with_dropout(dkv, target, q.dtype, max(dims)) if dropout_p else dkv
     wide = _too_wide(
         max(dq.block_m, dkv.block_m) * max(q.stride(2), out.stride(2), grad_out.stride(2), mask_strides[2]),
         max(dq.block_n, dkv.block_n) * max(k.stride(2), v.stride(2), mask_strides[3]),
@@ -442,6 +479,7 @@ def attention_backward(
         mask,
         sinks,
         key_range,
+        dropout_seed,
         out,
         grad_out,
         grad_lse,
@@ -463,11 +501,12 @@ def attention_backward(
         score_scale,
         score_cap,
         scale,
+        *_dropping(dropout_p),
         device=device,
         HAS_SINKS=sinks is not None,
         HAS_GRAD_LSE=grad_lse is not None,
         **_backward_constexprs(
-            dq, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, wide
+            dq, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, dropout_p > 0, wide
         ),
         **_options(dq),
     )
@@ -479,6 +518,7 @@ def attention_backward(
         v,
         mask,
         key_range,
+        dropout_seed,
         grad_out,
         lse,
         delta,
@@ -498,9 +538,10 @@ def attention_backward(
         score_scale,
         score_cap,
         scale,
+        *_dropping(dropout_p),
         device=device,
         **_backward_constexprs(
-            dkv, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, wide
+            dkv, target, q.dtype, dims, bounded, causal, window is not None, softcap > 0, mask_kind, dropout_p > 0, wide
         ),
         **_options(dkv),
     )
@@ -532,6 +573,7 @@ def _backward_constexprs(
     window: bool,
     cap: bool,
     mask: int,
+    dropout: bool,
     wide: bool,
 ) -> dict[str, Any]:
     block_d, block_v = _blocks(*dims)
@@ -547,6 +589,7 @@ def _backward_constexprs(
         "BOUNDED": bounded,
         "HAS_CAP": cap,
         "MASK": mask,
+        "DROPOUT": dropout,
         "WIDE": wide,
         "FOLD": target.vendor == "amd",
         "NUM_XCD": _xcds(target),
@@ -564,12 +607,13 @@ def _forward_constexprs(
     window: bool,
     cap: bool,
     mask: int,
+    dropout: bool,
     wide: bool,
     negate: bool,
     pack: bool,
     split: bool,
 ) -> dict[str, Any]:
-    shared = _backward_constexprs(config, target, dtype, dims, bounded, causal, window, cap, mask, wide)
+    shared = _backward_constexprs(config, target, dtype, dims, bounded, causal, window, cap, mask, dropout, wide)
     return {**shared, "NEGATE": negate, "PACK": pack, "SPLIT": split}
 
 
@@ -580,8 +624,8 @@ def forms(target: Target, dtype: torch.dtype, head_dims: tuple[int, ...]) -> lis
     """Calls without data that between them compile what the launchers compile on ``target``.
 
     Each is the arguments of `attention` but for the target: causal and full attention, a sliding window, with a softcap
-    too, a padding mask, decoding (a batch that fills the device, too, whose keys are not split), and everything at once
-    (window, softcap, float mask).
+    too, a padding mask, decoding (a batch that fills the device, too, whose keys are not split), everything at once
+    (window, softcap, float mask), and causal attention with dropout.
     """
     kinds: list[tuple[int, bool, int | None, float, torch.dtype | None, int]] = [
         (4096, True, None, 0.0, None, 2),
@@ -595,13 +639,16 @@ def forms(target: Target, dtype: torch.dtype, head_dims: tuple[int, ...]) -> lis
         (1, True, 512, 20.0, dtype, 2),
         (1, True, None, 0.0, None, target.units),
     ]
-    found = []
+    found: list[tuple[Any, ...]] = []
     for dim in head_dims:
         for queries, causal, window, cap, mask, batch in kinds:
             q = torch.empty((batch, 32, queries, dim), dtype=dtype, device="meta")
             k = torch.empty((batch, 8, 4096, dim), dtype=dtype, device="meta")
             rows = None if mask is None else torch.empty((2, 1, queries, 4096), dtype=mask, device="meta")
-            found.append((q, k, k, causal, None, window, cap, rows, None, None, None))
+            found.append((q, k, k, causal, None, window, cap, rows, None, None, None, 0.0, None))
+        q, k = (torch.empty((2, heads, 4096, dim), dtype=dtype, device="meta") for heads in (32, 8))
+        seeds = torch.empty(2, dtype=torch.int64, device="meta")
+        found.append((q, k, k, True, None, None, 0.0, None, None, None, None, 0.1, seeds))
     return found
 
 
@@ -610,7 +657,8 @@ def backward_arguments(form: tuple[Any, ...], with_lse: bool) -> tuple[Any, ...]
     q, k, v, *options = form
     out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-    return (q, lse if with_lse else None, q, k, v, out, lse, *options, False)
+    *given, dropout_p, seed = options
+    return (q, lse if with_lse else None, q, k, v, out, lse, *given, False, dropout_p, seed)
 
 
 def specialisations(
@@ -630,7 +678,7 @@ def specialisations(
         q = torch.empty((1, 8, 1, dim), dtype=kind, device="meta")
         k = torch.empty((1, 1, 8192, dim), dtype=kind, device="meta")
         attention_decode(
-            q, k, k, True, None, None, 0.0, None, None, None, None, replace(target, configuration="splits_2")
+            q, k, k, True, None, None, 0.0, None, None, None, None, 0.0, None, replace(target, configuration="splits_2")
         )
 
     made = [functools.partial(calls, form) for form in forms(target, kind, head_dims)]

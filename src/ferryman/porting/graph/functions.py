@@ -118,7 +118,7 @@ def _attention(
     number = hinted(value(scale)) if scale is not None else None
     if scale is not None and number is None:
         return None
-    return ((query, key, v, is_causal, number, None, 0.0, attn_mask, None, None, None), tuple(between))
+    return ((query, key, v, is_causal, number, None, 0.0, attn_mask, None, None, None, 0.0, None), tuple(between))
 
 
 def size_of(node: Any, axis: int) -> Any:
