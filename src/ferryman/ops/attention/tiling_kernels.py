@@ -177,22 +177,29 @@ def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich
     return Config(*tiles[which % len(tiles)])
 
 
-# dK/dV with dropout, whose words take registers, where the tiles above spill: by arch, and padded head_dim.
-_DROPOUT_FLOAT: dict[str, dict[int, tuple[int, int, int, int]]] = {
+# dK/dV with dropout, whose words take registers, where the tiles above spill: by arch and padded head_dim, in 16 bits
+# (NVIDIA's below) and in float32.
+_DROPOUT_HALF: dict[str, dict[int, tuple[Any, ...]]] = {
+    "gfx90a": {128: (32, 32, 8, 1, _SMALL_MFMA)},
+    "gfx950": {256: (16, 32, 4, 1, _SMALL_MFMA)},
+}
+_DROPOUT_FLOAT: dict[str, dict[int, tuple[Any, ...]]] = {
     "sm_80": {128: (16, 16, 8, 2)},
     "sm_87": {64: (16, 32, 4, 1)},
     "sm_89": {64: (16, 32, 4, 1)},
     "sm_90": {64: (16, 32, 8, 1), 256: (16, 16, 16, 1)},
+    "gfx90a": {128: (16, 32, 4, 1, _SMALL_MFMA)},
 }
-_DROPOUT_HALF = ("nvidia-160k", "nvidia-99k", "nvidia-tmem")  # at most 32 queries
 
 
 def _with_dropout(config: Config, target: Target, dtype: torch.dtype, head_dim: int) -> Config:
     """The configuration of dK/dV with dropout, from that without."""
-    if dtype != torch.float32:
-        return replace(config, block_m=min(config.block_m, 32)) if _family(target) in _DROPOUT_HALF else config
-    tiles = _DROPOUT_FLOAT.get(target.arch, {}).get(max(64, _block_d(head_dim)))
-    return config if tiles is None else Config(*tiles)
+    tables = _DROPOUT_FLOAT if dtype == torch.float32 else _DROPOUT_HALF
+    tiles = tables.get(target.arch, {}).get(max(64, _block_d(head_dim)))
+    if tiles is not None:
+        return Config(*tiles)
+    few = dtype != torch.float32 and _family(target) in ("nvidia-160k", "nvidia-99k", "nvidia-tmem")
+    return replace(config, block_m=min(config.block_m, 32)) if few else config
 
 
 @functools.cache
