@@ -29,13 +29,17 @@ class ArgumentError(FerrymanError, ValueError):
         self.op, self.argument, self.actual, self.required = op, argument, actual, required
 
 
+_LONGEST = 100  # characters of a name that a message shows
+
+
 class UnknownName(FerrymanError, LookupError):
     """A name that is not in its catalogue; the message lists the nearest ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5) or known[:12]
-        super().__init__(f"unknown {kind} {name!r}; nearest: {', '.join(near) or 'none'}")
+        short = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}.."  # of a file, it may have any length
+        near = difflib.get_close_matches(short.lower(), known, n=3, cutoff=0.5) or known[:12]
+        super().__init__(f"unknown {kind} {short!r}; nearest: {', '.join(near) or 'none'}")
         self.kind, self.name, self.nearest = kind, name, tuple(near)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import random
@@ -24,12 +25,14 @@ from ferryman.device_profiles import loading
 from ferryman.dispatch import lockfile_document
 from ferryman.errors import FerrymanError
 from ferryman.porting import bench
+from ferryman.porting.aot import cache
 from ferryman.porting.capsule import compare, model, replay_results
 from ferryman.porting.capsule import contents as capsule
 from ferryman.porting.ci import history, matrix, merged, perf, record
 from ferryman.porting.fingerprint import document as fingerprint
+from ferryman.porting.fleet import journal, shards
 from ferryman.porting.judging import results
-from ferryman.porting.model.config import spec
+from ferryman.porting.model.config import config_of, spec
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "src" / "ferryman" / "device_profiles" / "data"
@@ -41,6 +44,89 @@ SHA = "0" * 64
 
 def document(kind: str, **more: Any) -> bytes:
     return json.dumps({"kind": kind, "schema_version": 1, **more}).encode()
+
+
+def opened(path: Path) -> object:
+    found = journal.Journal(path, "r")
+    found.close(done=False)
+    return found.found
+
+
+def kept(path: Path) -> object:
+    """An entry of the cache whose hash holds, as a writer of another version could have left it."""
+    data = path.read_bytes()
+    path.write_bytes(hashlib.sha256(data).digest() + data)
+    return cache.get(path.name)
+
+
+NOW = "2026-11-25T10:00:00+00:00"
+ENVIRONMENT = {
+    **dict.fromkeys(("device", "device_name", "profile", "arch", "vendor", "platform", "tier"), "cpu"),
+    "versions": {"torch": "2.13.0"},
+    "flags": {},
+    "time": NOW,
+    "seed": 0,
+}
+FACT = {"key": "fma", "route": "torch", "format": "f16", "value": 1.5, "detail": {"bits": [1, 2]}}
+ENTRY = {
+    **dict.fromkeys(("sha256", "kernels", "cases"), SHA),
+    "row": "a",
+    "commit": "0" * 40,
+    "time": NOW,
+    "verdict": "PASS",
+    "met": True,
+    "ops": {"rms_norm": "PASS"},
+}
+RUN = {"commit": "0" * 40, "time": NOW, "verdict": "PASS", "met": True, "age_days": 1.0}
+ROW = {
+    **dict.fromkeys(("id", "vendor", "device", "backend", "how", "suite"), "cpu"),
+    "verdict": "PASS",
+    "best": "PASS",
+    "met": True,
+    "green": True,
+    "counts": {"PASS": 1},
+    "trend": [RUN, RUN],
+    "ops": [{"op": "rms_norm", "verdict": "PASS", "counts": {"PASS": 1}}],
+}
+MERGED = {
+    "project": "p",
+    "commit": None,
+    "time": NOW,
+    "rows": [ROW, ROW],
+    "faults": [],
+    "notes": ["a"],
+    "vendors": [{"vendor": "cpu", "verdict": "PASS", "green": True, "rows": 1, "green_rows": 1}],
+}
+SAMPLE = {"op": "rms_norm", "case": "c", "dtype": "f32", "name": "torch", "seconds": 1e-6, "noise": 0.01}
+BASELINE = {"device_name": "cpu", "profile": "cpu", "runs": [{"time": NOW, "samples": [SAMPLE] * 3}]}
+RECORD = {
+    "row": "a",
+    "row_digest": SHA,
+    "commit": "0" * 40,
+    "commit_from": "git",
+    "dirty": False,
+    "kernels": {"a.py": SHA},
+    "started": NOW,
+    "finished": NOW,
+    "command": ["pytest"],
+    "exit_code": 0,
+    "interpreted": False,
+    "toolchain": {},
+    "device": {"vendor": "cpu", "profile": "cpu", "arch": "cpu", "name": "cpu", "kind": "cpu"},
+    "collected": ["a::b"],
+    "cases": [{"id": "a::b", "outcome": "passed", "seconds": 0.1}],
+    "files": {"junit.xml": SHA},
+}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "vocab_size": 99,
+    "num_hidden_layers": 1,
+    "rope_theta": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
 
 
 def project(path: Path) -> object:
@@ -61,7 +147,11 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "lockfile": ("l.json", (DATA / "h200.lock.json").read_bytes(), lockfile_document.load),
     "capsule": ("c.capsule", CAPSULE, capsule.load),
     "any capsule": ("c.capsule", CAPSULE, model.load),
-    "fingerprint": ("f.json", document("ferryman-fingerprint", environment={}, facts=[]), fingerprint.load),
+    "fingerprint": (
+        "f.json",
+        document("ferryman-fingerprint", environment=ENVIRONMENT, facts=[FACT, FACT]),
+        fingerprint.load,
+    ),
     "artefacts": (
         "manifest.json",
         artefacts.Manifest(time="", toolchain={}, profiles=[], seconds=0, entries=[]).model_dump_json().encode(),
@@ -72,21 +162,24 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], object]]] = {
     "project": ("pyproject.toml", b'[tool.ferryman]\nbackend = "torch"\nstrict = true\n', project),
     "history": (
         "h.json",
-        document("ferryman-ci-history", entries=[{"row": "a", "sha256": SHA}]),
+        document("ferryman-ci-history", entries=[ENTRY]),
         lambda p: history.load([p]),
     ),
-    "merged": ("m.json", document("ferryman-ci-merged", rows=[], vendors=[]), merged.load),
-    "baseline": ("p.json", document("ferryman-ci-baseline", runs=[]), perf.load),
+    "merged": ("m.json", document("ferryman-ci-merged", **MERGED), merged.load),
+    "baseline": ("p.json", document("ferryman-ci-baseline", **BASELINE), perf.load),
     "record": (
         "record.json",
-        document("ferryman-ci-record", cases=[], files={}),
+        document("ferryman-ci-record", **RECORD),
         lambda p: record.parse(record.read_json(p, record.SIZE_LIMIT), p.name),
     ),
     "config": (
         "config.json",
-        b'{"model_type": "llama", "hidden_size": 64, "rope_theta": 1e4}',
-        lambda p: spec(p.parent, tiny=True, layers=1),
+        json.dumps(CONFIG).encode(),
+        lambda p: config_of(spec(p.parent, tiny=True, layers=1)),
     ),
+    "journal": ("j.jsonl", document(journal.KIND, request="r") + b'\n{"a": [1]}\n{"b": 2}\n', opened),
+    "times": ("t.json", document(shards.KIND, seconds={"rms_norm|f32|c": 0.5}), lambda p: shards.measured([p])),
+    "kept kernel": ("0" * 64, b'{"resources": {"registers": 3}}\nimage', kept),
     "image": ("image", b"0" * 4096, lambda p: launcher.cached_image(p.name)),
 }
 ODD: list[Any] = [
@@ -170,7 +263,10 @@ def text(data: bytes, draw: random.Random) -> bytes:
 
 
 def malformed(name: str, data: bytes, draw: random.Random) -> bytes:
-    if data[:1] == b"{" and draw.random() < 0.6:
+    if name in ("journal", "kept kernel") and draw.random() < 0.6:  # a document, and more lines or an image
+        head, end, rest = data.partition(b"\n")
+        return tree(head, draw) + end + rest
+    if data[:1] == b"{" and name not in ("journal", "kept kernel") and draw.random() < 0.6:
         return tree(data, draw)
     if name in ("profile", "matrix") and draw.random() < 0.6:
         return tree(json.dumps(yaml.safe_load(data), default=str).encode(), draw)  # JSON is YAML
@@ -202,11 +298,13 @@ def one(folder: Path, name: str, file: str, content: bytes, load: Callable[[Path
     path = folder / name.replace(" ", "_") / file
     if name == "image":
         path = launcher.cache_directory() / file
+    if name == "kept kernel":
+        path = cache.folder() / file[:2] / file
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.write_bytes(content)
     try:
         load(path)
-    except FerrymanError as error:
+    except (FerrymanError, cache.DamagedEntry) as error:
         long = len(str(error)) > 3000
         return f"an error of {len(str(error))} characters" if long else "refused"
     except Exception:  # noqa: BLE001 - this is what is looked for

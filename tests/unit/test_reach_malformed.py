@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 WORKER = Path(__file__).with_name("malformed_worker.py")
-READERS, MOST_MB, MOST_SECONDS = 18, 300, 5
+READERS, MOST_MB, MOST_SECONDS = 21, 300, 5
 
 
 @pytest.mark.parametrize("each", [3, pytest.param(100, marks=pytest.mark.slow)])
@@ -22,7 +22,7 @@ def test_malformed_files_are_refused(each: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     whole = {name for name, how in found["seeds"].items() if how == "read"}
-    assert whole >= {"results", "compare", "bench", "lockfile", "capsule", "artefacts", "profile", "matrix", "project"}
+    assert len(whole) == READERS, set(found["seeds"]) - whole  # else most of a reader is never reached
     assert found["faults"] == [], (seed, found["count"], found["faults"][:3])
     assert found["refused"] + found["read"] == each * READERS and found["refused"] > each * READERS / 2
     assert found["MB"] <= MOST_MB and found["seconds"] <= MOST_SECONDS, found

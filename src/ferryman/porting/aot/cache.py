@@ -62,7 +62,12 @@ def get(name: str) -> tuple[dict[str, Any], bytes] | None:
     if hashlib.sha256(body).digest() != digest:
         raise DamagedEntry(f"{path} is damaged: {len(data)} bytes whose hash is not the one at their head")
     head, _, image = body.partition(b"\n")
-    facts: dict[str, Any] = json.loads(head)
+    try:
+        facts = files.parse(head)
+    except (ValueError, RecursionError) as error:
+        raise DamagedEntry(f"{path} is damaged: its head is not JSON ({str(error)[:100]})") from error
+    if not isinstance(facts, dict):
+        raise DamagedEntry(f"{path} is damaged: its head is no JSON object")
     return facts, image
 
 

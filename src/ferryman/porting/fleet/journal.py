@@ -44,8 +44,8 @@ class Journal:
     def _read(self, path: Path, request: str) -> list[Any]:
         lines = files.read(path, _MOST_BYTES).split(b"\n")
         try:
-            head = json.loads(lines[0])
-        except ValueError:
+            head = files.parse(lines[0])
+        except (ValueError, RecursionError):
             head = None
         if not isinstance(head, dict) or head.get("kind") != KIND or head.get("request") != request:
             self.other = True
@@ -53,8 +53,8 @@ class Journal:
         kept = []
         for line in lines[1:-1]:  # what stands after the last line break was cut off
             try:
-                kept.append(json.loads(line))
-            except ValueError:
+                kept.append(files.parse(line))
+            except (ValueError, RecursionError):
                 continue
         return kept
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ def measured(paths: Iterable[Path]) -> dict[tuple[str, str, str], float]:
             raise ResultError(str(error)) from error
         if isinstance(raw, dict) and raw.get("kind") == KIND:
             times = raw.get("seconds")
-            if not isinstance(times, dict) or not all(isinstance(v, int | float) and v >= 0 for v in times.values()):
+            if not isinstance(times, dict) or not all(
+                isinstance(v, int | float) and 0 <= v <= sys.float_info.max for v in times.values()
+            ):
                 raise ResultError(f"{path} is damaged: seconds is no object of times")
             for name, seconds in times.items():
                 op, _, rest = name.partition("|")
