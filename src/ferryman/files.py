@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
+import tempfile
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -83,6 +86,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(token: str) -> float:
     raise ValueError(f"{token} is not JSON")
+
+
+class OwnFolder:
+    """A temporary folder that goes with this object, or at the end of the process that made it. A fork of that process
+    leaves it, however it exits."""
+
+    def __init__(self, prefix: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self.remove = weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def _remove(path: Path, maker: int) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def distrusted(path: Path) -> str | None:

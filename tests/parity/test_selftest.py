@@ -140,6 +140,21 @@ def test_what_a_worker_forked_ends_with_it(monkeypatch: pytest.MonkeyPatch, tmp_
     assert alive.exists()
 
 
+def test_a_worker_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither where it is killed, nor where the folder is of a fork, whose exit runs no clean-up."""
+    made = tmp_path / "made"
+    fork = (
+        "import pathlib; from ferryman.porting.mutate import sources; "
+        "from ferryman.porting.selftest.worker import forked; "
+        f"write = lambda: pathlib.Path({str(made)!r}).write_text(sources.load('m', 'A = 1').__file__); "
+        "forked(lambda: (write(), os.kill(os.getppid(), 9), time.sleep(60)), 60.0)"
+    )
+    with pytest.raises(RuntimeError, match="code -9"):
+        _begun(monkeypatch, fork, 60.0)
+    module = Path(made.read_text())
+    assert module.name == "m.py" and not module.exists() and not module.parent.exists()
+
+
 def test_a_worker_that_fails_before_the_deadline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"code 3: .*its reason"):
         _begun(monkeypatch, "print('its reason', file=sys.stderr); sys.exit(3)", 60.0)

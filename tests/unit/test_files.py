@@ -236,6 +236,24 @@ def test_an_image_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
     assert list(launcher.cache_directory().iterdir()) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_that_exits_leaves_its_parents_folders() -> None:
+    script = (
+        "import os, sys\nfrom ferryman.porting.aot import pool\nfrom ferryman.porting.mutate import sources\n"
+        "echo = 'import sys; print({}, flush=True); sys.stdin.read()'\n"
+        "worker = pool.Worker([sys.executable, '-c', echo])\nworker._start()\n"
+        "folders = [sources._folder().path, worker._folder.path]\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    sys.exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "assert all(folder.exists() for folder in folders), folders\n"
+        "worker.stop()\nassert not folders[1].exists()\nprint(folders[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()
+
+
 # --- artefacts of Triton under threads ------------------------------------------------------------
 
 

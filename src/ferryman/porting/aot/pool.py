@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from ferryman import files
 from ferryman.porting.aot.worker import COMMAND
 from ferryman.porting.running.process import parentage
 
@@ -37,7 +38,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
         self._complaints: IO[str] | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: files.OwnFolder | None = None
         self.listed: set[Any] = set()
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Worker:
             return self._process
         source = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
-        self._folder = tempfile.TemporaryDirectory(prefix="ferryman-compile-")
+        self._folder = files.OwnFolder("ferryman-compile-")
         # A process of its own group, so that the compilers that it starts end with it. A Triton cache of its own: what
         # lies in the user's was never checked.
         env = {
@@ -80,7 +81,7 @@ class Worker:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": path,
             "TRITON_INTERPRET": "0",
-            "TRITON_CACHE_DIR": self._folder.name,
+            "TRITON_CACHE_DIR": str(self._folder.path),
         }
         env.pop("FERRYMAN_ARTEFACTS", None)
         self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -116,7 +117,7 @@ class Worker:
                     with suppress(BrokenPipeError):  # a request that it did not live to read
                         stream.close()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
             self._folder = None
 
 

@@ -6,12 +6,12 @@ import ast
 import functools
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ferryman import files
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.porting.mutate import python
@@ -104,14 +104,14 @@ def candidates(op: str) -> list[Edit]:
 
 
 @functools.lru_cache(maxsize=1)
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _folder() -> files.OwnFolder:
     """Edited Triton modules must be files: Triton reads its kernels' source from there. Removed at exit."""
-    return tempfile.TemporaryDirectory(prefix="ferryman-mutants-")
+    return files.OwnFolder("ferryman-mutants-")
 
 
 def load(name: str, text: str) -> ModuleType:
     """A module made from a text. What the text raises at import rises."""
-    path = Path(_folder().name) / f"{name}.py"
+    path = _folder().path / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -255,11 +255,18 @@ def _drive(waiting: Any, results: Any, deadline: float | None, stop: threading.E
 
 
 def _work(job: dict[str, Any], results: Any, deadline: float | None, stop: threading.Event) -> None:
-    """One job in a process, which the deadline ends. Raises RuntimeError where it ends before, and has not done it."""
+    """One job in a process, which the deadline ends. Raises RuntimeError where it ends before, and has not done it.
+
+    What it writes for itself, edited modules, goes with it, also where it is killed, or a fork of it was.
+    """
     path = os.pathsep.join(p for p in (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")) if p)
     env = {**os.environ, **parentage(), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     env["TRITON_INTERPRET"] = "1" if job["backend"] == "triton" else "0"
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as complaints,
+        tempfile.TemporaryDirectory(prefix="ferryman-selftest-", ignore_cleanup_errors=True) as own,
+    ):
+        env["TMPDIR"] = own
         process = subprocess.Popen(
             [sys.executable, "-c", worker.START],
             stdin=subprocess.PIPE,
