@@ -100,6 +100,63 @@ def test_every_worker_is_bound_to_its_parent() -> None:
         assert "end_with_parent()" in body.partition("os.fdopen")[0], where
 
 
+# What `ferryman ci run` and `ferryman mutate` start is a user's command, and none of the package's own sources.
+STARTS = {
+    "ci run": """
+from ferryman.porting.ci import run
+run._execute(command, pathlib.Path(), {}, 60.0)
+""",
+    "mutate": """
+from ferryman.porting.mutate import users
+target = users.Target(pathlib.Path("user_kernels.py"), "user_kernels", "rms_norm")
+users._Tests(target, shlex.join(command), pathlib.Path(folder), False, []).run(None, 60.0)
+""",
+}
+SPINS = """
+import os, sys, time
+os.fork()  # what it starts, too
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+time.sleep(120)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="commands end with their parent on Linux")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("verb", STARTS)
+def test_a_users_command_ends_with_ours(verb: str, number: signal.Signals, folder: Path, tmp_path: Path) -> None:
+    """At SIGTERM with all that it started; at SIGKILL, which no process can answer, the command itself."""
+    begun, own = tmp_path / "begun", tmp_path / "own"
+    begun.mkdir(), own.mkdir()
+    (tmp_path / "spins.py").write_text(SPINS)
+    script = (
+        "import pathlib, shlex, signal, sys\nfrom ferryman.cli.main import _terminated\n"
+        "signal.signal(signal.SIGTERM, _terminated)\n"
+        f"command, folder = [sys.executable, 'spins.py', {str(begun)!r}], {str(own)!r}\n{STARTS[verb]}"
+    )
+    command = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": SOURCE})
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(begun.iterdir())) < 2:
+            assert time.monotonic() < deadline and command.poll() is None
+            time.sleep(0.05)
+        all_of_it = [int(path.name) for path in begun.iterdir()]
+        first = [p for p in all_of_it if p in children(command.pid) and b"spins.py" in _command_line(p)]
+        command.send_signal(number)
+        command.wait(5)
+        must_end = all_of_it if number == signal.SIGTERM else [p for p in first if p == min(all_of_it)]
+        assert must_end
+        deadline = time.monotonic() + 5
+        while any(map(alive, must_end)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(alive, must_end))
+    finally:
+        command.kill()
+        command.wait()
+        for pid in map(int, (path.name for path in begun.iterdir())):
+            if alive(pid) and b"spins.py" in _command_line(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
 def test_a_kernel_that_takes_all_memory_is_stopped_and_said_to_be(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from ferryman.porting.ci.record import Case, Device, Record
 from ferryman.porting.fingerprint import verify
 from ferryman.porting.judging import results
 from ferryman.porting.judging.results import Finding, Results
+from ferryman.porting.running.process import bound
 
 _RAN = ("PASS", "FAIL", "MISTRUSTED")
 _SECONDS = 6 * 3600
@@ -160,7 +161,7 @@ def _numerics(row: Row) -> list[Finding]:
 def _execute(command: Sequence[str], root: Path, more: dict[str, str], seconds: float) -> int:
     """The command's exit code; it is ended with all its children when its time is over, or this process is asked to."""
     try:
-        process = subprocess.Popen(command, cwd=root, env={**os.environ, **more}, start_new_session=True)
+        process = subprocess.Popen(bound(command), cwd=root, env={**os.environ, **more}, start_new_session=True)
     except OSError as error:
         raise MatrixError(f"{command[0]} cannot be started: {error.strerror}") from error
 

@@ -27,6 +27,7 @@ from typing import Any, Literal
 from ferryman.errors import ArgumentError, FerrymanError, UnknownName
 from ferryman.porting.mutate import python, reveal
 from ferryman.porting.mutate.edits import Edit, spread
+from ferryman.porting.running.process import bound
 
 SAMPLE = 40
 _HOOK = Path(__file__).with_name("hook.py")
@@ -173,7 +174,7 @@ class _Tests:
         env = {**self.env, "FERRYMAN_MUTATION": json.dumps(job), "PYTEST_ADDOPTS": addopts + (" -x" if edit else "")}
         began = time.monotonic()
         process = subprocess.Popen(
-            self.command,
+            bound(self.command),
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -187,11 +188,19 @@ class _Tests:
             code = process.returncode
         except subprocess.TimeoutExpired:
             code = None
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             output, _ = process.communicate()
+        except BaseException:  # this process is asked to end
+            _end(process)
+            raise
         notes = [json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.exists() else []
         return _Run(code, time.monotonic() - began, output, _tests(junit), notes)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 _SITE = """import importlib.util, os, sys

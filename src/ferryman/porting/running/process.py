@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -82,6 +83,22 @@ def end_with_parent(parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if (str(parent) if parent else os.environ.get(_PARENT, str(os.getppid()))) != str(os.getppid()):
         os._exit(1)
+
+
+# `end_with_parent` for a command that is none of ours: the signal outlives exec
+_BOUND = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]): os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def bound(command: Sequence[str]) -> list[str]:
+    """A command that is killed when the thread that started it ends, however that was ended. On Linux alone; what is
+    not found stays as it is, for the one who starts it to say so."""
+    if sys.platform != "linux" or shutil.which(command[0]) is None:
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
 
 
 def parentage() -> dict[str, str]:
