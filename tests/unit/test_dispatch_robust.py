@@ -19,6 +19,7 @@ from ferryman import ops
 from ferryman.dispatch import plan, registry, select
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
 from ferryman.ops.menu import Implementation
+from ferryman.porting.inputs.cases import cases_of, double, materialise
 
 X, W = torch.randn(4, 16), torch.randn(16)
 
@@ -239,6 +240,15 @@ def test_a_number_of_another_type_is_refused_warm_and_cold(
         with pytest.raises(ArgumentError) as raised:
             wrong()
         assert raised.value.argument == name and len(str(raised.value)) < 300
+
+
+def test_float64_is_the_oracles_alone() -> None:
+    """Docstrings name float32, float16 and bfloat16: every op refuses another dtype, eagerly and in the library."""
+    for op in registry.primitives().values():
+        args = double(materialise(cases_of(op)[0], op, torch.float32, 0, torch.device("cpu")))
+        for call in (op.namespace["_resolve"], getattr(torch.ops.ferryman, op.name)):
+            with pytest.raises(ArgumentError, match=r"dtype is torch\.float64; required: "):
+                call(*args)
 
 
 @pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5)])

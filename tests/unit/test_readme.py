@@ -48,6 +48,17 @@ def test_commands_have_these_verbs_and_options() -> None:
             assert names.get(option, option) in known[verb], command
 
 
+def test_a_command_that_ends_in_2_on_a_cpu_says_what_it_needs() -> None:
+    """Without a GPU `tune` has nothing to choose from, `--as` nothing that executes PTX, Triton nothing to run on."""
+    commands = re.findall(r"^ {4}ferryman (.+)$", TEXT, re.MULTILINE)
+    needing = [c for c in commands if c.startswith("tune") or "--backend triton" in c or "--peers" in c]
+    assert len(needing) >= 3
+    for command in needing:
+        assert re.search(r"#.*(on a GPU|in a clone)", command), command
+    before = TEXT[: TEXT.index("ferryman check --as")].rstrip().rpartition("\n\n")[2]
+    assert "newer one that is here" in " ".join(before.split())
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 import ferryman
 from ferryman import ops
 from ferryman.dispatch import lockfile, lockfile_migrate, registry
+from ferryman.ops.evidence import Sampler
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.ops.attention.plain_philox import is_dropped
 
@@ -201,6 +203,18 @@ def test_compiled_in_one_graph() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(q, sinks, ends), call(q, sinks, ends))
+
+
+def test_what_regret_draws_has_every_option() -> None:
+    known, draw = registry.evidence(OP), random.Random(5)
+    seen = set()
+    for _ in range(400):
+        assert known.sampled is not None and known.named is not None
+        name = known.sampled(Sampler(draw, less=8))
+        given = known.named(name).args
+        assert all(values.shape[0] == given["q"].shape[0] for key, values in given.items() if key in ("k", "v")), name
+        seen |= {key for key, value in given.items() if value not in (None, False, 0.0)}
+    assert seen >= {*OP.names} - {"scale"}
 
 
 INTERPRETED = """

@@ -282,23 +282,29 @@ def _bench(grid: Grid) -> Iterator[Case]:
 
 
 _NAME = re.compile(
-    r"B(\d+) H(\d+)/(\d+) Q(\d+) K(\d+) D(\d+)( causal)?(?: window(\d+))?(?: softcap(\d+))?(?: (padding|mask|bias))?"
+    r"B(\d+) H(\d+)/(\d+) Q(\d+) K(\d+) D(\d+)( causal)?(?: window(\d+))?(?: softcap(\d+))?(?: chunk(\d+))?"
+    r"(?: (padding|mask|bias|sinks|range|dropout))?"
 )
 
 
 def _named(name: str) -> Case:
     """padding: the mask of left-padded rows or of a static cache, each query's own. mask: random. bias: of floats, one
-    for all of a batch."""
+    for all of a batch. range: a first and an end key for each sequence. dropout: of a tenth."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"{name!r} is no case of attention; required: such as B2 H32/8 Q512 K512 D128 causal window64")
     batch, heads, kv, queries, keys, dim = (int(n) for n in match.groups()[:6])
-    causal, window, softcap, kind = match.groups()[6:]
+    causal, window, softcap, chunk, kind = match.groups()[6:]
     mask = None
     if kind == "bias":
         mask = TensorSpec((1, heads, queries, keys), fill="normal")
-    elif kind is not None:
+    elif kind in ("padding", "mask"):
         mask = TensorSpec((batch, 1, queries, keys), dtype="bool", fill=kind)
+    added: dict[str, dict[str, Any]] = {
+        "sinks": {"sinks": TensorSpec((heads,))},
+        "range": {"key_range": _range(batch)},
+        "dropout": {"dropout_p": 0.1, "dropout_seed": _seed(batch)},
+    }
     return Case(
         name,
         {
@@ -307,6 +313,8 @@ def _named(name: str) -> Case:
             "window": None if window is None else int(window),
             "softcap": float(softcap or 0),
             "mask": mask,
+            **({} if chunk is None else {"chunk": int(chunk)}),
+            **added.get(kind, {}),
         },
     )
 
@@ -322,11 +330,14 @@ def _sampled(s: Sampler) -> str:
     keys = s.around(64 // min(s.less, 4), 16_384 // s.less)
     form = s.draw.choice(("square", "square", "square", "decode", "decode", "chunk", "cross"))
     queries = {"square": keys, "decode": 1, "chunk": s.around(2, min(1024, keys)), "cross": s.around(16, 2048)}[form]
-    kind = s.draw.choice(("", "", "", " window", " softcap50", " padding", " mask", " bias"))
+    plain, hidden = ("", "", "", " window", " softcap50"), (" padding", " mask", " bias")
+    kind = s.draw.choice((*plain, *hidden, " sinks", " range", " chunk", " dropout"))
     batch = s.fitting(batch, heads, queries, max(keys, queries), dim)
     causal = " causal" if form != "cross" and kind not in (" padding", " mask") else ""
     if kind == " window":
         kind = f" window{s.draw.choice((64, 128, 512, 1024, 4096))}" if causal else ""
+    if kind == " chunk":
+        kind = f" chunk{s.draw.choice((256, 2048, 8192))}" if causal else ""
     rows = {" padding": batch, " mask": batch, " bias": heads}.get(kind, 0)
     if rows * queries * keys > _MOST_MASK // s.less**2:
         kind, causal = "", " causal" if form != "cross" else ""

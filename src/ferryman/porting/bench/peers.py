@@ -56,7 +56,7 @@ class Adapter:
         given = list(zip(known.names, args, strict=True))
         while given and given[-1][0] in known.added and not _takes(function, len(given)):
             name, value = given.pop()
-            if value is not known.added[name]:
+            if not known.left_out(name, value):
                 raise NotServed(f"no {name}")
         return function(*(value for _, value in given))
 
