@@ -118,9 +118,11 @@ def loss_of_the_next_class(logits: Tensor, labels: Tensor, ignore: int, smoothin
 def attention_without_the_last_key(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
     if k.shape[2] < 2:
         return torch_kernel("attention")(q, k, v, *rest)
-    _, scale, _, softcap, _, sinks, _, _, target = rest
+    _, scale, _, softcap, _, sinks, *_, target = rest
     shorter = k[:, :, :-1], v[:, :, :-1]
-    return torch_kernel("attention")(q, *shorter, False, scale, None, softcap, None, sinks, None, None, target)
+    return torch_kernel("attention")(
+        q, *shorter, False, scale, None, softcap, None, sinks, None, None, 0.0, None, target
+    )
 
 
 def attention_of_the_wrong_head(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:

@@ -157,6 +157,13 @@ def test_a_bad_file_is_refused_with_file_and_line(tmp_path: Path, old: str, new:
     assert str(caught.value).startswith(f"{file}:{line}: "), str(caught.value)
 
 
+def test_a_large_value_makes_no_large_message(tmp_path: Path) -> None:
+    many = ", ".join(f"k{n}: 0" for n in range(20_000))
+    with pytest.raises(ProfileError) as error:
+        dp.load(write(tmp_path, GOOD.replace("schema: 1", f"schema: {{{many}}}")))
+    assert len(str(error.value)) < 1000 and "schema is" in str(error.value) and "reads 1" in str(error.value)
+
+
 def test_the_python_tag_runs_nothing(tmp_path: Path) -> None:
     trap = tmp_path / "ran"
     text = GOOD.replace("a test card", f"!!python/object/apply:pathlib.Path.touch [{trap}]")

@@ -102,6 +102,9 @@ class Cell:
     line: int
 
 
+_SHOWN = 300  # characters of a message's beginning and end
+
+
 @dataclass
 class Draft:
     """One file, checked by itself; what it leaves out may still come from the profile that it extends."""
@@ -126,6 +129,8 @@ class Draft:
         return self.text["name"]
 
     def fail(self, line: int, problem: str) -> NoReturn:
+        if len(problem) > 2 * _SHOWN:  # what the file has there may be large; what is required stands at the end
+            problem = f"{problem[:_SHOWN]} .. {problem[-_SHOWN:]}"
         raise ProfileError(f"{self.origin}:{line}: {problem}")
 
 
