@@ -36,3 +36,37 @@ def test_a_gradient_that_cancels_is_proven_and_a_wrong_one_is_not() -> None:
     assert prove(original, candidate, [(x,)], storage=()).ok
     assert not prove(original, lambda x: candidate(x, 1 + 2.0**-30), [(x,)], storage=()).ok
     assert not prove(original, lambda x: candidate(x) + 2.0**-30 * (x[0] - x[0].detach()), [(x,)], storage=()).ok
+
+
+def test_a_small_gradient_is_held_to_its_own_size_unless_it_cancelled() -> None:
+    x = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    sizes = torch.tensor([[1.0], [2.0**-60]], dtype=torch.float64)
+
+    def scaled(x: torch.Tensor, wrong: float = 0.0) -> torch.Tensor:
+        return x * sizes + wrong * (x - x.detach())
+
+    assert prove(scaled, lambda x: sizes * x, [(x,)], storage=()).ok
+    found = prove(scaled, lambda x: scaled(x, 2.0**-62), [(x,)], storage=())
+    assert "gradient 0 differs by" in found.reason
+
+
+def test_a_gradient_behind_a_sum_that_cancelled_is_held_to_what_units_of_the_inputs_move() -> None:
+    """exp'(s) of a sum s of terms of 2^40 has 2^-12 of noise, in every row alone."""
+    x = torch.randn(3, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 2.0**40
+    x = x - x.mean(-1, keepdim=True)
+
+    def original(x: torch.Tensor) -> torch.Tensor:
+        return x + (torch.sin(x.sum(-1, keepdim=True)) - torch.sin(x.sum(-1, keepdim=True)).detach())
+
+    def candidate(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        total = x.flip(-1).cumsum(-1)[:, -1:]
+        return x + factor * (torch.sin(total) - torch.sin(total).detach())
+
+    assert prove(original, candidate, [(x,)], storage=()).ok
+    assert not prove(original, lambda x: candidate(x, -1.0), [(x,)], storage=()).ok
+
+
+def test_a_result_that_needs_no_gradient_has_a_gradient_of_zero() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    assert prove(lambda x: torch.zeros_like(x), lambda x: x * 0.0, [(x,)], storage=()).ok
+    assert not prove(lambda x: x.detach(), lambda x: x * 1.0, [(x,)], storage=()).ok

@@ -6,6 +6,7 @@ A proof holds for the inputs it ran. Whoever asks draws them, on both sides of e
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from ferryman.porting.model.exact import Widened
 # float64 has 53 bits. 2^-40 leaves 13 of them to sums of up to 8192 terms in any order, and is 2^-16 of half a unit in
 # the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.
 LIMIT = 2.0**-40
-_CANCELLED = 2.0**-8
+_UNIT = 2.0**-52  # of float64: LIMIT is 2^12 of them
 # Two float32 evaluations that round to storage at the same places differ where float32's noise (16 units of 2^-24)
 # crosses a rounding boundary: 16 * 2^-24 / 2^-11 = 2^-9 of float16's elements, 2^-12 of bfloat16's. A rounding point
 # more or less changes a quarter of them or more. 2^-5 lies between, 16 times away from the one and 8 from the other.
@@ -129,7 +130,8 @@ def _prove(
                 again, _ = _run(original, given, False)
             _same(wanted, again)
             worst = max(worst, _distance("result", found, wanted, limit))
-            gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit))
+            reach = functools.partial(_reach, original, candidate, given, slopes, wanted_slopes)
+            gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit, reach))
         form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage, wide)
     except Disagreement as error:
         return Proof(False, str(error), worst, gradient, inputs=len(inputs), distance=error.distance)
@@ -159,8 +161,10 @@ def _run(call: Function, given: tuple[Any, ...], gradients: bool) -> tuple[list[
             raise Disagreement("it changes its input")
         leaves = [x for x in made if isinstance(x, Tensor) and x.requires_grad]
         reached = [r for r in results if r.requires_grad]
-        if not gradients or not leaves or not reached:
+        if not gradients or not leaves:
             return [r.detach() for r in results], []
+        if not reached:  # of no tokens, say
+            return [r.detach() for r in results], [torch.zeros_like(x) for x in leaves]
         weights = [torch.cos(torch.arange(r.numel(), dtype=r.dtype)).reshape(r.shape) for r in reached]
         slopes = torch.autograd.grad(reached, leaves, weights, allow_unused=True)
         pairs = zip(slopes, leaves, strict=True)
@@ -183,13 +187,43 @@ def _same(first: list[Tensor], again: list[Tensor]) -> None:
         raise Disagreement("it gives another result the second time")
 
 
-def _distance(what: str, found: list[Tensor], wanted: list[Tensor], limit: float) -> float:
+def _reach(
+    original: Function, candidate: Function, given: tuple[Any, ...], slopes: list[Tensor], wanted: list[Tensor]
+) -> list[Tensor]:
+    """How far one unit in the last place of each number of the inputs moves each gradient, by row."""
+    reach = [torch.zeros_like(w) for w in wanted]
+    generator = torch.Generator().manual_seed(17)
+    for _ in range(2):
+        moved = [
+            x * (1.0 + _UNIT * torch.randint(0, 2, x.shape, generator=generator).double().mul(2.0).sub(1.0))
+            if isinstance(x, Tensor) and x.dtype == torch.float64
+            else x
+            for x in given
+        ]
+        found = _run(candidate, tuple(moved), True)[1]
+        with Widened(torch.float64):
+            again = _run(original, tuple(moved), True)[1]
+        for now, before in ((found, slopes), (again, wanted)):
+            apart = [(a - b).abs().nan_to_num(0.0, 0.0, 0.0) for a, b in zip(now, before, strict=True)]
+            reach = [torch.maximum(r, a) for r, a in zip(reach, apart, strict=True)]
+    return [r.amax(-1, keepdim=True) if r.dim() and r.numel() else r for r in reach]
+
+
+def _distance(
+    what: str,
+    found: list[Tensor],
+    wanted: list[Tensor],
+    limit: float,
+    reach: Callable[[], list[Tensor]] | None = None,
+) -> float:
     """Largest difference relative to the largest element of its row; raises where it is over the limit.
 
-    A gradient that is 0 because what it sums cancels is float64's noise in one order and 0 in another, so a row of
-    gradients counts as 2^-8 of the tensor's largest element at least: with ``LIMIT`` that is 16 units of float64 in it,
-    6 sqrt(n) of n = 7 terms.
+    reach: how far a unit in the last place of the inputs moves each row. A gradient may be small because what it sums
+    cancels, or lie on the slope of a product that cancelled: two orders of its terms differ by more units of it then. A
+    rounding inside is no other than one of the inputs, so such a row may differ by as many of these moves as another
+    by units, 2^12.
     """
+    moves: list[Tensor] | None = None
     if len(found) != len(wanted):
         raise Disagreement(f"{len(wanted)} {what}s against the op's {len(found)}")
     worst = 0.0
@@ -205,9 +239,10 @@ def _distance(what: str, found: list[Tensor], wanted: list[Tensor], limit: float
             raise Disagreement(f"{what} {i} is not finite in other places than the op's")
         f, w = f.masked_fill(odd, 0.0), w.masked_fill(odd, 0.0)
         row = (w.abs().amax(-1, keepdim=True) if w.dim() else w.abs()).clamp_min(1e-290)
-        if what == "gradient":
-            row = row.clamp_min(_CANCELLED * float(w.abs().max()))
         error = float(((f - w).abs() / row).max())
+        if error > limit and reach is not None:
+            moves = reach() if moves is None else moves
+            error = float(((f - w).abs() / torch.maximum(row, moves[i] / _UNIT)).max())
         worst = max(worst, error)
         if not error <= limit:
             raise Disagreement(f"{what} {i} differs by {error:.3g} in float64 (limit {limit:.3g})", error)
