@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import linecache
 import pickle
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -423,7 +426,7 @@ def test_experts_are_served_forward_and_backward(name: str, act: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", [*EXPERTS, "gpt_oss"])
 def test_a_family_with_experts_trains_through_the_op(name: str, dtype: torch.dtype) -> None:
     model = bundled.build(name, True, dtype)
     found = compare(model, bundled.inputs_of(name, True, model))
@@ -526,11 +529,85 @@ def test_other_experts_stay(name: str) -> None:
     assert float((after - wanted).abs().max()) <= 48 * torch.finfo(torch.float32).eps * float(wanted.abs().max())
 
 
-def test_clipped_interleaved_experts_with_biases_stay() -> None:
-    config = transformers.GptOssConfig(hidden_size=24, intermediate_size=16, num_local_experts=6)
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+def gpt_oss(**changes: Any) -> Any:
+    """Clipped gates between the rows of up, biases, inputs that may be None, ids that are checked."""
+    layer = experts_of("gpt_oss", "GptOssExperts", "GptOssConfig")
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    return layer
 
-    assert blocks.role_of(GptOssExperts(config)) is None
+
+def test_clipped_interleaved_experts_with_biases_are_served() -> None:
+    layer = gpt_oss()
+    x, ids, shares = routed()
+    x = (x * 9).requires_grad_()
+    wanted = layer(x, ids, shares)
+    before = torch.autograd.grad(wanted.square().sum(), [x, *layer.parameters()])
+    report = ferryman.port(layer)
+    assert report.calls() == {"moe_experts": 1} and not report.unsupported
+    found, made = made_by(lambda: layer(x, routing_weights=shares, router_indices=ids))
+    assert made == {"moe_experts torch": 1}
+    after = torch.autograd.grad(found.square().sum(), [x, *layer.parameters()])
+    found, wanted = found.detach(), wanted.detach()
+    # sums of 24 and 16 products and of 2 experts, and of 11 tokens behind those
+    room = torch.finfo(torch.float32).eps
+    assert float((found - wanted).abs().max()) <= 48 * room * float(wanted.abs().max())
+    pairs = zip(after, before, strict=True)
+    assert all(float((a - b).abs().max()) <= 512 * room * float(b.abs().max()) for a, b in pairs)
+    with pytest.raises(AttributeError, match="NoneType"):  # as before: the model's own error
+        layer(x)
+
+
+def test_a_comparison_that_never_held_is_covered_only_where_it_cannot_hold() -> None:
+    base: Any = type(gpt_oss())
+
+    def role(old: str, new: str, **changes: Any) -> Any:
+        layer = gpt_oss(**changes)
+        text = textwrap.dedent(inspect.getsource(inspect.unwrap(base.forward)))
+        assert text.count(old) == 1
+        name = f"<experts {len(linecache.cache)}>"
+        lines = text.replace(old, new).splitlines(keepends=True)
+        linecache.cache[name] = (len(text), None, lines, name)
+        known: dict[str, Any] = {"torch": torch}
+        exec(compile("".join(lines), name, "exec"), known)  # noqa: S102 - the library's own text
+        layer.__class__ = type("Own", (base,), {"forward": known["forward"], "__module__": __name__})
+        return blocks.role_of(layer)
+
+    skip, one_hot = "expert_idx == self.num_experts", "router_indices, num_classes=self.num_experts"
+    assert isinstance(role(skip, skip), Role)
+    assert isinstance(role(one_hot, f"{one_hot} + 1"), Role)  # a number beyond is taken, and skipped
+    for new in ("expert_idx == 5", "expert_idx == self.absent", "len(expert_hit) == self.num_experts + 1"):
+        found = role(skip, new, absent=77)
+        assert isinstance(found, Refusal) and "no input took both sides" in found.reason
+    # it compares with the number of experts, but does not go over ids
+    found = role(skip, "len(expert_hit) + 1 == self.num_experts")
+    assert isinstance(found, Refusal)
+
+
+@pytest.mark.parametrize("changes", [{"alpha": 1.7}, {"limit": 6.5}, {"down_proj_bias": None}])
+def test_experts_clipped_otherwise_stay(changes: dict[str, Any]) -> None:
+    assert not isinstance(blocks.role_of(gpt_oss(**changes)), Role)
+
+
+def test_an_input_that_may_be_left_out_is_none_of_the_op() -> None:
+    base: Any = type(gpt_oss())
+
+    class Lenient(base):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, router_indices: Any = None, routing_weights: Any = None) -> Tensor:
+            if routing_weights is None:
+                return hidden_states
+            found = torch.zeros_like(hidden_states)
+            for e in router_indices.unique():
+                token, slot = torch.where(router_indices == e)
+                h = hidden_states[token] @ self.gate_up_proj[e] + self.gate_up_proj_bias[e]
+                h = self._apply_gate(h) @ self.down_proj[e] + self.down_proj_bias[e]
+                found.index_add_(0, token, h * routing_weights[token, slot, None])
+            return found
+
+    layer = gpt_oss()
+    layer.__class__ = Lenient
+    found = blocks.role_of(layer)
+    assert isinstance(found, Refusal) and "does without an input" in found.reason
 
 
 def test_a_decorator_that_reads_no_known_registry_is_named() -> None:

@@ -66,7 +66,8 @@ class Block:
     """A module with tensors whose children, if any, are proven activations, and that is no leaf with a role, seen from
     outside.
 
-    tensors: its parameters' and floating buffers' shapes by name. inputs: how many tensors its forward takes.
+    tensors: its parameters' and floating buffers' shapes by name. inputs: how many tensors its forward requires, or
+    takes with those that it says may be left out.
     integers, numbers: its int and float attributes. run: (sizes, inputs) to (what its forward gives in float64 with
     drawn tensors whose sides are changed so, these by name), or None where it raises.
     """
@@ -86,7 +87,9 @@ class Layer:
     sides: those of seeds 0 to 2 are in every implementation's domain, later ones may be in the definition's only.
     guard: an expression over self and the inputs that must hold; else the original is called. gradient: as a
     candidate's. beside: ops that the expression calls once beside ``op``. canonical: what makes one of results between
-    which the module's own calls leave the choice open; applied to both sides before they are compared.
+    which the module's own calls leave the choice open; applied to both sides before they are compared. refused: how
+    many of the seeds, the last ones, the block may refuse: an error is no result. numbers: the input of whole numbers
+    that a block goes over one by one, if it does, with a number in those last seeds that the others never have.
     """
 
     op: str
@@ -98,6 +101,8 @@ class Layer:
     gradient: bool = True
     beside: tuple[str, ...] = ()
     canonical: Callable[[Any], Any] | None = None
+    refused: int = 0
+    numbers: int | None = None
 
 
 @dataclass(frozen=True)

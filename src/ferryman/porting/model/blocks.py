@@ -8,8 +8,10 @@ reads a registry of such implementations that is known here.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled, families
 from ferryman.porting.model import recognise, source
-from ferryman.porting.model.branches import Trace, Unproven, follow_module
+from ferryman.porting.model.branches import Test, Trace, Unproven, follow_module
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.proof import Proof, flat, prove
 from ferryman.porting.model.recognise import Refusal, Role
@@ -45,18 +47,35 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
         tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None),
     )
     if key not in _roles:
-        own = {n: v for n, v in vars(module).items() if n.isidentifier() and not isinstance(v, bool)}
-        block = Block(
-            tensors,
-            len(recognise.inputs_of(type(module))),
-            {n: v for n, v in own.items() if isinstance(v, int)},
-            {n: v for n, v in own.items() if isinstance(v, float)},
-            functools.partial(_tried, module, tuple(tensors)),
-        )
-        layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
-        _roles[key] = _role_of(module, block, layers, tuple(children)) if layers else None
+        _roles[key] = None
+        for parameters in _parameters(type(module)):
+            block = _block(module, tensors, len(parameters))
+            layers = [x for family in families() if hasattr(family, "blocks") for x in family.blocks(block)]
+            if layers:
+                _roles[key] = _role_of(module, block, parameters, layers, tuple(children))
+                break
         _keep.append(module.__dict__.copy())
     return _roles[key]
+
+
+def _parameters(kind: Any) -> Iterator[tuple[str, ...]]:
+    """The names of the inputs that a forward requires, and those with the ones that are None where left out."""
+    required = recognise.inputs_of(kind)
+    yield required
+    rest = list(inspect.signature(kind.forward).parameters.values())[1 + len(required) :]
+    if rest and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is None for p in rest):
+        yield (*required, *(p.name for p in rest))
+
+
+def _block(module: nn.Module, tensors: dict[str, tuple[int, ...]], inputs: int) -> Block:
+    own = {n: v for n, v in vars(module).items() if n.isidentifier() and not isinstance(v, bool)}
+    return Block(
+        tensors,
+        inputs,
+        {n: v for n, v in own.items() if isinstance(v, int)},
+        {n: v for n, v in own.items() if isinstance(v, float)},
+        functools.partial(_tried, module, tuple(tensors)),
+    )
 
 
 @torch.no_grad()
@@ -66,13 +85,15 @@ def _tried(
     state, tensors = _short(module, names, sizes)
     try:
         with Widened(torch.float64):
-            made = _original(type(module), type(module), state, names, False, len(inputs), *inputs, *tensors)
+            made = _original(type(module), state, names, False, len(inputs), *inputs, *tensors)
     except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
         return None
     return made, dict(zip(names, tensors, strict=True))
 
 
-def _role_of(module: nn.Module, block: Block, layers: list[Layer], children: tuple[str, ...]) -> Role | Refusal:
+def _role_of(
+    module: nn.Module, block: Block, parameters: tuple[str, ...], layers: list[Layer], children: tuple[str, ...]
+) -> Role | Refusal:
     forward = type(module).forward
     if forward is not source.innermost(forward) and not _reads_known(forward):
         return Refusal("a decorator stands around its forward")
@@ -83,29 +104,35 @@ def _role_of(module: nn.Module, block: Block, layers: list[Layer], children: tup
             followed = follow_module(module, trace, children, undecorated=True)
         except Unproven as error:
             return Refusal(str(error))
-        proof = _prove(module, followed, tuple(block.tensors), layer)
+        runs = _Runs(module, followed, tuple(block.tensors), layer, trace)
+        proof = _prove(runs, block.inputs)
         if proof.ok:
             try:
-                guards = tuple(trace.guards())
+                guards = tuple(trace.guards(never=runs.never))
             except Unproven as error:
                 return Refusal(str(error))
-            return _role(module, block, layer, proof, guards)
+            if len(recognise.inputs_of(type(module))) < block.inputs and not runs.refuses_less():
+                return Refusal("its forward also does without an input that the op requires")
+            return _role(block, parameters, layer, proof, guards, recognise.digest_of(type(module)))
         if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {layer.op}, which is nearest: {proof.reason}")
     return Refusal(nearest[1] if nearest else "no op of the day computes it")
 
 
 def _role(
-    module: nn.Module, block: Block, layer: Layer, proof: Proof, guards: tuple[tuple[str, bool], ...]
+    block: Block,
+    parameters: tuple[str, ...],
+    layer: Layer,
+    proof: Proof,
+    guards: tuple[tuple[str, bool], ...],
+    digest: str,
 ) -> Role | Refusal:
     inputs = tuple(f"a{i}" for i in range(block.inputs))
-    parameters = recognise.inputs_of(type(module))
     if set(inputs) & set(parameters):
         return Refusal(f"its forward calls an argument {sorted(set(inputs) & set(parameters))[0]}")
-    tests = [*recognise.plain(inputs, tuple(block.tensors)), layer.guard]
+    tests = [*recognise.plain(inputs, tuple(block.tensors)), *(f"{a} is not None" for a in inputs), layer.guard]
     if not layer.gradient:
         tests.insert(0, recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
-    digest = recognise.digest_of(type(module))
     return Role(
         layer.op,
         layer.expression,
@@ -117,6 +144,7 @@ def _role(
         digest,
         layer.gradient,
         beside=layer.beside,
+        required=block.inputs,
     )
 
 
@@ -145,10 +173,83 @@ def _short(module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int]) 
     return state, tensors
 
 
-def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...], layer: Layer) -> Proof:
-    state, tensors = _short(module, names, layer.sizes)
-    count = len(recognise.inputs_of(type(module)))
-    inputs = [(*layer.draw(seed), *tensors) for seed in range(layer.seeds)]
+@dataclass
+class _Runs:
+    """Runs of a block's code on tensors with short sides: the followed code on float64, the module as callers get it on
+    what is narrower. ``walked``: what the numbers of each run were; ``refused``: numbers with which it raised."""
+
+    module: nn.Module
+    followed: type[nn.Module]
+    names: tuple[str, ...]
+    layer: Layer
+    trace: Trace
+    walked: dict[int, set[float]] = field(default_factory=dict)
+    refused: set[float] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.state, self.tensors = _short(self.module, self.names, self.layer.sizes)
+
+    def __call__(self, training: bool, count: int, *given: Any) -> Any:
+        exact = given[-1].dtype == torch.float64
+        kind = self.followed if exact else type(self.module)
+        numbers = None if self.layer.numbers is None else given[self.layer.numbers]
+        self.trace.run += 1
+        try:
+            made = _original(kind, self.state, self.names, training, count, *given)
+        except Exception:
+            for test in self.trace.tests:  # what was refused covers nothing
+                test.sides.pop(self.trace.run, None)
+            raise
+        if exact and numbers is not None:
+            self.walked[self.trace.run] = set(numbers.unique().tolist())
+        return made
+
+    def drawn(self, count: int) -> list[tuple[Any, ...]]:
+        """Inputs of every seed, but for those of the last ones that the block refuses."""
+        layer = self.layer
+        inputs = [(*layer.draw(seed), *self.tensors) for seed in range(layer.seeds)]
+        first = layer.seeds - layer.refused
+        known = {n for given in inputs[:first] for n in self._numbers(given)}
+        taken = inputs[:first]
+        for given in inputs[first:]:
+            before = [set(test.seen) for test in self.trace.tests]
+            try:
+                with torch.no_grad(), Widened(torch.float64):
+                    self(False, count, *given)
+            except Exception:  # noqa: BLE001 - foreign code may refuse what it likes
+                self.refused |= set(self._numbers(given)) - known
+                for test, seen in zip(self.trace.tests, before, strict=True):
+                    test.seen = seen
+            else:
+                taken.append(given)
+        return taken
+
+    def _numbers(self, given: tuple[Any, ...]) -> list[float]:
+        return [] if self.layer.numbers is None else given[self.layer.numbers].unique().tolist()
+
+    def never(self, test: Test) -> bool:
+        """Whether a test cannot be true, because one side went over exactly the numbers of an input, in every run, and
+        the other is a side of the module's tensors, with which among the numbers it raises."""
+        side = getattr(self.module, test.against, None) if test.against else None
+        short = self.layer.sizes.get(side) if isinstance(side, int) else None
+        walked = {run: {left for left, _ in test.sides.get(run, ())} for run in self.walked}
+        against = {right for pairs in test.sides.values() for _, right in pairs}
+        return short in self.refused and against == {short} and walked == self.walked
+
+    def refuses_less(self) -> bool:
+        """Whether the block raises without the inputs that its forward says may be left out."""
+        count = len(recognise.inputs_of(type(self.module)))
+        try:
+            with torch.no_grad(), Widened(torch.float64):
+                self(False, count, *self.layer.draw(0)[:count], *self.tensors)
+        except Exception:  # noqa: BLE001 - it does, with whatever error
+            return True
+        return False
+
+
+def _prove(runs: _Runs, count: int) -> Proof:
+    layer, names, state = runs.layer, runs.names, runs.state
+    inputs = runs.drawn(count)
     alike = layer.canonical or (lambda result: result)
     expression = compiled(layer.expression, ("self", *(f"a{i}" for i in range(count))), ops=Definitions())
 
@@ -158,12 +259,11 @@ def _prove(module: nn.Module, followed: type[nn.Module], names: tuple[str, ...],
 
     proof = Proof(False)
     for training in (False, True):
-        original = _then(alike, functools.partial(_original, followed, type(module), state, names, training, count))
+        original = _then(alike, functools.partial(runs, training, count))
         proof = prove(original, candidate, inputs, narrow=_NARROW_SEEDS, gradients=layer.gradient)
         if not proof.ok:
             return proof
-    last = functools.partial(_original, followed, type(module), state, names, False, count)
-    return _close(_then(alike, last), candidate, inputs, proof)
+    return _close(_then(alike, functools.partial(runs, False, count)), candidate, inputs, proof)
 
 
 def _then(change: Any, call: Any) -> Any:
@@ -171,11 +271,9 @@ def _then(change: Any, call: Any) -> Any:
 
 
 def _original(
-    followed: Any, kind: Any, state: Mapping[str, Any], names: tuple[str, ...], training: bool, count: int, *given: Any
+    kind: Any, state: Mapping[str, Any], names: tuple[str, ...], training: bool, count: int, *given: Any
 ) -> Any:
-    """The followed code on float64, the module as callers get it on what is narrower."""
-    own = followed if given[-1].dtype == torch.float64 else kind
-    twin = own.__new__(own)
+    twin = kind.__new__(kind)
     twin.__dict__.update(state)
     tensors = dict(zip(names, given[count:], strict=True))
     twin.__dict__["_parameters"] = {n: tensors.get(n) for n in state["_parameters"]}

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import math
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,24 +59,35 @@ class Unproven(Exception):
 
 @dataclass
 class Test:
-    """A condition and how it came out. ``guard``: its source, where it may stand before the whole call instead."""
+    """A condition and how it came out. ``guard``: its source, where it may stand before the whole call instead.
+
+    Of an equality with an attribute of the module, ``against``: which one; ``sides``: by run, the two numbers each time
+    it was asked.
+    """
 
     text: str
     line: int
     guard: str | None
     seen: set[bool] = field(default_factory=set)
     loop: bool = False
+    against: str = ""
+    sides: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 @dataclass
 class Trace:
-    """All conditions of the code that was followed."""
+    """All conditions of the code that was followed. ``run``: whoever runs it counts the runs that he tells apart."""
 
     tests: list[Test] = field(default_factory=list)
+    run: int = 0
 
     def seen(self, index: int, value: Any) -> Any:
         self.tests[index].seen.add(bool(value))
         return value
+
+    def same(self, index: int, left: Any, right: Any) -> Any:
+        self.tests[index].sides.setdefault(self.run, []).append((_number(left), _number(right)))
+        return self.seen(index, left == right)
 
     def each(self, index: int, items: Any) -> Iterator[Any]:
         taken = False
@@ -85,20 +97,30 @@ class Trace:
         if not taken:
             self.seen(index, False)
 
-    def guards(self, entered: bool = False) -> list[tuple[str, bool]]:
+    def guards(
+        self, entered: bool = False, never: Callable[[Test], bool] = lambda test: False
+    ) -> list[tuple[str, bool]]:
         """(condition, the outcome that was proven) of what came out one way only. Raises Unproven without a guard.
 
-        entered: whoever asks has a guard of its own, by which every loop that always had items has some.
+        entered: whoever asks has a guard of its own, by which every loop that always had items has some. never: whether
+        a test that was never true cannot be.
         """
         found = []
         for test in self.tests:
             if len(test.seen) == 1:
                 if entered and test.loop and True in test.seen:
                     continue
+                if True not in test.seen and never(test):
+                    continue
                 if test.guard is None:
                     raise Unproven(f"no input took both sides of `{test.text}` (line {test.line})")
                 found.append((test.guard, next(iter(test.seen))))
         return list(dict.fromkeys(found))
+
+
+def _number(value: Any) -> float:
+    found = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return found if isinstance(found, int | float) else math.nan
 
 
 def trusted(value: Any) -> bool:
@@ -206,7 +228,12 @@ class _Instrument(ast.NodeTransformer):
     ) -> None:
         self.follower, self.own, self.role, self.depth = follower, function, role, depth
         self.entered = False
-        self.new: dict[str, Any] = {"ferryman_seen": follower.trace.seen, "ferryman_each": follower.trace.each}
+        trace = follower.trace
+        self.new: dict[str, Any] = {
+            "ferryman_seen": trace.seen,
+            "ferryman_same": trace.same,
+            "ferryman_each": trace.each,
+        }
         arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
         self.parameters = set(arguments)
@@ -221,10 +248,20 @@ class _Instrument(ast.NodeTransformer):
         index = len(self.follower.trace.tests)
         text = ast.unparse(node)
         self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
+        against = self._against(node)
+        self.follower.trace.tests[index].against = against
         inner = self.visit(node)
-        return ast.copy_location(
-            ast.Call(ast.Name("ferryman_seen", ast.Load()), [ast.Constant(index), inner], []), node
-        )
+        called, given = ("ferryman_same", [inner.left, *inner.comparators]) if against else ("ferryman_seen", [inner])
+        return ast.copy_location(ast.Call(ast.Name(called, ast.Load()), [ast.Constant(index), *given], []), node)
+
+    def _against(self, node: ast.expr) -> str:
+        """The attribute of the module that ``.. == self.attribute`` compares with."""
+        if not isinstance(node, ast.Compare) or [type(o) for o in node.ops] != [ast.Eq]:
+            return ""
+        right = node.comparators[0]
+        held = right.value if isinstance(right, ast.Attribute) else None
+        mine = isinstance(held, ast.Name) and held.id == self.self_name
+        return right.attr if isinstance(right, ast.Attribute) and mine else ""
 
     def _guardable(self, node: ast.expr) -> bool:
         """It reads only the module's state, and the forward's parameters as they came in."""

@@ -390,7 +390,7 @@ def _site(path: str, module: nn.Module, recipe: Recipe, attending: bool, fused: 
             inner = {o for found in _uses(module, recipe)[:2] for o in found}
             shown = f"where no gradient is needed: {shown}"
             return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
-        taken = min(len(recipe.role.inputs), len(recognise.inputs_of(type(module))))
+        taken = min(len(recipe.role.inputs), recipe.role.required or len(recognise.inputs_of(type(module))))
         if id(module) in fused or len(inspect.signature(type(module).forward).parameters) > 1 + taken:
             # the role holds while the others are left out, or given
             return Site(path, kind, (), (op, *recipe.role.beside), shown, op)

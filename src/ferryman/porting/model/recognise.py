@@ -40,7 +40,8 @@ class Role:
     It holds while every test is true and every guard has its outcome. parameters: what the forward calls its inputs.
     gradient: False where it serves only what needs no gradient. added, added_op: of a norm, the expression over
     ``residual`` too that takes an addition before it, proven as well, and its op. beside: ops that
-    the expression calls beside ``op``, once each.
+    the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
+    signature says.
     """
 
     op: str
@@ -55,6 +56,7 @@ class Role:
     added: str = ""
     added_op: str = ""
     beside: tuple[str, ...] = ()
+    required: int = 0
 
 
 @dataclass(frozen=True)
@@ -458,8 +460,10 @@ def role_forward(role: Role, original: Any) -> types.FunctionType:
         tests.append(f"bool({text}) is {outcome}")
     names, ours = ", ".join(role.parameters), ", ".join(role.inputs)
     given = "" if names == ours else f"    {ours} = {names}\n"
-    # a gate may be left out
-    declared = names if ours != "x, gate" else f"{names}=None"
+    may = inspect.signature(original).parameters  # be left out
+    declared = ", ".join(
+        n if n not in may or may[n].default is inspect.Parameter.empty else f"{n}=None" for n in role.parameters
+    )
     text = (
         f"def forward(self, {declared}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
         f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
