@@ -237,8 +237,11 @@ def page(held: dict[str, Any]) -> str:
             lines.append(f"- {name}, shares: not computed: {row['real']['error']}")
         if "how" in row["real"]:
             lines.append(f"- {name}, shares: its sizes follow from what it computes: counted {row['real']['how']}")
-        for op, (expected, made) in row["float32"].get("miscounted", {}).items():
-            lines.append(f"- {name}: `calls()` says {expected} of {op}, a pass with gradients makes {made}")
+        for dtype in ("float32", "bfloat16"):
+            for op, (expected, made) in row[dtype].get("miscounted", {}).items():
+                lines.append(
+                    f"- {name}, {dtype}: `calls()` says {expected} of {op}, a pass with gradients makes {made}"
+                )
     return "\n".join(lines) + "\n"
 
 

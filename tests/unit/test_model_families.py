@@ -66,6 +66,11 @@ def test_every_bundled_family_was_measured_and_is_listed(models: Any, held: Any)
             assert f"\n- {name}, float32: {row['float32']['verdict']}" in page
 
 
+def test_the_report_claims_what_a_pass_makes_in_either_dtype(held: Any) -> None:
+    for name, row in held["families"].items():
+        assert not row["float32"].get("miscounted") and not row["bfloat16"].get("miscounted"), name
+
+
 def test_what_serves_little_does_not_count(models: Any) -> None:
     same = {"float32": {"verdict": "PASS"}, "bfloat16": {"verdict": "PASS"}}
     assert models.counts({**same, "real": {"shares": {"time": 0.2}}})

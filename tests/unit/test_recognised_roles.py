@@ -347,6 +347,53 @@ def test_a_table_that_is_called_as_a_function() -> None:
     assert compare(Own(), lambda m: m(torch.tensor([[2, 8]])), backward=False).calls["embedding"] == 2
 
 
+# Norms whose input is wider than their weights --------------------------------------------------------------
+
+
+class Norm(nn.Module):
+    """An RMS norm that leaves a float32 input's result in float32, or rounds it to its weight's dtype."""
+
+    def __init__(self, rounds: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 48))
+        self.rounds = rounds
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * h.to(self.weight.dtype if self.rounds else x.dtype)
+
+
+class Residual(nn.Module):
+    """What a block adds stays in float32 beside weights in 16 bits."""
+
+    def __init__(self, rounds: bool) -> None:
+        super().__init__()
+        self.norm, self.last, self.mix = Norm(rounds), Norm(rounds), nn.Linear(48, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        x = x + self.mix(self.norm(x).to(self.mix.weight.dtype))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_of_a_float32_residual_is_served_beside_narrow_weights(dtype: torch.dtype) -> None:
+    model = Residual(False).to(dtype)
+    x = torch.randn(3, 5, 48, dtype=dtype)
+    found = compare(model, lambda m: m(x))
+    assert found.ok and not found.miscounted, found.reasons
+    assert found.calls["rms_norm"] == found.calls["add_rms_norm"] == 1
+
+
+def test_a_norm_that_rounds_to_its_weights_is_not_served_beside_them() -> None:
+    model = Residual(True).bfloat16()
+    x = torch.randn(3, 5, 48, dtype=torch.bfloat16)
+    found = compare(model, lambda m: m(x))
+    assert found.ok and not {"rms_norm", "add_rms_norm"} & set(found.calls), found.reasons
+    assert compare(Residual(True), lambda m: m(x.float())).calls["rms_norm"] == 1
+
+
 # Experts ----------------------------------------------------------------------------------------------------
 
 

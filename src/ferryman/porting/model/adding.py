@@ -76,7 +76,12 @@ def method(
     return function
 
 
-def proven(original: Callable[..., Any], candidate: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> bool:
+def proven(
+    original: Callable[..., Any],
+    candidate: Callable[..., Any],
+    inputs: Sequence[tuple[Any, ...]],
+    wide: frozenset[int] = frozenset(),
+) -> bool:
     """Whether ``candidate(x, residual, ..)`` is (original(x + residual, ..), x + residual)."""
 
     def apart(x: Tensor, residual: Tensor, *given: Tensor) -> tuple[Any, Any]:
@@ -84,7 +89,7 @@ def proven(original: Callable[..., Any], candidate: Callable[..., Any], inputs: 
         return original(total, *given), total
 
     both = [(x, torch.roll(x, 1, -1) * 0.5, *given) for x, *given in inputs]
-    return prove(apart, candidate, both).ok
+    return prove(apart, candidate, both, wide=wide).ok
 
 
 def _fit(a: Any, b: Any) -> bool:

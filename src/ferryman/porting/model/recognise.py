@@ -26,6 +26,7 @@ from ferryman.porting.model.branches import Trace, Unproven, follow_function, fo
 from ferryman.porting.model.proof import Proof, drawn, prove
 
 _NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
+_WIDE = 3  # inputs that a proven candidate is rounded on once more
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
 # What an op takes as it is; None: no parameter, but one that is computed. A subclass that arrives after porting (a
@@ -194,8 +195,7 @@ def _shown(
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
         parameters,
-        plain(("x",), names)
-        + (_tests(candidate, names) if not candidate.gate else _gated_tests(followed, twin, names, candidate)),
+        plain(("x",), names) + (_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added),
         guards,
         proof,
         digest_of(type(module)),
@@ -205,8 +205,11 @@ def _shown(
     )
 
 
-def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
-    """What a call must be for the candidate's expression to hold."""
+def _tests(
+    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate, added: bool
+) -> tuple[str, ...]:
+    """What a call must be for the candidate's expression to hold: x of the tensors' dtype; or in float32 and these
+    narrower, where that is shown as well, with an addition before it, too, if it takes one."""
     found: list[str] = []
     if not candidate.gradient:
         found.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
@@ -215,7 +218,13 @@ def _tests(candidate: Candidate, names: Sequence[str]) -> tuple[str, ...]:
         found += ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
         found += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
     else:
-        found += [f"x.dtype is self.{n}.dtype" for n in candidate.uses]
+        ours = [f"self.{n}.dtype" for n in candidate.uses]
+        wide = bool(ours) and _prove(kind, state, names, candidate, frozenset({0})).ok
+        if wide and (not added or _takes_addition(kind, state, names, candidate, frozenset({0, 1}))):
+            found += [f"{ours[0]} is {dtype}" for dtype in ours[1:]]
+            found.append(f"(x.dtype is {ours[0]} or x.dtype is torch.float32 and {ours[0]}.itemsize < 4)")
+        else:
+            found += [f"x.dtype is {dtype}" for dtype in ours]
         found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
     return tuple(found)
 
@@ -227,7 +236,7 @@ def plain(inputs: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _gated_tests(
-    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate
+    kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate, added: bool
 ) -> tuple[str, ...]:
     """A gate of x's shape, all of one dtype; or x in float32 and the others narrower, where that is shown as well."""
     ours = [f"self.{n}.dtype" for n in candidate.uses]
@@ -305,7 +314,8 @@ def _prove(
     candidate: Candidate,
     wide: frozenset[int] = frozenset(),
 ) -> Proof:
-    """The instrumented module against the candidate's expression, in both modes."""
+    """The instrumented module against the candidate's expression, in both modes. wide: tensors that are float32 where
+    the others are narrower, of a candidate that is proven with all of one dtype."""
     cut: dict[int, int] = state["ferryman_cut"]
     held = {**state["_parameters"], **state["_buffers"]}
     generator = torch.Generator().manual_seed(7)
@@ -331,7 +341,7 @@ def _prove(
             lambda *given: expression(
                 types.SimpleNamespace(**(state | dict(zip(names, given[count:], strict=True)))), *given[:count]
             ),
-            inputs,
+            inputs[: _WIDE if wide else None],
             gradients=candidate.gradient,
             wide=wide,
         )
@@ -340,7 +350,13 @@ def _prove(
     return proof
 
 
-def _takes_addition(kind: type[nn.Module], state: dict[str, Any], names: Sequence[str], candidate: Candidate) -> bool:
+def _takes_addition(
+    kind: type[nn.Module],
+    state: dict[str, Any],
+    names: Sequence[str],
+    candidate: Candidate,
+    wide: frozenset[int] = frozenset(),
+) -> bool:
     held = {**state["_parameters"], **state["_buffers"]}
     generator = torch.Generator().manual_seed(9)
     tensors = [torch.randn(held[n].shape, generator=generator, dtype=torch.float64) for n in names]
@@ -348,7 +364,8 @@ def _takes_addition(kind: type[nn.Module], state: dict[str, Any], names: Sequenc
     return adding.proven(
         functools.partial(original, kind, state, names, False),
         lambda x, r, *given: expression(types.SimpleNamespace(**(state | dict(zip(names, given, strict=True)))), x, r),
-        [(x, *tensors) for x in _inputs(candidate.width)],
+        [(x, *tensors) for x in _inputs(candidate.width)][: _WIDE if wide else None],
+        wide,
     )
 
 
