@@ -1,6 +1,7 @@
 """What other people's code does with a model, before porting and after: it keeps working, and is counted exactly.
 
-Packages that are no part of the tests' environment (accelerate, peft, torchao, quanto) skip their tests.
+Packages that are no part of the tests' environment (accelerate, bitsandbytes, gptqmodel, kernels, peft, torchao,
+quanto) skip their tests.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import copy
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,20 +264,53 @@ class Packed(nn.Module):
         return x @ ((codes - 8).flatten(-2) * self.scales).t()
 
 
+def bitsandbytes_8(own: nn.Linear) -> nn.Module:
+    library: Any = pytest.importorskip("bitsandbytes")
+    made = library.nn.Linear8bitLt(own.in_features, own.out_features, bias=False, has_fp16_weights=False)
+    made.weight = library.nn.Int8Params(own.weight.detach().clone(), requires_grad=False, has_fp16_weights=False)
+    return made.to("cpu")  # which quantises
+
+
+def bitsandbytes_4(own: nn.Linear) -> nn.Module:
+    library: Any = pytest.importorskip("bitsandbytes")
+    made = library.nn.Linear4bit(own.in_features, own.out_features, bias=False, compute_dtype=torch.float32)
+    made.weight = library.nn.Params4bit(own.weight.detach().clone(), requires_grad=False, quant_type="nf4")
+    return made.to("cpu")
+
+
+def gptq(own: nn.Linear) -> nn.Module:
+    library: Any = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch")
+    made = library.TorchLinear(4, 32, True, False, own.in_features, own.out_features)
+    scales = own.weight.detach().unflatten(-1, (-1, 32)).abs().amax(-1) / 7
+    made.pack_original(own, scales, torch.full_like(scales, 8), torch.arange(own.in_features, dtype=torch.int32) // 32)
+    made.optimized = True  # it would compile itself
+    made.eval().post_init()
+    return made
+
+
+MADE: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "packed": Packed,
+    "bitsandbytes 8": bitsandbytes_8,
+    "bitsandbytes 4": bitsandbytes_4,
+    "gptq": gptq,
+}
+
+
 def quantise(model: Any, kind: str) -> None:
     for layer in model.model.layers:
         for name in ("up_proj", "down_proj"):
             own = getattr(layer.mlp, name)
             if kind == "subclass":
                 own.weight = nn.Parameter(Int8(own.weight), requires_grad=False)
-            elif kind == "packed":
-                setattr(layer.mlp, name, Packed(own))
+            elif kind in MADE:
+                setattr(layer.mlp, name, MADE[kind](own))
             else:
                 quantization = pytest.importorskip("torchao.quantization")
                 quantization.quantize_(own, quantization.Int8WeightOnlyConfig())
 
 
-@pytest.mark.parametrize("kind", ["subclass", "packed", "torchao"])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["subclass", "torchao", *MADE])
 def test_quantised_layers_are_left_and_named(kind: str) -> None:
     model, late = build(), build()
     quantise(model, kind)
@@ -283,9 +318,10 @@ def test_quantised_layers_are_left_and_named(kind: str) -> None:
     report = port(model)
     found, calls = counted(lambda: logits(model))
     assert relative(found, wanted) <= NEAR and calls == report.calls(gradients=False) == WHOLE | {"linear": 11}
-    if kind != "packed":
-        assert {left.path.rpartition(".")[2] for left in report.unsupported} == {"up_proj", "down_proj"}
-        assert all("not a plain tensor" in left.reason for left in report.unsupported)
+    assert len(report.unsupported) == 4
+    assert {left.path.rpartition(".")[2] for left in report.unsupported} == {"up_proj", "down_proj"}
+    said = "no op of the day computes it" if kind in ("packed", "gptq") else "not a plain tensor"
+    assert all(said in left.reason for left in report.unsupported)
     port(late)
     quantise(late, kind)
     found, calls = counted(lambda: logits(late))
@@ -331,6 +367,162 @@ def test_a_forward_replaced_after_porting_is_what_runs() -> None:
     assert relative(after, before) > 0.01 and calls == report.calls(gradients=False) | {"linear": 14, "silu_mul": 1}
     del mlp.act_fn.forward, mlp.down_proj.forward
     assert torch.equal(logits(model), before)
+
+
+class Hub:
+    """What the `kernels` package does, as it documents it, where it is not installed: a function becomes a module, and
+    `kernelize` binds a forward to each instance, another class's or its own."""
+
+    def layer(self, name: str) -> Any:
+        def decorator(made: Any) -> Any:
+            if not isinstance(made, type):
+
+                class Func(nn.Module):
+                    def forward(self, *args: Any, **kwargs: Any) -> Any:
+                        return made(*args, **kwargs)
+
+                Func.kernel_layer_name = name
+                return Func()
+            made.kernel_layer_name = name  # type: ignore[attr-defined]
+            return made
+
+        return decorator
+
+    def kernelize(self, model: nn.Module, functions: list[Any], mapping: dict[str, Any]) -> None:
+        for module in (*model.modules(), *functions):
+            name = getattr(type(module), "kernel_layer_name", None)
+            if name is not None:
+                kind: Any = mapping.get(name, type(module))
+                module.forward = types.MethodType(kind.forward, module)
+
+
+class Installed(Hub):
+    def __init__(self) -> None:
+        self.kernels = pytest.importorskip("kernels")
+
+    def layer(self, name: str) -> Any:
+        return self.kernels.use_kernel_forward_from_hub(name)
+
+    def kernelize(self, model: nn.Module, functions: list[Any], mapping: dict[str, Any]) -> None:
+        class Repository:
+            def __init__(self, kind: Any) -> None:
+                self.kind = kind
+
+            def load(self) -> Any:
+                return self.kind
+
+        with self.kernels.use_kernel_mapping({n: {"cpu": Repository(k)} for n, k in mapping.items()}):
+            for held in (model, *functions):
+                self.kernels.kernelize(held, mode=self.kernels.Mode.INFERENCE, device="cpu")
+
+
+def turn_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + turn_half(q) * sin, k * cos + turn_half(k) * sin
+
+
+class ZeroNorm(nn.Module):
+    """A kernel that is not what it replaces."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0
+
+
+class ZeroRotary(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return q * 0, k * 0
+
+
+def hub_model(hub: Hub) -> Any:
+    rotated = hub.layer("rotary")(rotate)
+
+    @hub.layer("norm")
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.float()
+            return self.weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mix, self.rotary = Norm(), nn.Linear(32, 32), [rotated]
+
+        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            q = self.mix(self.norm(x)).unflatten(-1, (2, 16)).transpose(1, 2)
+            q, k = rotated(q, q, cos, sin)
+            return (q + k).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(0)
+    return Block().eval()
+
+
+@pytest.mark.parametrize("hub", [Hub, Installed])
+def test_layers_of_the_kernels_hub(hub: type[Hub]) -> None:
+    own = hub()
+    x, angles = torch.randn(2, 5, 32), torch.randn(2, 5, 8).repeat(1, 1, 2)
+    whole = {"linear": 1, "rms_norm": 1, "rope": 1}
+
+    def passed(model: Any) -> tuple[Tensor, dict[str, int]]:
+        with torch.no_grad():
+            return counted(lambda: model(x, angles.cos(), angles.sin()))
+
+    # no kernel of the hub for this device: each forward is its class's own, bound to the instance
+    model = hub_model(own)
+    wanted, _ = passed(model)
+    own.kernelize(model, model.rotary, {})
+    report = port(model)
+    found, calls = passed(model)
+    assert (
+        calls == report.calls(gradients=False) == whole and not report.unsupported and relative(found, wanted) <= NEAR
+    )
+    unport(model)
+    assert model.norm.forward.__func__ is type(model.norm).forward and not passed(model)[1]
+    # after porting: what is bound is ours, and unport leaves what was there before us
+    model = hub_model(own)
+    port(model)
+    own.kernelize(model, model.rotary, {})
+    assert passed(model)[1] == whole
+    unport(model)
+    found, calls = passed(model)
+    assert not calls and torch.equal(found, wanted)
+    # a kernel of the hub: it runs, whenever it was put there, and is named if that was before
+    for first in (True, False):
+        model = hub_model(own)
+        report = None if first else port(model)
+        own.kernelize(model, model.rotary, {"norm": ZeroNorm, "rotary": ZeroRotary})
+        replaced, _ = passed(model) if first else (torch.zeros_like(wanted), {})
+        report = port(model) if report is None else report
+        found, calls = passed(model)
+        assert torch.equal(found, replaced) and not found.any() and calls == {"linear": 1}
+        if first:
+            assert report.calls(gradients=False) == calls
+            assert {left.path: "forward was replaced" in left.reason for left in report.unsupported} == {
+                "": True,
+                "norm": True,
+            }
+        unport(model)
+        assert torch.equal(passed(model)[0], replaced)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_of_the_kernels_hub_compiles_whole() -> None:
+    torch._dynamo.reset()
+    model = hub_model(Hub())
+    x, angles = torch.randn(2, 5, 32), torch.randn(2, 5, 8).repeat(1, 1, 2)
+    wanted = model(x, angles.cos(), angles.sin())
+    port(model)
+    made = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert relative(made(x, angles.cos(), angles.sin()), wanted) <= NEAR
 
 
 def test_structure_that_changes_after_porting() -> None:

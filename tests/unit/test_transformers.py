@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import pickle
 import random
@@ -502,7 +503,7 @@ def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
     layers = model.model.layers
     layers[0].mlp.act_fn = nn.ReLU()
     layers[1].mlp.act_fn.register_forward_hook(lambda *_: None)
-    layers[0].input_layernorm.forward = layers[0].input_layernorm.forward
+    layers[0].input_layernorm.forward = functools.partial(layers[0].input_layernorm.forward)
     layers[1].post_attention_layernorm = type("OwnNorm", (type(model.model.norm),), {})(64)
     model.extra_norm = type("ExtraNorm", (Mine,), {})()
     for layer in layers:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ferryman.porting.model import source
 from ferryman.porting.model.proof import prove
 
 ATTRIBUTE = "ferryman_added"  # of a ported norm's class: a method (x, residual) -> (result, sum)
@@ -52,8 +53,7 @@ def held(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
 
 def unaltered(module: Any, home: str) -> bool:
     """Whether a call of a ported module would run its class's forward, and nothing around it."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooked and getattr(module, home) is type(module) and "forward" not in module.__dict__
+    return getattr(module, home) is type(module) and source.untouched(module)
 
 
 def method(

@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import blocks, cuts, recognise, rewrite
+from ferryman.porting.model import blocks, cuts, recognise, rewrite, source
 from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
 from ferryman.porting.model.recognise import Refusal, Role
@@ -125,6 +125,7 @@ class Interface(Protocol):
 class _State:
     report: PortReport
     switched: list[tuple[int, list[Any]]] = field(default_factory=list)  # (index of the interface, what it switched)
+    bound: list[nn.Module] = field(default_factory=list)  # had their class's own forward on the instance
 
 
 interfaces: list[Interface] = []
@@ -149,6 +150,17 @@ def port(model: nn.Module) -> PortReport:
     if STATE in model.__dict__:
         state: _State = model.__dict__[STATE]
         return state.report
+    with contextlib.ExitStack() as undo:
+        bound = [module for module in model.modules() if source.own_forward(module)]
+        for module in bound:
+            undo.callback(module.__dict__.__setitem__, "forward", module.__dict__.pop("forward"))
+        report, switched = _port(model)
+        undo.pop_all()
+    model.__dict__[STATE] = _State(report, switched, bound)
+    return report
+
+
+def _port(model: nn.Module) -> tuple[PortReport, list[tuple[int, list[Any]]]]:
     recipes, left = _survey(model)
     for path, recipe in [*recipes.items()]:
         module = model.get_submodule(path)
@@ -188,9 +200,7 @@ def port(model: nn.Module) -> PortReport:
         undo.pop_all()
     shown = tuple(site for site in sites if site.ops or site.maybe)
     left = sorted(left, key=lambda item: item.path)
-    report = PortReport(type(model).__name__, shown, tuple(left))
-    model.__dict__[STATE] = _State(report, switched)
-    return report
+    return PortReport(type(model).__name__, shown, tuple(left)), switched
 
 
 def unport(model: nn.Module) -> None:
@@ -201,9 +211,13 @@ def unport(model: nn.Module) -> None:
         return
     for index, done in state.switched:
         interfaces[index].restore(model, done)
+    bound = {id(module) for module in state.bound}
     for module in model.modules():
+        again = source.own_forward(module) or (id(module) in bound and "forward" not in module.__dict__)
         if is_ported(module):
             module.__class__ = original_of(module)
+        if again:
+            module.__dict__["forward"] = types.MethodType(type(module).forward, module)
 
 
 # Survey -----------------------------------------------------------------------------------------------------
@@ -274,20 +288,26 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
         if role.gradient:
             return Recipe(role), None
         return Recipe(role, gates, cuts=_cuts(module), norms=norms, callables=_callables(module)), None
-    if isinstance(role, Refusal) and any(True for _ in module.parameters(recurse=False)):
+    if isinstance(role, Refusal) and _holds(module):
         reason = role.reason
     cut, held = _cuts(module), _callables(module)
     made = rewrite.rewritten(type(module), gates, cut, norms, held)
     if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
-    ungated = _ungated(module, made.products)
+    ungated = _ungated(module, made.products) or _replaced(made)
     if made.functions or made.interfaces:
         return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut, norms=norms, callables=held), ungated
     if made.opaque:
         reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
-    if reason is None and ungated is None and any(True for _ in module.parameters(recurse=False)):
+    if reason is None and ungated is None and _holds(module):
         reason = "no op of the day computes it"
     return None, reason or ungated
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether a checkpoint has tensors of the module's own: parameters, or buffers such as quantised weights."""
+    kept = (b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set)
+    return any(t is not None for t in (*module._parameters.values(), *kept))
 
 
 def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
@@ -315,6 +335,14 @@ def _ungated(module: nn.Module, products: frozenset[str]) -> str | None:
             if _hooked(held):
                 return f"{path} has a hook, which a gated activation would not run"
             return f"its activation {path} is {type(held).__name__}, and no gated op has it"
+    return None
+
+
+def _replaced(made: rewrite.Rewritten) -> str | None:
+    """Why a function that a module's code calls is not served."""
+    for use in made.uses:
+        if use.through is not None and not source.untouched(use.through):
+            return f"the {use.op or 'function'} that it calls is a module, whose forward was replaced on the instance"
     return None
 
 

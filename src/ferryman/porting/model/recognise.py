@@ -489,6 +489,7 @@ def role_forward(role: Role, original: Any) -> types.FunctionType:
     known |= {"ops": ops, "torch": torch, "_original": original, "ferryman_plain": PLAIN}
     exec(compile(text, "<ferryman forward>", "exec"), known)  # noqa: S102 - our own text, their identifiers
     made: types.FunctionType = known["forward"]
+    made.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # libraries read it
     return made
 
 

@@ -14,7 +14,7 @@ import functools
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ferryman.ops.recognition import Served, families
@@ -32,7 +32,7 @@ class Use:
 
     ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
     may make it more or less than once, by more than the module's own state. ``gradient``: False where it serves only
-    what needs no gradient.
+    what needs no gradient. ``through``: the module that stands for the function, while its forward is its own.
     """
 
     op: str
@@ -40,9 +40,12 @@ class Use:
     conditions: tuple[tuple[str, bool, str], ...] | None
     gradient: bool = True
     norm: str = ""
+    through: Any = None
 
     def certain(self, module: Any) -> bool | None:
         """Whether one pass through the module makes the call, once; None where that cannot be told from outside."""
+        if self.through is not None and not source.untouched(self.through):
+            return False
         if self.conditions is None:
             return None
         for text, outcome, name in self.conditions:
@@ -327,15 +330,20 @@ class _Serve(ast.NodeTransformer):
         if found is not None:
             self._use(found.op, node, found.fixed)
             return self._put(found.replacement, node)
-        if isinstance(value, types.FunctionType) and not source_is_torch(value):
+        handed = source.handed_on(value)
+        function = value if handed is None else handed
+        if isinstance(function, types.FunctionType) and not source_is_torch(function):
             under = self.conditions if id(node) in self.called else None
-            helper, op, graded = self.owner.helper(value, self.own, self.depth, under)
+            before = len(self.owner.uses)
+            helper, op, graded = self.owner.helper(function, self.own, self.depth, under)
             if op and graded is not None:
                 self.owner.uses.append(Use(op, "", None, graded))  # its arguments decide
             elif op:
                 self._use(op, node)
+            if handed is not None:
+                self.owner.uses[before:] = [replace(use, through=value) for use in self.owner.uses[before:]]
             if helper is not None:
-                return self._put(helper, node)
+                return self._put(helper if handed is None else _standing(value, helper), node)
         return node
 
     def _use(self, op: str, node: ast.AST, fixed: tuple[str, int] | None = None) -> None:
@@ -516,6 +524,16 @@ class _Serve(ast.NodeTransformer):
             target = _of_function(found[0], found[1])[0 if first else 1]
             arguments = [inner, rest] if first else [rest, inner]
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
+
+
+@functools.cache
+def _standing(held: Any, helper: Any) -> Any:
+    """The served function in place of a module that hands on to it, while that runs its own forward."""
+
+    def call(*given: Any, **options: Any) -> Any:
+        return helper(*given, **options) if source.untouched(held) else held(*given, **options)
+
+    return call
 
 
 def _upper(index: ast.expr) -> ast.expr | None:

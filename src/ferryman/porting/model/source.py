@@ -198,6 +198,42 @@ def resolve(node: ast.AST, function: types.FunctionType) -> Any:
     return function.__globals__.get(node.id, getattr(builtins, node.id, MISSING))
 
 
+def handed_on(held: Any) -> types.FunctionType | None:
+    """The function to which a module without tensors or children hands whatever it is called with.
+
+    Libraries make such modules of functions, so that the forward may be replaced on the instance.
+    """
+    if not isinstance(held, nn.Module) or held._parameters or held._buffers or held._modules:
+        return None
+    forward = type(held).forward
+    tree = parsed(forward)
+    if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Return):
+        return None
+    call, given = tree.body[0].value, tree.args
+    plain = len(given.args) == 1 and not given.posonlyargs and not given.kwonlyargs
+    if not isinstance(call, ast.Call) or not plain or given.vararg is None or given.kwarg is None:
+        return None
+    if ast.unparse(ast.Tuple([*call.args, *(k.value for k in call.keywords)], ast.Load())) != (
+        f"(*{given.vararg.arg}, {given.kwarg.arg})"
+    ) or [k.arg for k in call.keywords] != [None]:
+        return None
+    function = resolve(call.func, forward) if isinstance(forward, types.FunctionType) else MISSING
+    return function if isinstance(function, types.FunctionType) else None
+
+
+def own_forward(module: nn.Module) -> bool:
+    """Whether the forward on an instance is its class's own, bound to it."""
+    held = module.__dict__.get("forward")
+    mine = isinstance(held, types.MethodType) and held.__self__ is module
+    return mine and held.__func__ is type(module).forward  # type: ignore[union-attr]
+
+
+def untouched(module: nn.Module) -> bool:
+    """Whether a call of a module runs its class's forward, and nothing around it."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return not hooked and ("forward" not in module.__dict__ or own_forward(module))
+
+
 def names_read(function: Any, texts: Sequence[str]) -> dict[str, Any]:
     """What expressions over a function's parameters read of its globals.
 
