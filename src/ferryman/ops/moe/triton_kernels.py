@@ -383,7 +383,8 @@ def gated_gradient(
         share = widen(tl.load(share_ptrs, mask=row_inside & (expert < experts), other=0.0))[:, None]
         opened, steep = _opened(gate, KIND, a_ptr.dtype.element_ty == tl.float32)
         up, passed = _multiplied(up, KIND)
-        sums = tl.sum(opened * up * behind, 1)
+        # beyond the columns the weights are 0: times an infinite x, NaN
+        sums = tl.sum(tl.where(col_inside[None, :], opened * up * behind, 0.0), 1)
         tl.store(part_ptr + slot.to(tl.int64) * tl.cdiv(n, BLOCK_N) + part, sums, mask=row_inside)
         inside = row_inside[:, None] & col_inside[None, :]
         wide_row = row.to(tl.int64)[:, None]

@@ -160,7 +160,8 @@ def _gradients(
             ddt *= slope
         ddt = tl.where(known, ddt, 0.0)
         tl.store(ddt_ptr + row, narrow(ddt, ddt_ptr.dtype.element_ty), mask=known)
-        of_a += tl.sum(exponent * step[:, None, :], 0)
+        # the step is 0 past the end, where the state may be infinite: 0 times Inf
+        of_a += tl.sum(tl.where(step[:, None, :] != 0.0, exponent * step[:, None, :], 0.0), 0)
         of_d += tl.sum(x * g, 0)
         of_bias += tl.sum(ddt, 0)
     if ds_ptr is not None:
