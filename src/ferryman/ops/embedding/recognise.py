@@ -16,6 +16,9 @@ from torch.nn import functional
 from ferryman.ops.embedding.definition import embedding as op_embedding
 from ferryman.ops.recognition import Candidate, Leaf, Served
 
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+_IDS = frozenset((torch.int64, torch.int32))
+
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
     if len(leaf.matrices) != 1 or leaf.vectors or len(leaf.scalars) > 1:
@@ -39,14 +42,15 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    ordinary = padding_idx is None and not scale_grad_by_freq and not sparse
     if (
         max_norm is None
-        and (ordinary or not (weight.requires_grad and torch.is_grad_enabled()))
-        and (input.dtype is torch.int64 or input.dtype is torch.int32)
+        and (
+            (padding_idx is None and not scale_grad_by_freq and not sparse)
+            or not (weight.requires_grad and torch.is_grad_enabled())
+        )
+        and weight.dtype in _DTYPES
+        and input.dtype in _IDS
         and weight.dim() == 2
-        and weight.dtype.is_floating_point
-        and weight.dtype.itemsize < 8
     ):
         return op_embedding(input, weight)
     return functional.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ferryman.ops.matmul.definition import linear as op_linear
 from ferryman.ops.recognition import Candidate, Leaf, Served
+
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def modules(leaf: Leaf) -> Iterator[Candidate]:
@@ -25,14 +28,13 @@ def modules(leaf: Leaf) -> Iterator[Candidate]:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    dtype = input.dtype
+    """A bias of one number for all columns, which PyTorch broadcasts, is none of the op's."""
     if (
-        dtype is weight.dtype
-        and dtype.itemsize < 8
+        (dtype := input.dtype) in _DTYPES
         and weight.dim() == 2
+        and dtype is weight.dtype
+        and (bias is None or (bias.dtype is dtype and bias.shape == weight.shape[:1]))
         and input.dim() > 0
-        and (bias is None or (bias.dtype is dtype and bias.dim() == 1))
-        and dtype.is_floating_point
     ):
         return op_linear(input, weight, bias)
     return functional.linear(input, weight, bias)

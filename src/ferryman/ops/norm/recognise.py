@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -66,16 +67,10 @@ def _pairs(names: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield given[1], given[0]
 
 
-def _rows(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None = None) -> bool:
-    """Over the last dimension, in one dtype."""
-    dtype = x.dtype
-    return (
-        len(normalized_shape) == 1
-        and x.dim() > 0
-        and (weight is None or weight.dtype is dtype)
-        and (bias is None or bias.dtype is dtype)
-        and dtype.itemsize < 8
-    )
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+
+
+# Both serve rows of the last dimension, in one dtype. What is not served passes as few tests as can be.
 
 
 def layer_norm(
@@ -85,7 +80,13 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    if _rows(input, normalized_shape, weight, bias):
+    if (
+        len(normalized_shape) == 1
+        and (dtype := input.dtype) in _DTYPES
+        and (weight is None or weight.dtype is dtype)
+        and (bias is None or bias.dtype is dtype)
+        and input.dim() > 0
+    ):
         return op_layer_norm(input, weight, bias, eps)
     return functional.layer_norm(input, normalized_shape, weight, bias, eps)
 
@@ -94,7 +95,13 @@ def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """Without an eps PyTorch takes the epsilon of a dtype that depends on its version: left to it."""
-    if eps is not None and _rows(input, normalized_shape, weight):
+    if (
+        eps is not None
+        and len(normalized_shape) == 1
+        and (dtype := input.dtype) in _DTYPES
+        and (weight is None or weight.dtype is dtype)
+        and input.dim() > 0
+    ):
         return op_rms_norm(input, weight, eps)
     return functional.rms_norm(input, normalized_shape, weight, eps)
 

@@ -12,23 +12,30 @@ from torch.nn import functional
 from ferryman.ops.recognition import Served
 from ferryman.ops.softmax.definition import softmax as op_softmax
 
-
-def _last(x: Tensor, dim: int | None, dtype: torch.dtype | None) -> bool:
-    own = x.dtype
-    last = dim is not None and x.dim() > 0 and (dim == -1 or dim == x.dim() - 1)
-    return last and (dtype is None or dtype is own) and own.is_floating_point and own.itemsize < 8
+_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def functional_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    if _last(input, dim, dtype):
+    if (
+        (dtype is None or dtype is input.dtype)
+        and dim is not None
+        and (dim == (n := input.dim()) - 1 or dim == -1)
+        and n > 0
+        and input.dtype in _DTYPES
+    ):
         return op_softmax(input)
     return functional.softmax(input, dim, _stacklevel + 1, dtype)
 
 
 def torch_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    if _last(input, dim, dtype):
+    if (
+        (dtype is None or dtype is input.dtype)
+        and (dim == (n := input.dim()) - 1 or dim == -1)
+        and n > 0
+        and input.dtype in _DTYPES
+    ):
         return op_softmax(input)
     return torch.softmax(input, dim, dtype=dtype)
 
@@ -37,7 +44,14 @@ def functional_narrowed(
     to: torch.dtype, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Of an input in ``to``, computed in float32: the op accumulates so, and rounds once."""
-    if to is input.dtype and (dtype is torch.float32 or dtype is None) and _last(input, dim, None):
+    if (
+        to is input.dtype
+        and (dtype is torch.float32 or dtype is None)
+        and dim is not None
+        and (dim == (n := input.dim()) - 1 or dim == -1)
+        and n > 0
+        and to in _DTYPES
+    ):
         return op_softmax(input)
     return functional_softmax(input, dim, _stacklevel + 1, dtype).to(to)
 
