@@ -71,6 +71,14 @@ def test_the_report_claims_what_a_pass_makes_in_either_dtype(held: Any) -> None:
         assert not row["float32"].get("miscounted") and not row["bfloat16"].get("miscounted"), name
 
 
+def test_what_is_left_of_families_that_serve_little_no_op_computes(models: Any, held: Any) -> None:
+    assert set(models.FIRST) <= set(held["families"])
+    shares = [held["families"][n]["real"]["shares"] for n in models.FIRST]
+    assert sum(s["flops"] for s in shares) >= 0.7 * len(shares) and sum(s["time"] for s in shares) >= 0.5 * len(shares)
+    little = {n: row["real"] for n, row in held["families"].items() if row["real"]["shares"]["time"] < models.LEAST}
+    assert not {n: op for n, real in little.items() for op, _ in real["unserved"] if op in models.OURS}
+
+
 def test_what_serves_little_does_not_count(models: Any) -> None:
     same = {"float32": {"verdict": "PASS"}, "bfloat16": {"verdict": "PASS"}}
     assert models.counts({**same, "real": {"shares": {"time": 0.2}}})
