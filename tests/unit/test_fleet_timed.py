@@ -104,11 +104,14 @@ def test_cells_that_workers_died_at_stand_in_the_document_and_among_the_outcomes
     assert [one["result"] for one in tuned["outcomes"]] == ["not measured: 3 workers died at it"] * len(pairs)
 
 
-def test_bad_use_is_said_before_a_cluster_is_made() -> None:
+def test_bad_use_is_said_before_a_cluster_or_a_file_is_made(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="softmox"):
         timed.bench("ray", CPU, ["softmox"])
     with pytest.raises(ArgumentError, match="--on"):
-        timed.tune("roy", CPU, Path("lock.json"))
+        timed.tune("roy", CPU, tmp_path / "lock.json")
+    with pytest.raises(UnknownName, match="softmox"):
+        timed.tune("ray", CPU, tmp_path / "lock.json", ["softmox"])
+    assert list(tmp_path.iterdir()) == []
     for given, told in (
         (("bench", "--jobs", "2"), "--on beside it"),
         (("bench", "--on", "ray", "--peers", "all"), "no --on beside it"),

@@ -48,7 +48,7 @@ def bench(
     ArgumentError, UnknownName, ResultError.
     """
     began = time.perf_counter()
-    ask = _ask(ops, implementations, grid, dtype, Claim.of(known).device) | {"seed": seed}
+    ask = _ask(on, ops, implementations, grid, dtype, Claim.of(known).device) | {"seed": seed}
     sweep = _Sweep(on, known, ask, workers, earlier, journal, progress, say)
     parts = [parse(one["document"], "a worker's benchmark") for one in sweep.run(remote_timed.bench, alone=True)]
     place = {pair: number for number, pair in enumerate(sweep.pairs)}
@@ -80,9 +80,9 @@ def tune(
     the end, with what others wrote into it meanwhile. Raises FleetError, ArgumentError, UnknownName; LockfileError for
     a file that is damaged, cannot be written, or is of another device than the workers have.
     """
+    ask = _ask(on, ops, implementations, grid, dtype, Claim.of(known).device)
     held: list[str | None] = []
     lockfile_document.locked(path, lambda real: held.append(_text(real)))
-    ask = _ask(ops, implementations, grid, dtype, Claim.of(known).device)
     ask |= {"again": again, "silence": silence, "lockfile": held[0], "path": str(path)}
     sweep = _Sweep(on, known, ask, workers, earlier, journal, progress, say)
 
@@ -112,8 +112,15 @@ def _text(path: Path) -> str | None:
 
 
 def _ask(
-    ops: Sequence[str] | None, implementations: Sequence[str] | None, grid: str, dtype: torch.dtype, device: str
+    on: str,
+    ops: Sequence[str] | None,
+    implementations: Sequence[str] | None,
+    grid: str,
+    dtype: torch.dtype,
+    device: str,
 ) -> dict[str, Any]:
+    """The request, once all of it is known to be one: before a file or a cluster is made."""
+    cluster.address(on)
     for op in ops or ():
         registry.primitive(op)
     for name in implementations or ():
@@ -142,7 +149,6 @@ class _Sweep:
         progress: Progress | None,
         say: Say,
     ) -> None:
-        cluster.address(on)
         self._on, self._known, self._ask, self._workers = on, known, ask, workers
         self._spent = shards.measured(earlier)
         self._journal, self._progress, self._say = journal, progress, say
