@@ -145,10 +145,10 @@ def test_files_that_nobody_should_read_are_told(world: World, tmp_path: Path) ->
     (place / "link").mkdir()
     (place / "link" / "record.json").symlink_to(tmp_path / "secret.json")
     runs, problems = evidence.collect([place, tmp_path / "absent"])
-    assert runs == [] and len(problems) == 4
-    assert all(p.code == "unreadable" for p in problems)
+    assert runs == [] and len(problems) == 5
+    assert sorted(p.code for p in problems) == ["alone", *["unreadable"] * 4]
     found = world.judge([], place)
-    assert len(found.faults) == 3 and found.failures
+    assert len(found.faults) == 4 and found.failures
 
 
 @pytest.mark.parametrize(

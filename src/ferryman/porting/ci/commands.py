@@ -9,7 +9,7 @@ from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.record import OUT
 
 PYTHON = "python"
-TESTS, JUNIT, CHECK, BENCH = "tests.json", "junit.xml", "check.json", "bench.json"
+TESTS, JUNIT, CHECK, BENCH, PERF = "tests.json", "junit.xml", "check.json", "bench.json", "perf.json"
 CAPSULE = "row.capsule"
 
 

@@ -8,24 +8,29 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from pydantic import ValidationError
+
 from ferryman.errors import ResultError
+from ferryman.porting.bench import document as benchmarks
+from ferryman.porting.ci import commands
 from ferryman.porting.ci import record as records
 from ferryman.porting.ci.record import Case, Record
 from ferryman.porting.judging import results
-from ferryman.porting.judging.results import Cell, Results, Verdict
+from ferryman.porting.judging.results import Cell, Environment, Results, Verdict
 
 FILES_MOST = 10_000
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z")
 XML_LIMIT = 64 * 2**20
 SIGNATURE = ".sig"
-_KINDS = ("ferryman-results", records.KIND)
 BAD_MOST = 400  # cases that are named one by one
 
 
@@ -57,6 +62,8 @@ class Evidence:
     sha256: str
     items: list[Item] = field(default_factory=list)
     document: Results | None = None  # without its cells, which are the items
+    facts: Environment | None = None  # of its result document or its benchmark
+    shown: set[str] = field(default_factory=set)  # SHA-256 of each file that says what became of its cases
     problems: list[Problem] = field(default_factory=list)
     signature: Path | None = None
     path: Path | None = None
@@ -98,7 +105,7 @@ def _collect(places: Sequence[Path]) -> tuple[list[Evidence], list[Problem]]:
         used |= {path, *(path.parent / name for name in one.record.files)}
         found.append(one)
     for path in files:
-        if path not in used and path.suffix in (".json", ".xml"):
+        if path not in used and path.suffix.lower() in (".json", ".xml", *ARCHIVES):
             problems += _alone(path)
     return found, problems
 
@@ -114,7 +121,8 @@ def _files(places: Sequence[Path], problems: list[Problem]) -> Iterator[Path]:
             continue
         for folder, folders, names in os.walk(place):  # follows no links
             folders.sort()
-            for name in sorted(names):
+            linked = [name for name in folders if Path(folder, name).is_symlink()]
+            for name in sorted([*names, *linked]):
                 path = Path(folder, name)
                 count += 1
                 if count > FILES_MOST:
@@ -124,6 +132,8 @@ def _files(places: Sequence[Path], problems: list[Problem]) -> Iterator[Path]:
                     return
                 if not path.is_symlink():
                     yield path
+                elif name in linked or path.suffix.lower() in (".json", ".xml"):
+                    problems.append(Problem(_shown(path), "alone", "a link, which is not followed: copy what it names"))
 
 
 def _shown(path: Path) -> str:
@@ -150,13 +160,22 @@ def _evidence(path: Path) -> Evidence:
             one.problems.append(Problem(_shown(file), "altered", "its SHA-256 is not the one that the record has"))
             continue
         try:
-            if name.endswith(".json"):
-                said = _json(one, file) or said
+            shows = False
+            if name == commands.TESTS:
+                shows = _tests(one, file)
+            elif name.endswith(".json"):
+                shows = _json(one, file)
             elif name.endswith(".xml") and not made.cases:
-                one.items += [_item(case, made) for case in junit(file)]
-                said = True
+                cases, fault = junit(file)
+                one.items += [_item(case, made) for case in cases]
+                one.problems += [] if fault is None else [Problem(_shown(file), "contradictory", fault)]
+                shows = True
         except ResultError as error:
             one.problems.append(Problem(_shown(file), "unreadable", str(error)))
+            continue
+        said = said or shows
+        if shows or name == commands.JUNIT:
+            one.shown.add(wanted)
     if made.cases:
         one.items += [_item(case, made) for case in made.cases]
     elif not said and not one.problems:
@@ -172,10 +191,46 @@ def _sha256(path: Path) -> str:
     return found.hexdigest()
 
 
+def _tests(one: Evidence, file: Path) -> bool:
+    """What the pytest plugin wrote, of which the record is a copy."""
+    raw, made = records.read_json(file, records.SIZE_LIMIT), one.record
+    try:
+        told = results.printable(raw)
+        cases = [Case.model_validate(case) for case in told["cases"]]
+        same = (cases, told["collected"], told["launches"]) == (made.cases, made.collected, made.launches)
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ResultError(f"{file.name} is not what the pytest plugin writes: {str(error)[:200]}") from error
+    if not same:
+        one.problems.append(Problem(_shown(file), "contradictory", "the record has other cases than the plugin wrote"))
+    return True
+
+
+def _benchmark(one: Evidence, file: Path) -> None:
+    made = benchmarks.load(file)
+    one.facts = made.environment
+    if not any(times.trials for cell in made.cells for times in cell.times):
+        one.problems.append(Problem(_shown(file), "empty", "nothing was timed"))
+
+
+def _regressions(one: Evidence, file: Path) -> None:
+    """perf.json against the exit code that follows from it."""
+    raw: Any = records.read_json(file, records.SIZE_LIMIT)
+    changes = raw.get("changes", []) if isinstance(raw, dict) else []
+    worse = [c for c in changes if isinstance(c, dict) and c.get("verdict") in ("slower", "no longer timed")]
+    if worse and one.record.exit_code == 0:
+        text = f"{len(worse)} times became worse, and the run ended with 0"
+        one.problems.append(Problem(_shown(file), "contradictory", text))
+
+
 def _json(one: Evidence, file: Path) -> bool:
-    """Reads a result document of the run; others (a benchmark) stay what they are."""
+    """Reads a result document or a benchmark of the run; other files stay what they are."""
     with file.open("rb") as opened:
         head = opened.read(4096)
+    if f'"{benchmarks.KIND}"'.encode() in head:
+        _benchmark(one, file)
+        return True
+    if file.name == commands.PERF:
+        _regressions(one, file)
     if b'"ferryman-results"' not in head:
         return False
     document = results.load(file)
@@ -183,12 +238,13 @@ def _json(one: Evidence, file: Path) -> bool:
         Item(results.cell_id(cell), cell.op, cell.verdict, (cell.reason or "")[:600], None) for cell in document.cells
     ]
     for cell in document.cells:
-        fault = _overruled(cell)
+        fault = _overruled(cell) or _elsewhere(cell, document.environment)
         if fault:
             text = f"{results.cell_id(cell)} is {cell.verdict}, and {fault}"
             one.problems.append(Problem(_shown(file), "contradictory", text))
             break
     one.document = document.model_copy(update={"cells": [], "summary": [], "timings": []})
+    one.facts = document.environment
     return True
 
 
@@ -199,9 +255,17 @@ def _overruled(cell: Cell) -> str | None:
     for name, gate in cell.gates.items():
         if gate.outcome == "fail":
             return f"its gate {name} does not hold"
+    if not any(gate.outcome == "pass" for gate in cell.gates.values()):
+        return "no gate holds it to that"
     if cell.ratio is not None and not cell.ratio <= 1:
         return f"its worst error is {cell.ratio:g} bounds"
     return None
+
+
+def _elsewhere(cell: Cell, facts: Environment) -> str | None:
+    """Whether a cell ran on another device than its document; what a check leaves to the CPU did not pass."""
+    here, wanted = cell.device.partition(":")[0], facts.device.partition(":")[0]
+    return f"it ran on {cell.device}, its document on {facts.device}" if here != wanted else None
 
 
 _VERDICTS: dict[str, Verdict] = {
@@ -231,7 +295,9 @@ def _item(case: Case, made: Record) -> Item:
 
 def _alone(path: Path) -> list[Problem]:
     """What a file is that no record names."""
-    if path.suffix == ".xml":
+    if path.suffix.lower() in ARCHIVES:
+        return [Problem(_shown(path), "alone", "an archive, which is not opened: unpack it before")]
+    if path.suffix.lower() == ".xml":
         return [Problem(_shown(path), "alone", "a JUnit file without the record that ferryman ci run writes: NOT_RUN")]
     try:
         with path.open("rb") as file:
@@ -242,43 +308,92 @@ def _alone(path: Path) -> list[Problem]:
         return [
             Problem(_shown(path), "alone", "a result document without the record that ferryman ci run writes: NOT_RUN")
         ]
-    if records.KIND.encode() in head or b"schema_version" in head:
+    if records.KIND.encode() in head:
         return [Problem(_shown(path), "unreadable", f"it is called {path.name}, which no record names")]
     return []
 
 
-def junit(path: Path) -> list[Case]:
-    """The cases of a JUnit file, by "classname::name". Raises ResultError: too large, no XML, declarations in it."""
+class _Tree(ElementTree.TreeBuilder):
+    """Refuses declarations as soon as they begin, in whatever encoding: entities could grow without end."""
+
+    def doctype(self, *_: Any) -> None:
+        raise ResultError("it declares a document type; a JUnit file needs none")
+
+
+def junit(path: Path) -> tuple[list[Case], str | None]:
+    """The cases of a JUnit file, by "classname::name", and what contradicts them there.
+
+    Raises ResultError: too large, no XML, declarations in it.
+    """
     if path.stat().st_size > XML_LIMIT:
         raise ResultError(f"{path.name} is {path.stat().st_size} bytes; required: at most {XML_LIMIT}")
-    data = path.read_bytes()
-    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise ResultError(f"{path.name} declares a document type or entities; a JUnit file needs neither")
     try:
-        root = ElementTree.fromstring(data)
-    except ElementTree.ParseError as error:
+        root = ElementTree.fromstring(path.read_bytes(), ElementTree.XMLParser(target=_Tree()))
+    except ResultError as error:
+        raise ResultError(f"{path.name}: {error}") from None
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also an encoding that is not known
         raise ResultError(f"{path.name} is not XML: {error}") from error
-    if root.tag not in ("testsuites", "testsuite"):
+    if _tag(root) not in ("testsuites", "testsuite"):
         raise ResultError(f"{path.name} is not JUnit: its root is {root.tag[:40]!r}")
-    return [_junit_case(node) for node in root.iter("testcase")]
+    nodes = [node for node in root.iter() if _tag(node) == "testcase"]
+    cases = [_junit_case(node) for node in nodes]
+    return cases, _contradicted(root, nodes, cases)
+
+
+def _contradicted(root: ElementTree.Element, nodes: Sequence[ElementTree.Element], cases: Sequence[Case]) -> str | None:
+    """What a file says of all its cases, against the cases. What "tests" counts differs between tools (Catch2:
+    assertions), so it only tells of cases that are there."""
+    wrong = sum(case.outcome in ("failed", "error", "rerun") for case in cases)
+    left = sum(case.outcome in ("skipped", "xfailed") for case in cases)
+    inside = {id(inner) for node in nodes for inner in node.iter()}
+    outside = [n for n in root.iter() if id(n) not in inside]
+    if any(_tag(node) in _WORST for node in outside):
+        return "a suite failed outside of its cases"
+    for suite in (node for node in outside if _tag(node) in ("testsuite", "testsuites")):
+        said = {key: _number(suite.get(key)) for key in ("tests", "failures", "errors", "skipped", "disabled")}
+        if said["failures"] + said["errors"] and not wrong:
+            return f"it counts {said['failures']} failures and {said['errors']} errors, and no case has one"
+        if said["skipped"] + said["disabled"] and not left + wrong:
+            return f"it counts {said['skipped'] + said['disabled']} cases that were left out, and none says so"
+        mine = sum(_tag(node) == "testcase" for node in suite.iter())
+        if said["tests"] > mine and suite.get("hostname") != _CATCH2:
+            return f"it counts {said['tests']} tests, and has {mine}"
+    return None
+
+
+_WORST = {
+    "error": "error",
+    "failure": "failed",
+    **dict.fromkeys(("rerunfailure", "rerunerror", "flakyfailure", "flakyerror"), "rerun"),
+}
+_CATCH2 = "tbd"  # what Catch2 has for a host's name
+_FINE = {"", "run", "passed", "pass", "success", "successful", "completed", "ok", "true"}
+_FAILED = re.compile("fail|err|crash|abort|timeout|timed out|false")
+
+
+def _tag(node: ElementTree.Element) -> str:
+    """A name without its namespace."""
+    return str(node.tag).rpartition("}")[2].lower()
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and re.fullmatch("[0-9]{1,9}", text) else 0
 
 
 def _junit_case(node: ElementTree.Element) -> Case:
     name = results.printable("::".join(p for p in (node.get("classname"), node.get("name")) if p))[:2000]
-    told: dict[str, ElementTree.Element] = {child.tag: child for child in node}
-    for tag, outcome in (
-        ("error", "error"),
-        ("failure", "failed"),
-        ("rerunFailure", "rerun"),
-        ("flakyFailure", "rerun"),
-    ):
+    told: dict[str, ElementTree.Element] = {_tag(child): child for child in node}
+    for tag, outcome in _WORST.items():
         if tag in told:
             return Case.model_validate({"id": name, "outcome": outcome, "reason": _message(told[tag])})
     if "skipped" in told:
         kind = "xfailed" if (told["skipped"].get("type") or "").endswith("xfail") else "skipped"
         return Case.model_validate({"id": name, "outcome": kind, "reason": _message(told["skipped"])})
-    if node.get("status") in ("notrun", "disabled") or node.get("result") in ("suppressed", "skipped"):
-        return Case(id=name, outcome="skipped", reason="the runner left it out")
+    for word in ((node.get(key) or "").strip().lower() for key in ("status", "result")):
+        if _FAILED.search(word):
+            return Case(id=name, outcome="failed", reason=f"the runner says {results.printable(word)[:60]!r}")
+        if word not in _FINE:
+            return Case(id=name, outcome="skipped", reason=f"the runner says {results.printable(word)[:60]!r}")
     return Case(id=name, outcome="passed")
 
 

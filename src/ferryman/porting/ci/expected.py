@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError
+from ferryman.porting.aot import groups
 from ferryman.porting.ci.matrix import MatrixError, Row
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.running.cells import dtypes_of, tier_cases, turns
@@ -27,7 +30,12 @@ def family(row: Row) -> tuple[object, ...] | None:
 
 def excused(row: Row, case: str) -> str | None:
     """The reason that the matrix gives why a case need not run in a row."""
-    return next((s.reason for s in row.skips if fnmatch.fnmatchcase(case, s.match) or s.match == case), None)
+    return next((s.reason for s in row.skips if _fits(case, s.match)), None)
+
+
+def _fits(case: str, pattern: str) -> bool:
+    """A module that skips itself is a case with the file's name: what fits all of its tests fits it."""
+    return fnmatch.fnmatchcase(case, pattern) or pattern in (case, f"{case}::*")
 
 
 def listed(row: Row, root: Path) -> set[str] | None:
@@ -84,6 +92,38 @@ def checked(row: Row) -> set[str] | None:
                         found |= {f"{op}|{name}|{dtype_name(dtype)}|{case.name}" for name in lines}
     except (FerrymanError, argparse.ArgumentError) as error:
         raise MatrixError(f"row {row.id}: its args cannot be run: {error}") from error
+    return found
+
+
+def compiled(row: Row) -> set[str] | None:
+    """Kernels that a row has to compile; None for other rows. Raises MatrixError where they cannot be listed here."""
+    if row.suite != "ferryman" or row.how != "compile":
+        return None
+    known = profile(row.device)
+    found: list[str] = []
+    try:
+        for group in groups.groups_of(known, [row.backend], groups.families_of(None)):
+            found += [f"{group.family}|{row.backend}|{group.dtype}|{s.kernel}" for s in groups.sources_of(group, known)]
+    except (ImportError, FerrymanError) as error:
+        raise MatrixError(f"row {row.id}: its kernels cannot be listed here: {error}") from error
+    return _numbered(found)
+
+
+def kernels(ids: Iterable[str]) -> set[str]:
+    """Cells of such a row as `compiled` names them: a kernel has several configurations, whose text is no id."""
+    found = []
+    for name in ids:
+        op, backend, dtype, case = name.split("|", 3)
+        found.append(f"{op}|{backend}|{dtype}|{case.partition(': ')[2].partition('(')[0]}")
+    return _numbered(found)
+
+
+def _numbered(names: Iterable[str]) -> set[str]:
+    counts: Counter[str] = Counter()
+    found = set()
+    for name in names:
+        counts[name] += 1
+        found.add(f"{name} ({counts[name]})")
     return found
 
 

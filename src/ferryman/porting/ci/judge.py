@@ -23,7 +23,7 @@ from ferryman.porting.ci.evidence import Evidence
 from ferryman.porting.ci.history import History
 from ferryman.porting.ci.matrix import Matrix, Row
 from ferryman.porting.ci.record import moment
-from ferryman.porting.fingerprint import compare
+from ferryman.porting.fingerprint import compare, supports
 from ferryman.porting.judging.results import Finding
 
 SKEW = datetime.timedelta(minutes=5)  # clocks of machines differ
@@ -117,6 +117,10 @@ class Context:
     def digests(self, row: Row) -> dict[str, str]:
         return self.tree.digests(row)
 
+    def sources(self, row: Row) -> str:
+        """One digest of what a row asks for and of all that it reaches."""
+        return digest([row.digest, self.digests(row)])
+
 
 def digest(values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
@@ -138,6 +142,8 @@ def _identity(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
         yield Reason("other-commit", f"of {record.commit[:12]}; tested is {context.commit[:12]}")
     if record.dirty:
         yield Reason("dirty", "files differed from the commit; only what is committed can be tested")
+    elif record.dirty is None and record.commit_from == "git":
+        yield Reason("dirty", "git named the commit, and nobody looked whether files differed from it")
     if record.row_digest != row.digest:
         yield Reason("other-row", "what the matrix asks of the row is not what it asked when this ran")
     wanted = commands.shown(row)
@@ -183,10 +189,9 @@ def _device(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     known = _profile(row.device)
     if known is not None and device.arch.split(":")[0] != known.arch:
         yield Reason("other-device", f"arch is {device.arch}; a {row.device} is {known.arch}")
-    if known is not None and row.how == "hardware" and known.identity.names and device.profile == row.device:
-        names = {n.casefold() for n in known.identity.names}
-        if not any(device.name.casefold().startswith(n) for n in names):
-            yield Reason("other-device", f"the driver calls it {device.name!r}; required: {known.identity.names[0]!r}")
+    names = () if known is None or device.profile != row.device else known.identity.names
+    if row.how == "hardware" and names and _folded(device.name) not in map(_folded, names):
+        yield Reason("other-device", f"the driver calls it {device.name!r}; required: {names[0]!r}")
     if one.record.interpreted and row.how in ("hardware", "compile"):
         yield Reason("interpreted", "TRITON_INTERPRET was set")
     if row.how != "hardware":
@@ -194,9 +199,18 @@ def _device(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     if not one.record.launches:
         said = "nobody counted launches: run it by the pytest plugin" if one.record.launches is None else "0 launches"
         yield Reason("nothing-launched", said)
-    counted = [item.launches for item in one.items if item.launches is not None]
-    if counted and sum(counted) != one.record.launches:
-        yield Reason("contradictory", f"its cases launched {sum(counted)} kernels, the whole run {one.record.launches}")
+    if row.suite == "pytest":
+        counted = sum(item.launches or 0 for item in one.items)
+    elif row.suite == "ferryman":
+        counted = sum(item.verdict in ("PASS", "FAIL", "MISTRUSTED") for item in one.items)
+    else:
+        return
+    if one.record.launches and counted != one.record.launches:
+        yield Reason("contradictory", f"its cases launched {counted} kernels, the whole run {one.record.launches}")
+
+
+def _folded(name: str) -> str:
+    return " ".join(name.casefold().split())
 
 
 def _profile(name: str) -> Profile | None:
@@ -208,7 +222,7 @@ def _profile(name: str) -> Profile | None:
 
 def _numbers(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     """The fingerprint against the profile that the row names, whatever profile the record names."""
-    if row.how != "hardware" or row.suite == "bench":
+    if row.how != "hardware":
         return
     known = _profile(row.device)
     wanted = {} if known is None else {f.path: f.stated for f in compare(known, [], unstated=False)}
@@ -220,6 +234,9 @@ def _numbers(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
             return
     if wanted and not any(given[path].outcome == "confirmed" for path in wanted if path in given):
         yield Reason("no-fingerprint", f"none of the {len(wanted)} numeric facts of a {row.device} was confirmed")
+    elif absent := wanted.keys() - given.keys():
+        told = expected.told(absent, 1)
+        yield Reason("no-fingerprint", f"{len(absent)} numeric facts of a {row.device} are not in its record: {told}")
 
 
 def _refuted(finding: Finding, wanted: Mapping[str, object]) -> str | None:
@@ -229,14 +246,17 @@ def _refuted(finding: Finding, wanted: Mapping[str, object]) -> str | None:
         return f"the device that is named states no such fact (measured {finding.measured})"
     if str(wanted[finding.path]) != str(finding.stated):
         return f"the device that is named states {wanted[finding.path]}, this one {finding.stated}"
-    word = finding.path.startswith("numerics.arithmetic.") and isinstance(finding.stated, str)
-    if finding.outcome == "confirmed" and word and finding.measured != finding.stated:
+    if finding.outcome == "confirmed" and not supports(finding):
         return f"confirmed, though measured {finding.measured} and stated {finding.stated}"
     return None
 
 
 def _cases(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     record, items = one.record, one.items
+    if record.cases and row.suite != "pytest":
+        yield Reason("contradictory", f"its record has cases of pytest, and the row's suite is {row.suite}")
+    elif record.cases and commands.TESTS not in record.files:
+        yield Reason("contradictory", f"its record has cases, and no {commands.TESTS}, which the pytest plugin writes")
     ids = Counter(item.id for item in items)
     again = [name for name, n in ids.items() if n > 1]
     if again:
@@ -261,11 +281,10 @@ def _cases(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
 
 
 def _document(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
-    """The result document against the record that names it."""
-    document, record = one.document, one.record
-    if document is None:
+    """The result document, or the benchmark, against the record that names it."""
+    facts, document, record = one.facts, one.document, one.record
+    if facts is None:
         return
-    facts, of = document.environment, document.provenance
     if (facts.vendor, facts.profile, facts.arch) != (record.device.vendor, record.device.profile, record.device.arch):
         yield Reason(
             "contradictory",
@@ -275,9 +294,18 @@ def _document(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     places = {"hardware": "cuda", "simulated": "simulated", "stand-in": "stand-in", "cpu": "cpu", "compile": "none"}
     if not facts.device.startswith(places[row.how]):
         yield Reason("other-device", f"the document's device is {facts.device!r}; required: {places[row.how]}")
+    if row.how == "hardware" and facts.device_name != record.device.name:
+        yield Reason("contradictory", f"the document is of {facts.device_name!r}, its record of {record.device.name!r}")
+    if not moment(record.started) - SKEW <= moment(facts.time) <= moment(record.finished) + SKEW:
+        yield Reason("clock", f"the document is of {facts.time}, its run of {record.started} to {record.finished}")
+    if document is None:
+        return
+    of = document.provenance
     if of is None:
         yield Reason("no-commit", "the document does not say of what it is (written by an older Ferryman)")
         return
+    if of.dirty and not record.dirty:
+        yield Reason("contradictory", "the document says that files differed from the commit, its record does not")
     if of.row != record.row or of.commit != record.commit:
         yield Reason(
             "contradictory",

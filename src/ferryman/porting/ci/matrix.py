@@ -285,9 +285,9 @@ class _Reader:
         rows: dict[str, Row] = {}
         for node in listed.value:
             row = self.row(node)
-            if row.id in rows:
-                raise self.fail(node, f"a second row {row.id!r}; the first is on line {rows[row.id].line}")
-            rows[row.id] = row
+            if (first := rows.setdefault(row.id.casefold(), row)) is not row:
+                more = "" if first.id == row.id else f" ({first.id!r}: not every file system tells their folders apart)"
+                raise self.fail(node, f"a second row {row.id!r}; the first is on line {first.line}{more}")
         given: dict[str, Any] = {"rows": tuple(rows.values())}
         for key in ("sources", "always", "never", "setup", "require"):
             if key in top:
@@ -399,6 +399,8 @@ def _consistent(row: Row) -> None:
             raise MatrixError(f"backend {row.backend} does not serve {row.vendor}")
     if (row.how == "cpu") != (row.vendor == "cpu"):
         raise MatrixError(f"how is {row.how!r} for vendor {row.vendor}; a CPU is tested as 'cpu', and nothing else is")
+    if row.how == "compile" and row.suite == "ferryman" and row.args:
+        raise MatrixError("such a row compiles every kernel of its backend, and takes no args")
     if row.how == "compile" and row.backend == "torch":
         raise MatrixError("torch's kernels come compiled; there is nothing to compile")
     if row.how in ("simulated", "stand-in") and row.suite != "ferryman":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +20,8 @@ from ferryman.porting.running.runner import THINNED
 WRONG: tuple[Verdict, ...] = ("FAIL", "MISTRUSTED", "QUARANTINED")
 _BY_OUTCOME = ("skipped", "xfailed", "xpassed", "deselected")
 _TREND = 30
+_LEFT = re.compile(r"[0-9]+ of [0-9]+ cases")  # stands for what a check leaves out when it interprets
+_CRASHES = (4, 5, 6, 7, 8, 11)  # signals of a program's own faults: ILL, TRAP, ABRT, BUS, FPE, SEGV
 
 
 def merge(
@@ -73,9 +76,10 @@ def vendors(rows: Sequence[RowState]) -> list[VendorState]:
         real = [
             r for r in rows if r.vendor == vendor and (r.how == "hardware" or (vendor == "cpu" and r.best == "PASS"))
         ]
+        judged = any(r.suite != "bench" for r in real)  # what is only timed may be wrong
         counts: dict[Verdict, int] = dict(Counter(r.verdict for r in real))
         verdict: Verdict = next((v for v in (*WRONG, "NOT_RUN") if counts.get(v)), row_verdict(counts))
-        green = bool(real) and all(r.green for r in real)
+        green = judged and all(r.green for r in real)
         if verdict == "PASS" and not green:
             verdict = "NOT_RUN"
         found.append(
@@ -87,10 +91,10 @@ def vendors(rows: Sequence[RowState]) -> list[VendorState]:
 
 
 def _twice(runs: Sequence[Evidence]) -> dict[str, tuple[str, str]]:
-    """Runs that share a record, or a file that is named by two: by file, (digest, what to say)."""
+    """Runs that share a record, or a file that says what became of their cases: by file, (digest, what to say)."""
     where: dict[str, list[Evidence]] = {}
     for one in runs:
-        for sha in {one.sha256, *(s for name, s in one.record.files.items() if name.endswith((".json", ".xml")))}:
+        for sha in {one.sha256, *one.shown}:
             where.setdefault(sha, []).append(one)
     found = {}
     for sha, several in where.items():
@@ -214,22 +218,21 @@ class _Row:
         row, root = self.row, self.context.tree.root
         family = expected.family(row)
         wanted = {
-            "that its cases file lists": expected.listed(row, root),
-            "of Ferryman's ops": expected.checked(row),
-            "that a sister row collected": self.sisters.get(family) if family is not None else None,
+            "that its cases file lists": (expected.listed(row, root), ids),
+            "of Ferryman's ops": (expected.checked(row), {i for i in ids if not _LEFT.fullmatch(i.split("|")[-1])}),
+            "of Ferryman's kernels": (compiled := expected.compiled(row), expected.kernels(ids) if compiled else ids),
+            "that a sister row collected": (self.sisters.get(family) if family is not None else None, ids),
         }
-        for whose, must in wanted.items():
-            lacking = {i for i in (must or set()) - ids if expected.excused(row, i) is None}
+        for whose, (must, there) in wanted.items():
+            lacking = {i for i in (must or set()) - there if expected.excused(row, i) is None}
             if lacking:
                 self.why.append(
                     Reason("missing", f"{len(lacking)} cases {whose} are not there: {expected.told(lacking)}")
                 )
-            if must is not None and whose.startswith("of Ferryman") and not self.why:
-                swapped = {i for i in ids - must if "of" not in i.split("|")[-1]}
-                if swapped:
-                    self.why.append(Reason("swapped", f"cases that no op has: {expected.told(swapped)}"))
+            if must is not None and whose.startswith("of Ferryman") and not self.why and there - must:
+                self.why.append(Reason("swapped", f"cases that no op has: {expected.told(there - must)}"))
         entries = [e for e in self.context.history.of(row.id) if e.met]
-        now = judge.digest(self.context.digests(row))
+        now = self.context.sources(row)
         same = [e for e in entries if e.kernels == now]
         if same and same[-1].cases != judge.digest(sorted(ids)):
             self.why.append(Reason("missing", f"the same sources had other cases in the run of {same[-1].time}"))
@@ -262,6 +265,10 @@ class _Row:
             if failed and other.record.commit == chosen.record.commit and verdict not in WRONG:
                 self.why.append(Reason("flaky", f"another run of this commit failed: {failed[0].id[:160]}"))
                 return "FAIL"
+            crash = _crash(other.record.exit_code)
+            if crash and other.record.commit == chosen.record.commit and verdict not in WRONG:
+                self.why.append(Reason("flaky", f"another run of this commit crashed: {crash}"))
+                return "FAIL"
             self.notes.append(f"left aside: {other.file}: {why[0].code}: {why[0].text}")
         return verdict
 
@@ -277,7 +284,7 @@ class _Row:
         if decision is None or decision.chosen or context.signers is not None:
             return None
         last = next(iter(context.history.of(self.row.id)[::-1]), None)
-        if last is None or not last.met or last.kernels != judge.digest(context.digests(self.row)):
+        if last is None or not last.met or last.kernels != context.sources(self.row):
             return None
         age = (context.now - moment(last.time)).total_seconds() / 86400
         return last if -judge.SKEW.total_seconds() / 86400 <= age <= context.matrix.max_age_days else None
@@ -306,7 +313,7 @@ class _Row:
         real: bool,
     ) -> tuple[RowState, Entry | None]:
         row, context = self.row, self.context
-        kernels = judge.digest(context.digests(row))
+        kernels = context.sources(row)
         ops = _ops(items, row)
         entry = None
         if chosen is not None and real and chosen.record.commit is not None:
@@ -378,6 +385,12 @@ class _Row:
 
     def _optional(self, entry: Entry | None) -> Run | None:
         return None if entry is None else self._run(entry)
+
+
+def _crash(code: int) -> str | None:
+    """What a command's exit code says of a crash of its own; one that was ended by others, or lost, says nothing."""
+    number = -code if code < 0 else code - 128  # a shell's way of saying it
+    return f"exit code {code}, signal {number}" if number in _CRASHES else None
 
 
 def _ops(items: Iterable[Item], row: Row) -> list[OpState]:

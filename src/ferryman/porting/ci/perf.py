@@ -212,7 +212,7 @@ def judge_run(folder: Path, path: Path | None, row: Row) -> int:
 
     changes = judge(baseline, now, again) if baseline is not None else []
     made = {"changes": [c.to_dict() for c in changes], "baseline_runs": 0 if baseline is None else len(baseline.runs)}
-    write_whole(folder / "perf.json", (json.dumps(made, indent=1) + "\n").encode())
+    write_whole(folder / commands.PERF, (json.dumps(made, indent=1) + "\n").encode())
     if path is not None:
         write_whole(path.resolve(), extended(baseline, now, changes).model_dump_json(indent=1).encode())
     return int(regressed(changes))

@@ -45,7 +45,7 @@ class Case(_Model):
 
     id: str = Field(max_length=2000)
     outcome: Outcome
-    launches: int | None = None
+    launches: int | None = Field(default=None, ge=0)
     seconds: float | None = None
     reason: str | None = None
 
@@ -68,7 +68,7 @@ class Record(_Model):
     toolchain: dict[str, str]
     collected: list[str] = Field(description="ids of all cases that were found, before any was left out")
     cases: list[Case] = []
-    launches: int | None = Field(default=None, description="kernels that ran on the device; null: nobody counted")
+    launches: int | None = Field(default=None, ge=0, description="kernels that ran on the device; null: nobody counted")
     numerics: list[Finding] = Field(default=[], description="the profile's numeric facts, verified on this device")
     files: dict[str, Sha] = Field(description="what the command wrote, by name in the record's folder")
 

@@ -203,7 +203,7 @@ def _outcomes(
         if row.suite == "pytest" and (folder / commands.TESTS).is_file():
             return _tests(folder / commands.TESTS)
         if row.suite == "command" and (folder / commands.JUNIT).is_file():
-            cases = junit(folder / commands.JUNIT)
+            cases, _ = junit(folder / commands.JUNIT)
             return [], list(dict.fromkeys(case.id for case in cases)), None, interpreted
         if row.suite == "bench" and (folder / commands.BENCH).is_file():
             timed = [t for cell in load_bench(folder / commands.BENCH).cells for t in cell.times]

@@ -29,6 +29,8 @@ def verified(merged: Merged, matrix: Matrix, require: Sequence[str] | None = Non
         state = vendors[vendor]
         if not state.rows:
             failures.append(f"{vendor} is required, and the matrix has no row that runs on such a device")
+        elif state.green_rows == state.rows and not state.green:
+            failures.append(f"{vendor} is required, and its rows are timed alone: none says that it is right")
         elif not state.green:
             failures.append(
                 f"{vendor} is required, and is {state.verdict}: {state.green_rows} of {state.rows} rows are green"

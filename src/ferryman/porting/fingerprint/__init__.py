@@ -1,7 +1,7 @@
 """The numeric fingerprint of a device: what its arithmetic does, measured (docs/fingerprint.md)."""
 
 from ferryman.porting.fingerprint.collect import fingerprint
-from ferryman.porting.fingerprint.compare import compare, compared, contradicted, verify
+from ferryman.porting.fingerprint.compare import compare, compared, contradicted, supports, verify
 from ferryman.porting.fingerprint.document import Fact, Fingerprint, dumps, load, schema
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "fingerprint",
     "load",
     "schema",
+    "supports",
     "verify",
 ]

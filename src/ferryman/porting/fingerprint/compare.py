@@ -67,6 +67,18 @@ def contradicted(findings: Iterable[Finding]) -> bool:
     return any(finding.outcome == "contradicted" for finding in findings)
 
 
+def supports(finding: Finding) -> bool:
+    """Whether what a finding says was measured is what it says was stated, as far as the two alone can tell."""
+    stated, measured = finding.stated, finding.measured
+    key = finding.path.removeprefix("numerics.arithmetic.")
+    if key == finding.path:  # a class: its parts are several facts, of which the first has a least number of bits
+        least = [v for key, vs in _CLASSES.get(str(stated), {}).items() if key == "accumulator_bits" for v in vs]
+        return not least or not isinstance(measured, (int, float)) or measured >= float(least[0])
+    if isinstance(stated, str) or isinstance(measured, str) or measured is None or stated is None:
+        return str(measured) == str(stated)
+    return measured <= stated if key.startswith("ulp.") else measured >= stated
+
+
 def compared(document: Fingerprint, profile: Profile) -> Fingerprint:
     """The document with its findings."""
     return document.model_copy(update={"findings": compare(profile, document.facts)})
