@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from ferryman.errors import FerrymanError, ResultError
 from ferryman.porting.bench.document import Benchmark
-from ferryman.porting.ci import evidence, perf, provenance, run
+from ferryman.porting.ci import changes, evidence, perf, provenance, run
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci import record as records
 from ferryman.porting.judging import results
@@ -122,6 +123,21 @@ def test_a_laptop_s_run_and_the_gate(repo: Path, tmp_path: Path) -> None:
     assert made.code == 1, "the row all did not run"
     assert (rows["some"]["green"], rows["script"]["green"]) == (True, True)
     assert (rows["gpu"]["verdict"], rows["all"]["verdict"]) == ("NOT_RUN", "NOT_RUN")
+
+
+def test_results_below_the_repository_are_no_change_of_it(repo: Path) -> None:
+    record(repo, "some", repo / "out" / "ci")
+    try:
+        assert git(repo, "status", "--porcelain") == ""
+        assert changes.changed(repo, "HEAD") == []
+    finally:
+        shutil.rmtree(repo / "out")
+    (repo / "results").mkdir()  # one that was there may hold what git is to have
+    try:
+        record(repo, "some", repo / "results")
+        assert not (repo / "results" / ".gitignore").exists()
+    finally:
+        shutil.rmtree(repo / "results")
 
 
 def test_a_module_that_cannot_be_imported_is_no_silence(repo: Path, tmp_path: Path) -> None:

@@ -114,8 +114,12 @@ def run(
 
 
 def _emptied(folder: Path) -> None:
-    """What an earlier run left would be taken for this one's."""
+    """What an earlier run left would be taken for this one's. A folder that is made for results is no part of the
+    repository: git is told."""
+    fresh = not folder.parent.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        (folder.parent / ".gitignore").write_text("*\n", encoding="utf-8")
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             raise MatrixError(f"{folder} holds a folder, {path.name}; choose another --out")
