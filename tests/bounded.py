@@ -30,13 +30,24 @@ def off(
     op: Primitive, args: Sequence[Any], got: Sequence[Tensor], storage: torch.dtype, line: Implementation = _FLOAT32
 ) -> float:
     """The largest error of a call's results in bounds, against the definition in float64, as a line declares itself."""
+    exact, rooms = judged(op, args, [t.dtype for t in got], storage, line)
+    errors = [(g.double() - e).abs() / room for g, e, room in zip(got, exact, rooms, strict=True)]
+    return max(float(e.max()) for e in errors if e.numel())
+
+
+def judged(
+    op: Primitive,
+    args: Sequence[Any],
+    dtypes: Sequence[torch.dtype],
+    storage: torch.dtype,
+    line: Implementation = _FLOAT32,
+) -> tuple[Sequence[Tensor], list[Tensor]]:
+    """A call's results by the definition in float64, and how far off results of these dtypes may be."""
     wide = double(tuple(args))
     exact = op.body(*wide)
     exact = exact if isinstance(exact, tuple) else (exact,)
     declared = metrics.Declared(line.accumulation, frozenset(line.roundings))
-    dtypes = [t.dtype for t in got]
     bounds = metrics.bounds(
-        op.limits.bound(wide, exact), exact, dtypes, declared, storage, saved_exact=False, shown=False
+        op.limits.bound(wide, exact), exact, list(dtypes), declared, storage, saved_exact=False, shown=False
     )
-    errors = [(g.double() - e).abs() / b.total for g, e, b in zip(got, exact, bounds, strict=True)]
-    return max(float(e.max()) for e in errors if e.numel())
+    return exact, [b.total for b in bounds]
