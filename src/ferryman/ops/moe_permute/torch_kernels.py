@@ -16,6 +16,12 @@ def sorted_slots(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor
     return keys, order, torch.searchsorted(keys, each, right=True, out_int32=True)
 
 
+def sources(topk_ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """(each row's slot, int32 end offsets); a row whose id is no expert's has none: -1."""
+    keys, order, ends = sorted_slots(topk_ids, experts)
+    return order.int().masked_fill_(keys >= experts, -1), ends
+
+
 def places(source: Tensor, slots: int) -> Tensor:
     """(slots,): the last row that names each slot; -1 where none does."""
     at = source.long()
@@ -33,10 +39,9 @@ def _by_slot(y: Tensor, place: Tensor) -> Tensor:
 
 
 def moe_permute(x: Tensor, topk_ids: Tensor, num_experts: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
-    keys, order, ends = sorted_slots(topk_ids, num_experts)
-    known = keys < num_experts
-    rows = x.index_select(0, order // max(topk_ids.shape[1], 1))
-    return rows.masked_fill_(~known[:, None], 0.0), ends, order.int().masked_fill_(~known, -1)
+    source, ends = sources(topk_ids, num_experts)
+    rows = x.index_select(0, source.clamp(min=0) // max(topk_ids.shape[1], 1))
+    return rows.masked_fill_((source < 0)[:, None], 0.0), ends, source
 
 
 def moe_permute_backward(grad: Tensor, source: Tensor, topk_ids: Tensor, target: Target) -> Tensor:

@@ -16,7 +16,7 @@ from ferryman.backends.base import Target
 from ferryman.backends.triton import Specialisation, launch, recorded
 from ferryman.backends.triton_lang import narrow, widen
 from ferryman.backends.triton_rows import RowTile, row_tile
-from ferryman.ops.moe_permute.torch_kernels import places, sorted_slots
+from ferryman.ops.moe_permute.torch_kernels import places, sources
 
 PIECE = 4096  # elements of a row that a program takes at most
 
@@ -194,8 +194,7 @@ def _sums(y: Tensor, place: Tensor, weights: Tensor | None, shape: tuple[int, in
 
 
 def moe_permute(x: Tensor, topk_ids: Tensor, num_experts: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
-    keys, order, ends = sorted_slots(topk_ids, num_experts)
-    source = order.int().masked_fill_(keys >= num_experts, -1)
+    source, ends = sources(topk_ids, num_experts)
     return _rows(x, source, None, None, (topk_ids.shape[0], topk_ids.shape[1]), target), ends, source
 
 
