@@ -32,6 +32,8 @@ def _cases(**extra: object) -> Sequence[Case]:
     for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
         spec = TensorSpec((5, 384), fill=fill)
         found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
+    unbounded = {"gate": TensorSpec((5, 384)), "up": TensorSpec((5, 384), fill="nonfinite")}
+    found.append(Case("fill_nonfinite_up", {**unbounded, **extra}))
     deep = {"gate": TensorSpec((5, 384), fill="deep"), "up": TensorSpec((5, 384), fill="tiny")}
     found.append(Case("huge_gradients", {**deep, **extra}, cotangent="huge"))
     # an activation of at most 63 times an integer of at most 4 fits 8 bits

@@ -68,6 +68,7 @@ def _cases() -> Sequence[Case]:
     add("longer_queries", (1, 2, 40, 64), sk=11, causal=True)  # rows that see nothing
     add("window", (1, 2, 70, 64), causal=True, window=9)
     add("window_both_sides", (1, 2, 45, 64), window=7)
+    add("window_decode", (2, 4, 1, 64), kv_heads=2, sk=200, causal=True, window=40, scale=1.0, fill="large_logits")
     add("window_one", (1, 1, 20, 64), causal=True, window=1)
     add("softcap", (1, 2, 33, 64), causal=True, softcap=20.0)
     add("scale", (1, 2, 20, 64), scale=0.3)
@@ -89,6 +90,7 @@ def _cases() -> Sequence[Case]:
     add("sinks_infinite", (1, 6, 9, 64), kv_heads=3, sinks=TensorSpec((6,), fill="infinite_logits"))
     add("sinks_blind", (1, 2, 12, 64), sk=5, causal=True, sinks=TensorSpec((2,)))  # rows that see their sink alone
     add("sinks_decode", (2, 4, 1, 64), kv_heads=2, sk=300, sinks=TensorSpec((4,)))
+    add("sinks_strided", (1, 4, 9, 64), sinks=TensorSpec((4,), layout="last"))
     add("sinks_no_keys", (1, 2, 3, 64), sk=0, sinks=TensorSpec((2,)))
     add("values_narrow", (1, 4, 21, 48), kv_heads=2, causal=True, dv=32)
     add("values_wide", (1, 2, 17, 16), dv=80)

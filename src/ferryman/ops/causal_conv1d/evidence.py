@@ -74,6 +74,7 @@ def _cases() -> Sequence[Case]:
         },
         "fill_nonfinite_plain": _call((2, 15, 40), 4, None, True, True, "nonfinite"),
         "fill_nonfinite_weight": _call((1, 15, 20), 3, None, True, False, own="nonfinite"),
+        "token_nonfinite": _call((3, 5, 1), 4, "silu", True, True, "nonfinite"),
         "fill_large": _call((2, 15, 40), 4, "silu", True, True, "large", own="unit"),
     }
     exact = {
@@ -88,9 +89,11 @@ def _cases() -> Sequence[Case]:
         "ragged": _call((1, 1789, 1021), 4, "silu", True, True),
         "decode": _call((64, 5376, 1), 4, "silu", True, True),
     }
+    plain = _call((2, 15, 10), 4, None, True, True)
     large = _call((2, 1792, 1021), 4, None, True, True, "integer", "channels", "integer")
     return [
         *(Case(name, args) for name, args in found.items()),
+        *(Case(f"gradient_{n}", plain, cotangent=n) for n in ("hundreds", "nonfinite")),
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
         Case("exact_mamba2", large, "standard", exact=True, cotangent="signs"),

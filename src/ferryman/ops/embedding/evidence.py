@@ -54,6 +54,7 @@ def _cases() -> Sequence[Case]:
         "scalar_id": _call((), 7, 16),
         "width_one": _call((9,), 5, 1),
         "one_row": _call((33,), 1, 48, 1.7),
+        "as_many_as_rows": _call((11,), 11, 40),
         "repeated": _call((257,), 3, 40, kind="int32"),
         "runs": _call((2500,), 2, 6, ids="outside"),
         "sparse": _call((4,), 300, 64),
@@ -83,6 +84,7 @@ def _cases() -> Sequence[Case]:
     large = _call((4099,), 32_000, 1024, 0.5, fill="integer")
     return [
         *(Case(n, args) for n, args in small.items()),
+        Case("gradient_hundreds", _call((37,), 11, 40), cotangent="hundreds"),
         # a sum of a few small integers: 8 bits hold it
         *(Case(n, args, exact=True, cotangent="signs") for n, args in exact.items()),
         *(Case(n, args, "standard") for n, args in standard.items()),

@@ -83,6 +83,7 @@ def _cases() -> Sequence[Case]:
         "all_experts": _route(5, 7, 7, "sigmoid", "normal"),
         "no_tokens": _route(0, 8, 2),
         "many_experts": _route(3, 257, 9),
+        "many_experts_large": _route(5, 257, 9, renormalise=False, fill="large"),
         "ties": _route(7, 48, 6, fill="integer"),
         "all_equal": _route(6, 12, 5, "sigmoid", None, 3, 2, fill="zeros"),
         "moderate": _route(7, 40, 4, "sigmoid", "normal", fill="moderate"),

@@ -30,6 +30,7 @@ def _call(
     norm: bool = True,
     gate: str | None = "log_decay",
     beta: str = "rate",
+    query: str | None = None,
     key: str | None = None,
     fill: str | None = None,
     layout: str = "contiguous",
@@ -37,7 +38,7 @@ def _call(
     scale: float | None = None,
 ) -> dict[str, Any]:
     return {
-        "q": TensorSpec((batch, length, shared, width), fill=fill, layout=layout),
+        "q": TensorSpec((batch, length, shared, width), fill=query or fill, layout=layout),
         "k": TensorSpec((batch, length, shared, width), fill=key or (fill if norm else "key"), layout=layout),
         "v": TensorSpec((batch, length, heads, dim), fill=fill, layout=layout),
         "g": None if gate is None else TensorSpec((batch, length, heads), own, gate, layout),
@@ -50,7 +51,7 @@ def _call(
 
 def _exact(length: int, gate: str | None, heads: int = 4, layout: str = "contiguous") -> dict[str, Any]:
     """Keys with one 1 each, rates of 0 and 1, decays of 1 or 0: corrections replace a row of the state, or do not."""
-    return _call(1, length, 2, heads, 16, 5, True, False, gate, "bits", "one_hot", "signs", layout)
+    return _call(1, length, 2, heads, 16, 5, True, False, gate, "bits", key="one_hot", fill="signs", layout=layout)
 
 
 def _cases() -> Sequence[Case]:
@@ -60,6 +61,7 @@ def _cases() -> Sequence[Case]:
         "state": _call(1, 37, 2, 2, 8, 16, state=True),
         "token": _call(2, 1, 2, 4, 16, 16, state=True),
         "token_alone": _call(2, 1, 2, 2, 16, 16),
+        "token_nonfinite": _call(3, 1, 2, 4, 16, 16, state=True, query="nonfinite"),
         "few": _call(1, 7, 1, 2, 16, 8, state=True),
         "past_a_chunk": _call(1, 65, 1, 1, 8, 8, state=True),
         "narrow": _call(1, 19, 2, 2, 1, 1, state=True),
@@ -90,6 +92,7 @@ def _cases() -> Sequence[Case]:
     }
     return [
         *(Case(name, args) for name, args in found.items()),
+        Case("gradient_hundreds", _call(1, 18, 1, 2, 8, 8, state=True, norm=False), cotangent="hundreds"),
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
     ]

@@ -88,7 +88,7 @@ def _cases() -> Sequence[Case]:
             found.append(Case(f"layout_{layout}_{end}", _call((6, 200), 50, first, layout=layout)))
         for fill in ("offset", "tiny", "nonfinite") if first else ("constant", "tiny", "nonfinite", "zeros"):
             found.append(Case(f"fill_{fill}_{end}", _call((5, 384), 96, first, fill=fill, gate="normal")))
-        for gate in ("moderate", "zeros") if first else ("moderate", "tiny"):
+        for gate in ("moderate", "zeros", "hundreds") if first else ("moderate", "tiny"):
             found.append(Case(f"gate_{gate}_{end}", _call((5, 384), 96, first, gate=gate)))
         # silu of an open gate is 128 and of a closed one 0, its slope 1 and 0; 4^n columns, a quarter of them open:
         # every mean square is a power of four

@@ -61,6 +61,8 @@ def _cases() -> Sequence[Case]:
         "tile_edge": _call((65,), 33, 130),
         **{f"layout_{n}": _call((10,), 24, 40, n == "last", layout=n) for n in ("rows", "last", "offset")},
         "many_rows": _call((33, 40), 16, 40, z_loss=1e-3),
+        "square": _call((40,), 16, 40),
+        "nonfinite": _call((11,), 24, 67, True, x_fill="nonfinite"),
         "fill_unit": _call((12,), 48, 96, fill="unit"),
     }
     # logits of 0: every softmax is 2^-n, and no label is nearer than another
@@ -73,6 +75,7 @@ def _cases() -> Sequence[Case]:
     # each row is a class's code: its logit is 2048 and the others are the bias alone, so every softmax is 0 or 1
     exact = {
         "exact_codes": _codes(16, 64, 61),
+        "exact_classes": _codes(8, 256, 200),
         "exact_biased": _codes(8, 128, 67, biased=True),
         "exact_rows": _codes(32, 256, 19, layout="rows"),
     }

@@ -102,6 +102,7 @@ def _grouped_cases() -> Sequence[Case]:
         "ragged": _grouped(61, 5, 37, 72),
         "one_expert": _grouped(19, 1, 33, 64),
         "many_experts": _grouped(23, 67, 24, 32),
+        "square": _grouped(24, 3, 40, 40),
         "tile_edge": _grouped(129, 2, 65, 128),
         "rest_of_the_rows": _grouped(61, 5, 37, 72, "short"),
         "hostile": _grouped(47, 7, 40, 48, "hostile"),
@@ -139,6 +140,7 @@ def _layer(
     ids: str = "chosen",
     ids_dtype: str = "int32",
     weights: str = "storage",
+    weights_fill: str = "uniform",
     layout: str = "contiguous",
     fill: str | None = None,
     gate_up: str | None = "weight",
@@ -149,7 +151,7 @@ def _layer(
         "gate_up": TensorSpec((experts, 2 * inner, width), fill=gate_up, layout=layout),
         "down": TensorSpec((experts, width, inner), fill=down, layout=layout),
         "topk_ids": TensorSpec((tokens, slots), ids_dtype, ids, layout, high=experts),
-        "topk_weights": TensorSpec((tokens, slots), weights, "uniform", layout),
+        "topk_weights": TensorSpec((tokens, slots), weights, weights_fill, layout),
         "activation": activation,
         "bias": TensorSpec((experts, 2 * inner + width), layout=layout) if biased else None,
     }
@@ -177,6 +179,9 @@ def _layer_cases() -> Sequence[Case]:
         "ids_of_64_bits": _layer(9, 4, 2, 32, 16, ids_dtype="int64"),
         "weights_float32": _layer(9, 4, 2, 32, 16, weights="float32"),
         "nonfinite": _layer(9, 4, 2, 33, 17, fill="nonfinite", biased=True),
+        "nonfinite_weights": _layer(9, 4, 2, 33, 17, weights_fill="nonfinite"),
+        "nonfinite_narrow": _layer(9, 4, 2, 33, 1, fill="nonfinite", gate_up="uniform"),
+        "as_wide_as_slots": _layer(9, 5, 3, 3, 16),
         "no_tokens": _layer(0, 4, 2, 32, 16),
         "no_slots": _layer(3, 4, 0, 32, 16),
         **{
@@ -196,6 +201,7 @@ def _layer_cases() -> Sequence[Case]:
     }
     return [
         *(Case(name, args) for name, args in small.items()),
+        Case("gradient_tiny", _layer(9, 4, 2, 33, 17, biased=True), cotangent="tiny"),
         *(Case(name, args, exact=True, cotangent="signs") for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
         Case("exact_open_1021", _open(1021, 16, 2, 8, 6), "standard", exact=True, cotangent="signs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +34,11 @@ def _call(
     own: str = "storage",
     dt: str | None = None,
     a: str = "decay",
+    values: str | None = None,
+    skip_fill: str | None = None,
 ) -> dict[str, Any]:
-    x = TensorSpec((batch, length, channels), fill=fill, layout=layout)
+    x = TensorSpec((batch, length, channels), fill=values or fill, layout=layout)
+    line = layout if layout == "last" else "contiguous"
     shared = TensorSpec((batch, length, width), fill=fill, layout=layout)
     return {
         "x": x,
@@ -42,9 +46,9 @@ def _call(
         "a": TensorSpec((channels, width), own, a, layout),
         "b": shared,
         "c": shared,
-        "d": TensorSpec((channels,), own, fill) if skip else None,
-        "z": x if gate else None,
-        "dt_bias": TensorSpec((channels,), own, "normal") if biased else None,
+        "d": TensorSpec((channels,), own, skip_fill or fill, line) if skip else None,
+        "z": replace(x, fill=fill) if gate else None,
+        "dt_bias": TensorSpec((channels,), own, "normal", line) if biased else None,
         "initial_state": TensorSpec((batch, channels, width), "float32", fill, layout) if state else None,
         "dt_softplus": softplus,
     }
@@ -74,6 +78,11 @@ def _cases() -> Sequence[Case]:
         **{f"layout_{n}": _call(2, 9, 12, 8, state=True, layout=n) for n in ("rows", "last", "offset")},
         **{f"own_{n}": _call(1, 9, 12, 8, own=n) for n in ("float32", "float16", "bfloat16")},
         **{f"fill_{n}": _call(1, 11, 12, 8, state=True, fill=n) for n in ("tiny", "uniform", "zeros", "constant")},
+        "fill_hundreds": _call(1, 11, 12, 8, state=True, values="hundreds"),
+        "nonfinite": _call(2, 11, 12, 8, state=True, values="nonfinite"),
+        "nonfinite_ungated": _call(2, 11, 12, 8, gate=False, state=True, values="nonfinite"),
+        "nonfinite_narrow": _call(2, 9, 1, 1, state=True, values="nonfinite"),
+        "nonfinite_skip": _call(1, 11, 12, 8, state=True, skip_fill="nonfinite"),
         "no_decay": _call(1, 16, 12, 8, False, dt="step", a="zeros", biased=False),
     }
     exact = {
@@ -88,6 +97,7 @@ def _cases() -> Sequence[Case]:
     }
     return [
         *(Case(name, args) for name, args in found.items()),
+        Case("gradient_large", _call(1, 11, 12, 8, state=True), cotangent="large"),
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
     ]

@@ -67,6 +67,7 @@ def _loss_cases() -> Sequence[Case]:
     found += [
         case("ignored", (64, 9), low=-1),
         case("empty", (0, 64)),
+        case("one_class", (9, 1), fill="tiny"),
         case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1),
     ]
     found += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]

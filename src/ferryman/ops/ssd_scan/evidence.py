@@ -37,18 +37,20 @@ def _call(
     wide: bool = False,
     low: float | None = None,
     high: float | None = None,
+    values: str | None = None,
 ) -> dict[str, Any]:
-    x = TensorSpec((batch, length, heads, dim), fill=fill, layout=layout)
+    x = TensorSpec((batch, length, heads, dim), fill=values or fill, layout=layout)
+    line = layout if layout == "last" else "contiguous"
     shared = TensorSpec((batch, length, groups, width), fill=fill, layout=layout)
     kept = TensorSpec((batch, heads, dim, width), "float32", fill, layout) if state else None
     return {
         "x": x,
         "dt": TensorSpec((batch, length, heads), own, dt or ("normal" if softplus else "step"), layout),
-        "a": TensorSpec((heads,), own, a),
+        "a": TensorSpec((heads,), own, a, line),
         "b": shared,
         "c": shared,
-        "d": TensorSpec((heads,), own, fill, layout if layout == "last" else "contiguous") if skip else None,
-        "dt_bias": TensorSpec((heads,), own, "normal") if biased else None,
+        "d": TensorSpec((heads,), own, fill, line) if skip else None,
+        "dt_bias": TensorSpec((heads,), own, "normal", line) if biased else None,
         "initial_state": kept,
         "dt_softplus": softplus,
         "y_float32": wide,
@@ -80,6 +82,7 @@ def _cases() -> Sequence[Case]:
         **{f"layout_{n}": _call(2, 21, 4, 8, 2, 8, state=True, layout=n) for n in ("rows", "last", "offset")},
         **{f"own_{n}": _call(1, 21, 4, 8, 2, 8, own=n) for n in ("float32", "float16", "bfloat16")},
         **{f"fill_{n}": _call(1, 40, 4, 8, 2, 8, state=True, fill=n) for n in ("tiny", "uniform", "zeros", "constant")},
+        "fill_hundreds": _call(1, 40, 4, 8, 2, 8, state=True, values="hundreds"),
         "deep_steps": _call(1, 40, 4, 8, 2, 8, dt="moderate"),
         "float32_result": _call(2, 37, 4, 8, 2, 16, state=True, wide=True),
         "limits": _call(2, 21, 4, 8, 2, 8, state=True, low=0.3, high=1.5),
@@ -99,6 +102,7 @@ def _cases() -> Sequence[Case]:
     }
     return [
         *(Case(name, args) for name, args in found.items()),
+        Case("gradient_hundreds", _call(1, 40, 4, 8, 2, 8, state=True), cotangent="hundreds"),
         # float32 holds every sum; the state is float32
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),

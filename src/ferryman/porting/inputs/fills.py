@@ -108,6 +108,7 @@ FILLS: Mapping[str, Fill] = {
         Fill("tiny", "2^-20 normal, every fourth element subnormal", _tiny),
         Fill("large", "squares leave float16; about 1e15 in the wider dtypes", _large),
         Fill("huge", "a quarter to a half of the dtype's largest, with signs", _huge),
+        Fill("hundreds", "256 normal: beyond the largest number of 8 bits", lambda d: 256 * d.normal()),
         Fill("deep", "from -1 to -100: a sigmoid's left tail", lambda d: -1 - 99 * d.uniform()),
         Fill("moderate", "8 normal: into both tails of exp", lambda d: 8 * d.normal()),
         Fill("large_logits", "4 normal: scores of tens", lambda d: 4 * d.normal()),
