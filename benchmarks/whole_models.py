@@ -191,8 +191,6 @@ def worker(name: str, device: torch.device, tiny: bool, layers: int | None) -> N
     place(model, device)
     cases = []
     for (mode, how), sides in made.items():
-        for side in sides:  # others ran meanwhile
-            warmed(side)
         memory = [peak(side, model, device) for side in sides]
         cases.append({"mode": mode, "how": how, **compare(sides, device), "peak_bytes": memory})
         model.zero_grad(set_to_none=True)
