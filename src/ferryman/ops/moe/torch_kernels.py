@@ -184,8 +184,8 @@ def moe_experts_grouped_mm(
 def _slope(gate: Tensor, activation: str) -> Tensor:
     """The activation's derivative. PyTorch's own of erf-gelu is off by 5 units near 0 on CPUs with AVX-512."""
     if activation in _CLAMPED:
-        # past 1e4 the slope is 0 or 1, and an infinite gate must not meet the 0: 0 * inf
-        steep = torch.ops.aten.silu_backward(torch.ones_like(gate), _ALPHA * gate.clamp(-1e4, 1e4))
+        # past 1e4 the slope is 1 or what the limit makes 0; below, of -inf, it is the definition's 0 * inf
+        steep = torch.ops.aten.silu_backward(torch.ones_like(gate), _ALPHA * gate.clamp(max=1e4))
         return steep.masked_fill_(gate > _LIMIT, 0.0)
     if activation == "gelu":
         density = torch.exp(-0.5 * gate * gate) * (1 / math.sqrt(2 * math.pi))
