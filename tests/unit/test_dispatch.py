@@ -261,6 +261,32 @@ def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPat
     assert not runner.hot and len(runner.plans) == 1
 
 
+def test_what_pytorch_serves_both_ways_is_its_own_differentiable_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator; a CPU stands for one here."""
+    weight, bias = torch.randn(8, 16, requires_grad=True), torch.randn(8, requires_grad=True)
+
+    def made(x: torch.Tensor) -> tuple[str, list[torch.Tensor]]:
+        y = ops.linear(x, weight, bias)
+        return y.grad_fn.name(), list(torch.autograd.grad(y.square().sum(), (x, weight, bias)))
+
+    x = torch.randn(4, 16, requires_grad=True)
+    plan.drop_plans()
+    name, wanted = made(x)
+    assert "Bridge" in name
+    monkeypatch.setattr(plan, "REPLAYED", "cpu")
+    plan.drop_plans()
+    for _ in range(2):  # chosen, and from the plan
+        name, found = made(x)
+        assert "Bridge" not in name and "Addmm" in name
+        torch.testing.assert_close(found, wanted)
+    with ferryman.trace() as traced:  # which counts the backward's calls
+        assert "Bridge" in made(x)[0]
+    assert traced.calls["linear_backward", "torch"] == 1
+    with ferryman.use("definition"):
+        assert "Bridge" in made(x)[0]
+    plan.drop_plans()
+
+
 def test_calls_that_a_model_makes_in_turns_do_not_go_by_the_full_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """One x with weights of several shapes; a residual that is expanded and one that is not."""
     plan.drop_plans()

@@ -28,9 +28,10 @@ from torch.autograd import forward_ad
 
 from ferryman.backends import redirect, replay
 from ferryman.backends.precision import float32_precision
+from ferryman.device_profiles import Profile
 from ferryman.dispatch import declared, lockfile, registry, scalars, select, state, torch_library, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
-from ferryman.errors import ArgumentError, CompileError, QuarantineWarning
+from ferryman.errors import ArgumentError, CompileError, QuarantineWarning, StrictModeError, Unsupported
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive
 
@@ -223,14 +224,17 @@ class Op:
         if grads:
             self.recipe.check_inputs(args)
         extra: Any = target
-        if grads:
+        own = self._own(line, args, profile, asked) if grads and device.type == REPLAYED else None
+        if own is not None:
+            launch = own
+        elif grads:
             launch, extra = runner_under_autograd(op), self.recipe.plan(launch, target, asked)
         if asked.tracer is not None:
             asked.tracer.record(op.name, line.name, decision.fallback, decision.source)
         else:
             plans, key = self.plans if differentiate else self.below, self._key(*args, bool(grads))
             plan: _Plan = (launch, extra, line)
-            if line.replayable and device.type == REPLAYED and self.guarded:
+            if own is None and line.replayable and device.type == REPLAYED and self.guarded:
                 plan = (self.again, _Young(plans, key, launch, extra, line, device), line)
             with _lock:
                 if generation == _generation:
@@ -241,6 +245,19 @@ class Op:
             return launch(*args, extra)
         except CompileError as error:
             return self.recover(error, line, args, differentiate)
+
+    def _own(
+        self, line: Implementation, args: tuple[Any, ...], profile: Profile, asked: state.State
+    ) -> Callable[..., Any] | None:
+        """PyTorch's own differentiable call, where it is what would be chosen for both passes. Who traces counts the
+        backward's calls, which PyTorch's own are not."""
+        if line.differentiable is None or self.recipe.backward is None or asked.tracer is not None:
+            return None
+        try:
+            back = select.select(self.recipe.backward, self.recipe.backward_of(args), profile, asked).implementation
+        except (Unsupported, StrictModeError):
+            return None  # it is told when the backward runs
+        return line.load_differentiable() if back.backend == line.backend else None
 
     def _again(self, *args: Any) -> Any:
         """Run a young plan; at its time put the launcher's replay, or the launcher for good, in its place."""

@@ -32,6 +32,9 @@ class Implementation:
     torch.compile traces where this implementation would be chosen: the op's first output through differentiable ATen
     calls, or None where it has no such form for a call; called with the arguments and the device's features as one
     string.
+    differentiable: such a function, too, on an accelerator: PyTorch's own call with the op's results, which autograd
+    knows. It runs in the place of the launcher and a Function around it, where a gradient is needed and a line of the
+    same backend would be chosen for the backward; it takes the launcher's arguments.
     ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
     names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by
     itself. It takes another where ``Target.configuration`` names one. None: it has one for every call.
@@ -50,6 +53,7 @@ class Implementation:
     roundings: tuple[str, ...] = ()
     deterministic: bool | Literal["asked"] = True
     traced: str | None = None
+    differentiable: str | None = None
     batch_invariant: bool = False
     replayable: bool = False
     reads: tuple[str, ...] = ()
@@ -73,6 +77,10 @@ class Implementation:
     def load_traced(self) -> Callable[..., Any] | None:
         """What torch.compile traces in the launcher's place, if there is such a form."""
         return None if self.traced is None else self._beside(self.traced)
+
+    def load_differentiable(self) -> Callable[..., Any] | None:
+        """PyTorch's own differentiable call for it, if there is one."""
+        return None if self.differentiable is None else self._beside(self.differentiable)
 
     def ranked_configurations(self, args: Sequence[Any], target: Any) -> Mapping[str, float]:
         """Its configurations for a call, the most promising first; empty where there is nothing to choose."""

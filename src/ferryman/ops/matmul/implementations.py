@@ -23,7 +23,8 @@ _HOPPER = (
 IMPLEMENTATIONS = menu(
     "ferryman.ops.matmul",
     # cuBLAS may round split-K partials to the storage dtype: torch allows it by default.
-    Implementation(op=_ALL, name="torch", accumulation="split-k"),
+    Implementation(op="linear", name="torch", accumulation="split-k", differentiable="linear_with_gradient"),
+    Implementation(op="linear_backward", name="torch", accumulation="split-k"),
     Implementation(op=_ALL, name="triton", when=_DOT, replayable=True, reads=("tf32",), tf32="tf32-rz"),
     Implementation(
         op="linear",

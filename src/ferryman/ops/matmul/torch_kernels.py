@@ -20,6 +20,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Te
     return functional.linear(_wide(x), _wide(weight), None if bias is None else _wide(bias)).to(x.dtype).contiguous()
 
 
+def linear_with_gradient(x: Tensor, weight: Tensor, bias: Tensor | None, target: Target) -> Tensor:
+    """`linear` on an accelerator, as autograd knows it: PyTorch's backward is `linear_backward`'s products and sum."""
+    return functional.linear(x, weight, bias).contiguous()
+
+
 def linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, need_x: bool, need_weight: bool, target: Target
 ) -> tuple[Tensor, Tensor, Tensor]:
