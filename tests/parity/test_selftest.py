@@ -94,54 +94,6 @@ def test_a_sample_of_the_rules_is_caught() -> None:
     assert set(fates.values()) == {"caught"}, fates
 
 
-def test_a_bound_is_moved_where_it_counts_places_alone() -> None:
-    """A real number chooses between formulas that agree about the bound: there a mutant would be right."""
-    (one,) = (r for r in rewrites.WRONG if r.name == "one_more_seen")
-    places, real = torch.tensor([0, 1, 2]), torch.tensor([0.5, 1.5])
-    with rewrites.Rewritten(one.replaces) as mode:
-        assert (places <= 0).tolist() == [True, True, False]
-        assert (real <= 0.0).tolist() == [False, False]
-    assert one.applies(mode.used)
-    with rewrites.Rewritten() as mode:
-        assert (real <= 0.0).tolist() == [False, False]
-    assert not one.applies(mode.used)
-
-
-def test_survivors_of_the_first_cells_are_left_for_later() -> None:
-    """What only survivors need (every cell, the draws) is made once for all of them."""
-    setting = judging.Setting(CPU, detect(CPU))
-    cells = session.Cells("softmax", setting, 0, "torch")
-    known = {m.name: m for m in planting.catalogue(["softmax"], 1)}
-    for name, first, fate in (("read_as_if_contiguous.x", 1, None), ("zero_row.y", 1, "caught")):
-        found = session.evaluate(known[name], known[name].right(), cells, setting, False, first)
-        assert (found and found.outcome) == fate
-    assert not cells._draws
-
-
-def test_a_dtype_reaches_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`widen` has a branch for bfloat16: an edit of the other one is tried in float16, too."""
-    cells = session.Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "triton")
-    first, second = cells.dtypes[:2]
-    case, other = cells.cases[:2]
-    lines = {first: 1, second: 2}
-
-    def traced(kernel: object, args: object) -> tuple[None, frozenset[tuple[str, int]]]:
-        return None, frozenset({("f.py", lines[args.values[0].dtype])})  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(cells, "_traced", traced)
-    monkeypatch.setattr(session, "call", lambda *_: None)
-    for one in (case, other):
-        assert cells.right(len, one, first)[1] == {("f.py", 1)}
-        assert cells.right(len, one, second)[1] == {("f.py", 1), ("f.py", 2)}
-
-
-def test_right_runs_are_of_the_backend_that_is_asked_for() -> None:
-    profile = detect(CPU)
-    assert runner._shares(100, CPU, profile, "torch") == {"torch": 100}
-    assert runner._shares(100, CPU, profile, "triton") == {"triton": 100}
-    assert runner._shares(100, CPU, profile, None) == {"torch": 90, "triton": 10}
-
-
 def test_right_alternatives_pass() -> None:
     setting = judging.Setting(CPU, detect(CPU))
     tally = session.honest(["softmax", "rms_norm"], setting, 0, "torch", 0, 2)

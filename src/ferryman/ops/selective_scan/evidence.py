@@ -81,6 +81,7 @@ def _cases() -> Sequence[Case]:
         "fill_hundreds": _call(1, 11, 12, 8, state=True, values="hundreds"),
         "nonfinite": _call(2, 11, 12, 8, state=True, values="nonfinite"),
         "nonfinite_ungated": _call(2, 11, 12, 8, gate=False, state=True, values="nonfinite"),
+        "token_nonfinite": _call(3, 1, 12, 8, state=True, values="nonfinite"),
         "nonfinite_narrow": _call(2, 9, 1, 1, state=True, values="nonfinite"),
         "nonfinite_skip": _call(1, 11, 12, 8, state=True, skip_fill="nonfinite"),
         "no_decay": _call(1, 16, 12, 8, False, dt="step", a="zeros", biased=False),
