@@ -17,7 +17,7 @@ from ferryman.dispatch import registry
 from ferryman.porting import selftest
 from ferryman.porting.mutate import cpp, python, rewrites, rules, sources
 from ferryman.porting.mutate.edits import EditError, spread
-from ferryman.porting.selftest import judging, planting, report, runner, session, worker
+from ferryman.porting.selftest import alternatives, judging, planting, report, runner, session, worker
 
 CPU = torch.device("cpu")
 # Each bug of the project's list -> the operator, rule or rewriting that plants it.
@@ -94,11 +94,92 @@ def test_a_sample_of_the_rules_is_caught() -> None:
     assert set(fates.values()) == {"caught"}, fates
 
 
+def test_a_bound_is_moved_where_it_counts_places_alone() -> None:
+    """A real number chooses between formulas that agree about the bound: there a mutant would be right."""
+    (one,) = (r for r in rewrites.WRONG if r.name == "one_more_seen")
+    places, real = torch.tensor([0, 1, 2]), torch.tensor([0.5, 1.5])
+    with rewrites.Rewritten(one.replaces) as mode:
+        assert (places <= 0).tolist() == [True, True, False]
+        assert (real <= 0.0).tolist() == [False, False]
+    assert one.applies(mode.used)
+    with rewrites.Rewritten() as mode:
+        assert (real <= 0.0).tolist() == [False, False]
+    assert not one.applies(mode.used)
+
+
+def test_survivors_of_the_first_cells_are_left_for_later() -> None:
+    """What only survivors need (every cell, the draws) is made once for all of them."""
+    setting = judging.Setting(CPU, detect(CPU))
+    cells = session.Cells("softmax", setting, 0, "torch")
+    known = {m.name: m for m in planting.catalogue(["softmax"], 1)}
+    for name, first, fate in (("read_as_if_contiguous.x", 1, None), ("zero_row.y", 1, "caught")):
+        found = session.evaluate(known[name], known[name].right(), cells, setting, False, first)
+        assert (found and found.outcome) == fate
+    assert not cells._draws
+
+
+def test_a_dtype_reaches_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`widen` has a branch for bfloat16: an edit of the other one is tried in float16, too."""
+    cells = session.Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "triton")
+    first, second = cells.dtypes[:2]
+    case, other = cells.cases[:2]
+    lines = {first: 1, second: 2}
+
+    def traced(kernel: object, args: object) -> tuple[None, frozenset[tuple[str, int]]]:
+        return None, frozenset({("f.py", lines[args.values[0].dtype])})  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(cells, "_traced", traced)
+    monkeypatch.setattr(session, "call", lambda *_: None)
+    for one in (case, other):
+        assert cells.right(len, one, first)[1] == {("f.py", 1)}
+        assert cells.right(len, one, second)[1] == {("f.py", 1), ("f.py", 2)}
+
+
+def test_only_real_numbers_are_bent_as_such() -> None:
+    """A sign or a rounding of whole numbers would change nothing, and count as equivalent."""
+    names = {m.name for m in planting.catalogue(["embedding", "gate_topk"], 1)}
+    assert {"negated.weight", "negated.logits", "saturated_at_448.topk_weights", "negated.bias"} <= names
+    assert not {"negated.ids", "input_in_e4m3.ids", "saturated_at_448.topk_ids", "nan_injected.topk_ids"} & names
+
+
+def test_right_runs_are_of_the_backend_that_is_asked_for() -> None:
+    profile = detect(CPU)
+    assert runner._shares(100, CPU, profile, "torch") == {"torch": 100}
+    assert runner._shares(100, CPU, profile, "triton") == {"triton": 100}
+    assert runner._shares(100, CPU, profile, None) == {"torch": 90, "triton": 10}
+
+
 def test_right_alternatives_pass() -> None:
     setting = judging.Setting(CPU, detect(CPU))
     tally = session.honest(["softmax", "rms_norm"], setting, 0, "torch", 0, 2)
     assert tally.runs >= 30 and tally.alarms == []
     assert set(tally.by_op) == {"softmax", "rms_norm"} <= set(registry.primitives())
+
+
+def test_a_kernel_that_leans_less_than_the_reference_is_no_alarm() -> None:
+    """bfloat16 has three numbers within four deviations of 1e3: what is rounded between two steps leans."""
+    plain = next(a for a in alternatives.alternatives(["add_layer_norm"], "torch") if a.name == "float64")
+    cells = session.Cells("add_layer_norm", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    prepared = cells.prepared(next(c for c in cells.cases if c.name == "fill_offset"), torch.bfloat16)
+    seen = judging.look(plain.make(), plain.line, prepared, cells.setting)
+    assert seen.cell.verdict == "PASS", seen.cell.reason
+    right = plain.make()
+
+    def leans(*args: object) -> object:
+        y, total = right(*args)
+        return y * (1 + 2**-6), total
+
+    seen = judging.look(leans, plain.line, prepared, cells.setting)
+    assert "G4" in seen.gates, seen.cell.gates
+
+
+def test_right_results_have_the_strides_that_are_declared() -> None:
+    """They may follow an argument's, which a copy has lost."""
+    (copied,) = (a for a in alternatives.alternatives(["causal_conv1d"], "torch") if a.name == "copied")
+    cells = session.Cells("causal_conv1d", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    case = next(c for c in cells.cases if c.name == "layout_channels")
+    seen = judging.look(copied.make(), copied.line, cells.prepared(case, torch.float32), cells.setting)
+    assert seen.cell.verdict == "PASS", seen.cell.reason
 
 
 def test_cpp_variants_lie_side_by_side() -> None:

@@ -14,7 +14,7 @@ from ferryman.errors import ArgumentError
 from ferryman.porting.selftest import SelfTest, run, succeeded
 from ferryman.porting.selftest.planting import EDITS
 from ferryman.porting.selftest.report import MOST_EQUIVALENT, REQUIRED_SHARE, Record, dumps, reasons, survivors
-from ferryman.porting.selftest.runner import HONEST
+from ferryman.porting.selftest.runner import HONEST, Backend
 
 QUICK, QUICK_HONEST = 150, 200
 _MOST_KEYS = 6
@@ -29,6 +29,9 @@ def selftest(
     planted: Annotated[int | None, typer.Option(help="Which edits are drawn; default: by --seed.")] = None,
     edits: Annotated[int, typer.Option(help="Edits of each op's source; 0: every one.")] = EDITS,
     sample: Annotated[int | None, typer.Option(help="So many mutants of all, drawn by the seed.")] = None,
+    backend: Annotated[
+        Backend | None, typer.Option(help="torch: only rules and definitions; triton: only edits of sources.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes, on a CPU.")] = 1,
     minutes: Annotated[float | None, typer.Option(help="End after as many minutes: what is not done is left.")] = None,
     resume: Annotated[
@@ -67,6 +70,7 @@ def selftest(
             resume=resume,
             progress=advance,
             plant_seed=planted,
+            backend=backend,
         )
     text = dumps(document)
     if as_json:

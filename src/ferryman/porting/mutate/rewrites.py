@@ -33,11 +33,15 @@ class Rewritten(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func).removeprefix("aten.")
-        self.used.add(name)
+        self.used |= {name} | ({f"{name}, whole"} if _whole(args) else set())
         replacement = self.replacements.get(name)
         if replacement is None or not _real(args):
             return func(*args, **(kwargs or {}))
         return replacement(func, *args, **(kwargs or {}))
+
+
+def _whole(args: Any) -> bool:
+    return bool(args) and isinstance(args[0], Tensor) and not args[0].is_floating_point()
 
 
 def _real(args: Any) -> bool:
@@ -47,15 +51,17 @@ def _real(args: Any) -> bool:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """replaces: what it replaces, by ATen name. note: what that amounts to. float64: the whole body in float64."""
+    """replaces: what it replaces, by ATen name. note: what that amounts to. whole: of whole numbers only."""
 
     name: str
     operator: str
     note: str
     replaces: Mapping[str, Replace]
+    whole: bool = False
 
     def applies(self, used: set[str]) -> bool:
-        return set(self.replaces) <= used if self.operator == "cancellation" else bool(used & set(self.replaces))
+        names = {f"{n}, whole" for n in self.replaces} if self.whole else set(self.replaces)
+        return names <= used if self.operator == "cancellation" else bool(used & names)
 
 
 def _dims(x: Tensor, dim: Any) -> list[int]:
@@ -172,8 +178,11 @@ def _half_lanes(x: Tensor) -> Tensor:
 
 
 def _turned(shift: int) -> dict[str, Replace]:
+    """Comparisons of whole numbers: places, lengths. One of real numbers chooses between two formulas that agree
+    there, and moved by one they still do."""
+
     def replaced(func: Any, a: Any, b: Any) -> Any:
-        return func(a, b + shift)
+        return func(a, b + shift) if _whole((a,)) else func(a, b)
 
     return dict.fromkeys([f"{n}.{k}" for n in ("le", "lt", "ge", "gt") for k in ("Tensor", "Scalar")], replaced)
 
@@ -303,8 +312,8 @@ WRONG = (
         "columns of padding are counted in the denominator",
         _weighing(_amax, _padded),
     ),
-    Rewrite("one_more_seen", "comparison turned", "a bound one too far: the next token is seen", _turned(1)),
-    Rewrite("one_less_seen", "comparison turned", "a bound one too near: the own token is not seen", _turned(-1)),
+    Rewrite("one_more_seen", "comparison turned", "a bound one too far: the next token is seen", _turned(1), True),
+    Rewrite("one_less_seen", "comparison turned", "a bound one too near: the own token is not seen", _turned(-1), True),
     Rewrite(
         "operands_in_fp8",
         "8 bits undeclared",

@@ -27,13 +27,15 @@ Named = Iterator[tuple[str, Kernel]]
 
 @dataclass(frozen=True)
 class Rule:
-    """models: the mistake. make: (op, right kernel) -> (suffix of the name, wrong kernel). gpu: why it needs a GPU."""
+    """models: the mistake. make: (op, right kernel) -> (suffix of the name, wrong kernel). gpu: why it needs a GPU.
+    real: the suffix names the tensor that it bends, and only a floating one can be bent so."""
 
     name: str
     operator: str
     models: str
     make: Callable[[Primitive, Kernel], Named]
     gpu: str | None = None
+    real: bool = False
 
 
 RULES: list[Rule] = []
@@ -74,7 +76,7 @@ def written(operator: str) -> Callable[[Callable[[Tensor], Tensor]], None]:
 
                 yield name, kernel
 
-        RULES.append(Rule(change.__name__, operator, str(change.__doc__).split(".")[0], make))
+        RULES.append(Rule(change.__name__, operator, str(change.__doc__).split(".")[0], make, real=True))
 
     return register
 
@@ -114,7 +116,7 @@ def given(operator: str) -> Callable[[Callable[[Tensor], Tensor]], None]:
 
                 yield name, kernel
 
-        RULES.append(Rule(change.__name__, operator, str(change.__doc__).split(".")[0], make))
+        RULES.append(Rule(change.__name__, operator, str(change.__doc__).split(".")[0], make, real=True))
 
     return register
 

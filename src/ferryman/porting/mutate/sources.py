@@ -81,6 +81,7 @@ def interpretable(op: str) -> Implementation | None:
     return None
 
 
+@functools.lru_cache(maxsize=None)
 def multiplies(op: str) -> bool:
     """Whether its kernels multiply tiles: of bfloat16, Triton's interpreter then multiplies raw integers."""
     line = interpretable(op)

@@ -5,6 +5,7 @@ its definition computed wrongly. Nothing here names an op."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
-from ferryman.ops.primitive import Primitive
-from ferryman.porting.inputs.cases import arguments, cases_of
+from ferryman.ops.primitive import Primitive, TensorSpec
+from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of
+from ferryman.porting.inputs.fills import DTYPES
 from ferryman.porting.mutate import rewrites, rules, sources
 from ferryman.porting.mutate.edits import Edit, spread
 
@@ -57,17 +59,27 @@ def nothing_declared(op: str) -> Implementation:
     return Implementation(op=op, name="torch", where="selftest:float32")
 
 
-@functools.lru_cache(maxsize=None)
 def used(op: str) -> frozenset[str]:
     """The ATen operations that an op's definition calls, over a part of its cases."""
+    return _seen(op)[0]
+
+
+@functools.lru_cache(maxsize=None)
+def _seen(op: str) -> tuple[frozenset[str], frozenset[str]]:
+    """(`used`, the arguments and results that are floating tensors in some case)."""
     known = registry.primitive(op)
-    mode = rewrites.Rewritten()
+    mode, real = rewrites.Rewritten(), set[str]()
     cases = cases_of(known)
+    for case in cases:
+        specs = {n: a.dtype for n, a in case.args.items() if isinstance(a, TensorSpec)}
+        real |= {n for n, dtype in specs.items() if dtype == "storage" or DTYPES[dtype].is_floating_point}
     for case in [*cases[:6], *cases[6::4]]:
         values = arguments(case, known, torch.float32, 0, _CPU).values
         with torch.no_grad(), mode:
-            known.body(*values)
-    return frozenset(mode.used)
+            outputs = as_tuple(known.body(*values))
+        tensors = itertools.chain(zip(known.names, values, strict=True), zip(known.outputs, outputs, strict=True))
+        real |= {n for n, t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    return frozenset(mode.used), frozenset(real)
 
 
 def _of_rules(known: Primitive) -> list[Mutant]:
@@ -76,6 +88,8 @@ def _of_rules(known: Primitive) -> list[Mutant]:
     found = []
     for one in rules.RULES:
         for suffix in [suffix for suffix, _ in one.make(known, lambda: None)]:
+            if one.real and suffix not in _seen(op)[1]:
+                continue
 
             def make(one: rules.Rule = one, suffix: str = suffix) -> Kernel:
                 return next(k for s, k in one.make(known, right()) if s == suffix)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,6 +35,7 @@ HONEST = 1000
 INTERPRETED_SHARE = 10  # one right run of ten is a Triton kernel with other tiles
 _PIECE = 4  # rounds of right runs that are written down at a time
 Piece = tuple[str, int, int]
+Backend = Literal["torch", "triton"]
 
 
 class Journal:
@@ -86,6 +87,7 @@ def run(
     resume: Path | None = None,
     progress: Progress | None = None,
     plant_seed: int | None = None,
+    backend: Backend | None = None,
 ) -> SelfTest:
     """Judge mutants, and ``honest_runs`` runs of right alternatives, with the engine and with the other rules.
 
@@ -93,7 +95,8 @@ def run(
     every_run_judged: the engine judges also the runs after the one that caught a mutant. sample: so many mutants, drawn
     by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: what
     is not done after as many is left. resume: a file in which results are kept, and from which an interrupted run goes
-    on. plant_seed: which edits are drawn; None: by ``seed``. Raises UnknownName for an op that is not there.
+    on. plant_seed: which edits are drawn; None: by ``seed``. backend: "torch" for rules and definitions alone, "triton"
+    for edits of sources; None: both. Raises UnknownName for an op that is not there.
     """
     began = time.perf_counter()
     if honest_runs < 0:
@@ -106,7 +109,7 @@ def run(
         place = torch.device("cuda", torch.cuda.current_device())
     profile, planted = detect(place), seed if plant_seed is None else plant_seed
     names = [registry.primitive(op).name for op in (registry.primitives() if ops is None else ops)]
-    chosen = catalogue(names, most, planted)
+    chosen = [m for m in catalogue(names, most, planted) if backend in (None, m.backend)]
     if sample is not None and sample < len(chosen):
         chosen = random.Random(f"{planted}").sample(chosen, sample)
     stamp = {
@@ -118,6 +121,7 @@ def run(
         "sample": sample,
         "most": most,
         "by_gate": every_run_judged,
+        "backend": backend,
         "device": profile.name,
     }
     journal = Journal(resume, stamp)
@@ -126,7 +130,7 @@ def run(
         journal.add(record.key, record)
     pieces = {
         backend: [p for p in _pieces(names, runs, backend) if p[0] not in journal.tallies]
-        for backend, runs in _shares(honest_runs, place, profile).items()
+        for backend, runs in _shares(honest_runs, place, profile, backend).items()
     }
     total = len(left) + sum(map(len, pieces.values()))
     deadline = None if minutes is None else began + 60 * minutes
@@ -163,10 +167,12 @@ def run(
     return compose(facts, records, tally, every_run_judged)
 
 
-def _shares(honest_runs: int, place: torch.device, profile: Profile) -> dict[str, int]:
+def _shares(honest_runs: int, place: torch.device, profile: Profile, backend: Backend | None) -> dict[Backend, int]:
     """Right runs by way of running."""
-    if _triton(place, profile) is not None:
-        return {"torch": honest_runs}
+    if backend == "torch" or _triton(place, profile) is not None:
+        return {} if backend == "triton" else {"torch": honest_runs}
+    if backend == "triton":
+        return {"triton": honest_runs}
     share = honest_runs // INTERPRETED_SHARE
     return {"torch": honest_runs - share, "triton": share}
 
@@ -212,7 +218,9 @@ def _spread(
         by_op: dict[str, list[str]] = {}
         for key in job["mutants"]:
             by_op.setdefault(next(m.op for m in left if m.key == key), []).append(key)
-        for op, keys in by_op.items():
+        in_turn = list(by_op.items())
+        random.Random(f"{job['plant_seed']}").shuffle(in_turn)  # what a deadline leaves is not always the same
+        for op, keys in in_turn:
             waiting.put({**job, "ops": [op], "mutants": keys, "honest": []})
         for start in range(0, len(job["honest"]), 8):
             waiting.put({**job, "mutants": [], "honest": job["honest"][start : start + 8]})

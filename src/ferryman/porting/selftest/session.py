@@ -56,6 +56,7 @@ class Cells:
         self._ready: dict[tuple[str, torch.dtype], Prepared] = {}
         self._right: dict[tuple[str, torch.dtype, int], tuple[Outputs, Lines]] = {}
         self._draws: dict[int, list[Draw]] = {}
+        self._of_dtype: dict[tuple[torch.dtype, int], Lines] = {}
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -79,16 +80,21 @@ class Cells:
     def right(self, kernel: Callable[..., Any], case: Case, dtype: torch.dtype) -> tuple[Outputs, Lines]:
         """(the right kernel's outputs on a cell, the lines of source that its case reaches; None where not known).
 
-        Tracing costs three runs: it is done in the first dtype, for all of them.
+        Tracing costs three runs: it is done in the first dtype for all of them, and once in each other one, for what
+        only that reaches.
         """
         key = case.name, dtype, id(kernel)
         if key not in self._right:
             args = self.prepared(case, dtype).args
-            if dtype == self.dtypes[0]:
-                self._right[key] = self._traced(kernel, args)
+            if dtype == self.dtypes[0] or (dtype, id(kernel)) not in self._of_dtype:
+                outputs, lines = self._traced(kernel, args)
+                self._of_dtype.setdefault((dtype, id(kernel)), lines)
             else:
                 outputs = call(self.primitive, kernel, args, self.setting, self.target)
-                self._right[key] = outputs, self.right(kernel, case, self.dtypes[0])[1]
+                lines = self._of_dtype[dtype, id(kernel)]
+            if dtype != self.dtypes[0] and lines is not None:
+                lines |= self.right(kernel, case, self.dtypes[0])[1] or frozenset()
+            self._right[key] = outputs, lines
         return self._right[key]
 
     def _traced(self, kernel: Callable[..., Any], args: Arguments) -> tuple[Outputs, Lines]:
@@ -142,11 +148,12 @@ class Cells:
             self._draws[id(kernel)] = found
         return self._draws[id(kernel)]
 
-    def warm(self, kernel: Callable[..., Any], line: Implementation) -> None:
-        """Everything that several mutants of one kernel need."""
-        for case, dtype in self.order():
+    def warm(self, kernel: Callable[..., Any], line: Implementation, first: int | None) -> None:
+        """What several mutants of one kernel need: the first cells' results, or (None) every one's, and the draws."""
+        for case, dtype in self.order()[:first]:
             self.right(kernel, case, dtype)
-        self.draws(kernel, line)
+        if first is None:
+            self.draws(kernel, line)
 
 
 def _elements(case: Case) -> int:
@@ -159,9 +166,15 @@ def _reaches(mutant: Mutant, lines: Lines) -> bool:
 
 
 def evaluate(
-    mutant: Mutant, right: Callable[..., Any], cells: Cells, setting: Setting, every_run_judged: bool
-) -> Record:
+    mutant: Mutant,
+    right: Callable[..., Any],
+    cells: Cells,
+    setting: Setting,
+    every_run_judged: bool,
+    first: int | None = None,
+) -> Record | None:
     """Run a mutant on its cells until everything is known; where no gate fails, compare it with the right kernel.
+    None where no gate fails on the ``first`` cells, if so many are given: the others are not tried then.
 
     An edit is judged on the cells that reach it and where its bits differ from the right kernel's. Once the engine has
     caught the mutant, further runs are for the other rules (unless every run is judged).
@@ -172,8 +185,10 @@ def evaluate(
     except Exception as error:  # noqa: BLE001 - an edited source may fail to load in any way
         return not_run(mutant, f"does not load: {type(error).__name__}: {_first(error)}")
     reached, differs, panel = False, False, 0
-    for case, dtype in cells.order():
+    for number, (case, dtype) in enumerate(cells.order()):
         caught = record.outcome == "caught"
+        if number == first and not caught:
+            return None
         if caught and panel >= PANEL and not every_run_judged:
             break
         prepared = cells.prepared(case, dtype)

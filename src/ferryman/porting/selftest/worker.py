@@ -30,11 +30,11 @@ from ferryman.porting.selftest.session import Cells, evaluate, honest, not_run
 SIMULATED = "h200"  # a CPU has no tiles of its own
 RUNS = 2  # the interpreter is one thread of NumPy: a third run would show nothing new
 LIMIT_SECONDS = 120.0  # of one mutant
-WARM_FROM = 2  # mutants of one kernel from which on its results are made once for all of them
+EARLY = 12  # cells that catch most mutants: what only the others need is made ready once one survives these
 START = "from ferryman.porting.selftest.worker import main; raise SystemExit(main())"
 
 
-def forked(work: Callable[[], Record], limit: float) -> Record | str:
+def forked(work: Callable[[], Record | None], limit: float) -> Record | str | None:
     """What ``work`` gives, in a fork of this process; or why there is nothing."""
     read, write = os.pipe()
     here = os.getpid()
@@ -43,7 +43,8 @@ def forked(work: Callable[[], Record], limit: float) -> Record | str:
         end_with_parent(here)
         os.close(read)
         try:
-            text = json.dumps({"record": work().model_dump(mode="json")})
+            found = work()
+            text = json.dumps({"record": found and found.model_dump(mode="json")})
         except EditError as error:
             text = json.dumps({"edit": str(error)})
         except BaseException as error:  # noqa: BLE001 - a fault of the self-test: told, not swallowed
@@ -73,7 +74,7 @@ def forked(work: Callable[[], Record], limit: float) -> Record | str:
         raise EditError(said["edit"])
     if "fault" in said:
         raise RuntimeError(said["fault"])
-    return Record.model_validate(said["record"])
+    return said["record"] and Record.model_validate(said["record"])
 
 
 def each_mutant(
@@ -85,8 +86,11 @@ def each_mutant(
         grouped.setdefault((mutant.op, mutant.backend), []).append(mutant)
     lost: str | None = None
     for (op, backend), group in grouped.items():
-        cells, rights = Cells(op, setting, seed, backend), dict[Any, Any]()
-        warm = False
+        cells = Cells(op, setting, seed, backend)
+        if setting.device.type != "cuda" and backend != "torch":
+            yield from _interpreted(group, cells, every_run_judged, limit)
+            continue
+        rights = dict[Any, Any]()
         for mutant in group:
             if lost is not None:
                 yield not_run(mutant, lost)
@@ -94,20 +98,27 @@ def each_mutant(
             key = mutant.line.where
             if key not in rights:
                 rights[key] = mutant.right()
-            right = rights[key]
-            work = functools.partial(evaluate, mutant, right, cells, setting, every_run_judged)
-            if setting.device.type == "cuda":
-                yield work()
-                lost = _lost(setting.device, mutant.key)
-                continue
-            if backend == "torch":
-                yield work()
-                continue
-            if len(group) >= WARM_FROM and not warm:
-                cells.warm(right, mutant.line)
-                warm = True
+            found = evaluate(mutant, rights[key], cells, setting, every_run_judged)
+            assert found is not None
+            yield found
+            lost = _lost(setting.device, mutant.key) if setting.device.type == "cuda" else None
+
+
+def _interpreted(group: Sequence[Mutant], cells: Cells, every_run_judged: bool, limit: float) -> Iterator[Record]:
+    """Each mutant of one kernel in a fork: all of them on the first cells, then those that survive on every one."""
+    right, left = group[0].right(), list(group)
+    for first in (EARLY, None):
+        if left:
+            cells.warm(right, group[0].line, first)
+        survivors = []
+        for mutant in left:
+            work = functools.partial(evaluate, mutant, right, cells, cells.setting, every_run_judged, first)
             found = forked(work, limit)
-            yield not_run(mutant, found) if isinstance(found, str) else found
+            if found is None:
+                survivors.append(mutant)
+            else:
+                yield not_run(mutant, found) if isinstance(found, str) else found
+        left = survivors
 
 
 def _lost(device: torch.device, key: str) -> str | None:
