@@ -19,13 +19,18 @@ def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_triton", lambda place, profile: "left out by the test")
 
 
-def test_the_score_is_printed_beside_other_rules() -> None:
-    done = ferryman(*QUICK)
+def test_the_score_is_printed_beside_other_rules(tmp_path: Path) -> None:
+    done = ferryman(*QUICK, "--out", str(tmp_path / "score.md"))
     assert done.code == 0, done.out
     rows = [line for line in done.out.splitlines() if "%" in line]
     assert rows[0].startswith("ferryman") and "torch.allclose" in rows[1] and "twice" in rows[3]
     assert "gates that failed" in done.out
     assert "not run" in done.out and "left out by the test" in done.out
+    tables = (tmp_path / "score.md").read_text("utf-8").splitlines()
+    caught = next(line for line in tables if line.startswith("| ferryman |")).split("|")
+    assert int(caught[2]) > 5 and caught[3:5] == [" 100.0% ", " 0 "]
+    fates = [[int(n) for n in line.split("|")[2:6]] for line in tables[tables.index("|---|---|---|---|---|") + 1 :]]
+    assert sum(map(sum, fates)) == 20 and sum(f[0] for f in fates) == int(caught[2])
 
 
 def test_the_document_is_json_and_can_be_written(tmp_path: Path) -> None:

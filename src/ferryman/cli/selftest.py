@@ -13,7 +13,15 @@ from ferryman.cli.place import place
 from ferryman.errors import ArgumentError
 from ferryman.porting.selftest import SelfTest, run, succeeded
 from ferryman.porting.selftest.planting import EDITS
-from ferryman.porting.selftest.report import MOST_EQUIVALENT, REQUIRED_SHARE, Record, dumps, reasons, survivors
+from ferryman.porting.selftest.report import (
+    MOST_EQUIVALENT,
+    REQUIRED_SHARE,
+    Record,
+    dumps,
+    markdown,
+    reasons,
+    survivors,
+)
 from ferryman.porting.selftest.runner import HONEST, Backend
 
 QUICK, QUICK_HONEST = 150, 200
@@ -42,7 +50,9 @@ def selftest(
     by_gate: Annotated[
         bool, typer.Option("--by-gate", help="Judge every run, and count every gate that can catch a mutant.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the JSON document to this file; NAME.md: its tables.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document as JSON.")] = False,
 ) -> None:
     """Plant bugs into every op's kernels, and run the parity check on them and on right alternatives.
@@ -78,7 +88,7 @@ def selftest(
     else:
         _print(document)
     if out is not None:
-        documents.write(out, text)
+        documents.write(out, markdown(document) if out.suffix == ".md" else text)
     if not succeeded(document):
         raise typer.Exit(1)
 

@@ -84,7 +84,7 @@ def _cases() -> Sequence[Case]:
     large = _call((4099,), 32_000, 1024, 0.5, fill="integer")
     return [
         *(Case(n, args) for n, args in small.items()),
-        Case("gradient_hundreds", _call((37,), 11, 40), cotangent="hundreds"),
+        *(Case(f"gradient_{n}", _call((37,), 11, 40), cotangent=n) for n in ("hundreds", "nonfinite")),
         # a sum of a few small integers: 8 bits hold it
         *(Case(n, args, exact=True, cotangent="signs") for n, args in exact.items()),
         *(Case(n, args, "standard") for n, args in standard.items()),

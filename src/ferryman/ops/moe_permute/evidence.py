@@ -118,6 +118,7 @@ def _permute_cases() -> Sequence[Case]:
     }
     return [
         *(Case(name, args) for name, args in small.items()),
+        *(Case(f"gradient_{n}", _permute(9, 4, 2, 40), cotangent=n) for n in ("hundreds", "nonfinite")),
         # sums of two or three signs
         *(Case(name, args, exact=True, cotangent="signs") for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),

@@ -196,6 +196,27 @@ def dumps(document: SelfTest) -> str:
     return document.model_dump_json(indent=1)
 
 
+def markdown(document: SelfTest) -> str:
+    """The tables of docs/selftest.md: every rule's score, and what became of each operator's mutants."""
+    facts, found, runs = document.environment, document.mutants, document.honest_runs
+    whole = max(found.non_equivalent, 1)
+    rules = [("ferryman", found.caught, document.false_alarms)]
+    rules += [(b.meaning, b.caught, b.false_alarms) for b in document.baselines.values()]
+    lines = [
+        f"{facts.device_name or facts.device}, torch {facts.versions['torch']}, seed {facts.seed}, {document.planted} "
+        f"mutants of {len(document.ops)} ops:",
+        "",
+        f"| rule | caught of {found.non_equivalent} | share |" + (f" alarms in {runs} right runs |" if runs else ""),
+        "|---|---|---|" + ("---|" if runs else ""),
+        *(f"| {name} | {n} | {n / whole:.1%} |" + (f" {alarms} |" if runs else "") for name, n, alarms in rules),
+        "",
+        "| operator | caught | missed | equivalent | not run |",
+        "|---|---|---|---|---|",
+        *(f"| {n} | {f.caught} | {f.missed} | {f.equivalent} | {f.not_run} |" for n, f in document.operators.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def succeeded(document: SelfTest) -> bool:
     """At least 99% of the mutants that are not equivalent caught, no right kernel flagged, and something ran."""
     share = document.share
