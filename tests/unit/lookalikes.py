@@ -240,6 +240,7 @@ def specimens(count: int, seed: int, right: bool) -> list[Specimen]:
 def load(given: Sequence[Specimen], folder: Path) -> list[ModuleType]:
     """Each in a file of its own, imported."""
     made = []
+    folder.mkdir(exist_ok=True)
     for i, specimen in enumerate(given):
         name = f"specimen_{abs(hash(str(folder))) % 10**8}_{i}"
         path = folder / f"{name}.py"

@@ -10,9 +10,11 @@ from torch import nn
 
 import ferryman
 from ferryman.errors import PortError
+from ferryman.porting.model import blocks
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.recognise import Refusal, Role, role_of
-from tests.unit.lookalikes import load, specimens
+from tests.unit.lookalikes import Specimen, load, specimens
+from tests.unit.lookalikes_whole import EXPRESSIBLE, OPS, inputs_of, wholes
 
 WIDTH = 24
 
@@ -88,6 +90,78 @@ def test_500_look_alikes(tmp_path: Path) -> None:
 def test_500_in_disguise(tmp_path: Path) -> None:
     missed = _recognised(520, 3, tmp_path)
     assert len(missed) <= 26, "\n".join(missed[:5])
+
+
+def _passed(module: nn.Module, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """The result and the gradients, 0 where there is none."""
+    made = [t.clone().requires_grad_(t.is_floating_point()) for t in given]
+    found = module(*made)
+    leaves = [t for t in (*made, *module.parameters()) if t.requires_grad]
+    slopes = torch.autograd.grad(found.square().sum(), leaves, allow_unused=True)
+    return [found.detach(), *(torch.zeros_like(x) if s is None else s for s, x in zip(slopes, leaves, strict=True))]
+
+
+def _whole(specimen: Specimen, module: nn.Module) -> tuple[bool, bool]:
+    """(whether porting leaves results and gradients as they are, whether the op that it resembles was called)."""
+    same, called = True, False
+    for training in (False, True):
+        module.train(training)
+        for given in inputs_of(module, specimen.op, WIDTH):
+            before = _passed(module, given)
+            try:
+                ferryman.port(module)
+            except PortError:
+                continue
+            with ferryman.trace() as traced:
+                after = _passed(module, given)
+            ferryman.unport(module)
+            called = called or any(op in OPS[specimen.op] for op, _ in traced.calls)
+            # sums of 160 tokens of sums of 32 terms, in another order
+            limit = 2048 * torch.finfo(torch.float32).eps
+            pairs = zip(after, before, strict=True)
+            same = same and all(float((a - b).abs().max()) <= limit * float(b.abs().max()) for a, b in pairs)
+    return same, called
+
+
+def _wrongly(count: int, seed: int, folder: Path) -> list[str]:
+    """Whole look-alikes that compute something else once they are ported, or call the op that they resemble."""
+    given, missed = wholes(count, seed, right=False), []
+    for specimen, home in zip(given, load(given, folder), strict=True):
+        torch.manual_seed(1)
+        module = getattr(home, specimen.name)(WIDTH)
+        same, called = _whole(specimen, module)
+        if not same or (called and specimen.fault not in EXPRESSIBLE):
+            missed.append(f"{specimen.op}, {specimen.fault}: same {same}, served {called}\n{specimen.source}")
+        refusal = blocks.role_of(module) if specimen.op == "moe_experts" else None
+        if specimen.op == "moe_experts" and not (isinstance(refusal, Refusal) and refusal.reason):
+            missed.append(f"{specimen.op}, {specimen.fault}: not named\n{specimen.source}")
+    return missed
+
+
+def _unserved(count: int, seed: int, folder: Path) -> list[str]:
+    given, missed = wholes(count, seed, right=True), []
+    for specimen, home in zip(given, load(given, folder), strict=True):
+        torch.manual_seed(1)
+        same, called = _whole(specimen, getattr(home, specimen.name)(WIDTH))
+        if not (same and called):
+            missed.append(f"{specimen.op}: same {same}, served {called}\n{specimen.source}")
+    return missed
+
+
+def test_a_few_whole_look_alikes_and_right_ones(tmp_path: Path) -> None:
+    assert not _wrongly(3, 1, tmp_path) and not _unserved(3, 2, tmp_path / "right")
+
+
+@pytest.mark.slow
+def test_whole_look_alikes(tmp_path: Path) -> None:
+    missed = _wrongly(128, 4, tmp_path)
+    assert not missed, "\n".join(missed[:5])
+
+
+@pytest.mark.slow
+def test_whole_modules_in_disguise(tmp_path: Path) -> None:
+    missed = _unserved(128, 5, tmp_path)
+    assert len(missed) <= 6, "\n".join(missed[:5])
 
 
 def test_a_module_that_is_left_keeps_its_class() -> None:
