@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from ferryman.porting.model.exact import Widened
 
@@ -21,6 +23,7 @@ from ferryman.porting.model.exact import Widened
 # the last place of float32, the finest storage dtype: what differs by less cannot be told apart in any of them.
 LIMIT = 2.0**-40
 _UNIT = 2.0**-52  # of float64: LIMIT is 2^12 of them
+_MOVES = 3
 # Two float32 evaluations that round to storage at the same places differ where float32's noise (16 units of 2^-24)
 # crosses a rounding boundary: 16 * 2^-24 / 2^-11 = 2^-9 of float16's elements, 2^-12 of bfloat16's. A rounding point
 # more or less changes a quarter of them or more. 2^-5 lies between, 16 times away from the one and 8 from the other.
@@ -151,12 +154,15 @@ def flat(value: Any) -> list[Tensor]:
     raise Disagreement(f"a result is {type(value).__name__}; required: tensors")
 
 
-def _run(call: Function, given: tuple[Any, ...], gradients: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """(results, gradients of floating inputs for a fixed cotangent)."""
+def _run(
+    call: Function, given: tuple[Any, ...], gradients: bool, rounding: int | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """(results, gradients of floating inputs for a fixed cotangent). rounding: the seed of `_Rounding` for both."""
     with torch.enable_grad() if gradients else torch.no_grad():
         made = [_leaf(x, gradients) for x in given]
         kept = [x.detach().clone() for x in made if isinstance(x, Tensor)]
-        results = flat(call(*made))
+        with contextlib.nullcontext() if rounding is None else _Rounding(rounding):
+            results = flat(call(*made))
         if not all(_equal(a, b) for a, b in zip((x for x in made if isinstance(x, Tensor)), kept, strict=True)):
             raise Disagreement("it changes its input")
         leaves = [x for x in made if isinstance(x, Tensor) and x.requires_grad]
@@ -166,7 +172,8 @@ def _run(call: Function, given: tuple[Any, ...], gradients: bool) -> tuple[list[
         if not reached:  # of no tokens, say
             return [r.detach() for r in results], [torch.zeros_like(x) for x in leaves]
         weights = [torch.cos(torch.arange(r.numel(), dtype=r.dtype)).reshape(r.shape) for r in reached]
-        slopes = torch.autograd.grad(reached, leaves, weights, allow_unused=True)
+        with contextlib.nullcontext() if rounding is None else _Rounding(rounding):
+            slopes = torch.autograd.grad(reached, leaves, weights, allow_unused=True)
         pairs = zip(slopes, leaves, strict=True)
         return [r.detach() for r in results], [torch.zeros_like(x) if s is None else s for s, x in pairs]
 
@@ -187,22 +194,34 @@ def _same(first: list[Tensor], again: list[Tensor]) -> None:
         raise Disagreement("it gives another result the second time")
 
 
+class _Rounding(TorchDispatchMode):
+    """Moves each float64 number that an op makes one unit in its last place up or down, forward and backward."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.units = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(r.alias_info is not None for r in func._schema.returns):
+            return made  # a view, or written in place
+        return tree_map_only(Tensor, self._moved, made)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float64:
+            return x
+        return x * (1.0 + _UNIT * torch.randint(0, 2, x.shape, generator=self.units).double().mul(2.0).sub(1.0))
+
+
 def _reach(
     original: Function, candidate: Function, given: tuple[Any, ...], slopes: list[Tensor], wanted: list[Tensor]
 ) -> list[Tensor]:
-    """How far one unit in the last place of each number of the inputs moves each gradient, by row."""
+    """How far roundings of one unit in the last place, at each op of either, move each gradient, by row."""
     reach = [torch.zeros_like(w) for w in wanted]
-    generator = torch.Generator().manual_seed(17)
-    for _ in range(2):
-        moved = [
-            x * (1.0 + _UNIT * torch.randint(0, 2, x.shape, generator=generator).double().mul(2.0).sub(1.0))
-            if isinstance(x, Tensor) and x.dtype == torch.float64
-            else x
-            for x in given
-        ]
-        found = _run(candidate, tuple(moved), True)[1]
+    for seed in range(_MOVES):
+        found = _run(candidate, given, True, seed)[1]
         with Widened(torch.float64):
-            again = _run(original, tuple(moved), True)[1]
+            again = _run(original, given, True, seed)[1]
         for now, before in ((found, slopes), (again, wanted)):
             apart = [(a - b).abs().nan_to_num(0.0, 0.0, 0.0) for a, b in zip(now, before, strict=True)]
             reach = [torch.maximum(r, a) for r, a in zip(reach, apart, strict=True)]
@@ -218,10 +237,9 @@ def _distance(
 ) -> float:
     """Largest difference relative to the largest element of its row; raises where it is over the limit.
 
-    reach: how far a unit in the last place of the inputs moves each row. A gradient may be small because what it sums
-    cancels, or lie on the slope of a product that cancelled: two orders of its terms differ by more units of it then. A
-    rounding inside is no other than one of the inputs, so such a row may differ by as many of these moves as another
-    by units, 2^12.
+    reach: how far roundings of one unit in the last place move each row. A gradient may be small because what it sums
+    cancels, or lie on the slope of a product that cancelled: two orders of its terms differ by more units of it then.
+    Such a row may differ by as many of these moves as another by units, 2^12 (Monte Carlo arithmetic: Parker, 1997).
     """
     moves: list[Tensor] | None = None
     if len(found) != len(wanted):
