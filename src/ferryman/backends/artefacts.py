@@ -69,7 +69,7 @@ class Entry(_Model):
     constexprs: dict[str, Any] = {}
     options: dict[str, Any] = {}
     resources: dict[str, int] = {}
-    gates: list[Gate] = []
+    gates: Annotated[list[Gate], FailFast()] = []
     seconds: float | None = None
     cached: bool = False
 
@@ -95,7 +95,7 @@ class Manifest(_Model):
     profiles: list[Name]
     seconds: float
     entries: Annotated[list[Entry], FailFast()]
-    modules: list[Module] = []
+    modules: Annotated[list[Module], FailFast()] = []
 
     def counts(self) -> dict[str, int]:
         """Entries by verdict."""

@@ -85,7 +85,7 @@ class Cell(_Model):
     noise: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, description="one contender timed twice: relative difference"
     )
-    times: list[Times]
+    times: Annotated[list[Times], FailFast()]
     condition: Condition
     untrusted: list[str] = Field(default=[], description="why these times are not to be trusted")
 
@@ -107,7 +107,7 @@ class Benchmark(_Model):
     kind: Literal["ferryman-benchmark"] = KIND
     environment: Environment
     ceilings: Ceilings
-    peers: list[Peer] = []
+    peers: Annotated[list[Peer], FailFast()] = []
     cells: Annotated[list[Cell], FailFast()]
 
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError
@@ -43,7 +43,7 @@ class Entry(_Model):
 class History(_Model):
     schema_version: int = SCHEMA_VERSION
     kind: Literal["ferryman-ci-history"] = KIND
-    entries: list[Entry] = []
+    entries: Annotated[list[Entry], FailFast()] = []
 
     def of(self, row: str) -> list[Entry]:
         """A row's runs, oldest first."""

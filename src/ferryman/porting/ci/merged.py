@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman.errors import ResultError
 from ferryman.porting.ci.record import checked, first, read_json
@@ -71,12 +71,12 @@ class RowState(_Model):
     optional: bool = False
     quarantine: str | None = None
     carried: bool = Field(default=False, description="no run of this commit: the change does not reach the row")
-    why: list[Why] = []
+    why: Annotated[list[Why], FailFast()] = []
     notes: list[str] = []
     counts: dict[Verdict, int] = {}
     excused: int = Field(default=0, description="cases that the matrix says need not run in this row")
-    ops: list[OpState] = []
-    bad: list[Bad] = []
+    ops: Annotated[list[OpState], FailFast()] = []
+    bad: Annotated[list[Bad], FailFast()] = []
     bad_total: int = 0
     commit: str | None = None
     time: str | None = None
@@ -91,7 +91,7 @@ class RowState(_Model):
     last_success: Run | None = None
     first_failing: Run | None = None
     flips: int = 0
-    trend: list[Run] = Field(default=[], description="oldest first")
+    trend: Annotated[list[Run], FailFast()] = Field(default=[], description="oldest first")
 
 
 class VendorState(_Model):
@@ -118,9 +118,9 @@ class Merged(_Model):
     project: str
     commit: str | None
     time: str
-    rows: list[RowState]
-    vendors: list[VendorState]
-    faults: list[Fault] = []
+    rows: Annotated[list[RowState], FailFast()]
+    vendors: Annotated[list[VendorState], FailFast()]
+    faults: Annotated[list[Fault], FailFast()] = []
     notes: list[str] = []
     required: list[str] = []
     failures: list[str] = Field(default=[], description="why `ferryman ci verify` fails; empty: it passes")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman.dispatch.whole_file import write_whole
 from ferryman.errors import ResultError
@@ -60,7 +60,7 @@ class Sample(_Model):
 
 class Past(_Model):
     time: str
-    samples: list[Sample]
+    samples: Annotated[list[Sample], FailFast()]
 
 
 class Baseline(_Model):
@@ -70,7 +70,7 @@ class Baseline(_Model):
     kind: Literal["ferryman-ci-baseline"] = KIND
     device_name: str
     profile: str
-    runs: list[Past] = []
+    runs: Annotated[list[Past], FailFast()] = []
 
 
 @dataclass(frozen=True)

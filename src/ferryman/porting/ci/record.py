@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from ferryman import files
 from ferryman.errors import ResultError
@@ -67,9 +67,11 @@ class Record(_Model):
     interpreted: bool = Field(description="whether Triton was interpreted")
     toolchain: dict[str, str]
     collected: list[str] = Field(description="ids of all cases that were found, before any was left out")
-    cases: list[Case] = []
+    cases: Annotated[list[Case], FailFast()] = []
     launches: int | None = Field(default=None, ge=0, description="kernels that ran on the device; null: nobody counted")
-    numerics: list[Finding] = Field(default=[], description="the profile's numeric facts, verified on this device")
+    numerics: Annotated[list[Finding], FailFast()] = Field(
+        default=[], description="the profile's numeric facts, verified on this device"
+    )
     files: dict[str, Sha] = Field(description="what the command wrote, by name in the record's folder")
 
 

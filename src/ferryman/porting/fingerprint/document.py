@@ -35,7 +35,9 @@ class Fingerprint(_Model):
     kind: Literal["ferryman-fingerprint"] = "ferryman-fingerprint"
     environment: Environment
     facts: Annotated[list[Fact], FailFast()]
-    findings: list[Finding] = Field(default=[], description="what the profile states, against the facts")
+    findings: Annotated[list[Finding], FailFast()] = Field(
+        default=[], description="what the profile states, against the facts"
+    )
 
     def values(self, key: str) -> dict[str, str | int | float]:
         """What was measured under a key, by route and format."""

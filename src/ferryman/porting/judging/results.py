@@ -172,7 +172,9 @@ class Results(_Model):
     cells: Annotated[list[Cell], FailFast()]  # a million wrong ones are one error
     timings: Annotated[list[Timing], FailFast()] = []
     summary: Annotated[list[Row], FailFast()] = []
-    numerics: list[Finding] = Field(default=[], description="the profile's numeric facts, verified on this device")
+    numerics: Annotated[list[Finding], FailFast()] = Field(
+        default=[], description="the profile's numeric facts, verified on this device"
+    )
     edges: list[float] = Field(default=[], description="errors in bounds between which `distribution` counts elements")
     provenance: Provenance | None = Field(default=None, description="what was tested; absent before version 3")
 
