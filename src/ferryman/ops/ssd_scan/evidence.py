@@ -60,34 +60,34 @@ def _call(
 
 
 def _exact(length: int, dt: str, a: str, groups: int, layout: str = "contiguous") -> dict[str, Any]:
-    return _call(2, length, 4, 5, groups, 8, False, True, False, True, "signs", layout, dt=dt, a=a)
+    return _call(1, length, 4, 5, groups, 8, False, True, False, True, "signs", layout, dt=dt, a=a)
 
 
 def _cases() -> Sequence[Case]:
     found = {
         "small": _call(2, 37, 4, 16, 2, 16),
-        "plain": _call(2, 37, 3, 16, 1, 16, False, False, False),
-        "state": _call(2, 70, 4, 8, 1, 16, state=True),
-        "token": _call(3, 1, 4, 16, 2, 16, state=True),
-        "token_alone": _call(2, 1, 4, 16, 4, 16),
+        "plain": _call(1, 37, 3, 16, 1, 16, False, False, False),
+        "state": _call(1, 70, 4, 8, 1, 16, state=True),
+        "token": _call(2, 1, 4, 16, 2, 16, state=True),
+        "token_alone": _call(2, 1, 2, 16, 2, 16),
         "past_a_chunk": _call(1, 65, 2, 8, 1, 8, state=True),
         "chunks": _call(1, 131, 2, 4, 1, 8, state=True),
         "narrow": _call(2, 19, 2, 1, 1, 1, state=True),
-        "prime": _call(1, 31, 7, 13, 7, 11),
+        "prime": _call(1, 31, 3, 13, 3, 11),
         "wide_state": _call(1, 20, 2, 8, 1, 131),
         "empty_length": _call(2, 0, 4, 8, 2, 8, state=True),
         "empty_batch": _call(0, 7, 4, 8, 2, 8),
         "no_state": _call(1, 7, 4, 8, 2, 0),
         "no_head_dim": _call(1, 7, 4, 0, 2, 8, state=True),
-        **{f"layout_{n}": _call(2, 21, 4, 8, 2, 8, state=True, layout=n) for n in ("rows", "last", "offset")},
-        **{f"own_{n}": _call(1, 21, 4, 8, 2, 8, own=n) for n in ("float32", "float16", "bfloat16")},
-        **{f"fill_{n}": _call(1, 40, 4, 8, 2, 8, state=True, fill=n) for n in ("tiny", "uniform", "zeros", "constant")},
-        "fill_hundreds": _call(1, 40, 4, 8, 2, 8, state=True, values="hundreds"),
-        "deep_steps": _call(1, 40, 4, 8, 2, 8, dt="moderate"),
-        "float32_result": _call(2, 37, 4, 8, 2, 16, state=True, wide=True),
-        "limits": _call(2, 21, 4, 8, 2, 8, state=True, low=0.3, high=1.5),
-        "least_step": _call(2, 21, 4, 8, 2, 8, False, low=0.5, biased=False),
-        "no_decay": _call(1, 33, 4, 8, 2, 8, False, dt="step", a="zeros", biased=False),
+        **{f"layout_{n}": _call(2, 21, 2, 8, 1, 8, state=True, layout=n) for n in ("rows", "last", "offset")},
+        **{f"own_{n}": _call(1, 21, 2, 8, 1, 8, own=n) for n in ("float32", "float16", "bfloat16")},
+        **{f"fill_{n}": _call(1, 40, 2, 8, 1, 8, state=True, fill=n) for n in ("tiny", "uniform", "zeros", "constant")},
+        "fill_hundreds": _call(1, 40, 2, 8, 1, 8, state=True, values="hundreds"),
+        "deep_steps": _call(1, 40, 2, 8, 1, 8, dt="moderate"),
+        "float32_result": _call(1, 37, 4, 8, 2, 16, state=True, wide=True),
+        "limits": _call(1, 21, 2, 8, 1, 8, state=True, low=0.3, high=1.5),
+        "least_step": _call(1, 21, 2, 8, 1, 8, False, low=0.5, biased=False),
+        "no_decay": _call(1, 33, 2, 8, 1, 8, False, dt="step", a="zeros", biased=False),
     }
     exact = {
         "exact_sums": _exact(37, "signs", "zeros", 2),
