@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,22 @@ def test_what_another_machine_judged_again_is_green(world: World, tmp_path: Path
     assert row.green, row.why
     (note,) = [n for n in row.notes if "capsule" in n]
     assert "recorded results were judged again" in note and "equal" in note
+
+
+def test_results_of_a_backend_that_only_the_device_has_are_judged(tmp_path: Path) -> None:
+    """A CPU runs no CUDA kernel; it judges what one gave."""
+
+    def by_cuda(manifest: dict[str, Any]) -> None:
+        as_h200(manifest)
+        for cell in (*manifest["results"]["cells"], *manifest["results"]["summary"]):
+            cell["implementation"] = "cuda"
+
+    row = WITH.replace("backend: torch", "backend: cuda").replace("--op, rope", "--op, cross_entropy")
+    world = World(repository(tmp_path / "r", MATRIX.replace(ROW, row)))
+    merged = judged(world, tmp_path, made(by_cuda))
+    assert not {"not-replayed", "capsule-refuted", "swapped", "no-capsule"} & set(codes(merged, "check"))
+    (note,) = [n for n in state(merged, "check").notes if "capsule" in n]
+    assert re.search(r": [1-9]\d* recorded results were judged again", note)
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,10 @@ def replay(
         if isinstance(made, str):
             output.say(f"{row}: {made}")
             continue
-        judged = sum(1 for e in made.explained if e.judged)
+        judged = len([e for e in made.explained if e.judged])
+        computed = len([e for e in made.explained if e.elements])
         by = made.replayed.environment.profile
-        output.say(f"{row}: {judged} of {len(made.explained)} recorded results were judged again by {by}")
+        output.say(f"{row}: {judged} of {computed} recorded results were judged again by {by}")
     output.say(f"{count} capsules; {out} is for --replays of merge and verify")
 
 

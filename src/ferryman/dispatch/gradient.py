@@ -229,8 +229,11 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         else:
             shape, dtype, device = ctx.facts[i]
             args.append(torch.zeros(shape, dtype=dtype, device=device))
-    with state.entered(ctx.plan.asked):
+    token = state.enter(ctx.plan.asked)
+    try:
         results = recipe.backward.namespace["_resolve"](*args)
+    finally:
+        state.leave(token)
     found = results if isinstance(results, tuple) else (results,)
     return (None, None, *[found[i] if i is not None and needs[place] else None for place, i in recipe.handed])
 

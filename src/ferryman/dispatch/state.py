@@ -60,6 +60,7 @@ class State:
 _interned: dict[tuple[Any, ...], State] = {}
 _current: ContextVar[State | None] = ContextVar("ferryman_state", default=None)
 current = _current.get
+enter, leave = _current.set, _current.reset  # what `entered` does, without a generator: 1.5 us of each backward
 
 
 def intern(request: Request, strict: bool) -> State:
