@@ -1,7 +1,8 @@
 """What a session did, test by test, as `ferryman ci run` asks for it: collected, left out, and launched on the device.
 
 Launches are kernels that the driver reports, through PyTorch's profiler: whoever launched them, they are counted. What
-became of a test is what its own call did: a plugin that reports otherwise is told, and does not count.
+became of a test is what its own call did: a plugin that reports otherwise is told, and does not count. One that calls
+something else in a test's place (`pytest_pyfunc_call`) is not seen.
 """
 
 from __future__ import annotations
@@ -101,10 +102,12 @@ class Recorder:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
         """Notes what the call did beside what is reported of it. A raise stays noted: a run again forgets nothing."""
+        raised = call.excinfo
         report: Any = yield
-        if call.excinfo is not None:
-            skips = isinstance(call.excinfo.value, (pytest.skip.Exception, unittest.SkipTest))
-            told = _RAISED, f"{'skipped' if skips else 'failed'}: {call.excinfo.exconly()[-_REASON:]}"
+        raised = raised or call.excinfo  # a plugin that takes it away, or adds one
+        if raised is not None:
+            skips = isinstance(raised.value, (pytest.skip.Exception, unittest.SkipTest))
+            told = _RAISED, f"{'skipped' if skips else 'failed'}: {raised.exconly()[-_REASON:]}"
             item.user_properties.append(told)
             report.user_properties.append(told)
         elif call.when == "call":

@@ -19,7 +19,7 @@ from ferryman.backends import base, cuda, triton
 from ferryman.dispatch import registry
 from ferryman.porting.kernel import adapter as kernel_adapter
 from ferryman.porting.kernel import check as kernel
-from ferryman.porting.running.process import Numerics, flushes_subnormals
+from ferryman.porting.running.process import Numerics, bound, flushes_subnormals
 from tests.cli.run import ferryman
 
 HERE = Path(__file__).parent
@@ -400,3 +400,18 @@ def test_what_a_kernel_turns_does_not_reach_the_oracle(folder: Path) -> None:
     adapter._function = lambda *args: (torch.set_default_device("meta"), args[0])[1]
     adapter(x, None, 1e-6, False, None)
     assert Numerics.now() == before and torch._C._len_torch_function_stack() == modes, "torch.compile traces no mode"
+
+
+def test_a_users_command_finds_its_signals_and_its_locale_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What starts it is Python, which ignores two signals and may name a locale."""
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    told = [
+        "sh",
+        "-c",
+        "grep SigIgn /proc/self/status; env | grep LC_CTYPE; set -o pipefail 2>/dev/null; yes | head -1",
+    ]
+    plain, ours = (
+        subprocess.run(command, capture_output=True, text=True, check=False) for command in (told, bound(told))
+    )
+    assert (ours.stdout, ours.stderr, ours.returncode) == (plain.stdout, plain.stderr, plain.returncode)

@@ -217,6 +217,12 @@ DISHONEST = [
     Situation("a cell that no op has, named like what is left out", "check", "swapped", cells(lookalike)),
     Situation("a document of another year", "check", "clock", raw_cells(timed)),
     Situation(
+        "a document of a time that is none",
+        "check",
+        "clock",
+        raw_cells(lambda raw: raw["environment"].update(time="yesterday")),
+    ),
+    Situation(
         "a document of a dirty tree",
         "check",
         "contradictory",

@@ -31,6 +31,10 @@ def pytest_runtest_makereport(item, call):
         report.outcome, report.longrepr = "passed", None
     return report
 """
+FORGOTTEN = """
+def pytest_runtest_makereport(item, call):
+    call.excinfo = None
+"""
 ALTERED = """
 import pytest
 
@@ -100,7 +104,7 @@ def _installed() -> bool:
     return any(entry.name == "pytest_ferryman" for entry in metadata.entry_points(group="pytest11"))
 
 
-@pytest.mark.parametrize("conftest", [AS_PASSED, ALTERED], ids=["report made", "report altered"])
+@pytest.mark.parametrize("conftest", [AS_PASSED, ALTERED, FORGOTTEN], ids=["made", "altered", "forgotten"])
 def test_a_plugin_that_says_passed_of_what_raised(pytester: pytest.Pytester, conftest: str) -> None:
     found, made = told(pytester, conftest=conftest, test_it=SUITE)
     assert found == {"test_right": "passed", "test_other": "passed", "test_skips": "skipped", "test_wrong": "rerun"}

@@ -261,6 +261,23 @@ def test_without_dynamos_guard_the_full_key_serves(monkeypatch: pytest.MonkeyPat
     assert not runner.hot and len(runner.plans) == 1
 
 
+def test_a_gradient_that_is_none_is_none_before_it() -> None:
+    """PyTorch runs a node whose gradient a Function gave as None."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> None:
+            return None
+
+    x = torch.randn(4, 16, requires_grad=True)
+    Nothing.apply(ops.rms_norm(x, W)).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is None
+
+
 def test_what_pytorch_serves_both_ways_is_its_own_differentiable_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an accelerator; a CPU stands for one here."""
     weight, bias = torch.randn(8, 16, requires_grad=True), torch.randn(8, requires_grad=True)

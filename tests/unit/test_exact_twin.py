@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from ferryman.porting.model import exact
 from ferryman.porting.model.proof import prove
@@ -70,3 +71,19 @@ def test_a_result_that_needs_no_gradient_has_a_gradient_of_zero() -> None:
     x = torch.randn(2, 3, dtype=torch.float64)
     assert prove(lambda x: torch.zeros_like(x), lambda x: x * 0.0, [(x,)], storage=()).ok
     assert not prove(lambda x: x.detach(), lambda x: x * 1.0, [(x,)], storage=()).ok
+
+
+def test_a_gradient_beside_a_comparison_is_held_to_it() -> None:
+    """A rounding turns ``p < t`` where t is one of p: what that moves is no measure for the gradient."""
+
+    def original(x: Tensor) -> Tensor:
+        p = x * 1.5
+        least = p.topk(2, -1).values[..., -1:]
+        return torch.where(p < least, 0.0, p)
+
+    def candidate(x: Tensor, factor: float) -> Tensor:
+        return original(x.detach()) + factor * (original(x) - original(x).detach())
+
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert prove(original, lambda x: candidate(x, 1.0), [(x,)], storage=()).ok
+    assert not prove(original, lambda x: candidate(x, 17.0), [(x,)], storage=()).ok

@@ -201,7 +201,7 @@ class _Bridge(torch.autograd.Function):
         ctx.save_for_backward(*[args[i] if given else outputs[i] for given, i in recipe.kept])
         ctx.plan = plan
         ctx.numbers = [args[i] for i in recipe.numbers]
-        if len(outputs) > 1:  # that of a single output is there
+        if len(outputs) > 1:
             ctx.facts = [(o.shape, o.dtype, o.device) for o in outputs]
         return result
 
@@ -216,6 +216,8 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     if recipe.backward is None:
         raise FerrymanError(f"{recipe.op.name} is not differentiable: it is itself a gradient")
     saved, numbers = ctx.saved_tensors, ctx.numbers
+    if len(grads) == 1 and grads[0] is None:  # PyTorch runs a node whose gradient a Function gave as None
+        return (None,) * len(needs)
     args: list[Any] = []
     for kind, i in recipe.template:
         if kind == "saved":

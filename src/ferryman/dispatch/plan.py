@@ -379,6 +379,8 @@ def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
     needed = f"grad_enabled() and ({' or '.join(needs + fixed) or 'False'})"
     for test in fixed if op.gradient.backward else ():
         key.append(f"needs and {test}")
+    if any(line.differentiable for line in registry.implementations(op.name)):
+        key += needs  # what would run the backward depends on which gradients it gives
     key.append("needs")
     return lines, key, needed
 

@@ -452,7 +452,8 @@ def attention_traced(
         return None
     factor, width = head_dim**-0.5 if scale is None else scale, v.shape[3]
     v = _as_wide(v, head_dim)
-    saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    learns = mask is not None and mask.requires_grad
+    saved = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or learns)
     if q.is_cpu and q.dtype == torch.float32 and mask is None:
         keys, values = _grouped(k, heads), _grouped(v, heads)
         got = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, needs_mask, scale=factor)
@@ -474,7 +475,7 @@ def attention_traced(
     out = _model_layout(_cut(got[0], width))
     if mask is None:
         return out
-    seen = (mask if mask.dtype == torch.bool else mask > -math.inf).any(-1, keepdim=True)
+    seen = (mask if mask.dtype == torch.bool else mask != -math.inf).any(-1, keepdim=True)
     return torch.where(seen, out, 0.0)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ferryman.device_profiles import Profile, profile
-from ferryman.errors import UnknownName
+from ferryman.errors import ResultError, UnknownName
 from ferryman.porting.capsule.replay_results import Replay
 from ferryman.porting.ci import commands, exchange, expected, signing
 from ferryman.porting.ci.changes import Decision, Tree
@@ -296,7 +296,11 @@ def _document(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
         yield Reason("other-device", f"the document's device is {facts.device!r}; required: {places[row.how]}")
     if row.how == "hardware" and facts.device_name != record.device.name:
         yield Reason("contradictory", f"the document is of {facts.device_name!r}, its record of {record.device.name!r}")
-    if not moment(record.started) - SKEW <= moment(facts.time) <= moment(record.finished) + SKEW:
+    try:
+        within = moment(record.started) - SKEW <= moment(facts.time) <= moment(record.finished) + SKEW
+    except ResultError:
+        within = False
+    if not within:
         yield Reason("clock", f"the document is of {facts.time}, its run of {record.started} to {record.finished}")
     if document is None:
         return

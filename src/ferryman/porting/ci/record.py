@@ -83,7 +83,8 @@ def moment(text: str) -> datetime.datetime:
     """A time of a document. Raises ResultError for a text that is none, or has no time zone."""
     try:
         found = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError as error:
+        found.astimezone(datetime.timezone.utc)
+    except (ValueError, OverflowError) as error:
         raise ResultError(f"{text[:60]!r} is no time; required: ISO 8601 with a time zone") from error
     if found.tzinfo is None:
         raise ResultError(f"{text[:60]!r} has no time zone; required: ISO 8601 with one")

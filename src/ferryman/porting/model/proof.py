@@ -24,6 +24,7 @@ from ferryman.porting.model.exact import Widened
 LIMIT = 2.0**-40
 _UNIT = 2.0**-52  # of float64: LIMIT is 2^12 of them
 _MOVES = 3
+_TURNED = 2.0**-16  # 2^12 of it are a sixteenth of the largest gradient: more is no rounding
 # Two float32 evaluations that round to storage at the same places differ where float32's noise (16 units of 2^-24)
 # crosses a rounding boundary: 16 * 2^-24 / 2^-11 = 2^-9 of float16's elements, 2^-12 of bfloat16's. A rounding point
 # more or less changes a quarter of them or more. 2^-5 lies between, 16 times away from the one and 8 from the other.
@@ -225,6 +226,10 @@ def _reach(
         for now, before in ((found, slopes), (again, wanted)):
             apart = [(a - b).abs().nan_to_num(0.0, 0.0, 0.0) for a, b in zip(now, before, strict=True)]
             reach = [torch.maximum(r, a) for r, a in zip(reach, apart, strict=True)]
+    # a comparison that a rounding turned moves a gradient by much of its size, and speaks of no cancelling
+    reach = [
+        r.masked_fill(r > _TURNED * w.abs().amax(), 0.0) if w.numel() else r for r, w in zip(reach, wanted, strict=True)
+    ]
     return [r.amax(-1, keepdim=True) if r.dim() and r.numel() else r for r in reach]
 
 

@@ -86,10 +86,12 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 # `end_with_parent` for a command that is none of ours: the signal outlives exec
-_BOUND = """import ctypes, os, sys
+_BOUND = """import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]): os._exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+for number in (signal.SIGPIPE, signal.SIGXFSZ): signal.signal(number, signal.SIG_DFL)
+if sys.argv[2] == "no": os.environ.pop("LC_CTYPE", None)
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -98,7 +100,8 @@ def bound(command: Sequence[str]) -> list[str]:
     not found stays as it is, for the one who starts it to say so."""
     if sys.platform != "linux" or shutil.which(command[0]) is None:
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+    kept = "kept" if "LC_CTYPE" in os.environ else "no"  # Python ignores two signals, and may name a locale
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), kept, *command]
 
 
 def parentage() -> dict[str, str]:
