@@ -136,7 +136,16 @@ def _inductors(mask: Tensor | None) -> bool:
     """Whether a mask that is read whole belongs to a graph that is compiled, where nothing is requested. Inductor makes
     it once a forward and calls sdpa's kernels with it; an opaque call per layer would work on it each time, so that
     rows which see nothing are zeros, and here there are none."""
-    return torch.compiler.is_compiling() and getattr(mask, _SELF, False) and not state.requests
+    return torch.compiler.is_compiling() and getattr(mask, _SELF, False) and not (state.requests or _exporting())
+
+
+def _exporting() -> bool:
+    """An exported program keeps the op: it may run on another vendor's device. Read outside the trace, in which Dynamo
+    takes it for true in torch 2.11."""
+    return torch.compiler.is_exporting()
+
+
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _said(query: Tensor, key: Tensor, mask: Tensor | None) -> Causal | None:

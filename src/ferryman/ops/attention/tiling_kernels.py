@@ -180,7 +180,7 @@ def _config(target: Target, dtype: torch.dtype, head_dim: int, kernel: str, rich
 # dK/dV with dropout, whose words take registers, where the tiles above spill: by arch and padded head_dim, in 16 bits
 # (NVIDIA's below) and in float32.
 _DROPOUT_HALF: dict[str, dict[int, tuple[Any, ...]]] = {
-    "gfx90a": {128: (32, 32, 8, 1, _SMALL_MFMA)},
+    "gfx90a": {64: (32, 32, 8, 1, _SMALL_MFMA), 128: (32, 32, 8, 1, _SMALL_MFMA)},
     "gfx950": {256: (16, 32, 4, 1, _SMALL_MFMA)},
 }
 _DROPOUT_FLOAT: dict[str, dict[int, tuple[Any, ...]]] = {
