@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
@@ -43,6 +45,8 @@ from ferryman.integrations.transformers import port, unport
 from ferryman.integrations.transformers_modules import ALL_ATTENTION_FUNCTIONS, attention_forward, attention_mask
 from ferryman.ops.attention.scores import visible_in
 from ferryman.porting.judging.metrics import UNIT
+from ferryman.porting.model import blocks, recognise
+from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.measure import observe, relative
 from ferryman.porting.model.results import AMPLITUDE
 
@@ -494,6 +498,38 @@ def test_under_autocast() -> None:
     assert relative(after, before) <= 2 * relative(before, exact)
 
 
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "meta": lambda: torch.device("meta"),
+    "fake": FakeTensorMode,
+    "inference": torch.inference_mode,
+    "float64": lambda: default_dtype(torch.float64),
+    "widened": lambda: Widened(torch.float64),
+}
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_mode_of_the_caller_changes_what_is_proven(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kept in (recognise, blocks):
+        monkeypatch.setattr(kept, "_roles", {})
+    monkeypatch.setattr(recognise, "_gates", {})
+    model, other = build("qwen3"), build("qwen3")
+    with MODES[mode]():
+        report = port(model)
+        assert torch.is_autocast_enabled("cpu") is (mode == "autocast")
+        assert torch.empty(1).device.type == ("meta" if mode == "meta" else "cpu")
+    assert report.calls() == port(other).calls() and not report.unsupported
+    assert torch.equal(logits(model, tokens()), logits(other, tokens()))
+
+
 def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
     class Mine(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -522,7 +558,7 @@ def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
         "model.layers.0.input_layernorm",
         "model.layers.0.self_attn",
         "model.layers.1.self_attn",
-    }
+    }, reasons
     for path in set(reasons) - {"model.layers.0.self_attn", "model.layers.1.self_attn"}:
         assert type(model.get_submodule(path)) is classes[path]
     assert type(model.extra_norm) is classes["extra_norm"]  # it computes nothing that an op does

@@ -26,6 +26,7 @@ from ferryman.ops.recognition import Gate
 from ferryman.porting.model import blocks, cuts, recognise, rewrite, source
 from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
+from ferryman.porting.model.proof import alone
 from ferryman.porting.model.recognise import Refusal, Role
 
 STATE = "_ferryman_port"
@@ -154,7 +155,8 @@ def port(model: nn.Module) -> PortReport:
         bound = [module for module in model.modules() if source.own_forward(module)]
         for module in bound:
             undo.callback(module.__dict__.__setitem__, "forward", module.__dict__.pop("forward"))
-        report, switched = _port(model)
+        with alone():
+            report, switched = _port(model)
         undo.pop_all()
     model.__dict__[STATE] = _State(report, switched, bound)
     return report

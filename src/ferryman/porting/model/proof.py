@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ferryman.porting.model.exact import Widened
@@ -102,6 +103,33 @@ def prove(
     # oneDNN reads bfloat16's subnormals as 0 and adds in blocks of its own: PyTorch's plain kernels judge here
     with _plain_kernels():
         return _prove(original, candidate, inputs, forms or (candidate,), storage, narrow, gradients, limit, wide)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """None of the caller's modes reaches what is proven in it: a proof is kept, and holds outside of them, too.
+
+    Left out: autocast, a default device or dtype, fake tensors and all other modes, inference mode, anomaly detection.
+    """
+    dtype, autocast = torch.get_default_dtype(), torch.is_autocast_enabled("cpu")
+    above: list[TorchFunctionMode] = []
+    with (
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.autograd.set_detect_anomaly(False),
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(torch.set_default_dtype, dtype)
+        stack.callback(torch.set_autocast_enabled, "cpu", autocast)
+        torch.set_default_dtype(torch.float32)
+        torch.set_autocast_enabled("cpu", False)
+        try:
+            while torch._C._len_torch_function_stack():
+                above.append(_pop_mode())
+            yield
+        finally:
+            for mode in reversed(above):
+                _push_mode(mode)
 
 
 @contextlib.contextmanager
