@@ -298,6 +298,10 @@ def test_what_pytorch_serves_both_ways_is_its_own_differentiable_call(monkeypatc
         name, found = made(x)
         assert "Bridge" not in name and "Addmm" in name
         assert all(map(torch.equal, found, wanted))
+    with torch.no_grad():  # nothing of ours around it, either
+        wanted = ops.linear(x, weight, bias)
+        runs = {run.__name__ for run, _, _ in plan.runner_of(ops.linear.primitive).plans.values()}
+        assert runs == {"linear_with_gradient"} and torch.equal(wanted, torch.nn.functional.linear(x, weight, bias))
     with ferryman.trace() as traced:  # which counts the backward's calls
         assert "Bridge" in made(x)[0]
     assert traced.calls["linear_backward", "torch"] == 1

@@ -683,3 +683,62 @@ def test_a_loop_must_have_had_items_and_none() -> None:
 
     found = role_of(Loop())
     assert isinstance(found, Refusal) and "no input took both sides of `for .. in" in found.reason
+
+
+# What ends a role --------------------------------------------------------------------------------------------
+
+
+def _set(name: str, value: Any) -> Callable[[nn.Module], None]:
+    return lambda module: setattr(module, name, value())
+
+
+CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None], bool]] = {
+    # a module, what is done to it after porting, whether it stays one of ours
+    "a bias that came": (
+        lambda: nn.Linear(16, 16, bias=False),
+        _set("bias", lambda: nn.Parameter(torch.full((16,), 5.0))),
+        True,
+    ),
+    "a bias that was registered": (
+        lambda: nn.Linear(16, 16, bias=False),
+        lambda m: m.register_parameter("bias", nn.Parameter(torch.full((16,), 5.0))),
+        True,
+    ),
+    "a bias that went": (lambda: nn.Linear(16, 16), _set("bias", lambda: None), True),
+    "a norm's bias that came": (
+        lambda: nn.LayerNorm(16, bias=False),
+        _set("bias", lambda: nn.Parameter(torch.full((16,), 5.0))),
+        True,
+    ),
+    "a norm's weight that went": (lambda: nn.LayerNorm(16), _set("weight", lambda: None), True),
+    "an eps": (lambda: nn.LayerNorm(16), _set("eps", lambda: 1.0), True),
+    "a shape": (lambda: nn.LayerNorm(16), _set("normalized_shape", lambda: [16]), False),
+    "an option": (nn.GELU, _set("approximate", lambda: "tanh"), False),
+    "the same option": (nn.GELU, _set("approximate", lambda: "none"), True),
+    "a slope": (lambda: nn.LeakyReLU(0.1), _set("negative_slope", lambda: 0.5), True),
+    "in training": (lambda: nn.Linear(16, 16), lambda m: m.train(), True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_after_porting_is_computed_as_it_is(change: str) -> None:
+    make, alter, stays = CHANGES[change]
+    plain, x = make(), torch.randn(3, 4, 16)
+    model = nn.Sequential(copy.deepcopy(plain), nn.Linear(16, 16))
+    ferryman.port(model)
+    assert torch.allclose(model[0](x), plain(x), rtol=1e-5, atol=1e-6)
+    alter(plain), alter(model[0])
+    assert hasattr(type(model[0]), "ferryman_original") is stays
+    assert torch.allclose(model[0](x), plain(x), rtol=1e-5, atol=1e-6)
+    ferryman.unport(model)
+    assert type(model[0]) is type(plain) and torch.equal(model[0](x), plain(x))
+
+
+def test_another_activation_of_experts_ends_their_role() -> None:
+    layer, given = experts_of(*EXPERTS["mixtral"]), routed()
+    plain = copy.deepcopy(layer)
+    ferryman.port(layer)
+    assert "moe_experts torch" in made_by(lambda: layer(*given))[1]
+    layer.act_fn, plain.act_fn = ACT2FN["gelu"], ACT2FN["gelu"]
+    found, made = made_by(lambda: layer(*given))
+    assert not made and type(layer) is type(plain) and torch.equal(found, plain(*given))

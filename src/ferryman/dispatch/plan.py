@@ -224,7 +224,7 @@ class Op:
         if grads:
             self.recipe.check_inputs(args)
         extra: Any = target
-        own = self._own(line, args, profile, asked) if grads and device.type == REPLAYED else None
+        own = self._own(line, args, profile, asked, bool(grads)) if device.type == REPLAYED else None
         if own is not None:
             launch = own
         elif grads:
@@ -247,12 +247,15 @@ class Op:
             return self.recover(error, line, args, differentiate)
 
     def _own(
-        self, line: Implementation, args: tuple[Any, ...], profile: Profile, asked: state.State
+        self, line: Implementation, args: tuple[Any, ...], profile: Profile, asked: state.State, grads: bool
     ) -> Callable[..., Any] | None:
-        """PyTorch's own differentiable call, where it is what would be chosen for both passes. Who traces counts the
-        backward's calls, which PyTorch's own are not."""
+        """PyTorch's own differentiable call, where it is what would be chosen for both passes, or no gradient is
+        needed: nothing of ours stands around it. Who traces counts the backward's calls, which PyTorch's own are
+        not."""
         if line.differentiable is None or self.recipe.backward is None or asked.tracer is not None:
             return None
+        if not grads:
+            return line.load_differentiable()
         try:
             back = select.select(self.recipe.backward, self.recipe.backward_of(args), profile, asked).implementation
         except (Unsupported, StrictModeError):

@@ -33,8 +33,8 @@ class Implementation:
     calls, or None where it has no such form for a call; called with the arguments and the device's features as one
     string.
     differentiable: such a function, too, on an accelerator: PyTorch's own call with the op's results, which autograd
-    knows. It runs in the place of the launcher and a Function around it, where a gradient is needed and a line of the
-    same backend would be chosen for the backward; it takes the launcher's arguments.
+    knows. It runs in the place of the launcher where no gradient is needed, and of the launcher and a Function around
+    it where a line of the same backend would be chosen for the backward; it takes the launcher's arguments.
     ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
     names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by
     itself. It takes another where ``Target.configuration`` names one. None: it has one for every call.

@@ -57,19 +57,12 @@ def unaltered(module: Any, home: str) -> bool:
 
 
 def method(
-    role_tests: Sequence[str],
-    guards: Sequence[tuple[str, bool]],
-    parameter: str,
-    expression: str,
-    known: Mapping[str, Any],
+    before: Sequence[str], asked: str, expression: str, parameter: str, known: Mapping[str, Any]
 ) -> types.FunctionType:
     """The method of a ported norm at `ATTRIBUTE`; calls for which its role does not hold go to the norm itself."""
-    tests = [*role_tests, *(f"bool({text}) is {outcome}" for text, outcome in guards)]
-    given = "" if parameter == "x" else f"    {parameter} = x\n"
-    text = (
-        f"def {ATTRIBUTE}(self, x, residual):\n{given}    if {' and '.join(tests) or 'True'}:\n"
-        f"        return {expression}\n    total = x + residual\n    return self(total), total\n"
-    )
+    lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *before, f"if {asked}:", f"    return {expression}"]
+    text = f"def {ATTRIBUTE}(self, x, residual):\n" + "".join(f"    {line}\n" for line in lines)
+    text += "    total = x + residual\n    return self(total), total\n"
     made = dict(known)
     exec(compile(text, "<ferryman added>", "exec"), made)  # noqa: S102 - our own text, their identifiers
     function: types.FunctionType = made[ATTRIBUTE]

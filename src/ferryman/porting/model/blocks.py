@@ -113,7 +113,8 @@ def _role_of(
                 return Refusal(str(error))
             if len(recognise.inputs_of(type(module))) < block.inputs and not runs.refuses_less():
                 return Refusal("its forward also does without an input that the op requires")
-            return _role(block, parameters, layer, proof, guards, recognise.digest_of(type(module)))
+            role = _role(block, parameters, layer, proof, guards, recognise.digest_of(type(module)))
+            return role.on(module) if isinstance(role, Role) else role
         if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {layer.op}, which is nearest: {proof.reason}")
     return Refusal(nearest[1] if nearest else "no op of the day computes it")
@@ -130,7 +131,7 @@ def _role(
     inputs = tuple(f"a{i}" for i in range(block.inputs))
     if set(inputs) & set(parameters):
         return Refusal(f"its forward calls an argument {sorted(set(inputs) & set(parameters))[0]}")
-    tests = [*recognise.plain(inputs, tuple(block.tensors)), *(f"{a} is not None" for a in inputs), layer.guard]
+    tests = [layer.guard]
     if not layer.gradient:
         tests.insert(0, recognise.no_gradient([*inputs, *(f"self.{n}" for n in block.tensors)]))
     return Role(

@@ -6,12 +6,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from ferryman import ops
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import adding, gating, recognise, rewrite, source
+from ferryman.porting.model import adding, gating, recognise, rewrite, serving
 from ferryman.porting.model.recognise import Role
 
 
@@ -55,6 +53,8 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         own |= rewrite.rewritten(original, recipe.gates, recipe.cuts, recipe.norms, recipe.callables).functions
     if recipe.role is not None:
         own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
+        if recipe.role.state:
+            own["__setattr__"] = serving.setting(original, recipe.role.state, _without)
         if recipe.role.added:
             own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original.forward)
     if recipe.gate is not None:
@@ -69,9 +69,8 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
 
 
 def _taking_addition(role: Role, original: Any) -> Any:
-    known = source.names_read(original, [text for text, _ in role.guards])
-    known |= {"ops": ops, "torch": torch, "ferryman_plain": recognise.PLAIN}
-    return adding.method(role.tests, role.guards, role.parameters[0], role.added, known)
+    meaning = serving.known(original, role.guards)
+    return adding.method(*role.serving(role.added, ("x", "residual")), role.parameters[0], meaning)
 
 
 def is_ported(module: nn.Module) -> bool:

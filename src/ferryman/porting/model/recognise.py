@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
-from ferryman import ops
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
-from ferryman.porting.model import adding, source
+from ferryman.porting.model import adding, serving, source
 from ferryman.porting.model.branches import Trace, Unproven, follow_function, follow_module
 from ferryman.porting.model.proof import Proof, drawn, prove
 
@@ -29,9 +27,6 @@ _NARROW = 512  # a matrix with a longer side is proven on a twin with shorter si
 _WIDE = 3  # inputs that a proven candidate is rounded on once more
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
-# What an op takes as it is; None: no parameter, but one that is computed. A subclass that arrives after porting (a
-# quantised or a distributed tensor) is its module's own affair.
-PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor, FunctionalTensor, type(None)))
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,8 @@ class Role:
     gradient: False where it serves only what needs no gradient. added, added_op: of a norm, the expression over
     ``residual`` too that takes an addition before it, proven as well, and its op. beside: ops that
     the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
-    signature says.
+    signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
+    state: its attributes whose values the proof had, but for those that ``expression`` reads.
     """
 
     op: str
@@ -58,6 +54,24 @@ class Role:
     added_op: str = ""
     beside: tuple[str, ...] = ()
     required: int = 0
+    tensors: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    state: frozenset[str] = frozenset()
+
+    def on(self, module: nn.Module) -> Role:
+        """The role with what it needs of a module that it was proven for."""
+        held = [*module._parameters.items(), *module._buffers.items()]
+        own = {n for n in (*vars(module), *module._modules) if not n.startswith("_") and n != "training"}
+        return replace(
+            self,
+            tensors=tuple(n for n, p in held if p is not None),
+            absent=tuple(n for n, p in held if p is None),
+            state=frozenset(n for n in own if not re.search(rf"\bself\.{n}\b", f"{self.expression} {self.added}")),
+        )
+
+    def serving(self, expression: str, inputs: tuple[str, ...]) -> tuple[list[str], str, str]:
+        """`serving.condition` of one of its expressions."""
+        return serving.condition(self.tests, self.guards, self.tensors, self.absent, inputs, expression)
 
 
 @dataclass(frozen=True)
@@ -195,14 +209,14 @@ def _shown(
         candidate.expression,
         ("x", "gate") if candidate.gate else ("x",),
         parameters,
-        plain(("x",), names) + (_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added),
+        (_gated_tests if candidate.gate else _tests)(followed, twin, names, candidate, added),
         guards,
         proof,
         digest_of(type(module)),
         candidate.gradient,
         candidate.added if added else "",
         candidate.added_op if added else "",
-    )
+    ).on(module)
 
 
 def _tests(
@@ -227,12 +241,6 @@ def _tests(
             found += [f"x.dtype is {dtype}" for dtype in ours]
         found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
     return tuple(found)
-
-
-def plain(inputs: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Tests that inputs, and the module's own tensors of these names, are plain ones when a call is made."""
-    own = [f"type(self._parameters.get({n!r})) in ferryman_plain" for n in names]
-    return *(f"type({n}) in ferryman_plain" for n in inputs), *own
 
 
 def _gated_tests(
@@ -472,25 +480,9 @@ def _is_torch(function: Any) -> bool:
 
 def role_forward(role: Role, original: Any) -> types.FunctionType:
     """The forward of a module with a proven role; ``original`` serves the other calls."""
-    tests = ["not rest and not more", *role.tests]
-    for text, outcome in role.guards:
-        tests.append(f"bool({text}) is {outcome}")
-    names, ours = ", ".join(role.parameters), ", ".join(role.inputs)
-    given = "" if names == ours else f"    {ours} = {names}\n"
-    may = inspect.signature(original).parameters  # be left out
-    declared = ", ".join(
-        n if n not in may or may[n].default is inspect.Parameter.empty else f"{n}=None" for n in role.parameters
-    )
-    text = (
-        f"def forward(self, {declared}, *rest, **more):\n{given}    if {' and '.join(tests)}:\n"
-        f"        return {role.expression}\n    return _original(self, {names}, *rest, **more)\n"
-    )
-    known = source.names_read(original, [text for text, _ in role.guards])
-    known |= {"ops": ops, "torch": torch, "_original": original, "ferryman_plain": PLAIN}
-    exec(compile(text, "<ferryman forward>", "exec"), known)  # noqa: S102 - our own text, their identifiers
-    made: types.FunctionType = known["forward"]
-    made.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # libraries read it
-    return made
+    before, asked, expression = role.serving(role.expression, role.inputs)
+    meaning = serving.known(original, role.guards)
+    return serving.forward(before, asked, expression, role.parameters, role.inputs, meaning, original)
 
 
 __all__ = ["Refusal", "Role", "gate_of", "leaf_of", "replace", "role_forward", "role_of"]

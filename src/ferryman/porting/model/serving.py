@@ -1,0 +1,105 @@
+"""The code that a module with a proven role runs in its forward's place, and what ends the role.
+
+A role was proven with the module's tensors and attributes as they were. The code reads each tensor once and asks
+whether it is still plain, and whether one that was absent still is. An attribute that is set to another value ends the
+role: the module gets its own class back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from ferryman import ops
+from ferryman.porting.model import source
+
+# What an op takes as it is. A subclass that arrives after porting (a quantised or a distributed tensor) is its module's
+# own affair.
+PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor, FunctionalTensor))
+_MISSING = object()
+
+
+def condition(
+    tests: Sequence[str],
+    guards: Sequence[tuple[str, bool]],
+    tensors: Sequence[str],
+    absent: Sequence[str],
+    inputs: Sequence[str],
+    expression: str,
+) -> tuple[list[str], str, str]:
+    """(statements before, the condition for the role to hold, the expression), with each tensor of ``self`` read once.
+
+    A tensor that is no parameter is a buffer, or computed, as by `torch.nn.utils.weight_norm`'s hook: an attribute.
+    """
+    own = {name: f"ferryman_own_{name}" for name in tensors}
+    before = ["ferryman_held = self._parameters"] if tensors or absent else []
+    for name, local in own.items():
+        before += [f"{local} = ferryman_held.get({name!r})"]
+        before += [f"if {local} is None: {local} = getattr(self, {name!r}, None)"]
+    asked = [f"type({name}) in ferryman_plain" for name in (*inputs, *own.values())]
+    asked += [f"ferryman_held.get({name!r}) is None" for name in absent]
+    asked += [*tests, *(f"bool({text}) is {outcome}" for text, outcome in guards)]
+
+    def read(text: str) -> str:
+        return re.sub(r"\bself\.(\w+)\b", lambda m: own.get(m[1], m[0]), text)
+
+    return before, " and ".join(map(read, asked)) or "True", read(expression)
+
+
+def known(original: Any, guards: Sequence[tuple[str, bool]]) -> dict[str, Any]:
+    """What the code's names mean."""
+    found = source.names_read(original, [text for text, _ in guards])
+    return found | {"ops": ops, "torch": torch, "ferryman_plain": PLAIN}
+
+
+def forward(
+    before: Sequence[str],
+    asked: str,
+    expression: str,
+    parameters: Sequence[str],
+    inputs: Sequence[str],
+    meaning: Mapping[str, Any],
+    original: Any,
+) -> types.FunctionType:
+    """A forward that gives ``expression`` where ``asked`` holds; ``original`` serves the other calls."""
+    names, ours = ", ".join(parameters), ", ".join(inputs)
+    lines = [*([] if names == ours else [f"{ours} = {names}"]), *before, f"if {asked}:", f"    return {expression}"]
+    may = inspect.signature(original).parameters  # be left out
+    declared = ", ".join(
+        n if n not in may or may[n].default is inspect.Parameter.empty else f"{n}=None" for n in parameters
+    )
+    text = f"def forward(self, {declared}, *rest, **more):\n    if not rest and not more:\n"
+    text += "".join(f"        {line}\n" for line in lines)
+    text += f"    return _original(self, {names}, *rest, **more)\n"
+    made = {**meaning, "_original": original}
+    exec(compile(text, "<ferryman forward>", "exec"), made)  # noqa: S102 - our own text, their identifiers
+    function: types.FunctionType = made["forward"]
+    function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # libraries read it
+    return function
+
+
+def setting(
+    original: Any, state: frozenset[str], back: Callable[[type], type]
+) -> Callable[[nn.Module, str, Any], None]:
+    """A ported class's __setattr__, by which another value of one of these attributes ends the role. back: a module's
+    class without ours."""
+
+    def __setattr__(self: nn.Module, name: str, value: Any) -> None:  # noqa: N807
+        if name in state and not _alike(self.__dict__.get(name, _MISSING), value):
+            self.__class__ = back(type(self))
+        original.__setattr__(self, name, value)
+
+    return __setattr__
+
+
+def _alike(before: Any, value: Any) -> bool:
+    plain = isinstance(value, bool | int | float | str | tuple | torch.dtype)
+    return before is value or (plain and type(before) is type(value) and bool(before == value))
