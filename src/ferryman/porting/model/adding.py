@@ -33,14 +33,15 @@ def added(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
     """(norm(a + b), a + b). Apart where the norm is not ported, has hooks or another forward, and under autocast, which
     adds in another dtype than it normalises in."""
     known = getattr(norm, ATTRIBUTE, None)
-    if known is None or not unaltered(norm, HOME) or not _fit(a, b):
+    if known is None or not unaltered(norm, HOME):
         total = a + b
         return norm(total), total
-    if a.dtype is not b.dtype:
+    if not _alike(a, b):
+        if not _fit(a, b):
+            total = a + b
+            return norm(total), total
         common = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(common), b.to(common)
-    if a.shape != b.shape:
-        a, b = torch.broadcast_tensors(a, b)
+        a, b = torch.broadcast_tensors(a.to(common), b.to(common))
     found: tuple[Any, Any] = known(a, b)
     return found
 
@@ -83,6 +84,19 @@ def proven(
 
     both = [(x, torch.roll(x, 1, -1) * 0.5, *given) for x, *given in inputs]
     return prove(apart, candidate, both, wide=wide).ok
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """What `_fit` says of most calls, in a third of its time. Whether they are floating, the norm's role asks."""
+    return (
+        type(a) is type(b) is Tensor
+        and a.dtype is b.dtype
+        and a.shape == b.shape
+        and a.dim() > 0
+        and a.device == b.device
+        and not torch.compiler.is_dynamo_compiling()
+        and not torch._C._is_any_autocast_enabled()
+    )
 
 
 def _fit(a: Any, b: Any) -> bool:
