@@ -734,6 +734,24 @@ def test_what_changes_after_porting_is_computed_as_it_is(change: str) -> None:
     assert type(model[0]) is type(plain) and torch.equal(model[0](x), plain(x))
 
 
+def test_another_option_of_a_gated_activation_ends_its_part_of_the_op() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bend, self.up, self.gate = nn.GELU(), nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bend(self.gate(x)) * self.up(x)
+
+    model, x = Gated(), torch.randn(3, 16)
+    ferryman.port(model)
+    assert "gelu_mul torch" in made_by(lambda: model(x))[1]
+    model.train().bend.approximate = "tanh"
+    found, made = made_by(lambda: model(x))
+    ferryman.unport(model)
+    assert made == {"linear torch": 2} and torch.allclose(found, model(x), rtol=1e-5, atol=1e-6)
+
+
 def test_another_activation_of_experts_ends_their_role() -> None:
     layer, given = experts_of(*EXPERTS["mixtral"]), routed()
     plain = copy.deepcopy(layer)

@@ -393,6 +393,26 @@ def test_another_length_a_hook_and_another_module_go_to_the_module(tmp_path: Pat
     assert "causal_conv1d torch" not in made_by(lambda: module(normal(2, 6, 5)))[1]
 
 
+AFTERWARDS: dict[str, Callable[[Any], None]] = {
+    "dilated": lambda m: setattr(m.blend, "dilation", (2,)),
+    "reflected": lambda m: m.__setattr__("blend", nn.Conv1d(6, 6, 4, groups=6, padding=3, padding_mode="reflect")),
+    "another one": lambda m: m.__setattr__("blend", nn.Conv1d(6, 6, 4, groups=6, padding=6, dilation=2)),
+    "a bias that went": lambda m: setattr(m.blend, "bias", None),
+}
+
+
+@pytest.mark.parametrize("change", AFTERWARDS)
+def test_a_convolution_that_changes_after_porting_is_its_own(change: str, tmp_path: Path) -> None:
+    module, x = mixing(tmp_path), normal(2, 6, 9, seed=4)
+    ferryman.port(module)
+    assert "causal_conv1d torch" in made_by(lambda: module(x))[1]
+    AFTERWARDS[change](module)
+    found, made = made_by(lambda: module(x))
+    assert "causal_conv1d torch" not in made
+    ferryman.unport(module)
+    assert torch.equal(found, module(x))
+
+
 # Models of transformers -------------------------------------------------------------------------------------
 
 FAMILIES = ("mamba2", "falcon_h1", "nemotron_h")

@@ -58,6 +58,7 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         if recipe.role.added:
             own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original.forward)
     if recipe.gate is not None:
+        own["__setattr__"] = serving.setting(original, None, _without)
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
     # its name stays: libraries find the blocks that they compile, shard or place by the names of their classes
     made = type(original.__name__, (original,), own)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ferryman import ops
 from ferryman.ops import recognition
 from ferryman.ops.recognition import Definitions, compiled, families
-from ferryman.porting.model import recognise
+from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import Trace, Unproven, follow_module
 from ferryman.porting.model.proof import Proof, drawn, prove
 
@@ -28,16 +28,29 @@ _MOST = 1 << 20  # elements of the largest input that a proof draws
 
 @dataclass(frozen=True)
 class Shown:
-    """A proven meaning of modules of class ``kind`` in the state of the one that was proven."""
+    """A proven meaning of modules of class ``kind`` in the state of the one that was proven: its attributes (but for
+    long sides, which its tensors have), and which of its parameters are there."""
 
     op: str
     expression: str
     guard: str
     kind: type
     proof: Proof
+    state: tuple[tuple[str, Any], ...] = ()
+    present: tuple[tuple[str, bool], ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.expression, self.guard, self.kind))
+
+    def still(self, module: Any) -> bool:
+        """Whether a module is in that state, and a call of it would run its class's forward and nothing around it."""
+        own, held = module.__dict__, module._parameters
+        return (
+            source.untouched(module)
+            and type(module) is self.kind
+            and all(own.get(name) == value for name, value in self.state)
+            and all((held.get(name) is not None) is there for name, there in self.present)
+        )
 
 
 _shown: dict[tuple[Any, ...], Shown | None] = {}
@@ -81,7 +94,10 @@ def _shown_of(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> Shown | 
             continue
         # tests of the module's own state, which the key holds, and of what the guard says of x
         if all(not _reads(text, recognise.inputs_of(type(module))) for text, _ in guards):
-            return Shown(cut.op, cut.expression, cut.guard, type(module), proof)
+            own = dict(recognise.state_of(module)[1])
+            state = tuple((n, v) for n, v in own.items() if v is vars(module).get(n) or v == vars(module).get(n))
+            present = tuple((n, p is not None) for n, p in module._parameters.items())
+            return Shown(cut.op, cut.expression, cut.guard, type(module), proof, state, present)
     return None
 
 
@@ -117,12 +133,9 @@ def replacement(shown: Shown) -> Callable[[Any, Any, Any], Any]:
     """``(module, x, n)`` to ``module(x)[..., :n]``."""
     expression = compiled(shown.expression, ("self", "x"), ops=ops)
     guard = compiled(shown.guard, ("self", "x"))
-    kind = shown.kind
 
     def cut(module: Any, x: Any, n: Any) -> Any:
-        hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        own = type(module) is kind and "forward" not in module.__dict__
-        if own and not hooked and n == x.shape[-1] and guard(module, x):
+        if n == x.shape[-1] and shown.still(module) and guard(module, x):
             return expression(module, x)
         return module(x)[..., :n]
 

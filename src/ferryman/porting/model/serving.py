@@ -87,13 +87,19 @@ def forward(
 
 
 def setting(
-    original: Any, state: frozenset[str], back: Callable[[type], type]
+    original: Any, state: frozenset[str] | None, back: Callable[[type], type]
 ) -> Callable[[nn.Module, str, Any], None]:
-    """A ported class's __setattr__, by which another value of one of these attributes ends the role. back: a module's
-    class without ours."""
+    """A ported class's __setattr__, by which another value of one of these attributes ends the role (None: of any that
+    the module has, but for its mode and private ones). back: a module's class without ours."""
 
     def __setattr__(self: nn.Module, name: str, value: Any) -> None:  # noqa: N807
-        if name in state and not _alike(self.__dict__.get(name, _MISSING), value):
+        if state is not None:
+            asked = name in state
+        else:
+            asked = (
+                not name.startswith("_") and name != "training" and (name in self.__dict__ or hasattr(type(self), name))
+            )
+        if asked and not _alike(self.__dict__.get(name, _MISSING), value):
             self.__class__ = back(type(self))
         original.__setattr__(self, name, value)
 
