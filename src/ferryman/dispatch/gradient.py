@@ -185,8 +185,8 @@ class Recipe:
 
 
 class _Bridge(_SingleLevelFunction):
-    """Eager autograd. Its ``apply`` is autograd's own. The one in Python around it, `torch.autograd.Function`'s, takes as
-    long again and serves functorch, whose calls do not come here.
+    """Eager autograd. Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes
+    as long again and serves functorch, whose calls do not come here.
 
     ``args`` are all of the op's; those that autograd must see, its tensors, follow: PyTorch works on each argument of a
     function for some microseconds of a slow host.
