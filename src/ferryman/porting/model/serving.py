@@ -45,7 +45,7 @@ def condition(
         before += [f"{local} = ferryman_held.get({name!r})"]
         before += [f"if {local} is None: {local} = getattr(self, {name!r}, None)"]
     asked = [f"type({name}) in ferryman_plain" for name in (*inputs, *own.values())]
-    asked += [f"ferryman_held.get({name!r}) is None" for name in absent]
+    asked += [f"ferryman_held.get({name!r}) is None and self._buffers.get({name!r}) is None" for name in absent]
     asked += [*tests, *(f"bool({text}) is {outcome}" for text, outcome in guards)]
 
     def read(text: str) -> str:
