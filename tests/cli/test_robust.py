@@ -316,6 +316,11 @@ def test_bfloat16_in_tritons_interpreter_is_mended() -> None:
     python(str(HERE.parent / "unit" / "bfloat16_worker.py"))
 
 
+@needs_triton
+def test_a_hastened_interpreter_gives_the_same_bits_and_errors() -> None:
+    python(str(HERE.parent / "unit" / "hasten_worker.py"))
+
+
 SOME_CASES = """
 import json, sys
 import torch

@@ -718,3 +718,23 @@ def test_a_line_with_its_backends_name_is_that_backends_only_one() -> None:
     others = {(op, x.name) for op, menu in lines.items() for x in menu if x.name != x.backend}
     both = [(op, x.name) for op, menu in lines.items() for x in menu if x.name == x.backend]
     assert both and not [one for one in both if any(o == one[0] and n.startswith(f"{one[1]}.") for o, n in others)]
+
+
+def test_a_gradient_is_not_differentiated_again() -> None:
+    """Neither eagerly, where a function runs once, nor in place, nor through the library's op."""
+
+    def twice(outputs: Any, leaf: torch.Tensor) -> None:
+        taken = torch.ones_like(outputs).requires_grad_()
+        (gradient,) = torch.autograd.grad(outputs, leaf, taken, create_graph=True)
+        gradient.sum().backward()
+
+    x = torch.randn(1, 2, 3, 16).requires_grad_()
+    angles = torch.randn(1, 3, 16)
+    calls = (
+        lambda: ops.rms_norm(x),
+        lambda: ops.rope_(x * 1, x.detach().clone(), angles, angles)[0],
+        lambda: torch.ops.ferryman.rms_norm(x, None, 1e-6, False),
+    )
+    for call, why in zip(calls, ("differentiate twice", "differentiate twice", "itself a gradient"), strict=True):
+        with pytest.raises((RuntimeError, FerrymanError), match=why):
+            twice(call(), x)

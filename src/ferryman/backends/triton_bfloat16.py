@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ferryman.backends.triton_nested import hasten
+from ferryman.backends.triton_hasten import hasten
 from ferryman.backends.triton_runtime import release
 from ferryman.errors import BackendUnavailable
 
@@ -61,8 +61,11 @@ def _tl() -> Any:
 
 def is_bfloat16(handle: Any) -> bool:
     """Whether a handle holds bfloat16 (its comparisons, of the same type by name, hold bool)."""
+    data = getattr(handle, "data", None)
+    if getattr(getattr(data, "dtype", None), "char", None) != "H":  # NumPy's uint16: most handles end here
+        return False
     kind = getattr(getattr(handle, "dtype", None), "scalar", None)
-    return kind is not None and kind == _tl().bfloat16 and handle.data.dtype == "uint16"
+    return kind is not None and kind == _tl().bfloat16
 
 
 def widen(handle: Any) -> Any:
@@ -91,10 +94,9 @@ def narrow(handle: Any, towards_zero: bool = False) -> Any:
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any, *args: Any, **more: Any) -> Any:
-        found = [widen(a) for a in args]
-        if all(a is b for a, b in zip(found, args, strict=True)):
+        if not any(map(is_bfloat16, args)):
             return original(self, *args, **more)
-        made = original(self, *found, **more)
+        made = original(self, *map(widen, args), **more)
         if made.data.dtype == bool:
             return type(made)(made.data, _tl().int1)
         # the accumulator of a dot, and what a select gives, say the type of the result

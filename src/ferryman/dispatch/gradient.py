@@ -5,7 +5,7 @@ A forward hands its request and its tracer to its backward, which runs on autogr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,11 +30,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Plan:
-    """A forward that is to be differentiated: its launcher, its target and the state it hands on."""
+    """A forward that is to be differentiated: its launcher, its target, if it takes one, and the state it hands on."""
 
     recipe: Recipe
     launch: Callable[..., Any]
-    target: Target
+    target: Target | None
     asked: state.State
 
 
@@ -65,7 +65,7 @@ class Recipe:
 
     @cached_property
     def template(self) -> tuple[tuple[str, int], ...]:
-        """Where `_gradients` finds each argument of the backward; a need by its place among `_Bridge`'s arguments."""
+        """Where `gradients` finds each argument of the backward; a need by its place among the function's arguments."""
         made: list[tuple[str, int]] = []
         counts = {"saved": 0, "number": 0}
         for source, optional in zip(self.sources, self.optional, strict=True):
@@ -81,7 +81,7 @@ class Recipe:
 
     @cached_property
     def handed(self) -> tuple[tuple[int, int | None], ...]:
-        """For each argument in ``seen``: its place among `_Bridge`'s arguments, and the index of its gradient."""
+        """For each argument in ``seen``: its place among the function's arguments, and the index of its gradient."""
         return tuple((2 + at, self.returns[i]) for at, i in enumerate(self.seen))
 
     def backward_of(self, args: tuple[Any, ...]) -> list[Any]:
@@ -143,77 +143,30 @@ class Recipe:
                     self.op.name, f"{name}.requires_grad", True, "False: it is not differentiable; detach it"
                 )
 
-    def nondifferentiable(self, outputs: tuple[Tensor, ...]) -> list[Tensor]:
+    def nondifferentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         return [o for n, o in zip(self.op.outputs, outputs, strict=True) if n in self.op.gradient.nondifferentiable]
 
-    def save(self, ctx: Any, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
-        """Keep what the backward takes: tensors through autograd, the rest beside them."""
-        picked = [
-            args[s.index] if s.kind == "arg" else outputs[s.index] if s.kind == "out" else None for s in self.sources
-        ]
-        ctx.save_for_backward(*(v for v in picked if isinstance(v, Tensor)))
-        ctx.saved_slots = tuple(isinstance(v, Tensor) for v in picked)
-        ctx.saved_scalars = tuple(None if isinstance(v, Tensor) else v for v in picked)
-        ctx.present = tuple(isinstance(a, Tensor) for a in args)
-        ctx.output_facts = tuple((o.shape, o.dtype, o.device) for o in outputs)
 
-    def backward_args(self, ctx: Any, grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> list[Any]:
-        tensors = iter(ctx.saved_tensors)
-        found: list[Any] = []
-        for source, optional, slot, scalar in zip(
-            self.sources, self.optional, ctx.saved_slots, ctx.saved_scalars, strict=True
-        ):
-            if source.kind == "grad":
-                grad = grads[source.index]
-                if grad is None and not optional:
-                    shape, dtype, device = ctx.output_facts[source.index]
-                    grad = torch.zeros(shape, dtype=dtype, device=device)
-                found.append(grad)
-            elif source.kind == "need":
-                found.append(bool(needs[source.index]))
-            else:
-                found.append(next(tensors) if slot else scalar)
-        return found
-
-    def spread(self, results: Any, args_needed: tuple[bool, ...], present: tuple[bool, ...]) -> tuple[Any, ...]:
-        """The backward's results, one for each forward argument."""
-        found = results if isinstance(results, tuple) else (results,)
-        return tuple(
-            found[i] if i is not None and need and there else None
-            for i, need, there in zip(self.returns, args_needed, present, strict=True)
-        )
+def keep(ctx: Any, plan: Plan, args: tuple[Any, ...], outputs: Sequence[Tensor]) -> None:
+    """Note in a forward what its backward takes: tensors through autograd, the rest beside them."""
+    recipe = plan.recipe
+    ctx.set_materialize_grads(False)
+    if recipe.op.gradient.nondifferentiable:
+        ctx.mark_non_differentiable(*recipe.nondifferentiable(outputs))
+    ctx.save_for_backward(*[args[i] if given else outputs[i] for given, i in recipe.kept])
+    ctx.plan = plan
+    ctx.numbers = [args[i] for i in recipe.numbers]
+    if len(outputs) > 1:
+        ctx.facts = [(o.shape, o.dtype, o.device) for o in outputs]
 
 
-class _Bridge(_SingleLevelFunction):
-    """Eager autograd. Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes
-    as long again and serves functorch, whose calls do not come here.
+def gradients(
+    ctx: Any, grads: tuple[Tensor | None, ...], below: Callable[[Primitive], Callable[..., Any]] | None = None
+) -> tuple[Tensor | None, ...]:
+    """Call the backward of a function that is applied to (plan, arguments, ..): what goes to each of these.
 
-    ``args`` are all of the op's; those that autograd must see, its tensors, follow: PyTorch works on each argument of a
-    function for some microseconds of a slow host.
+    ``below`` says what runs the backward instead of its resolver.
     """
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, args: tuple[Any, ...], *seen: Tensor | None) -> Any:
-        result = plan.launch(*args, plan.target)
-        recipe = plan.recipe
-        outputs = result if isinstance(result, tuple) else (result,)
-        ctx.set_materialize_grads(False)
-        if recipe.op.gradient.nondifferentiable:
-            ctx.mark_non_differentiable(*recipe.nondifferentiable(outputs))
-        ctx.save_for_backward(*[args[i] if given else outputs[i] for given, i in recipe.kept])
-        ctx.plan = plan
-        ctx.numbers = [args[i] for i in recipe.numbers]
-        if len(outputs) > 1:
-            ctx.facts = [(o.shape, o.dtype, o.device) for o in outputs]
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return _twice(ctx, *grads) if torch.is_grad_enabled() else _gradients(ctx, *grads)
-
-
-def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Those of `_Bridge`'s arguments."""
     recipe, needs = ctx.plan.recipe, ctx.needs_input_grad
     if recipe.backward is None:
         raise FerrymanError(f"{recipe.op.name} is not differentiable: it is itself a gradient")
@@ -233,16 +186,39 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         else:
             shape, dtype, device = ctx.facts[i]
             args.append(torch.zeros(shape, dtype=dtype, device=device))
+    run = recipe.backward.namespace["_resolve"] if below is None else below(recipe.backward)
     token = state.enter(ctx.plan.asked)
     try:
-        results = recipe.backward.namespace["_resolve"](*args)
+        results = run(*args)
     finally:
         state.leave(token)
     found = results if isinstance(results, tuple) else (results,)
     return (None, None, *[found[i] if i is not None and needs[place] else None for place, i in recipe.handed])
 
 
-_twice = torch.autograd.function.once_differentiable(_gradients)
+class _Bridge(_SingleLevelFunction):
+    """Eager autograd. Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes
+    as long again and serves functorch, whose calls do not come here.
+
+    ``args`` are all of the op's; those that autograd must see, its tensors, follow: PyTorch works on each argument of a
+    function for some microseconds of a slow host.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, args: tuple[Any, ...], *seen: Tensor | None) -> Any:
+        result = plan.launch(*args, plan.target)
+        keep(ctx, plan, args, result if isinstance(result, tuple) else (result,))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return _twice(ctx, *grads) if torch.is_grad_enabled() else gradients(ctx, grads)
+
+
+@torch.autograd.function.once_differentiable
+def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Of a gradient that is asked for with create_graph: what is returned raises where it is differentiated."""
+    return gradients(ctx, grads)
 
 
 class _Overwriting(_SingleLevelFunction):
@@ -251,7 +227,8 @@ class _Overwriting(_SingleLevelFunction):
     ``argument.copy_(result)``, where one function that marks its inputs dirty may not return two, nor take views."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, made: list[Any], *args: Any) -> Any:
+    def forward(ctx: Any, plan: Plan, given: tuple[list[Any], tuple[Any, ...]], *seen: Tensor | None) -> Any:
+        made, args = given
         op = plan.recipe.op
         result = plan.launch(*args, plan.target)
         outputs = list(result if isinstance(result, tuple) else (result,))
@@ -260,36 +237,27 @@ class _Overwriting(_SingleLevelFunction):
             if any(s.kind == "out" and s.index == i for s in plan.recipe.sources):
                 ctx.watched.append(outputs[i].detach())
             outputs[i] = outputs[i].data  # with a version of its own: `_Put` raises the argument's
-        ctx.set_materialize_grads(False)
-        if op.gradient.nondifferentiable:
-            ctx.mark_non_differentiable(*plan.recipe.nondifferentiable(tuple(outputs)))
-        plan.recipe.save(ctx, args, tuple(outputs))
-        ctx.plan, ctx.done = plan, False
+        keep(ctx, plan, args, outputs)
+        ctx.done = False
         made.append(ctx)
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        recipe = ctx.plan.recipe
-        op, backward = recipe.op, recipe.backward
+        op, backward = ctx.plan.recipe.op, ctx.plan.recipe.backward
         if any(kept._version != version for kept, version in zip(ctx.watched, ctx.versions, strict=True)):
             raise FerrymanError(
                 f"{op.name}: {', '.join(op.mutates)} held the gradient, and it or another view of its memory was "
                 "written to before the backward. Leave that memory alone until then, in parts too, or use an op that "
                 "keeps its own"
             )
-        if backward.mutates and ctx.done:
+        if backward is not None and backward.mutates and ctx.done:
             raise FerrymanError(
                 f"{op.name}: a second backward, and the first has handed over the gradient's memory. "
                 "Run the forward again, or use an op that keeps its inputs"
             )
         ctx.done = True
-        needs = ctx.needs_input_grad[2:]
-        args = recipe.backward_args(ctx, grads, needs)
-        with state.entered(ctx.plan.asked):
-            results = backward.namespace["_resolve"](*args)
-        return (None, None, *recipe.spread(results, needs, ctx.present))
+        return _Bridge.backward(ctx, *grads)
 
 
 class _Put(_SingleLevelFunction):
@@ -323,7 +291,8 @@ def overwriting(*args: Any) -> Any:
                 "True, and it requires grad",
                 "a tensor that is computed from the leaf, or torch.no_grad()",
             )
-    outputs = list(_Overwriting.apply(plan, made, *args[:-1]))  # type: ignore[attr-defined]
+    seen = [args[i] for i in plan.recipe.seen]
+    outputs = list(_Overwriting.apply(plan, (made, args[:-1]), *seen))  # type: ignore[attr-defined]
     for place, output in op.overwritten:
         outputs[output] = _Put.apply(args[place], outputs[output])  # type: ignore[attr-defined]
     (ctx,) = made

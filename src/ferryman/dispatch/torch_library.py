@@ -15,7 +15,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from ferryman.dispatch import declared, state
-from ferryman.dispatch.gradient import Recipe
+from ferryman.dispatch.gradient import Plan, Recipe, gradients, keep
 from ferryman.errors import FerrymanError
 from ferryman.ops.primitive import Primitive
 
@@ -63,30 +63,25 @@ class _Registered(torch.autograd.function._SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(ctx: Any, recipe: Recipe, below: Callable[..., Any], *args: Any) -> Any:
-        output = below(*args)
-        op = recipe.op
-        outputs = output if isinstance(output, tuple) else (output,)
-        ctx.set_materialize_grads(False)
-        if op.gradient.nondifferentiable:
-            ctx.mark_non_differentiable(*recipe.nondifferentiable(outputs))
-        recipe.save(ctx, args, outputs)
-        ctx.recipe, ctx.asked = recipe, state.effective()
+    def forward(ctx: Any, plan: Plan, args: tuple[Any, ...], *seen: Tensor | None) -> Any:
+        output = plan.launch(*args)
+        keep(ctx, plan, args, output if isinstance(output, tuple) else (output,))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        recipe = ctx.recipe
-        if recipe.backward is None:
-            raise FerrymanError(f"{recipe.op.name} is not differentiable: it is itself a gradient")
-        needs = ctx.needs_input_grad[2:]
-        args = recipe.backward_args(ctx, grads, needs)
-        with state.entered(ctx.asked):
-            if recipe.backward.mutates:  # its meaning, which a transform can trace and fuse; nothing is written over
-                results = recipe.backward.body(*args)
-            else:
-                results = getattr(torch.ops.ferryman, recipe.backward.name).default(*args)
-        return (None, None, *recipe.spread(results, needs, ctx.present))
+        return gradients(ctx, grads, _below)
+
+
+def _below(backward: Primitive) -> Callable[..., Any]:
+    """What runs a backward here: its op, or its meaning where it writes over arguments, which a transform can trace."""
+    return backward.body if backward.mutates else getattr(torch.ops.ferryman, backward.name).default
+
+
+def _registered(recipe: Recipe, below: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    plan = Plan(recipe, below, None, state.effective())
+    with enable_single_level_autograd_function():
+        return _Registered.apply(plan, args, *[args[i] for i in recipe.seen])  # type: ignore[attr-defined]
 
 
 def _leaves(args: Sequence[Any]) -> Iterator[Any]:
@@ -141,8 +136,7 @@ def _autograd(overload: Any, recipe: Recipe, kernel: Callable[..., Any]) -> Call
             return _overwritten(recipe, below, args)
         if differentiated:
             recipe.check_inputs(args)
-            with enable_single_level_autograd_function():
-                return _Registered.apply(recipe, below, *args)  # type: ignore[attr-defined]
+            return _registered(recipe, below, args)
         return below(*args)
 
     return run
@@ -161,8 +155,7 @@ def _overwritten(recipe: Recipe, below: Callable[..., Any], args: tuple[Any, ...
             given[place] = inner[place].clone()
         return op.whole(given, below(*given))
 
-    with enable_single_level_autograd_function():
-        outputs = _Registered.apply(recipe, on_copies, *args)  # type: ignore[attr-defined]
+    outputs = _registered(recipe, on_copies, args)
     for place, output in op.overwritten:
         args[place].copy_(outputs[output])
     return op.fresh(outputs)

@@ -19,6 +19,7 @@ import ferryman
 from ferryman import ops
 from ferryman.dispatch import registry
 from ferryman.errors import ArgumentError
+from ferryman.ops.ssd_scan import bounds
 from ferryman.ops.ssd_scan.definition import ssd_scan
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 from tests.bounded import ratio
@@ -324,3 +325,25 @@ def test_a_result_in_float32_is_rounded_nowhere(dtype: torch.dtype) -> None:
     assert list(trace.calls) == [("ssd_scan", "torch")]
     assert y.dtype == torch.float32 and ratio(y, exact, terms, 2.0**-24) <= 1
     assert ratio(ssd_scan(*values[:9])[0], exact, terms, 2.0**-24) > 5
+
+
+@pytest.mark.parametrize("kept", [0, 2**20])
+def test_a_walk_from_the_end_gives_each_state_whether_all_are_kept_or_some(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "_ALL_KEPT", kept)
+    for length in (0, 1, 2, 3, 8, 9, 24, 25, 26):
+        steps = []
+
+        def advance(t: int, state: tuple[Tensor, Tensor], steps: list[int] = steps) -> tuple[Tensor, Tensor]:
+            steps.append(t)
+            return 2 * state[0] + t, state[1] + 1
+
+        first = torch.ones(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+        want = [first]
+        for t in range(length - 1):
+            want.append((2 * want[-1][0] + t, want[-1][1] + 1))
+        found = list(bounds.reversed_walk(advance, first, length))
+        assert [t for t, _ in found] == list(reversed(range(length)))
+        assert all(torch.equal(a, b) for t, state in found for a, b in zip(state, want[t], strict=True))
+        assert len(steps) <= (length if kept else 2 * length), "a state is computed once where all are kept"

@@ -61,7 +61,7 @@ def _cases() -> Sequence[Case]:
         "state": _call(1, 37, 2, 2, 8, 16, state=True),
         "token": _call(2, 1, 2, 4, 16, 16, state=True),
         "token_alone": _call(2, 1, 2, 2, 16, 16),
-        "token_nonfinite": _call(3, 1, 2, 4, 16, 16, state=True, query="nonfinite"),
+        "token_nonfinite": _call(2, 1, 1, 2, 16, 16, state=True, query="nonfinite"),
         "few": _call(1, 7, 1, 2, 16, 8, state=True),
         "past_a_chunk": _call(1, 65, 1, 1, 8, 8, state=True),
         "narrow": _call(1, 19, 2, 2, 1, 1, state=True),

@@ -40,6 +40,7 @@ T = TypeVar("T")
 Terms = dict[str, Tensor]
 SPAN = 256  # tokens over which a kernel may sum exponents
 FLUSH = 2.0**-126
+_ALL_KEPT = 2**20  # elements of all the states of a walk
 
 
 def steps(
@@ -107,13 +108,16 @@ def forward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
 
 
 def reversed_walk(advance: Callable[[int, T], T], state: T, length: int) -> Iterator[tuple[int, T]]:
-    """(t, the state before token t), the last token first; 2 sqrt(length) states are kept at a time."""
-    span = max(1, math.isqrt(length))
-    kept = []
-    for t in range(length):
-        if t % span == 0:
-            kept.append(state)
+    """(t, the state before token t), the last token first. 2 sqrt(length) states are kept at a time, or all small ones,
+    which are computed once instead of twice then."""
+    parts = state if isinstance(state, tuple) else (state,)
+    size = sum(m.numel() for m in parts if isinstance(m, Tensor))
+    span = max(1, length if size * length <= _ALL_KEPT else math.isqrt(length))
+    kept = [state][:length]
+    for t in range((length - 1) // span * span):
         state = advance(t, state)
+        if (t + 1) % span == 0:
+            kept.append(state)
     for i in reversed(range(len(kept))):
         first = i * span
         states = [kept[i]]

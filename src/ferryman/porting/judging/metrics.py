@@ -157,6 +157,8 @@ def masks(output: str, got: Tensor, exact: Tensor, allowed: Bound) -> tuple[Tens
     """
     dtype, value, bound = got.dtype, got.double(), allowed.total
     expected = exact.to(dtype).double()
+    if bool((value.isfinite() & expected.isfinite()).all()):  # almost always: then all of it is judged
+        return torch.ones_like(value, dtype=torch.bool), None
     edge = (exact.abs() - largest(dtype)).abs() <= bound
     unless_nan = torch.where(expected.isinf(), value == expected, value.isfinite())
     same = torch.where(expected.isnan(), value.isnan(), unless_nan)

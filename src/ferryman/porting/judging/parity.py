@@ -160,7 +160,7 @@ class _Again:
         declared = gates.declared_of(prepared, line, self._tf32)
         found["G6"] = batch.judge(prepared, line, outputs, self._launcher, self._target, declared, self._refused)
         found["G7"] = vjp.judge(
-            prepared, line, self._kernel, self._target, tf32=self._tf32, interpreted=self._interpreted
+            prepared, line, self._kernel, self._target, outputs, tf32=self._tf32, interpreted=self._interpreted
         )
         judged["gates"] = {name: found[name] for name in get_args(GateName)}
         judged["reason"] = judged["reason"] or gates.first_failure(found)

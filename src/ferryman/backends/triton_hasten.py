@@ -1,0 +1,180 @@
+"""Triton's interpreter, made cheap: what it works out again at each operation is worked out once.
+
+Most of an interpreted kernel's time is not NumPy's. Triton 3.6 builds the type of every result anew, looks through
+every name of its language whenever one function calls another, and computes whether integers overflowed for an
+assertion that it then leaves out. None of this changes a value; `tests/unit/hasten_worker.py` holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+from typing import Any
+
+
+@functools.cache
+def hasten() -> None:
+    """Change the interpreter of this process, once. `triton_bfloat16.mend` has made sure of Triton's release."""
+    made: Any = importlib.import_module("triton.runtime.interpreter")
+    language: Any = importlib.import_module("triton.language")
+    _nested_calls(made, language)
+    _builtins(made)
+    _types(made, language.core)
+    _promotions(made, language.core)
+    _overflows(made)
+
+
+def _nested_calls(made: Any, language: Any) -> None:
+    """Nothing changes in the language within a launch: once for each set of modules that functions know is enough."""
+    prepared, known = set[frozenset[int]](), dict[Any, frozenset[int]]()
+    launch, prepare = made.GridExecutor.__call__, made._patch_lang
+
+    @functools.wraps(launch)
+    def launched(self: Any, *args: Any, **more: Any) -> Any:
+        prepared.clear()  # a launch puts back what it has changed
+        return launch(self, *args, **more)
+
+    @functools.wraps(made.InterpretedFunction.__call__)
+    def called(self: Any, *args: Any, **more: Any) -> Any:
+        modules = known.get(self)
+        if modules is None:
+            both = (language, language.core)
+            seen = (value for value in self.fn.__globals__.values() if inspect.ismodule(value))
+            modules = known[self] = frozenset(id(value) for value in seen if value in both)
+        if modules not in prepared:
+            prepare(self.fn)
+            prepared.add(modules)
+        try:
+            return self.rewrite()(*args, **more)
+        except Exception as error:
+            raise made.InterpreterError(repr(error)) from error
+
+    made.GridExecutor.__call__ = launched
+    made.InterpretedFunction.__call__ = called
+
+
+def _builtins(made: Any) -> None:
+    """A builtin of the language gets its semantics in place, and not in a copy of its keywords."""
+
+    def patch(target: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        semantic = made.TritonSemantic(builder)
+        # what a builtin is wrapped in asks only whether the semantics are given
+        body = getattr(member, "__wrapped__", member)
+
+        def run(*args: Any, **more: Any) -> Any:
+            more["_semantic"] = semantic
+            return body(*args, **more)
+
+        scope.set_attr(target, name, run)
+
+    made._patch_attr = patch
+
+
+def _types(made: Any, core: Any) -> None:
+    """Shapes are made once, so that equal ones are one object, and NumPy's dtype once for each of Triton's."""
+    blocks = dict[tuple[int, ...], tuple[Any, int, str]]()
+    tensors = dict[tuple[int, ...], tuple[Any, Any]]()
+    dtypes = dict[str, Any]()
+    block, numpy_dtype = core.block_type.__init__, made._get_np_dtype
+    broadcast, same = made.TritonSemantic.broadcast_impl_value, core.constexpr(True)
+
+    @functools.wraps(block)
+    def init_block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = tuple([s if type(s) is int else core._unwrap_if_constexpr(s) for s in shape])
+        found = blocks.get(key)
+        if found is None:
+            block(self, element_ty, shape)
+            blocks[key] = self.shape, self.numel, f"<{self.shape}, "
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel, head = found
+        self.name = f"{head}{element_ty}>"
+
+    @functools.wraps(core.tensor.__init__)
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        core.base_value.__init__(self)
+        key = tuple(type.shape.values) if type.is_block() else ()
+        found = tensors.get(key)
+        if found is None:
+            found = tensors[key] = core.tuple([core.constexpr(s) for s in key]), core.constexpr(math.prod(key))
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = found
+
+    def numpy_of(dtype: Any) -> Any:
+        if isinstance(dtype, core.pointer_type):
+            return numpy_dtype(dtype)
+        name = dtype.name
+        found = dtypes.get(name)
+        if found is None:
+            found = dtypes[name] = numpy_dtype(dtype)
+        return found
+
+    def by_identity(equal: Any, yes: Any) -> Any:
+        """Comparing in full only what is not one object."""
+
+        @functools.wraps(equal)
+        def equals(self: Any, other: Any) -> Any:
+            return yes if other is self else equal(self, other)
+
+        return equals
+
+    @functools.wraps(broadcast)
+    def broadcast_values(self: Any, lhs: Any, rhs: Any) -> Any:
+        if not (lhs.type.is_block() and rhs.type.is_block()):
+            return broadcast(self, lhs, rhs)
+        if lhs.type.shape is rhs.type.shape:
+            return lhs, rhs
+        left, right = lhs.type.shape.values, rhs.type.shape.values
+        if len(left) != len(right) or any(a != b and 1 not in (a, b) for a, b in zip(left, right, strict=True)):
+            return broadcast(self, lhs, rhs)  # axes to add, or an error
+        shape = [b if a == 1 else a for a, b in zip(left, right, strict=True)]
+        return to_shape(self, lhs, shape), to_shape(self, rhs, shape)
+
+    def to_shape(self: Any, value: Any, shape: list[int]) -> Any:
+        if value.type.shape.values == shape:
+            return value
+        handle = self.builder.create_broadcast(value.handle, shape)
+        return self.tensor(handle, core.block_type(value.type.scalar, shape))
+
+    core.block_type.__init__ = init_block
+    core.tensor.__init__ = init_tensor
+    core.tuple.__eq__ = by_identity(core.tuple.__eq__, same)
+    core.dtype.__eq__ = by_identity(core.dtype.__eq__, True)
+    made.TritonSemantic.broadcast_impl_value = broadcast_values
+    made._get_np_dtype = numpy_of
+
+
+def _promotions(made: Any, core: Any) -> None:
+    """What most calls are asked about, a tensor or a plain number, is answered first; a pair of types once."""
+    semantic, kept = made.TritonSemantic, dict[tuple[Any, ...], Any]()
+    to_tensor, promote, unwrap = semantic.to_tensor, semantic.computation_type_impl, core._unwrap_if_constexpr
+    plain = frozenset((core.tensor, core.dtype, int, float, bool, str, type(None)))
+
+    @functools.wraps(to_tensor)
+    def of_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+        return x if type(x) is core.tensor else to_tensor(self, x, check_type)
+
+    @functools.wraps(promote)
+    def promoted(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
+        key = a.name, a_is_scalar, b.name, b_is_scalar, div_or_mod
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = promote(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
+        return found
+
+    @functools.wraps(unwrap)
+    def unwrapped(o: Any) -> Any:
+        return o if type(o) in plain else unwrap(o)
+
+    semantic.to_tensor, semantic.computation_type_impl = of_tensor, promoted
+    core._unwrap_if_constexpr = unwrapped
+
+
+def _overflows(made: Any) -> None:
+    """Whether integers overflow is asserted where Triton debugs alone; the interpreter computes it, and leaves it."""
+    options = made.interpreter_builder.options
+    if not options.debug:
+        made.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
