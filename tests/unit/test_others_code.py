@@ -7,10 +7,12 @@ quanto) skip their tests.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import ferryman
 from ferryman.integrations.transformers import is_ported, port, unport
 from ferryman.porting.graph.aten import decompositions
+from ferryman.porting.model import classes, rewrite
 from ferryman.porting.model.measure import relative
 
 SMALL: dict[str, Any] = {
@@ -511,6 +514,20 @@ def test_layers_of_the_kernels_hub(hub: type[Hub]) -> None:
             }
         unport(model)
         assert torch.equal(passed(model)[0], replaced)
+
+
+def test_a_ported_model_is_freed_and_with_its_class_what_stands_in_its_code() -> None:
+    model = hub_model(Hub())
+    port(model)
+    kept, function = weakref.ref(model), weakref.ref(model.rotary[0])
+    del model
+    gc.collect()
+    assert kept() is None
+    rewrite._cache.clear()  # these hold the class, and so what its forward reads
+    for made in (f for f in vars(classes).values() if hasattr(f, "cache_clear")):
+        made.cache_clear()
+    gc.collect()
+    assert function() is None
 
 
 @pytest.mark.filterwarnings("ignore")

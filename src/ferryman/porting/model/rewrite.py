@@ -141,6 +141,7 @@ class _Class:
     interfaces: set[int] = field(default_factory=set)
     opaque: list[str] = field(default_factory=list)
     helpers: dict[Any, tuple[Any, str, bool | None]] = field(default_factory=dict)
+    standing: dict[Any, Any] = field(default_factory=dict)  # a module that hands on -> what stands for it
     products: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
@@ -343,7 +344,9 @@ class _Serve(ast.NodeTransformer):
             if handed is not None:
                 self.owner.uses[before:] = [replace(use, through=value) for use in self.owner.uses[before:]]
             if helper is not None:
-                return self._put(helper if handed is None else _standing(value, helper), node)
+                if handed is not None:
+                    helper = self.owner.standing.setdefault(value, _standing(value, helper))
+                return self._put(helper, node)
         return node
 
     def _use(self, op: str, node: ast.AST, fixed: tuple[str, int] | None = None) -> None:
@@ -526,7 +529,6 @@ class _Serve(ast.NodeTransformer):
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
 
 
-@functools.cache
 def _standing(held: Any, helper: Any) -> Any:
     """The served function in place of a module that hands on to it, while that runs its own forward."""
 
