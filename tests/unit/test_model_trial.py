@@ -15,7 +15,7 @@ from torch.nn import functional
 import ferryman
 from ferryman.errors import ArgumentError, PortError, UnknownName
 from ferryman.ops.recognition import Served
-from ferryman.porting.model import account, bundled, classes, generic, rewrite, trial
+from ferryman.porting.model import account, bundled, classes, generic, rewrite, serve, trial, uses
 from tests.cli.run import ferryman as command
 from tests.unit import portable
 
@@ -31,8 +31,8 @@ def wrong_norm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], No
         def off(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             return functional.layer_norm(x, *args, **kwargs) * factor
 
-        held = {**rewrite.served(), functional.layer_norm: Served("layer_norm", off)}
-        monkeypatch.setattr(rewrite, "served", lambda: held)
+        held = {**uses.served(), functional.layer_norm: Served("layer_norm", off)}
+        monkeypatch.setattr(serve, "served", lambda: held)
         forget()
 
     def forget() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 import ferryman
-from ferryman.porting.model.rewrite import served
+from ferryman.porting.model.uses import served
 
 
 def plain(*shape: int, dtype: torch.dtype = torch.float32, learns: bool = False) -> torch.Tensor:

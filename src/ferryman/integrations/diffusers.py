@@ -17,7 +17,7 @@ from torch import Tensor
 from ferryman.ops.attention.definition import attention_with_lse
 from ferryman.ops.attention.recognise import scaled_dot_product_attention
 from ferryman.ops.recognition import Served
-from ferryman.porting.model import rewrite
+from ferryman.porting.model import uses
 
 _NATIVE = "native"
 _SAME = 2.0**-40  # of sums of a few numbers about 1, in float64, in another order
@@ -87,4 +87,4 @@ def same() -> bool:
 
 
 if same():
-    rewrite.more[dispatch_attention_fn] = Served("attention", attention)
+    uses.more[dispatch_attention_fn] = Served("attention", attention)

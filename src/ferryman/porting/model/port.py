@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
-from ferryman.porting.model import blocks, cuts, recognise, rewrite, source
+from ferryman.porting.model import blocks, cuts, recognise, rewrite, source, uses
 from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported, original_of, ported_class
 from ferryman.porting.model.proof import alone
@@ -135,7 +135,7 @@ interfaces: list[Interface] = []
 def register(interface: Interface) -> None:
     """Integrations call it on import."""
     interfaces.append(interface)
-    rewrite.registries[id(interface.registry)] = interface.registry
+    uses.registries[id(interface.registry)] = interface.registry
     rewrite._cache.clear()
 
 

@@ -1,0 +1,62 @@
+"""Calls in a module's code that our ops serve, and what serves a function or a callable object."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ferryman.ops.recognition import Served, families
+from ferryman.porting.model import source
+
+Conditions = tuple[tuple[str, bool, str], ...] | None
+
+
+@dataclass(frozen=True)
+class Use:
+    """One served call. ``op``: its name, or "" where an attribute decides: the activation at ``gate``, or the norm at
+    ``norm``, with an addition before it.
+
+    ``conditions``: the tests that it stands under, as (source, outcome, name of the module in it); None where a pass
+    may make it more or less than once, by more than the module's own state. ``gradient``: False where it serves only
+    what needs no gradient. ``through``: the module that stands for the function, while its forward is its own.
+    """
+
+    op: str
+    gate: str
+    conditions: tuple[tuple[str, bool, str], ...] | None
+    gradient: bool = True
+    norm: str = ""
+    through: Any = None
+
+    def certain(self, module: Any) -> bool | None:
+        """Whether one pass through the module makes the call, once; None where that cannot be told from outside."""
+        if self.through is not None and not source.untouched(self.through):
+            return False
+        if self.conditions is None:
+            return None
+        for text, outcome, name in self.conditions:
+            try:
+                held = bool(eval(text, {"__builtins__": {}}, {name: module}))  # noqa: S307 - the module's own test
+            except (NameError, AttributeError, TypeError, RuntimeError):
+                return None  # it reads more than the module's state
+            if held is not outcome:
+                return False
+        return True
+
+
+@functools.cache
+def served() -> dict[Any, Served]:
+    """Functions of PyTorch -> what serves them."""
+    return {f: s for family in families() if hasattr(family, "functions") for f, s in family.functions().items()}
+
+
+more: dict[Any, Served] = {}  # functions of other libraries -> what serves them (integrations add)
+registries: dict[int, Any] = {}  # id -> an object of another library whose readers are of interest (integrations add)
+served_calls: dict[type, Any] = {}  # a callable's class -> its served __call__
+
+
+def called(held: Any, *args: Any, **options: Any) -> Any:
+    """``held(*args, **options)``, by the served copy of its class's code where that is what it runs."""
+    served_call = served_calls.get(type(held))
+    return held(*args, **options) if served_call is None else served_call(held, *args, **options)
