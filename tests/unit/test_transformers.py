@@ -573,6 +573,17 @@ def test_what_cannot_be_ported_is_listed_and_left_whole() -> None:
     )
 
 
+def test_attention_that_one_forward_calls_twice_is_not_counted_as_one() -> None:
+    from transformers import DiffLlamaConfig
+
+    model = AutoModelForCausalLM.from_config(DiffLlamaConfig(**SMALL)).eval()
+    wanted, report = logits(model, tokens()), port(model)
+    with ferryman.trace() as traced:
+        found = logits(model, tokens())
+    assert served(traced, "attention") == 4 and "attention" in report.maybe() and "attention" not in report.calls()
+    assert relative(found, wanted) <= 2.0**-18
+
+
 def test_refusals_name_what_to_do() -> None:
     with pytest.raises(PortError, match="nothing in Sequential can be ported"):
         port(nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU6()))

@@ -29,7 +29,7 @@ class Rewritten:
     other libraries that they read. ``opaque``: methods that could not be read. ``products``: attributes whose result
     is multiplied, and that are no known activations. ``passed``: keywords of all calls in functions that read a
     registry. ``cut``: attributes whose cut result is served. ``alone``: norms that are also called
-    without an addition. ``repeats``: what a registry gives is called in a loop. ``learnt``: keywords of calls in
+    without an addition. ``repeats``: what a registry gives may be called twice. ``learnt``: keywords of calls in
     functions that read a registry, and places in calls of what it gave, whose value may need a gradient."""
 
     functions: dict[str, Any]
@@ -172,11 +172,30 @@ class ServedClass:
 
 
 def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:
-    """Whether a local that holds what a registry gave is called in a loop."""
+    """Whether a local that holds what a registry gave may be called twice: in a loop, or in two places of one path."""
     held = _given(tree, function)
-    loops = (n for n in ast.walk(tree) if isinstance(n, _LOOPS))
-    calls = (c for loop in loops for c in ast.walk(loop) if isinstance(c, ast.Call))
-    return any(isinstance(c.func, ast.Name) and c.func.id in held for c in calls)
+
+    def most(node: ast.AST) -> int:
+        if isinstance(node, ast.IfExp):
+            return most(node.test) + max(most(node.body), most(node.orelse))
+        lists = [value for _, value in ast.iter_fields(node) if isinstance(value, list)]
+        alone = [child for child in ast.iter_child_nodes(node) if not any(child in value for value in lists)]
+        found = sum(map(most, alone)) + sum(map(path, lists))
+        here = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in held
+        return (found + here) * (2 if isinstance(node, _LOOPS) else 1)
+
+    def path(nodes: list[ast.AST]) -> int:
+        """Of statements in turn, or the parts of an expression."""
+        for i, node in enumerate(nodes):
+            if isinstance(node, ast.If):
+                ends = isinstance(node.body[-1], ast.Return | ast.Raise)
+                rest = path(nodes[i + 1 :])
+                body, other = path([*node.body]), path([*node.orelse])
+                sides = max(body, other + rest) if ends else max(body, other) + rest
+                return sum(map(most, nodes[:i])) + most(node.test) + sides
+        return sum(most(n) for n in nodes if isinstance(n, ast.AST))
+
+    return most(tree) > 1
 
 
 def _learnt_in_calls(tree: ast.AST, function: types.FunctionType, serve: Serve) -> Iterator[str | int]:
