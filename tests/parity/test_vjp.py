@@ -13,7 +13,9 @@ from torch import Tensor
 import ferryman
 from ferryman.dispatch import plan, registry
 from ferryman.ops.menu import Implementation
+from ferryman.ops.primitive import Primitive
 from ferryman.porting.inputs.cases import as_tuple, cases_of
+from ferryman.porting.judging import vjp
 from ferryman.porting.judging.parity import check_cell
 from ferryman.porting.judging.results import Cell
 from tests.lines import serving
@@ -108,6 +110,34 @@ def test_what_raises_under_autograd_fails_and_what_does_not_apply_says_why() -> 
         case = next(c for c in cases_of(primitive) if c.name == name)
         gate = check_cell(primitive, serving(op, "torch"), case, torch.float32).gates["G7"]
         assert gate.outcome == "n/a" and text in (gate.reason or "")
+
+
+def test_a_saved_index_stays_an_integer_for_the_backwards_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a definition of a backward that raises is that cell's verdict: the other cells are still judged."""
+    op, seen, evaluate = registry.primitive("gate_topk"), set(), vjp._backward
+
+    def looked(backward: Primitive, given: dict[str, Any]) -> Any:
+        seen.add(given["topk_ids"].dtype)
+        return evaluate(backward, given)
+
+    calls: list[str] = []
+
+    def raises(backward: Primitive, given: dict[str, Any]) -> Any:
+        if calls:  # the first one is on the oracle's own outputs
+            raise IndexError("of the definition")
+        calls.append(backward.name)
+        return evaluate(backward, given)
+
+    case = next(c for c in cases_of(op) if not c.exact)
+    monkeypatch.setattr(vjp, "_backward", looked)
+    cell = check_cell(op, serving("gate_topk", "torch"), case, torch.float32)
+    assert cell.gates["G7"].outcome == "pass"
+    assert seen and not any(dtype.is_floating_point for dtype in seen)
+
+    monkeypatch.setattr(vjp, "_backward", raises)
+    monkeypatch.setattr(vjp, "PASSES", vjp.PASSES[:1])
+    cell = check_cell(op, serving("gate_topk", "torch"), case, torch.float32)
+    assert cell.verdict == "MISTRUSTED" and "IndexError: of the definition" in (cell.reason or "")
 
 
 def test_the_gradients_name_the_backward_that_ran() -> None:

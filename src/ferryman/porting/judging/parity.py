@@ -117,6 +117,9 @@ def check_cell(
         again.judge(runs.outputs, judged)
     except torch.OutOfMemoryError as error:
         return cell(verdict="NOT_RUN", reason=f"the comparison ran out of memory: {_line(error)}")
+    except Exception as error:  # noqa: BLE001 - the definition of a backward, or a bound, may be wrong; others are judged
+        why = "the comparison, by the definition of the op and of its backward and their bounds"
+        return cell(verdict="MISTRUSTED", reason=f"{why}, raised {type(error).__name__}: {_line(error)}")
     late = route.faults() + [fault for fault in mutation.faults(launcher) if fault not in runs.faults]
     if late:  # of the gates that ran the kernel again
         judged["gates"]["G5"] = Gate(outcome="fail", reason="; ".join(late))

@@ -349,11 +349,8 @@ def _allowed(
     prepared: Prepared, backward: Primitive, exact: Exact, outputs: tuple[Tensor, ...], declared: Declared
 ) -> tuple[Bound, ...]:
     """The backward's own bound on what it was given, and how far what it was given moves the gradient."""
-    saved = {
-        n: o.to(exact.analytic[0].device).double()
-        for n, o in _outputs(prepared.primitive, outputs).items()
-        if n in backward.names
-    }
+    returned = double([o.to(exact.analytic[0].device) for o in outputs])
+    saved = {n: o for n, o in _outputs(prepared.primitive, returned).items() if n in backward.names}
     analytic, terms = exact.analytic, exact.terms
     if terms is None:
         analytic = _analytic(backward, exact.given | saved)
