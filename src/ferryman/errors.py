@@ -6,7 +6,7 @@ Each message says what happened, the actual value against the required one, and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FerrymanError(Exception):
@@ -33,13 +33,14 @@ _LONGEST = 100  # characters of a name that a message shows
 
 
 class UnknownName(FerrymanError, LookupError):
-    """A name that is not in its catalogue; the message lists the nearest ones."""
+    """A name that is not in its catalogue; the message lists the nearest ones, and what was left out of it."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], left_out: Sequence[str] = ()) -> None:
         known = sorted(known)
         short = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}.."  # of a file, it may have any length
         near = difflib.get_close_matches(short.lower(), known, n=3, cutoff=0.5) or known[:12]
-        super().__init__(f"unknown {kind} {short!r}; nearest: {', '.join(near) or 'none'}")
+        missing = f"; left out, of other packages: {'; '.join(left_out)}" if left_out else ""
+        super().__init__(f"unknown {kind} {short!r}; nearest: {', '.join(near) or 'none'}{missing}")
         self.kind, self.name, self.nearest = kind, name, tuple(near)
 
 

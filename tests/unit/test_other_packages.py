@@ -137,10 +137,19 @@ def test_a_package_that_breaks_is_named_and_breaks_nothing(tmp_path: Path) -> No
 
 def test_doctor_lists_it(tmp_path: Path) -> None:
     install(tmp_path, "gathered_ops", {**GATHERED, "definition": "import no_such_module"})
+    wrong = {m: text.replace("gathered", "wrong") for m, text in GATHERED.items()}
+    dtype = '\nfrom ferryman.ops.primitive import Case, TensorSpec\nEVIDENCE = (Evidence("wrong", lambda: ('
+    dtype += 'Case("one", {"x": TensorSpec((2,), "float99")}),)),)\n'
+    kernels = {"evidence": wrong["evidence"] + dtype, "torch_kernels": "import not_here"}
+    install(tmp_path, "wrong_ops", {**wrong, **kernels})
     install(tmp_path, "no_backend", {}, "ferryman.backends", "no_backend:Nothing")
     install(tmp_path, "no_profiles", {}, "ferryman.device_profiles", "no_profiles:data")
     done = run(tmp_path, "-m", "ferryman", "doctor", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     found = {row["entry"]: row["reason"] for row in json.loads(done.stdout)["broken"]}
     assert found["ops gathered_ops"].endswith("No module named 'no_such_module'")
+    assert "unknown dtype of a TensorSpec 'float99'" in found["evidence wrong"]
+    assert found["kernels wrong torch"].endswith("No module named 'not_here'")
     assert "Nothing" in found["backend no_backend"] and "profiles no_profiles" in found
+    unknown = run(tmp_path, "-m", "ferryman", "check", "--op", "gathered")
+    assert unknown.returncode == 2 and "No module named 'no_such_module'" in unknown.stderr

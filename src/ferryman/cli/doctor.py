@@ -22,6 +22,7 @@ from ferryman.cli import output
 from ferryman.device_profiles import Profile, catalogue, loading
 from ferryman.dispatch import lockfile, registry
 from ferryman.errors import LockfileError, SettingError
+from ferryman.porting.inputs.cases import cases_of, dtype_of, specs_of
 from ferryman.porting.tune.check import check
 
 PACKAGES = (
@@ -75,7 +76,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everythin
     output.table(("setting", "value", "from"), [(s["variable"], s["value"], s["origin"]) for s in found["settings"]])
     if found["broken"]:
         output.say()
-        output.table(("left out, of another package", "because"), [tuple(b.values()) for b in found["broken"]])
+        output.table(("left out or wrong, of another package", "because"), [tuple(b.values()) for b in found["broken"]])
     if found["advice"]:
         output.say()
         for advice in found["advice"]:
@@ -151,7 +152,31 @@ def _backends(here: list[Profile]) -> list[dict[str, Any]]:
 def _broken() -> dict[str, str]:
     """What other packages would add and cannot; all of it is read to find out."""
     registry.evidences(), registry.backends(), catalogue()
-    return {**registry.broken(), **{f"profiles {name}": reason for name, reason in loading.broken().items()}}
+    profiles = {f"profiles {name}": reason for name, reason in loading.broken().items()}
+    return {**registry.broken(), **profiles, **_faults()}
+
+
+def _faults() -> dict[str, str]:
+    """What other packages' ops have and cannot be used: cases that cannot be made, kernels that cannot be imported."""
+    found = {}
+    vendors = {profile.vendor for profile in ferryman.devices()}
+    for op in registry.primitives().values():
+        if registry.family_of(op).ours:
+            continue
+        try:
+            for case in cases_of(op):
+                for spec in specs_of(case):
+                    dtype_of(spec, torch.float32)
+        except Exception as error:  # noqa: BLE001 - another package's code may raise anything
+            found[f"evidence {op.name}"] = f"{type(error).__name__}: {error}"
+        for line in registry.implementations(op.name):
+            if all(registry.probe(line.backend, vendor) for vendor in vendors):
+                continue  # without its toolchain it cannot be imported, which is no fault of the package
+            try:
+                registry.launcher(line)
+            except Exception as error:  # noqa: BLE001 - as above
+                found[f"kernels {op.name} {line.name}"] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def _choices(profile: Profile) -> dict[str, str | None]:

@@ -31,7 +31,7 @@ def new(
     written = write(kind, name, into)
     for path in written:
         output.say(str(path))
-    output.say(f"now: pip install {into / name}")
+    output.say(f"now: pip install {(into / name).resolve()}")  # a bare name would be an index's package
 
 
 def write(kind: str, name: str, into: Path) -> list[Path]:

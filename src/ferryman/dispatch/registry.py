@@ -263,7 +263,7 @@ def primitive(op: str | Callable[..., Any]) -> Primitive:
         return known
     found = _find(op) if isinstance(op, str) else None
     if found is None:
-        raise UnknownName("op", str(op), primitives())
+        raise UnknownName("op", str(op), primitives(), [f"{entry}: {reason}" for entry, reason in broken().items()])
     return found
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ferryman.dispatch import registry
 from ferryman.dispatch.registry import forward_of
+from ferryman.errors import UnknownName
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs.fills import DTYPES, Buffer, Draw, fill
 
@@ -87,6 +88,15 @@ def specs_of(case: Case) -> list[TensorSpec]:
     """The tensors of a case that are still to be made, those in lists too."""
     values = [v for a in case.args.values() for v in (a if isinstance(a, list | tuple) else (a,))]
     return [v for v in values if isinstance(v, TensorSpec)]
+
+
+def dtype_of(spec: TensorSpec, storage: torch.dtype) -> torch.dtype:
+    """A tensor's dtype where "storage" is ``storage``. Raises UnknownName."""
+    if spec.dtype == "storage":
+        return storage
+    if spec.dtype not in DTYPES:
+        raise UnknownName("dtype of a TensorSpec", spec.dtype, ("storage", *DTYPES))
+    return DTYPES[spec.dtype]
 
 
 def independent(case: Case) -> bool:
@@ -177,7 +187,7 @@ def _own(case: Case, primitive: Primitive, dtype: torch.dtype, seed: int, device
         if isinstance(value, list | tuple):
             return [made(f"{name}_{i}", one) for i, one in enumerate(value)]
         if isinstance(value, TensorSpec) and name not in buffers:
-            own = dtype if value.dtype == "storage" else DTYPES[value.dtype]
+            own = dtype_of(value, dtype)
             if name in making:
                 raise LookupError(f"{case.name}: the fills of {', '.join(making)} need each other's content")
             making.append(name)
