@@ -91,10 +91,12 @@ def test_the_triton_kernel_is_right_interpreted(op: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_knows_it(op: Path) -> None:
-    """check, bench, ops, explain and compile."""
+    """check, selftest, bench, ops, explain and compile."""
     check = run(op, "-m", "ferryman", "check", "--op", "bias_relu", "--backend", "torch", "--out", str(op / "out"))
     assert check.returncode == 0, check.stdout[-2000:] + check.stderr[-2000:]
     assert "bias_relu" in check.stdout and (op / "out").is_dir()
+    planted = run(op, "-m", "ferryman", "selftest", "--op", "bias_relu", "--backend", "torch", "--honest", "50")
+    assert planted.returncode == 0, planted.stdout[-2000:] + planted.stderr[-2000:]
     bench = run(op, "-m", "ferryman", "bench", "--op", "bias_relu", "--grid", "small", "--out", str(op / "bench"))
     assert bench.returncode == 0 and "bias_relu" in bench.stdout, bench.stdout[-2000:] + bench.stderr[-2000:]
     ops = run(op, "-m", "ferryman", "ops", "--op", "bias_relu", "--device", "mi300x")
