@@ -175,7 +175,7 @@ def _faults() -> dict[str, str]:
             try:
                 registry.launcher(line)
             except Exception as error:  # noqa: BLE001 - as above
-                found[f"kernels {op.name} {line.name}"] = f"{type(error).__name__}: {error}"
+                found[f"kernels {op.name} {line.name}"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return found
 
 
