@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ferryman.device_profiles import Profile
     from ferryman.dispatch import Explanation, Trace, explain, reload, strict, trace, use
-    from ferryman.porting.model.port import PortReport
+    from ferryman.porting.model.sites import PortReport
 
 __all__ = [
     "Explanation",

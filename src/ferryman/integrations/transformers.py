@@ -25,8 +25,9 @@ from ferryman.ops.attention.definition import MAX_HEAD_DIM
 from ferryman.porting.model import blocks, branches, rewrite, routines
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
-from ferryman.porting.model.port import Left, PortReport, Site, port, register, unport
+from ferryman.porting.model.port import port, register, unport
 from ferryman.porting.model.results import ModelResult
+from ferryman.porting.model.sites import Left, PortReport, Site
 
 __all__ = ["Left", "PortReport", "Site", "check_model", "is_ported", "port", "unport", "watch"]
 

@@ -27,7 +27,8 @@ from ferryman.device_profiles.roofline import floor_seconds
 from ferryman.dispatch import explain
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import values
-from ferryman.porting.model.port import STATE, port, unport
+from ferryman.porting.model.port import port, unport
+from ferryman.porting.model.survey import STATE
 
 # Ops that move no data: they make a view, or ask for something. Anything that returns an alias of its argument is one.
 _FREE = {

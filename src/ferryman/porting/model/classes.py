@@ -27,6 +27,10 @@ class Recipe:
     norms: frozenset[str] = frozenset()
     callables: rewrite.Callables = frozenset()
 
+    def served(self, original: Any) -> rewrite.Rewritten:
+        """A class's methods with their served calls."""
+        return rewrite.rewritten(original, self.gates, self.cuts, self.norms, self.callables)
+
     def __hash__(self) -> int:
         role = None if self.role is None else (self.role.expression, self.role.guards)
         return hash((role, self.gates, self.gate is None, self.cuts, self.norms, self.callables))
@@ -50,7 +54,7 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         "ferryman_recipe": recipe,
     }
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
-        own |= rewrite.rewritten(original, recipe.gates, recipe.cuts, recipe.norms, recipe.callables).functions
+        own |= recipe.served(original).functions
     if recipe.role is not None:
         own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
         if recipe.role.state:

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from ferryman.dispatch import trace
 from ferryman.porting.model import exact as model_exact
 from ferryman.porting.model.first import Divergence, first_divergence, moved
-from ferryman.porting.model.port import PortReport, port, unport
+from ferryman.porting.model.port import port, unport
 from ferryman.porting.model.results import AMPLITUDE, SEEDS
+from ferryman.porting.model.sites import PortReport
 
 Run = Callable[[nn.Module], Any]
 # The norm of many elements is about the same in every draw; the largest of three draws of one number is below half of

@@ -1,0 +1,187 @@
+"""Which modules of a model are ported, and how: a recipe for each, or why it stays. Nothing is changed."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ferryman.errors import PortError
+from ferryman.ops.recognition import Gate
+from ferryman.porting.model import blocks, cuts, recognise, rewrite, source
+from ferryman.porting.model.branches import trusted
+from ferryman.porting.model.classes import Recipe, is_ported
+from ferryman.porting.model.recognise import Refusal, Role
+from ferryman.porting.model.sites import Left
+
+STATE = "_ferryman_port"
+
+
+def survey(model: nn.Module) -> tuple[dict[str, Recipe], list[Left]]:
+    """({path: recipe} of what can be ported, what cannot). Raises PortError where a part is ported already."""
+    recipes: dict[str, Recipe] = {}
+    left: list[Left] = []
+    known: dict[int, Gate] = {}
+    modules = list(model.named_modules())
+    for path, module in modules:
+        if is_ported(module) or STATE in module.__dict__:
+            raise PortError(
+                f"{path or type(module).__name__}: ported already, alone or with a larger model; unport that one first"
+            )
+        if "forward" not in module.__dict__ and _plain(module) is None and not _hooked(module):
+            gate = recognise.gate_of(module)
+            if gate is not None:
+                known[id(module)] = gate
+    # an activation that a product takes is part of a gated op; any other has a role of its own
+    taken = {i for _, module in modules for i in _multiplied(module, known)}
+    known = {i: gate for i, gate in known.items() if i in taken}
+    norms = {id(module) for _, module in modules if _takes_addition(module)}
+    for path, module in modules:
+        recipe, reason = _recipe(module, known, norms)
+        if recipe is not None:
+            recipes[path] = recipe
+        if reason is not None:
+            left.append(Left(path, type(module).__name__, reason))
+    cut = {
+        f"{path}.{name}".lstrip(".")
+        for path, recipe in recipes.items()
+        if recipe.cuts
+        for name in recipe.served(type(model.get_submodule(path))).cut
+    }
+    return recipes, [item for item in left if item.path not in cut]  # the parent's code serves it
+
+
+def _takes_addition(module: nn.Module) -> bool:
+    if "forward" in module.__dict__ or _plain(module) is not None or _hooked(module) or _bare(module):
+        return False
+    role = recognise.role_of(module)
+    return isinstance(role, Role) and bool(role.added)
+
+
+def _bare(module: nn.Module) -> bool:
+    """A container, or code that is no Python."""
+    return type(module).forward is nn.Module.forward or isinstance(module, torch.jit.ScriptModule)
+
+
+def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple[Recipe | None, str | None]:
+    """(how a module is ported or None, why it, or a part of it, stays or None)."""
+    if "forward" in module.__dict__:
+        return None, "its forward was replaced on the instance (accelerate's hooks and the kernels hub do so)"
+    odd = _plain(module)
+    if odd is not None:
+        return None, odd
+    if _bare(module):
+        return None, None
+    gates, norms, reason = _named(module, known), _named(module, added), None
+    if id(module) in known:
+        return Recipe(gate=known[id(module)]), None
+    role = recognise.role_of(module)
+    if not isinstance(role, Role):
+        role = blocks.role_of(module) or role
+    if isinstance(role, Role):
+        if role.gradient:
+            return Recipe(role), None
+        return Recipe(role, gates, cuts=_cuts(module), norms=norms, callables=_callables(module)), None
+    if isinstance(role, Refusal) and _holds(module):
+        reason = role.reason
+    cut, held = _cuts(module), _callables(module)
+    made = rewrite.rewritten(type(module), gates, cut, norms, held)
+    if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
+        return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
+    ungated = _ungated(module, made.products) or _replaced(made)
+    if made.functions or made.interfaces:
+        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut, norms=norms, callables=held), ungated
+    if made.opaque:
+        reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
+    if reason is None and ungated is None and _holds(module):
+        reason = "no op of the day computes it"
+    return None, reason or ungated
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether a checkpoint has tensors of the module's own: parameters, or buffers such as quantised weights."""
+    kept = (b for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set)
+    return any(t is not None for t in (*module._parameters.values(), *kept))
+
+
+def _multiplied(module: nn.Module, known: dict[int, Gate]) -> Iterator[int]:
+    """The ids of known activations whose result a module's forward multiplies."""
+    if "forward" in module.__dict__ or _plain(module) is not None or type(module).forward is nn.Module.forward:
+        return
+    for use in rewrite.rewritten(type(module), _named(module, known)).uses:
+        if use.gate:
+            yield id(module.get_submodule(use.gate))
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _ungated(module: nn.Module, products: frozenset[str]) -> str | None:
+    """Why a product with an activation of no tensors stays two ops."""
+    for path in sorted(products):
+        held: Any = module
+        for name in path.split("."):
+            held = getattr(held, name, None)
+        if isinstance(held, nn.Module) and not any(True for _ in held.parameters()) and not list(held.buffers()):
+            if _hooked(held):
+                return f"{path} has a hook, which a gated activation would not run"
+            return f"its activation {path} is {type(held).__name__}, and no gated op has it"
+    return None
+
+
+def _replaced(made: rewrite.Rewritten) -> str | None:
+    """Why a function that a module's code calls is not served."""
+    for use in made.uses:
+        if use.through is not None and not source.untouched(use.through):
+            return f"the {use.op or 'function'} that it calls is a module, whose forward was replaced on the instance"
+    return None
+
+
+def _plain(module: nn.Module) -> str | None:
+    """Why a module's own tensors are no plain ones."""
+    for name, p in [*module._parameters.items(), *module._buffers.items()]:
+        if p is not None and type(p) not in (Tensor, nn.Parameter, nn.Buffer) and not _is_fake(p):
+            return f"its {name} is a {type(p).__name__}, not a plain tensor"
+    return None
+
+
+def _is_fake(p: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(p, FakeTensor) or type(p).__name__ == "Parameter"
+
+
+def _named(module: nn.Module, known: Collection[int]) -> frozenset[str]:
+    """Attributes, at most two deep, that are known by their ids."""
+    found = set()
+    for name, child in module.named_modules():
+        if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", name):
+            found.add(name)
+    return frozenset(found)
+
+
+def _cuts(module: nn.Module) -> rewrite.Cuts:
+    """Children whose result, cut to the length of what they are given, is known."""
+    found = set()
+    for name, child in module.named_children():
+        if name.isidentifier() and _plain(child) is None:
+            shown = cuts.shown_of(child)
+            if shown is not None:
+                found.add((name, shown))
+    return frozenset(found)
+
+
+def _callables(module: nn.Module) -> rewrite.Callables:
+    """Attributes that are objects of a class with a __call__ of its own, and no modules, tensors or functions."""
+    return frozenset(
+        (name, type(held))
+        for name, held in vars(module).items()
+        if name.isidentifier() and isinstance(getattr(type(held), "__call__", None), types.FunctionType)  # noqa: B004
+    )
