@@ -1,25 +1,15 @@
 """From a call to a launch: one dictionary look-up when the call was seen before, selection when it was not.
 
-For each op a function with the op's own parameters is generated, so that CPython binds the arguments and a key is one
-tuple display. The full key (`cold`) holds every fact that a clause can read: each tensor's class, dtype, device, shape,
-contiguity or strides, each scalar, whether a gradient is needed, the request, and the extra facts (alignment, tf32,
-determinism) of those clauses that read them. Reading so many attributes from Python takes 1.2 us for three tensors, so
-in front of it stands a brief key whose entry is confirmed by Dynamo's own C++ tensor guard (0.2 us), which compares
-the same facts and the thread's dispatch keys: modes, functorch, autocast and inference are seen by it too; whether
-gradients are enabled is not, and stands in the brief key.
-
-A plan that is used again and again on an accelerator replaces the launcher by its replay (`backends.replay`), where the
-menu line says that it can.
+The look-up is a function that is generated for each op (`resolver`). A plan that is used again and again on an
+accelerator replaces the launcher by its replay (`backends.replay`), where the menu line says that it can.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +19,7 @@ from torch.autograd import forward_ad
 from ferryman.backends import redirect, replay
 from ferryman.backends.precision import float32_precision
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import declared, lockfile, registry, scalars, select, state, torch_library, traced
+from ferryman.dispatch import declared, lockfile, registry, resolver, scalars, select, state, torch_library, traced
 from ferryman.dispatch.gradient import Plan, Recipe, runner_under_autograd
 from ferryman.errors import ArgumentError, CompileError, QuarantineWarning, StrictModeError, Unsupported
 from ferryman.ops.menu import Implementation
@@ -47,62 +37,6 @@ _Plan = tuple[Callable[..., Any], Any, Implementation]  # what runs, its last ar
 _all_plans: list[dict[Any, Any]] = []
 _lock = threading.Lock()
 _generation = 0  # raised whenever plans are dropped: a choice that began before is not kept
-_FACTS = "{x}.__class__, {x}.dtype, {x}.device, {x}.shape, {x}.is_contiguous() or {x}.stride(), "
-_FACTS += "keys_of({x}).raw_repr()"  # a bit that says "negative" is one of them
-
-_TEMPLATE = """
-def resolve({params}):
-    if is_dynamo_compiling():
-        return compiled({args})
-{hot}
-
-def cold({params}):
-    if dispatch_modes() or functorch_level() is not None{autocast} or forward_ad._current_level >= 0:
-        return library({args})
-    try:
-{lines}
-        key = ({key})
-        run, extra, line = plan = plans[key]
-    except KEY_ERRORS:
-        return slow({args})
-{warm}{bump}    try:
-        return run({args}, extra)
-    except CompileError as error:
-        return recover(error, line, {args})
-
-def undifferentiated({params}):
-    try:
-{lines_plain}
-        run, extra, line = below[{key}]
-    except KEY_ERRORS:
-        return slow_plain({args})
-{bump}    try:
-        return run({args}, extra)
-    except CompileError as error:
-        return recover_plain(error, line, {args})
-"""
-# A guard takes tensors, and no lists of them: an op that has such a list goes by the full key.
-_HOT = """    try:
-        brief = ({brief})
-        check, run, extra, line = hot[brief]
-        same = check({guarded})
-        if not same:
-            check, run, extra, line = second[brief]
-            same = check({guarded})
-    except KEY_ERRORS:
-        return cold({args})
-    if not same:
-        return cold({args})
-{bump}    try:
-        return run({args}, extra)
-    except CompileError as error:
-        return recover(error, line, {args})
-"""
-_EXTRA = {
-    "aligned": "{arg}.data_ptr() % 16 == 0",
-    "tf32": "float32_precision()",
-    "deterministic": "deterministic()",
-}
 
 
 @dataclasses.dataclass(eq=False)
@@ -131,7 +65,7 @@ class Op:
         self.rebuilds: dict[Any, int] = {}
         _all_plans.extend((self.plans, self.below, self.hot, self.second, self.rebuilds))
         self.recipe = Recipe.of(op)
-        self.guarded = guarded(op)
+        self.guarded = resolver.guarded(op)
         self.again = self._again  # one object, which plans are compared with
         # In the namespace of the op's own function, whose code is then replaced: one Python frame less (50 ns).
         if op.mutates:
@@ -165,14 +99,14 @@ class Op:
             "recover_plain": lambda error, line, *args: self.recover(error, line, args, differentiate=False),
         }
         entry = namespace[op.name]
-        exec(compile(_source(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
+        exec(compile(resolver.source_of(op), f"<ferryman dispatch {op.name}>", "exec"), namespace)  # noqa: S102
         self.resolve: Callable[..., Any] = namespace["resolve"]
         self.undifferentiated: Callable[..., Any] = namespace["undifferentiated"]
         entry.__code__ = self.resolve.__code__
         namespace["_resolve"] = self.resolve
         if "_resolve_first" in namespace:
             namespace["_resolve_first"] = traced.first(op, self.resolve)
-        self._key: Callable[..., Any] = _key_function(op, namespace)
+        self._key: Callable[..., Any] = resolver.key_function(op, namespace)
         self._library = library
 
     def warm(self, key: Any, plan: _Plan, brief: Any, *tensors: Tensor) -> None:
@@ -338,11 +272,6 @@ class Op:
         return value
 
 
-def guarded(op: Primitive) -> bool:
-    """Whether Dynamo's guard can tell an op's calls apart: it has a tensor, and no list of tensors."""
-    return [op.types[name] for name in op.tensors[:1]] == ["Tensor"] and "Tensor[]" not in op.types.values()
-
-
 def drop_plans() -> None:
     """Forget every choice: settings, quarantine, lockfile or registry changed."""
     global _generation
@@ -350,131 +279,6 @@ def drop_plans() -> None:
         _generation += 1
         for plans in _all_plans:
             plans.clear()
-
-
-def _key_parts(op: Primitive) -> tuple[list[str], list[str], str]:
-    """(statements, key expressions, expression for "a gradient is needed")."""
-    lines, key = [], ["current()"]
-    for name in op.names:
-        if not op.types[name].startswith("Tensor"):
-            key += _scalar(op, name)
-            continue
-        if op.types[name] == "Tensor[]":
-            key.append(f"tuple([({_FACTS.format(x='one')}, one.requires_grad) for one in {name}])")
-            continue
-        facts = _FACTS.format(x=name)
-        if op.types[name] == "Tensor?":
-            lines.append(f"k_{name} = None if {name} is None else ({facts})")
-            key.append(f"k_{name}")
-        else:
-            key.append(facts)
-    key += _extra_facts(op)
-    if op.lists:
-        key.append("grad_enabled()")  # a list's tensor that asks for a gradient is refused
-    wanted = {name for shared in op.gradient.owners for name in shared}
-    needs: list[str] = []
-    fixed: list[str] = []
-    for name in op.tensors:
-        test = f"{name}.requires_grad"
-        if op.types[name] == "Tensor?":
-            test = f"({name} is not None and {test})"
-        (needs if name in wanted or op.gradient.backward is None else fixed).append(test)
-    needed = f"grad_enabled() and ({' or '.join(needs + fixed) or 'False'})"
-    for test in fixed if op.gradient.backward else ():
-        key.append(f"needs and {test}")
-    if any(line.differentiable for line in registry.implementations(op.name)):
-        key += needs  # what would run the backward depends on which gradients it gives
-    key.append("needs")
-    return lines, key, needed
-
-
-def _scalar(op: Primitive, name: str) -> list[str]:
-    """A scalar's part of a key, with a number's type: 1, 1.0 and True are equal. (``type(x)`` takes 7 ns more.) A list
-    of numbers is a tuple."""
-    kind = op.types[name]
-    if name in op.lists:
-        made = f"tuple([(one, one.__class__) for one in {name}])"
-        return [f"{name} and {made}" if kind.endswith("?") else made]
-    return [name] if kind.removesuffix("?") in ("str", "ScalarType") else [name, f"{name}.__class__"]
-
-
-def _extra_facts(op: Primitive) -> list[str]:
-    """Expressions of the facts that no tensor's metadata gives, as far as the op's menu reads them."""
-    menu = registry.implementations(op.name)
-    found = []
-    read = {fact for line in menu for fact in (*line.reads, *(f for clause in line.when for f in clause.facts))}
-    for fact in sorted(read):
-        aligned = re.fullmatch(r"(\w+)\.aligned", fact)
-        if aligned:
-            found.append(_EXTRA["aligned"].format(arg=aligned[1]))
-        elif fact in _EXTRA:
-            found.append(_EXTRA[fact])
-    if not all(line.deterministic for line in menu):
-        found.append("deterministic()")
-    return found
-
-
-def _source(op: Primitive) -> str:
-    lines, key, needed = _key_parts(op)
-    names = ", ".join(op.names)
-    plain = [*lines, "needs = False"]
-    lines = [*lines, f"needs = {needed}"]
-    extra = _extra_facts(op)
-    # what autograd kept of an argument is no longer what it was: PyTorch counts that in the tensor's version
-    bump = f"    bump(({', '.join(op.mutates)},))\n" if op.mutates else ""
-    # an op that autocast leaves alone is not sent to the library for it, where a mutating one works on a copy
-    autocast = "" if op.mutates and op.autocast is None else " or autocast()"
-    hot, warm = f"    return cold({names})", ""
-    if guarded(op):
-        brief, tensors = _brief(op, op.names, extra)
-        hot = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
-        warm = f"    warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})\n"
-    if guarded(op) and op.added:  # a call of before costs what it did
-        left_out = " and ".join(f"{name} is _default_{name}" for name in op.added)
-        brief, tensors = _brief(op, op.names[: -len(op.added)], extra)
-        short = _HOT.format(brief=", ".join(brief), guarded=", ".join(tensors), args=names, bump=bump)
-        hot = f"    if {left_out}:\n{textwrap.indent(short, '    ')}\n{hot}"
-        short = f"warm(key, plan, ({', '.join(brief)}), {', '.join(tensors)})"
-        warm = f"    if {left_out}:\n        {short}\n    else:\n    {warm}"
-    return _TEMPLATE.format(
-        bump=bump,
-        autocast=autocast,
-        params=names,
-        args=names,
-        key=", ".join(key),
-        hot=hot,
-        warm=warm,
-        lines="\n".join(f"        {line}" for line in lines),
-        lines_plain="\n".join(f"        {line}" for line in plain),
-    )
-
-
-def _brief(op: Primitive, names: Sequence[str], extra: list[str]) -> tuple[list[str], list[str]]:
-    """(expressions of the brief key of these arguments, tensors that the guard compares)."""
-    given = [part for name in names if not op.types[name].startswith("Tensor") for part in _scalar(op, name)]
-    # The guard compares requires_grad, and not whether gradients are enabled. A model calls an op with one x and
-    # weights of several shapes in turn: by both shapes each has an entry of its own.
-    shapes = [f"{name}.shape" for name in op.tensors[:2] if op.types[name] == "Tensor"]
-    brief = ["current()", "grad_enabled()", "forward_ad._current_level", *shapes, *given, *extra]
-    guarded: list[str] = []
-    for i, name in enumerate(name for name in op.tensors if name in names):
-        # A guard takes tensors only, each once: a stand-in for one that is absent, or is an earlier argument again.
-        other = [f"{name} is None"] if op.types[name] == "Tensor?" else []
-        if op.gradient.backward is not None and op.types[name] == "Tensor":
-            other += [f"{name} is {earlier}" for earlier in op.tensors[:i] if op.types[earlier] == "Tensor"]
-        brief += other
-        guarded.append(f"no_{name} if {' or '.join(other)} else {name}" if other else name)
-    return brief, guarded
-
-
-def _key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """The key alone, for `slow` to store under: the same expressions as the fast path's."""
-    lines, key, _ = _key_parts(op)
-    body = "".join(f"    {line}\n" for line in lines)
-    source = f"def key_of({', '.join(op.names)}, needs):\n{body}    return ({', '.join(key)})\n"
-    exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
-    made: Callable[..., Any] = namespace["key_of"]
-    return made
 
 
 _ops: dict[str, Op] = {}
