@@ -516,6 +516,19 @@ def test_layers_of_the_kernels_hub(hub: type[Hub]) -> None:
         assert torch.equal(passed(model)[0], replaced)
 
 
+def test_a_ported_model_is_freed_with_all_its_tensors() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**SMALL, "hidden_size": 80, "vocab_size": 103})  # sizes of no other test: proven here
+    model = AutoModelForCausalLM.from_config(config).eval()
+    port(model)
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    kept = {name: weakref.ref(held) for name, held in (*model.named_modules(), *model.named_parameters())}
+    del model
+    gc.collect()
+    assert not [name for name, held in kept.items() if held() is not None]
+
+
 def test_a_ported_model_is_freed_and_with_its_class_what_stands_in_its_code() -> None:
     model = hub_model(Hub())
     port(model)

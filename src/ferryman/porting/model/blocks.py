@@ -29,7 +29,6 @@ registries: dict[int, Any] = {}  # id -> a library's registry of implementations
 _CLOSE = 2.0**-10
 _NARROW_SEEDS = 3
 _roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
-_keep: list[Any] = []  # what keys name by id must not be freed
 
 
 def role_of(module: nn.Module) -> Role | Refusal | None:
@@ -54,7 +53,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
             if layers:
                 _roles[key] = _role_of(module, block, parameters, layers, tuple(children))
                 break
-        _keep.append(module.__dict__.copy())
+        recognise.keep_state(module)
     return _roles[key]
 
 

@@ -54,7 +54,6 @@ class Shown:
 
 
 _shown: dict[tuple[Any, ...], Shown | None] = {}
-_keep: list[Any] = []  # what keys name by id must not be freed
 
 
 def shown_of(module: nn.Module) -> Shown | None:
@@ -67,7 +66,7 @@ def shown_of(module: nn.Module) -> Shown | None:
     key = recognise.state_of(module)
     if key not in _shown:
         _shown[key] = _shown_of(module, {n: tuple(p.shape) for n, p in held.items()})
-        _keep.append(module.__dict__.copy())
+        recognise.keep_state(module)
     return _shown[key]
 
 

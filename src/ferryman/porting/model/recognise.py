@@ -129,14 +129,25 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
             return value
         return f"{type(value).__qualname__} at {id(value)}"
 
-    own = [(n, plain(v)) for n, v in vars(module).items() if not n.startswith("_") and n != "training"]
+    own = [(n, plain(v)) for n, v in _settings(module)]
     tensors = [
         (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers) for n, p in held.items()
     ]
     return (type(module), tuple(own), tuple(tensors))
 
 
+def _settings(module: nn.Module) -> list[tuple[str, Any]]:
+    return [(n, v) for n, v in vars(module).items() if not n.startswith("_") and n != "training"]
+
+
 _roles: dict[tuple[Any, ...], Role | Refusal] = {}
+_kept: list[Any] = []
+
+
+def keep_state(module: nn.Module) -> None:
+    """What `state_of` names by its id must not be freed: another object could get the number. Its tensors are not."""
+    plain = bool | int | float | str | None | torch.dtype
+    _kept.extend(value for _, value in _settings(module) if not isinstance(value, plain))
 
 
 def role_of(module: nn.Module) -> Role | Refusal | None:
@@ -147,11 +158,8 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
         if found is None:
             return None
         _roles[key] = found
-        _keep.append(module.__dict__.copy())
+        keep_state(module)
     return _roles[key]
-
-
-_keep: list[Any] = []  # what keys name by id must not be freed: another object could get the number
 
 
 def _role_of(module: nn.Module) -> Role | Refusal | None:
@@ -441,7 +449,8 @@ def gate_of(activation: Any) -> Gate | None:
     key = state_of(activation) if module else activation
     if key not in _gates:
         _gates[key] = _gate_of(activation, module)
-        _keep.append(activation)
+        if module:
+            keep_state(activation)
     return _gates[key]
 
 
