@@ -11,6 +11,7 @@ import pytest
 
 from ferryman.porting.ci import commands, evidence, expected
 from ferryman.porting.ci import matrix as matrices
+from ferryman.porting.ci.junit import junit as read_junit
 from ferryman.porting.ci.merged import Merged
 from ferryman.porting.judging import results
 from tests.unit.ci_world import JUNIT, MATRIX, World, ago, codes, digest, state
@@ -372,9 +373,9 @@ def test_declarations_are_refused_in_every_encoding(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     path.write_bytes(UTF16.encode("utf-16"))
     with pytest.raises(results.ResultError, match="declares a document type"):
-        evidence.junit(path)
+        read_junit(path)
     path.write_bytes(JUNIT.encode("utf-16"))
-    assert [case.id for case in evidence.junit(path)[0]] == ["suite::a", "suite::b"]
+    assert [case.id for case in read_junit(path)[0]] == ["suite::a", "suite::b"]
 
 
 def test_rows_that_differ_by_case_alone_are_one_folder_on_some_machines(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ferryman.porting.bench.document import load as load_bench
 from ferryman.porting.ci import commands, perf, provenance, signing
 from ferryman.porting.ci import record as records
 from ferryman.porting.ci.changes import Tree
-from ferryman.porting.ci.evidence import junit
+from ferryman.porting.ci.junit import junit
 from ferryman.porting.ci.matrix import Matrix, MatrixError, Row
 from ferryman.porting.ci.record import Case, Device, Record
 from ferryman.porting.fingerprint import verify

@@ -21,6 +21,7 @@ from ferryman.ops.recognition import Block, Definitions, Layer, compiled, famili
 from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import Test, Trace, Unproven, follow_module
 from ferryman.porting.model.exact import Widened
+from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
 from ferryman.porting.model.proof import Proof, flat, prove
 from ferryman.porting.model.recognise import Refusal, Role
 
@@ -41,7 +42,7 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
         return None
     tensors = {n: tuple(p.shape) for n, p in held.items()}
     key = (
-        recognise.state_of(module),
+        state_of(module),
         tuple(tensors.items()),
         tuple((n, gate.op, gate.extra) for n, gate in children.items() if gate is not None),
     )
@@ -53,13 +54,13 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
             if layers:
                 _roles[key] = _role_of(module, block, parameters, layers, tuple(children))
                 break
-        recognise.keep_state(module)
+        keep_state(module)
     return _roles[key]
 
 
 def _parameters(kind: Any) -> Iterator[tuple[str, ...]]:
     """The names of the inputs that a forward requires, and those with the ones that are None where left out."""
-    required = recognise.inputs_of(kind)
+    required = inputs_of(kind)
     yield required
     rest = list(inspect.signature(kind.forward).parameters.values())[1 + len(required) :]
     if rest and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is None for p in rest):
@@ -110,9 +111,9 @@ def _role_of(
                 guards = tuple(trace.guards(never=runs.never))
             except Unproven as error:
                 return Refusal(str(error))
-            if len(recognise.inputs_of(type(module))) < block.inputs and not runs.refuses_less():
+            if len(inputs_of(type(module))) < block.inputs and not runs.refuses_less():
                 return Refusal("its forward also does without an input that the op requires")
-            role = _role(block, parameters, layer, proof, guards, recognise.digest_of(type(module)))
+            role = _role(block, parameters, layer, proof, guards, digest_of(type(module)))
             return role.on(module) if isinstance(role, Role) else role
         if proof.distance is not None and (nearest is None or proof.distance < nearest[0]):
             nearest = (proof.distance, f"not {layer.op}, which is nearest: {proof.reason}")
@@ -238,7 +239,7 @@ class _Runs:
 
     def refuses_less(self) -> bool:
         """Whether the block raises without the inputs that its forward says may be left out."""
-        count = len(recognise.inputs_of(type(self.module)))
+        count = len(inputs_of(type(self.module)))
         try:
             with torch.no_grad(), Widened(torch.float64):
                 self(False, count, *self.layer.draw(0)[:count], *self.tensors)

@@ -8,7 +8,6 @@ graph (`modes`). Limits come from the floor (`measure`, `results`), and from not
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from ferryman.dispatch import trace
 from ferryman.errors import ArgumentError
 from ferryman.porting.model import config as model_config
 from ferryman.porting.model import exact, measure, modes
+from ferryman.porting.model.floor import Floor
 from ferryman.porting.model.modules import Bench
 from ferryman.porting.model.replay import twin, unwatched
 from ferryman.porting.model.results import (
@@ -33,7 +33,6 @@ from ferryman.porting.model.results import (
     FLOOR_MEANING,
     LIMITS_MEANING,
     MODULES_MEANING,
-    SEEDS,
     Calls,
     Greedy,
     LayerErrors,
@@ -135,7 +134,7 @@ def _check(
     greedy = measure.generate(built, prompt, steps)
     wanted_gradients = measure.gradients(built, prompt) if backward else None
     told("floor")
-    floor = _Floor(built, prompt, steps, free, alone, wanted_gradients)
+    floor = Floor(built, prompt, steps, free, alone, wanted_gradients)
 
     report = porter.port(built)
     try:
@@ -224,7 +223,7 @@ def _examine(
     porter: Porter,
     prompt: Tensor,
     backward: bool,
-    floor: _Floor,
+    floor: Floor,
     unported: Tensor,
     ported: Tensor,
     run_modes: bool,
@@ -298,81 +297,7 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found  # type: ignore[return-value]
 
 
-class _Floor:
-    """What one ulp does to the unported model, in every measure."""
-
-    def __init__(
-        self,
-        model: Any,
-        prompt: Tensor,
-        steps: int,
-        free: measure.Observation,
-        alone: measure.Observation,
-        reference: dict[str, Tensor] | None,
-    ) -> None:
-        self.accumulated = [0.0] * len(free.outputs)
-        self.alone = [0.0] * len(free.outputs)
-        self.worst = [0.0] * len(free.outputs)
-        biases: list[list[float]] = []
-        self.kl, self.disagreements, self.largest = 0.0, 0, 0.0
-        self.slopes: dict[str, float] = {}
-        self.reference = reference
-        for seed in SEEDS:
-            seen = measure.observe(model, prompt, seed=seed)
-            fed = measure.observe(model, prompt, feed=free.inputs, seed=seed)
-            self.accumulated = _larger(measure.relative, self.accumulated, seen.outputs, free.outputs)
-            self.alone = _larger(measure.relative, self.alone, fed.outputs, alone.outputs)
-            self.worst = _larger(measure.worst_row, self.worst, fed.outputs, alone.outputs)
-            biases.append([measure.slope(f, w) for f, w in zip(fed.outputs, alone.outputs, strict=True)])
-            distance = measure.logit_distance(free.logits, seen.logits)
-            self.kl = max(self.kl, distance.kl)
-            self.disagreements = max(self.disagreements, distance.disagreements)
-            self.largest = max(self.largest, distance.largest)
-            if reference is not None:
-                slopes = measure.gradients(model, prompt, seed=seed)
-                for group, error in measure.gradient_errors(reference, slopes).items():
-                    self.slopes[group] = max(self.slopes.get(group, 0.0), error)
-        # Three draws alone would underestimate it now and then; independent errors give the other.
-        self.bias = [
-            max(math.sqrt(sum(b * b for b in drawn) / len(drawn)), error / math.sqrt(out.numel()))
-            for drawn, error, out in zip(zip(*biases, strict=True), self.alone, alone.outputs, strict=True)
-        ]
-        self.spoken = measure.generate(model, prompt, steps, seed=SEEDS[0])
-
-    def logit_measures(
-        self, found: measure.LogitDistance, tokens: int, own: measure.LogitDistance | None = None
-    ) -> list[Measure]:
-        """``own``: the unported model's distance from what is compared with, if that is not the unported model."""
-        held = own or measure.LogitDistance(0.0, 0, 0.0)
-        differing = max(self.disagreements, held.disagreements)
-        expected = AMPLITUDE * differing
-        allowed = expected + 3 * math.sqrt(expected + 1)
-        return [
-            limited("KL divergence", found.kl, max(self.kl, held.kl), AMPLITUDE**2),
-            Measure(
-                name="top-1 disagreement",
-                value=found.disagreements / tokens,
-                floor=differing / tokens,
-                limit=allowed / tokens,
-                ok=found.disagreements <= allowed,
-            ),
-            limited("largest logit change", found.largest, max(self.largest, held.largest)),
-        ]
-
-    def gradient_measures(self, slopes: dict[str, Tensor]) -> list[Measure]:
-        if self.reference is None:
-            return []
-        errors = measure.gradient_errors(self.reference, slopes)
-        return [limited(group, error, self.slopes[group]) for group, error in errors.items()]
-
-
-def _larger(
-    error: Callable[[Tensor, Tensor], float], before: list[float], found: list[Tensor], wanted: list[Tensor]
-) -> list[float]:
-    return [max(b, error(f, w)) for b, f, w in zip(before, found, wanted, strict=True)]
-
-
-def _greedy(reference: measure.Generated, found: measure.Generated, floor: _Floor, steps: int) -> Greedy:
+def _greedy(reference: measure.Generated, found: measure.Generated, floor: Floor, steps: int) -> Greedy:
     parted = measure.divergences(reference, found)
     sequences = reference.tokens.shape[0]
     limit = 2 * AMPLITUDE * floor.largest

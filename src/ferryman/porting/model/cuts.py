@@ -20,6 +20,7 @@ from ferryman.ops import recognition
 from ferryman.ops.recognition import Definitions, compiled, families
 from ferryman.porting.model import recognise, source
 from ferryman.porting.model.branches import Trace, Unproven, follow_module
+from ferryman.porting.model.leaf import inputs_of, keep_state, state_of
 from ferryman.porting.model.proof import Proof, drawn, prove
 
 _DEFINITIONS = Definitions()
@@ -63,16 +64,16 @@ def shown_of(module: nn.Module) -> Shown | None:
         return None
     if "forward" in module.__dict__ or not all(p.is_floating_point() for p in held.values()):
         return None
-    key = recognise.state_of(module)
+    key = state_of(module)
     if key not in _shown:
         _shown[key] = _shown_of(module, {n: tuple(p.shape) for n, p in held.items()})
-        recognise.keep_state(module)
+        keep_state(module)
     return _shown[key]
 
 
 def _shown_of(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> Shown | None:
     candidates = [c for f in families() if hasattr(f, "cuts") for c in f.cuts(shapes)]
-    if not candidates or len(recognise.inputs_of(type(module))) != 1:
+    if not candidates or len(inputs_of(type(module))) != 1:
         return None
     trace = Trace()
     try:
@@ -92,8 +93,8 @@ def _shown_of(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> Shown | 
         except Unproven:
             continue
         # tests of the module's own state, which the key holds, and of what the guard says of x
-        if all(not _reads(text, recognise.inputs_of(type(module))) for text, _ in guards):
-            own = dict(recognise.state_of(module)[1])
+        if all(not _reads(text, inputs_of(type(module))) for text, _ in guards):
+            own = dict(state_of(module)[1])
             state = tuple((n, v) for n, v in own.items() if v is vars(module).get(n) or v == vars(module).get(n))
             present = tuple((n, p is not None) for n, p in module._parameters.items())
             return Shown(cut.op, cut.expression, cut.guard, type(module), proof, state, present)

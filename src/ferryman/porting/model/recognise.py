@@ -7,8 +7,6 @@ state that it depends on, so that a model of a hundred equal layers is proven on
 from __future__ import annotations
 
 import functools
-import hashlib
-import inspect
 import re
 import types
 from collections.abc import Iterator, Sequence
@@ -19,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
-from ferryman.porting.model import adding, serving, source
+from ferryman.porting.model import adding, serving
 from ferryman.porting.model.branches import Trace, Unproven, follow_function, follow_module
+from ferryman.porting.model.leaf import NARROW, digest_of, input_of, keep_state, leaf_of, pair_of, state_of
 from ferryman.porting.model.proof import Proof, drawn, prove
 
-_NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
 _WIDE = 3  # inputs that a proven candidate is rounded on once more
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names
 _DEFINITIONS = Definitions()
@@ -82,72 +80,7 @@ class Refusal:
     proposed: frozenset[str] = frozenset()
 
 
-def leaf_of(module: nn.Module) -> Leaf | None:
-    """How a module without children looks from outside; None for any other."""
-    if next(module.children(), None) is not None:
-        return None
-    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if any(p.dim() > 2 or not p.is_floating_point() for p in held.values()):
-        return None
-    numbers = {
-        n: float(v)
-        for n, v in vars(module).items()
-        if isinstance(v, float) and not isinstance(v, bool) and n.isidentifier()
-    }
-    constants: list[float] = []
-    for function in source.methods(type(module)).values():
-        inner = source.innermost(function)
-        constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
-        constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
-    return Leaf(
-        {n: p.shape[0] for n, p in held.items() if p.dim() == 1},
-        {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
-        numbers,
-        tuple(dict.fromkeys(constants)),
-        tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
-        tuple(n for n, p in held.items() if p.dim() == 0),
-        {n: v for n, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and n.isidentifier()},
-        max(1, len(_pair_of(type(module)))),
-    )
-
-
-def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """What a leaf's forward may depend on beside its tensors' elements; lengths of long sides are abstracted."""
-    held = dict([*module._parameters.items(), *module._buffers.items()])
-    sides: dict[int, str] = {}
-    for name, p in held.items():
-        if p is not None and p.dim() == 2:
-            for axis, size in enumerate(p.shape):
-                sides.setdefault(int(size), f"{name}.{axis}")
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, bool | float | str | None | torch.dtype):
-            return value
-        if isinstance(value, int):
-            return sides.get(value, value) if value > _NARROW else value
-        if isinstance(value, tuple) and all(isinstance(v, int | float | str) for v in value):
-            return value
-        return f"{type(value).__qualname__} at {id(value)}"
-
-    own = [(n, plain(v)) for n, v in _settings(module)]
-    tensors = [
-        (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers) for n, p in held.items()
-    ]
-    return (type(module), tuple(own), tuple(tensors))
-
-
-def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    return [(n, v) for n, v in vars(module).items() if not n.startswith("_") and n != "training"]
-
-
 _roles: dict[tuple[Any, ...], Role | Refusal] = {}
-_kept: list[Any] = []
-
-
-def keep_state(module: nn.Module) -> None:
-    """What `state_of` names by its id must not be freed: another object could get the number. Its tensors are not."""
-    plain = bool | int | float | str | None | torch.dtype
-    _kept.extend(value for _, value in _settings(module) if not isinstance(value, plain))
 
 
 def role_of(module: nn.Module) -> Role | Refusal | None:
@@ -170,10 +103,10 @@ def _role_of(module: nn.Module) -> Role | Refusal | None:
     if not candidates:
         return None
     if leaf.inputs == 2 and any(c.gate for c in candidates):
-        gated = _shown(module, leaf, [c for c in candidates if c.gate], _pair_of(type(module)))
-        if isinstance(gated, Role) or _input_of(type(module)) is None:
+        gated = _shown(module, leaf, [c for c in candidates if c.gate], pair_of(type(module)))
+        if isinstance(gated, Role) or input_of(type(module)) is None:
             return gated
-    parameter = _input_of(type(module))
+    parameter = input_of(type(module))
     candidates = [c for c in candidates if not c.gate]
     if parameter is None or not candidates:
         return None if not (leaf.vectors or leaf.matrices) else Refusal("its forward does not take one tensor")
@@ -268,49 +201,11 @@ def no_gradient(tensors: Sequence[str]) -> str:
     return f"not (torch.is_grad_enabled() and ({' or '.join(f'{t}.requires_grad' for t in tensors)}))"
 
 
-def digest_of(kind: type) -> str:
-    """Of the code that was proven."""
-    held = hashlib.sha256()
-    for name, function in sorted(source.methods(kind).items()):
-        held.update(name.encode() + source.innermost(function).__code__.co_code)
-    return held.hexdigest()[:16]
-
-
-def inputs_of(kind: Any) -> tuple[str, ...]:
-    """The names of what a forward requires; empty where one stands behind another argument or goes by keyword only."""
-    try:
-        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return ()
-    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if required != parameters[: len(required)] or any(p.kind is p.KEYWORD_ONLY for p in required):
-        return ()
-    return tuple(p.name for p in required)
-
-
-def _pair_of(kind: Any) -> tuple[str, ...]:
-    """The names of two tensors that a forward takes, the second perhaps None without being given; else nothing."""
-    try:
-        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return ()
-    plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
-    if not plain or len(parameters) != 2 or any(p.default not in (p.empty, None) for p in parameters):
-        return ()
-    return tuple(p.name for p in parameters) if parameters[0].default is inspect.Parameter.empty else ()
-
-
-def _input_of(kind: Any) -> str | None:
-    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
-    names = inputs_of(kind)
-    return names[0] if len(names) == 1 else None
-
-
 def _narrowed(module: nn.Module, leaf: Leaf) -> dict[str, Any]:
     """A module's state with sides of matrices cut to a few tens, and the numbers that name them too."""
     sides = {s for shape in leaf.matrices.values() for s in shape}
     state = dict(module.__dict__)
-    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(s for s in sides if s > _NARROW))}
+    cut = {size: 24 + 8 * i for i, size in enumerate(sorted(s for s in sides if s > NARROW))}
     # a number that is no side may be that of a row: the row stays, unless the twin gets large
     rows = [v for v in state.values() if isinstance(v, int) and not isinstance(v, bool) and v not in sides]
     kept = {size: max(short, 2 + max((v for v in rows if v < size), default=0)) for size, short in cut.items()}
@@ -458,7 +353,7 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
     trace = Trace()
     try:
         if module:
-            if _input_of(type(activation)) is None:
+            if input_of(type(activation)) is None:
                 return None
             call: Any = functools.partial(
                 original, follow_module(activation, trace), dict(activation.__dict__), (), False

@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ferryman.porting.model import recognise
 from ferryman.porting.model.classes import Recipe
+from ferryman.porting.model.leaf import inputs_of
 from ferryman.porting.model.recognise import Role
 
 
@@ -139,7 +140,7 @@ def site_of(
             inner = {o for found in _uses(module, recipe)[:2] for o in found}
             shown = f"where no gradient is needed: {shown}"
             return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
-        taken = min(len(recipe.role.inputs), recipe.role.required or len(recognise.inputs_of(type(module))))
+        taken = min(len(recipe.role.inputs), recipe.role.required or len(inputs_of(type(module))))
         if id(module) in fused or len(inspect.signature(type(module).forward).parameters) > 1 + taken:
             # the role holds while the others are left out, or given
             return Site(path, kind, (), (op, *recipe.role.beside), shown, op)

@@ -142,7 +142,7 @@ def _splits(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return total
 
 
-def _over(total: Callable[[Tensor], Tensor]) -> dict[str, Replace]:
+def over(total: Callable[[Tensor], Tensor]) -> dict[str, Replace]:
     """A way of summing, for sums, products of matrices and the sums inside softmax alike."""
 
     def product(func: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -279,16 +279,14 @@ def _padded(e: Tensor, m: Tensor) -> Tensor:
 
 _BF16, _F16 = torch.bfloat16, torch.float16
 WRONG = (
-    Rewrite("sums_in_bfloat16", "accumulator narrowed", "partial sums are kept in bfloat16", _over(_rounding(_BF16))),
-    Rewrite("sums_in_float16", "accumulator narrowed", "partial sums are kept in float16", _over(_rounding(_F16))),
-    Rewrite(
-        "splits_in_bfloat16", "split-k undeclared", "four partial sums, rounded to bfloat16", _over(_splits(_BF16))
-    ),
-    Rewrite("first_term", "reduction in part", "a sum leaves its first term out", _over(_without(1, 0))),
-    Rewrite("last_term", "reduction in part", "a sum leaves its last term out: k, key, column", _over(_without(0, 1))),
-    Rewrite("tail", "reduction in part", "a sum leaves out what is left after blocks of 16", _over(_tail)),
-    Rewrite("half_a_wave", "reduction in part", "lanes 32 to 63 of a wave of 64 are lost in a sum", _over(_half_lanes)),
-    Rewrite("tile_twice", "reduction in part", "the first 16 terms are added twice", _over(_twice)),
+    Rewrite("sums_in_bfloat16", "accumulator narrowed", "partial sums are kept in bfloat16", over(_rounding(_BF16))),
+    Rewrite("sums_in_float16", "accumulator narrowed", "partial sums are kept in float16", over(_rounding(_F16))),
+    Rewrite("splits_in_bfloat16", "split-k undeclared", "four partial sums, rounded to bfloat16", over(_splits(_BF16))),
+    Rewrite("first_term", "reduction in part", "a sum leaves its first term out", over(_without(1, 0))),
+    Rewrite("last_term", "reduction in part", "a sum leaves its last term out: k, key, column", over(_without(0, 1))),
+    Rewrite("tail", "reduction in part", "a sum leaves out what is left after blocks of 16", over(_tail)),
+    Rewrite("half_a_wave", "reduction in part", "lanes 32 to 63 of a wave of 64 are lost in a sum", over(_half_lanes)),
+    Rewrite("tile_twice", "reduction in part", "the first 16 terms are added twice", over(_twice)),
     Rewrite("mean_over_one_less", "count of terms", "a mean over N - 1", _summing(lambda x: x.sum(-1), -1, _MEANS)),
     Rewrite("squares_not_centred", "cancellation", "a variance by E[x^2] - E[x]^2, in float32", _cancelling()),
     Rewrite(
@@ -364,79 +362,3 @@ def storage_arithmetic(dtype: torch.dtype) -> dict[str, Replace]:
     """Every operation's result rounded to a dtype."""
     names = (*_FUNCTIONS, *_REAL_PRODUCTS, *_SUBTRACTIONS, *_REDUCING, *_PRODUCTS, "add.Tensor", "pow.Tensor_Scalar")
     return _through(dtype, *names)
-
-
-# ------------------------------------------------------------------------------------------------------- right ways
-
-
-def _tree(x: Tensor) -> Tensor:
-    while x.shape[-1] > 1:
-        half = (x.shape[-1] + 1) // 2
-        x = torch.cat([x[..., : x.shape[-1] - half] + x[..., half:], x[..., x.shape[-1] - half : half]], -1)
-    return x.squeeze(-1) if x.shape[-1] else x.sum(-1)
-
-
-def _chunks(size: int) -> Callable[[Tensor], Tensor]:
-    def total(x: Tensor) -> Tensor:
-        acc = torch.zeros(x.shape[:-1], dtype=x.dtype)
-        for part in x.split(size, -1):
-            acc = acc + part.sum(-1)
-        return acc
-
-    return total
-
-
-def _halves(x: Tensor) -> Tensor:
-    return torch.stack([part.sum(-1) for part in x.chunk(2, -1)]).sum(0)
-
-
-def _lanes(x: Tensor) -> Tensor:
-    """32 lanes, each with every 32nd element, then a tree over the lanes."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % 32))
-    return _tree(padded.reshape(*x.shape[:-1], -1, 32).sum(-2))
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.double().sum(-1).float()
-
-
-def _numpy(name: str) -> Replace:
-    def replaced(func: Any, x: Tensor) -> Tensor:
-        import numpy as np  # where it is used: the command line starts without it
-
-        made: Callable[..., Any] = getattr(np, name)
-        with np.errstate(all="ignore"):
-            return torch.from_numpy(np.asarray(made(x.contiguous().numpy()), dtype="float32").reshape(tuple(x.shape)))
-
-    return replaced
-
-
-def _sigmoid(func: Any, x: Tensor) -> Tensor:
-    e = torch.exp(-x.abs())
-    return torch.where(x < 0, e, 1.0) / (1.0 + e)
-
-
-RIGHT = (
-    Rewrite("backwards", "order", "sums from the last term to the first", _over(lambda x: x.flip(-1).sum(-1))),
-    Rewrite("chunks_of_32", "order", "sums of 32 terms, one after another", _over(_chunks(32))),
-    Rewrite("two_halves", "split", "sums of halves in float32", _over(_halves)),
-    Rewrite("tree", "tree", "sums by a tree", _over(_tree)),
-    Rewrite("lanes", "tree", "sums by 32 lanes, then a tree", _over(_lanes)),
-    Rewrite("wide_sums", "library", "sums in float64", _over(_wide)),
-    Rewrite(
-        "numpy",
-        "library",
-        "functions of one value by NumPy, in float32",
-        {f"{n}.default": _numpy(n) for n in ("exp", "log", "tanh", "sqrt")},
-    ),
-    Rewrite(
-        "sigmoid_by_exp",
-        "formula",
-        "sigmoid from exp of a negative number",
-        {
-            "sigmoid.default": _sigmoid,
-            "silu.default": lambda f, x: x * _sigmoid(f, x),
-            "rsqrt.default": lambda f, x: 1.0 / torch.sqrt(x),
-        },
-    ),
-)

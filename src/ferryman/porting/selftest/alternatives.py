@@ -14,7 +14,7 @@ from torch import Tensor
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.porting.inputs.cases import as_tuple, double
-from ferryman.porting.mutate import rewrites, rules, sources
+from ferryman.porting.mutate import rewrites, right, rules, sources
 from ferryman.porting.selftest.planting import Kernel, nothing_declared, torch_line, used
 
 # What a launcher reads of a device (units, shared memory, threads), without its name.
@@ -79,7 +79,7 @@ def alternatives(ops: Sequence[str], backend: str) -> list[Alternative]:
             ]
             found += [
                 Alternative(op, r.name, functools.partial(_rewritten, op, r), plain)
-                for r in rewrites.RIGHT
+                for r in right.RIGHT
                 if r.applies(set(used(op)))
             ]
         elif (ours := sources.interpretable(op)) is not None:

@@ -1,0 +1,120 @@
+"""How a module without children looks from outside: its tensors, its numbers, what its forward takes."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from ferryman.ops.recognition import Leaf
+from ferryman.porting.model import source
+
+NARROW = 512  # a matrix with a longer side is proven on a twin with shorter sides
+
+
+def leaf_of(module: nn.Module) -> Leaf | None:
+    """How a module without children looks from outside; None for any other."""
+    if next(module.children(), None) is not None:
+        return None
+    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    if any(p.dim() > 2 or not p.is_floating_point() for p in held.values()):
+        return None
+    numbers = {
+        n: float(v)
+        for n, v in vars(module).items()
+        if isinstance(v, float) and not isinstance(v, bool) and n.isidentifier()
+    }
+    constants: list[float] = []
+    for function in source.methods(type(module)).values():
+        inner = source.innermost(function)
+        constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
+        constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
+    return Leaf(
+        {n: p.shape[0] for n, p in held.items() if p.dim() == 1},
+        {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
+        numbers,
+        tuple(dict.fromkeys(constants)),
+        tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
+        tuple(n for n, p in held.items() if p.dim() == 0),
+        {n: v for n, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and n.isidentifier()},
+        max(1, len(pair_of(type(module)))),
+    )
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """What a leaf's forward may depend on beside its tensors' elements; lengths of long sides are abstracted."""
+    held = dict([*module._parameters.items(), *module._buffers.items()])
+    sides: dict[int, str] = {}
+    for name, p in held.items():
+        if p is not None and p.dim() == 2:
+            for axis, size in enumerate(p.shape):
+                sides.setdefault(int(size), f"{name}.{axis}")
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bool | float | str | None | torch.dtype):
+            return value
+        if isinstance(value, int):
+            return sides.get(value, value) if value > NARROW else value
+        if isinstance(value, tuple) and all(isinstance(v, int | float | str) for v in value):
+            return value
+        return f"{type(value).__qualname__} at {id(value)}"
+
+    own = [(n, plain(v)) for n, v in _settings(module)]
+    tensors = [
+        (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers) for n, p in held.items()
+    ]
+    return (type(module), tuple(own), tuple(tensors))
+
+
+def _settings(module: nn.Module) -> list[tuple[str, Any]]:
+    return [(n, v) for n, v in vars(module).items() if not n.startswith("_") and n != "training"]
+
+
+_kept: list[Any] = []
+
+
+def keep_state(module: nn.Module) -> None:
+    """What `state_of` names by its id must not be freed: another object could get the number. Its tensors are not."""
+    plain = bool | int | float | str | None | torch.dtype
+    _kept.extend(value for _, value in _settings(module) if not isinstance(value, plain))
+
+
+def digest_of(kind: type) -> str:
+    """Of the code that was proven."""
+    held = hashlib.sha256()
+    for name, function in sorted(source.methods(kind).items()):
+        held.update(name.encode() + source.innermost(function).__code__.co_code)
+    return held.hexdigest()[:16]
+
+
+def inputs_of(kind: Any) -> tuple[str, ...]:
+    """The names of what a forward requires; empty where one stands behind another argument or goes by keyword only."""
+    try:
+        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if required != parameters[: len(required)] or any(p.kind is p.KEYWORD_ONLY for p in required):
+        return ()
+    return tuple(p.name for p in required)
+
+
+def pair_of(kind: Any) -> tuple[str, ...]:
+    """The names of two tensors that a forward takes, the second perhaps None without being given; else nothing."""
+    try:
+        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    if not plain or len(parameters) != 2 or any(p.default not in (p.empty, None) for p in parameters):
+        return ()
+    return tuple(p.name for p in parameters) if parameters[0].default is inspect.Parameter.empty else ()
+
+
+def input_of(kind: Any) -> str | None:
+    """The name of the one tensor that a forward requires; None if it requires more or fewer."""
+    names = inputs_of(kind)
+    return names[0] if len(names) == 1 else None
