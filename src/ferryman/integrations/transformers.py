@@ -22,7 +22,7 @@ from ferryman.errors import PortError
 from ferryman.integrations.transformers_modules import NAME, same_as_ours, windowed
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
-from ferryman.porting.model import blocks, branches, rewrite, routines
+from ferryman.porting.model import blocks, rewrite, routines, trace
 from ferryman.porting.model.check import check_model as _check_model
 from ferryman.porting.model.classes import is_ported
 from ferryman.porting.model.port import port, register, unport
@@ -158,7 +158,7 @@ def _know_modes() -> None:
 
     exporting = getattr(import_utils, "is_torchdynamo_exporting", None)
     if isinstance(exporting, types.FunctionType):
-        branches.modes.add(exporting)
+        trace.modes.add(exporting)
 
 
 _know_modes()

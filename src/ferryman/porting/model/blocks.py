@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from ferryman.ops.recognition import Block, Definitions, Layer, compiled, families
 from ferryman.porting.model import recognise, source
-from ferryman.porting.model.branches import Test, Trace, Unproven, follow_module
+from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.leaf import digest_of, inputs_of, keep_state, state_of
 from ferryman.porting.model.proof import Proof, flat, prove
 from ferryman.porting.model.recognise import Refusal, Role
+from ferryman.porting.model.trace import Test, Trace, Unproven
 
 registries: dict[int, Any] = {}  # id -> a library's registry of implementations of a decorated forward
 # Float32 sums of at most 8192 products of rounded numbers differ by less; another computation by more.

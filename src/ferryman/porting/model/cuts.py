@@ -19,9 +19,10 @@ from ferryman import ops
 from ferryman.ops import recognition
 from ferryman.ops.recognition import Definitions, compiled, families
 from ferryman.porting.model import recognise, source
-from ferryman.porting.model.branches import Trace, Unproven, follow_module
+from ferryman.porting.model.branches import follow_module
 from ferryman.porting.model.leaf import inputs_of, keep_state, state_of
 from ferryman.porting.model.proof import Proof, drawn, prove
+from ferryman.porting.model.trace import Trace, Unproven
 
 _DEFINITIONS = Definitions()
 _MOST = 1 << 20  # elements of the largest input that a proof draws

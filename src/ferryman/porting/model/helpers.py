@@ -14,8 +14,9 @@ import torch
 
 from ferryman import ops
 from ferryman.ops.recognition import Definitions, Helper, compiled, families
-from ferryman.porting.model.branches import Trace, Unproven, follow_function
+from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.trace import Trace, Unproven
 
 _DEFINITIONS = Definitions()
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
 from ferryman.porting.model import adding, serving
-from ferryman.porting.model.branches import Trace, Unproven, follow_function, follow_module
+from ferryman.porting.model.branches import follow_function, follow_module
 from ferryman.porting.model.leaf import NARROW, digest_of, input_of, keep_state, leaf_of, pair_of, state_of
 from ferryman.porting.model.proof import Proof, drawn, prove
+from ferryman.porting.model.trace import Trace, Unproven
 
 _WIDE = 3  # inputs that a proven candidate is rounded on once more
 _LARGEST = 1 << 22  # elements of a twin's matrix that keeps rows which its module names

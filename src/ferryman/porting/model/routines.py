@@ -20,10 +20,11 @@ from torch import Tensor
 from ferryman import ops
 from ferryman.ops.recognition import Definitions, Routine, Signature, compiled, families
 from ferryman.porting.model import source
-from ferryman.porting.model.branches import Trace, Unproven, follow_function
+from ferryman.porting.model.branches import follow_function
 from ferryman.porting.model.exact import Widened
 from ferryman.porting.model.helpers import unread
 from ferryman.porting.model.proof import Proof, prove
+from ferryman.porting.model.trace import Trace, Unproven
 
 _DEFINITIONS = Definitions()
 # Code of a library's decorators -> whether one of them hands calls on to what it wraps, not to another implementation.

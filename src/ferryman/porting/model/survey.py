@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from ferryman.errors import PortError
 from ferryman.ops.recognition import Gate
 from ferryman.porting.model import blocks, cuts, recognise, rewrite, source
-from ferryman.porting.model.branches import trusted
 from ferryman.porting.model.classes import Recipe, is_ported
 from ferryman.porting.model.recognise import Refusal, Role
 from ferryman.porting.model.sites import Left
+from ferryman.porting.model.trace import trusted
 
 STATE = "_ferryman_port"
 

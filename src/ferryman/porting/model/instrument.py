@@ -1,0 +1,284 @@
+"""The instrumented copy of one function: each of its tests reports, and what no proof follows is refused."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ferryman.porting.model import source
+from ferryman.porting.model.source import MISSING
+from ferryman.porting.model.trace import Test, Unproven, modes, trusted
+
+if TYPE_CHECKING:
+    from ferryman.porting.model.branches import Follower
+
+_BUILTINS = {
+    "len",
+    "int",
+    "float",
+    "bool",
+    "tuple",
+    "list",
+    "isinstance",
+    "min",
+    "max",
+    "abs",
+    "slice",
+    "type",
+    "sum",
+    "round",
+    "getattr",
+    "hasattr",
+    "callable",
+    "super",
+    "range",
+    "print",
+    "str",
+    "repr",
+}
+
+
+class Instrument(ast.NodeTransformer):
+    def __init__(
+        self, follower: Follower, function: types.FunctionType, tree: ast.FunctionDef, role: str, depth: int
+    ) -> None:
+        self.follower, self.own, self.role, self.depth = follower, function, role, depth
+        self.entered = False
+        trace = follower.trace
+        self.new: dict[str, Any] = {
+            "ferryman_seen": trace.seen,
+            "ferryman_same": trace.same,
+            "ferryman_each": trace.each,
+        }
+        arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
+        self.self_name = arguments[0] if arguments and follower.kind is not None and role != "helper" else None
+        self.parameters = set(arguments)
+        stores = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        self.first_store: dict[str, int] = {}
+        for node in stores:
+            self.first_store[node.id] = min(node.lineno, self.first_store.get(node.id, node.lineno))
+
+    # Tests
+
+    def _test(self, node: ast.expr) -> ast.expr:
+        index = len(self.follower.trace.tests)
+        text = ast.unparse(node)
+        self.follower.trace.tests.append(Test(text[:80], node.lineno, text if self._guardable(node) else None))
+        against = self._against(node)
+        self.follower.trace.tests[index].against = against
+        inner = self.visit(node)
+        called, given = ("ferryman_same", [inner.left, *inner.comparators]) if against else ("ferryman_seen", [inner])
+        return ast.copy_location(ast.Call(ast.Name(called, ast.Load()), [ast.Constant(index), *given], []), node)
+
+    def _against(self, node: ast.expr) -> str:
+        """The attribute of the module that ``.. == self.attribute`` compares with."""
+        if not isinstance(node, ast.Compare) or [type(o) for o in node.ops] != [ast.Eq]:
+            return ""
+        right = node.comparators[0]
+        held = right.value if isinstance(right, ast.Attribute) else None
+        mine = isinstance(held, ast.Name) and held.id == self.self_name
+        return right.attr if isinstance(right, ast.Attribute) and mine else ""
+
+    def _guardable(self, node: ast.expr) -> bool:
+        """It reads only the module's state, and the forward's parameters as they came in."""
+        asked = {id(p.func) for p in ast.walk(node) if isinstance(p, ast.Call) and self._mode(p)}
+        for part in ast.walk(node):
+            if id(part) in asked or (isinstance(part, ast.Call) and id(part.func) in asked):
+                continue
+            if isinstance(part, ast.Call) and not (
+                (isinstance(part.func, ast.Name) and part.func.id in ("len", "isinstance"))
+                or (isinstance(part.func, ast.Attribute) and part.func.attr in ("dim", "size", "is_floating_point"))
+            ):
+                return False
+            if isinstance(part, ast.Lambda | ast.ListComp | ast.GeneratorExp | ast.NamedExpr | ast.Await):
+                return False
+            if isinstance(part, ast.Name) and part.id not in ("len", "isinstance"):
+                mine = part.id == self.self_name
+                came = self.role == "forward" and part.id in self.parameters
+                if not mine and not came and not isinstance(source.resolve(part, self.own), types.ModuleType):
+                    return False
+                if part.id in self.first_store and self.first_store[part.id] <= node.lineno:
+                    return False
+        return self.self_name is not None or self.role == "forward"
+
+    def _mode(self, node: ast.Call) -> bool:
+        value = source.resolve(node.func, self.own) if isinstance(node.func, ast.Name) else None
+        return isinstance(value, types.FunctionType) and value in modes and not node.args and not node.keywords
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if not node.orelse and all(isinstance(s, ast.Raise) for s in node.body):
+            return node  # what is refused is no result
+        node.test = self._test(node.test)
+        node.body = [self.visit(s) for s in node.body]
+        node.orelse = [self.visit(s) for s in node.orelse]
+        return node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        node.test = self._test(node.test)
+        node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        node.values = [self._test(v) for v in node.values]
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node
+
+    # What is not followed
+
+    def _refuse(self, node: ast.AST) -> ast.AST:
+        what = type(node).__name__.lower()
+        raise Unproven(
+            f"{self.own.__qualname__}: a proof does not follow a {what} (line {getattr(node, 'lineno', '?')})"
+        )
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        index = len(self.follower.trace.tests)
+        self.follower.trace.tests.append(Test(f"for .. in {ast.unparse(node.iter)[:70]}", node.lineno, None, loop=True))
+        node.target = self.visit(node.target)
+        items = self.visit(node.iter)
+        node.iter = ast.copy_location(
+            ast.Call(ast.Name("ferryman_each", ast.Load()), [ast.Constant(index), items], []), node
+        )
+        node.body, node.orelse = [self.visit(s) for s in node.body], [self.visit(s) for s in node.orelse]
+        return node
+
+    visit_While = visit_Try = visit_Match = visit_Global = visit_Nonlocal = _refuse  # noqa: N815
+
+    def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> ast.AST:
+        """Over values that are written down, each by a name that nothing else has: no test, and no other number."""
+        first = node.generators[0]
+        fixed = isinstance(first.iter, ast.Tuple | ast.List) and not any(
+            isinstance(e, ast.Starred) for e in first.iter.elts
+        )
+        inside = [n for n in ast.walk(node.elt) if isinstance(n, ast.IfExp | ast.BoolOp | ast.Call)]
+        name = first.target.id if isinstance(first.target, ast.Name) else None
+        if len(node.generators) > 1 or first.ifs or not fixed or name is None or name in self.own.__code__.co_names:
+            return self._refuse(node)
+        if any(not isinstance(n, ast.Call) or (isinstance(n.func, ast.Name) and n.func.id == name) for n in inside):
+            return self._refuse(node)
+        self.generic_visit(node)
+        return node
+
+    visit_Lambda = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _refuse  # noqa: N815
+    visit_SetComp = visit_DictComp = visit_NamedExpr = _refuse  # noqa: N815
+    visit_GeneratorExp = visit_ListComp  # noqa: N815
+    visit_TryStar = visit_AsyncFor = visit_AsyncWith = visit_Import = visit_ImportFrom = visit_Delete = _refuse  # noqa: N815
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        for item in node.items:
+            call = item.context_expr
+            found = source.resolve(call.func, self.own) if isinstance(call, ast.Call) else MISSING
+            if found is MISSING or not trusted(found):
+                return self._refuse(node)
+        self.generic_visit(node)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self.entered:
+            return self._refuse(node)
+        self.entered = True
+        node.body = [self.visit(s) for s in node.body]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.ctx, ast.Store) or (node.attr.startswith("__") and node.attr != "__class__"):
+            raise Unproven(f"{self.own.__qualname__}: it changes its state, or reads {node.attr} (line {node.lineno})")
+        self.generic_visit(node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.ctx, ast.Store) and self._reads_self(node.value):
+            raise Unproven(f"{self.own.__qualname__}: it changes its state (line {node.lineno})")
+        self.generic_visit(node)
+        return node
+
+    def _reads_self(self, node: ast.AST) -> bool:
+        return any(isinstance(n, ast.Name) and n.id == self.self_name for n in ast.walk(node))
+
+    # Calls
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        target = node.func
+        if (
+            isinstance(target, ast.Attribute)
+            and isinstance(target.value, ast.Name)
+            and target.value.id == self.self_name
+        ):
+            self._own(target.attr)
+        elif isinstance(target, ast.Attribute) and _is_super(target.value):
+            self._parent(target.attr)
+        elif isinstance(target, ast.Name) or source.resolve(target, self.own) is not MISSING:
+            replaced = self._known(source.resolve(target, self.own), ast.unparse(target))
+            if replaced is not None:
+                node.func = ast.copy_location(ast.Name(replaced, ast.Load()), target)
+        elif isinstance(target, ast.Attribute):
+            base = source.resolve(target.value, self.own)
+            if base is not MISSING and not trusted(base):
+                raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)}, which no proof follows")
+            node.func = self.visit(target)
+        elif isinstance(target, ast.Subscript) and isinstance(source.resolve(target.value, self.own), Mapping):
+            self.new["ferryman_taken"] = self.follower.taken
+            held = ast.Call(ast.Name("ferryman_taken", ast.Load()), [self.visit(target)], [])
+            node.func = ast.copy_location(held, target)
+        else:
+            raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)[:60]}, which no proof follows")
+        node.args = [self.visit(a) for a in node.args]
+        for keyword in node.keywords:
+            keyword.value = self.visit(keyword.value)
+        return node
+
+    def _known(self, value: Any, text: str) -> str | None:
+        """A name for the instrumented copy of what is called; None where the call may stay."""
+        if value is MISSING:
+            raise Unproven(f"{self.own.__qualname__}: calls {text}, a local, which no proof follows")
+        if getattr(value, "__module__", None) == "builtins" and not isinstance(value, types.FunctionType):
+            if getattr(value, "__name__", "") in _BUILTINS:
+                return None
+            raise Unproven(f"{self.own.__qualname__}: calls {text}")
+        if trusted(value) or (isinstance(value, functools.partial) and trusted(value.func)):
+            return None
+        if isinstance(value, types.FunctionType) and value in modes:
+            return None
+        if not isinstance(value, types.FunctionType):
+            raise Unproven(f"{self.own.__qualname__}: calls {text}, which no proof follows")
+        name = f"ferryman_followed_{len(self.new)}"
+        self.new[name] = self.follower.helper(value, self.depth + 1)
+        return name
+
+    def _own(self, name: str) -> None:
+        """``self.name(...)``: a method, or a function that the module holds."""
+        follower = self.follower
+        if name in follower.methods:
+            follower.method(name, self.depth + 1)
+            return
+        held = getattr(follower.module, name, MISSING)
+        if name in follower.known and isinstance(held, nn.Module):
+            return
+        if isinstance(held, Tensor) or held is MISSING:
+            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
+        known = trusted(held) and not isinstance(held, nn.Module)
+        if not known and not (isinstance(held, functools.partial) and trusted(held.func)):
+            raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
+
+    def _parent(self, name: str) -> None:
+        """``super().name(...)`` runs code that is not instrumented: PyTorch's own may."""
+        cells = dict(zip(self.own.__code__.co_freevars, self.own.__closure__ or (), strict=True))
+        here = cells["__class__"].cell_contents if "__class__" in cells else None
+        order = self.follower.kind.__mro__ if self.follower.kind is not None else ()
+        for base in order[order.index(here) + 1 :] if here in order else ():
+            if name in vars(base):
+                if trusted(base):
+                    return
+                break
+        raise Unproven(f"{self.own.__qualname__}: calls super().{name}, which no proof follows")
+
+
+def _is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args
