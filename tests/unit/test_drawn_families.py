@@ -1,0 +1,70 @@
+"""Text models of transformers' whole registry, drawn by date: what this project never listed ports with parity, too."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import warnings
+from datetime import date
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ferryman.errors import PortError
+from ferryman.porting.model import bundled, family, generic
+
+transformers = pytest.importorskip("transformers")
+importlib.import_module("ferryman.integrations.transformers")  # it registers itself
+
+SEED = int(date.today().strftime("%Y%m%d"))
+DRAWN = 4  # families of a run
+TRIED = 40  # at most: many types are parts of other models, or take more than tokens
+LARGEST = 2e7  # parameters of what a default config shrinks to
+
+
+def built(name: str) -> nn.Module | None:
+    """A type's causal or plain model with random weights, if its config shrinks and tokens are all that it takes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            config = bundled._shrunk(transformers.CONFIG_MAPPING[name](), {}, 2, True)
+            with torch.device("meta"):
+                auto: Any = transformers.AutoModelForCausalLM
+                if type(config) not in auto._model_mapping:
+                    auto = transformers.AutoModel
+                size = sum(p.numel() for p in auto.from_config(config).parameters())
+            if size > LARGEST:
+                return None
+            model: nn.Module = bundled.random(auto.__name__, config, torch.float32).eval()
+            first, second = (found for found, _ in (generic.observe(model, run, False) for _ in range(2)))
+        except Exception:  # noqa: BLE001 - the library refuses a shrunk config, or such inputs, in many ways
+            return None
+    alike = first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
+    return model if alike and first and all(bool(t.isfinite().all()) for t in first.values()) else None
+
+
+def run(model: nn.Module) -> Any:
+    return model(input_ids=torch.randint(3, family.TINY["vocab_size"], (2, 17)))
+
+
+def test_families_that_nobody_listed_port_with_parity() -> None:
+    known = {f.model_type or f.name for f in bundled.FAMILIES.values()}
+    names = sorted(set(transformers.CONFIG_MAPPING) - known)
+    random.Random(SEED).shuffle(names)
+    compared = []
+    for name in names[:TRIED]:
+        model = built(name)
+        if model is None:
+            continue
+        try:
+            found = generic.compare(model, run)
+        except PortError as error:
+            assert "nothing in" in str(error), (SEED, name, error)
+            continue
+        assert found.ok and found.restored, (SEED, name, found.reasons)
+        compared.append(name)
+        if len(compared) == DRAWN:
+            break
+    assert len(compared) == DRAWN, (SEED, compared)
