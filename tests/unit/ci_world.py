@@ -17,6 +17,7 @@ from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci.history import Entry, History
 from ferryman.porting.ci.judge import Context, digest
 from ferryman.porting.ci.merged import Merged, RowState
+from ferryman.porting.ci.row import Row
 from ferryman.porting.fingerprint import compare
 from ferryman.porting.judging import results
 from ferryman.porting.judging.results import Finding
@@ -228,7 +229,7 @@ JUNIT = (
 )
 
 
-def document(row: matrices.Row, record: dict[str, Any], change: Any = None) -> str:
+def document(row: Row, record: dict[str, Any], change: Any = None) -> str:
     """The result document of a row of the suite ferryman; fills the record's ids. ``change``: of its JSON."""
     import torch
 

@@ -17,6 +17,7 @@ from ferryman.porting.capsule.record import record
 from ferryman.porting.ci import evidence, exchange
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci.merged import Merged
+from ferryman.porting.ci.row import MatrixError
 from tests.unit.capsules import forged
 from tests.unit.ci_world import MATRIX, World, codes, repository, state
 
@@ -132,7 +133,7 @@ def test_a_capsule_is_asked_of_devices_alone(tmp_path: Path) -> None:
     (tmp_path / "ferryman.yaml").write_text(
         "schema: 1\nrows:\n  - {vendor: cpu, device: cpu, backend: torch, how: cpu, capsule: true}\n"
     )
-    with pytest.raises(matrices.MatrixError, match="how hardware"):
+    with pytest.raises(MatrixError, match="how hardware"):
         matrices.read(tmp_path / "ferryman.yaml")
 
 

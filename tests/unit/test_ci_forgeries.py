@@ -13,6 +13,7 @@ from ferryman.porting.ci import commands, evidence, expected
 from ferryman.porting.ci import matrix as matrices
 from ferryman.porting.ci.junit import junit as read_junit
 from ferryman.porting.ci.merged import Merged
+from ferryman.porting.ci.row import MatrixError
 from ferryman.porting.judging import results
 from tests.unit.ci_world import JUNIT, MATRIX, World, ago, codes, digest, state
 from tests.unit.ci_world import repository as make
@@ -381,7 +382,7 @@ def test_declarations_are_refused_in_every_encoding(tmp_path: Path) -> None:
 def test_rows_that_differ_by_case_alone_are_one_folder_on_some_machines(tmp_path: Path) -> None:
     path = tmp_path / "ferryman.yaml"
     path.write_text(MATRIX + MATRIX.splitlines(keepends=True)[4].replace("id: cpu", "id: CPU"))
-    with pytest.raises(matrices.MatrixError, match="a second row 'CPU'; the first is on line 5 .'cpu': not every"):
+    with pytest.raises(MatrixError, match="a second row 'CPU'; the first is on line 5 .'cpu': not every"):
         matrices.read(path)
 
 

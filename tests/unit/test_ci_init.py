@@ -15,7 +15,7 @@ import yaml
 
 from ferryman.porting.ci import initialise, workflows
 from ferryman.porting.ci import matrix as matrices
-from ferryman.porting.ci.matrix import MatrixError
+from ferryman.porting.ci.row import MatrixError
 from tests.cli.run import ferryman
 from tests.unit.ci_world import commit, git
 

@@ -10,7 +10,7 @@ import pytest
 
 from ferryman.porting.ci import changes, commands, provenance
 from ferryman.porting.ci import matrix as matrices
-from ferryman.porting.ci.matrix import MatrixError
+from ferryman.porting.ci.row import HOW, MatrixError
 from tests.cli.run import ferryman
 from tests.unit.ci_world import MATRIX, commit, git, repository
 
@@ -28,7 +28,7 @@ def read(folder: Path, text: str) -> matrices.Matrix:
 def test_our_own_matrix_covers_both_vendors_and_every_way() -> None:
     rows = matrices.read(ROOT / "ferryman.yaml").rows
     assert {row.vendor for row in rows} == {"cpu", "nvidia", "amd"}
-    assert {row.how for row in rows} == set(matrices.HOW)
+    assert {row.how for row in rows} == set(HOW)
     assert {row.backend for row in rows} == {"torch", "triton", "cuda", "hip"}
     assert {(r.device, r.backend) for r in rows if r.how == "simulated"} == {
         ("mi300x", "triton"),

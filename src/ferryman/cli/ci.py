@@ -21,6 +21,7 @@ from ferryman.porting.ci import verify as verifying
 from ferryman.porting.ci.judge import Context
 from ferryman.porting.ci.merged import Merged
 from ferryman.porting.ci.record import moment
+from ferryman.porting.ci.row import HOW
 
 app = typer.Typer(
     name="ci",
@@ -99,8 +100,8 @@ def matrix(
     if format_ not in ("table", "json", "github", "ids"):
         raise ArgumentError("ci matrix", "--format", format_, "table, json, github or ids")
     for kind in how or ():
-        if kind not in matrices.HOW:
-            raise ArgumentError("ci matrix", "--how", kind, ", ".join(matrices.HOW))
+        if kind not in HOW:
+            raise ArgumentError("ci matrix", "--how", kind, ", ".join(HOW))
     known = _matrix(root, file)
     found = [d for d in changes.decide(root, known, base) if not how or d.row.how in how]
     if group is not None:

@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 
 from ferryman.dispatch import registry
 from ferryman.porting.ci import provenance
-from ferryman.porting.ci.matrix import ANY, Matrix, Row
+from ferryman.porting.ci.matrix import Matrix
+from ferryman.porting.ci.row import ANY, Row
 
 _BESIDE = (".cu", ".cuh", ".hip", ".cpp", ".cc", ".c", ".h", ".hpp", ".yaml", ".json", ".j2", ".ptx", ".s", ".toml")
 _GLOB = re.compile(r"[*?\[]")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.record import OUT
+from ferryman.porting.ci.row import Row
 
 PYTHON = "python"
 TESTS, JUNIT, CHECK, BENCH, PERF = "tests.json", "junit.xml", "check.json", "bench.json", "perf.json"

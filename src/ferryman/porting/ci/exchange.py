@@ -18,7 +18,8 @@ from ferryman.porting.capsule.replay_results import AGREE, Explained, Replay, lo
 from ferryman.porting.ci import expected
 from ferryman.porting.ci.commands import CAPSULE
 from ferryman.porting.ci.evidence import Evidence
-from ferryman.porting.ci.matrix import Matrix, Row
+from ferryman.porting.ci.matrix import Matrix
+from ferryman.porting.ci.row import Row
 from ferryman.porting.judging import results
 
 _REFUTED = ("A is wrong", "both are wrong")

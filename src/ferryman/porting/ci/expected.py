@@ -13,7 +13,7 @@ from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.errors import FerrymanError
 from ferryman.porting.aot import groups
-from ferryman.porting.ci.matrix import MatrixError, Row
+from ferryman.porting.ci.row import MatrixError, Row
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.running.cells import dtypes_of, tier_cases, turns
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ferryman.errors import UnknownName
 from ferryman.porting.ci import provenance, workflows
-from ferryman.porting.ci.matrix import FILE, Matrix, MatrixError, find, read
+from ferryman.porting.ci.matrix import FILE, Matrix, find, read
+from ferryman.porting.ci.row import MatrixError
 from ferryman.porting.ci.workflows import SYSTEMS, flow
 
 VENDORS = ("cpu", "nvidia", "amd", "jetson")

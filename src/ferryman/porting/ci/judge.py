@@ -21,8 +21,9 @@ from ferryman.porting.ci import commands, exchange, expected, signing
 from ferryman.porting.ci.changes import Decision, Tree
 from ferryman.porting.ci.evidence import Evidence
 from ferryman.porting.ci.history import History
-from ferryman.porting.ci.matrix import Matrix, Row
+from ferryman.porting.ci.matrix import Matrix
 from ferryman.porting.ci.record import moment
+from ferryman.porting.ci.row import Row
 from ferryman.porting.fingerprint import compare, supports
 from ferryman.porting.judging.results import Finding
 

@@ -11,9 +11,9 @@ from ferryman.porting.ci import history as histories
 from ferryman.porting.ci.evidence import BAD_MOST, Evidence, Item, Problem, uncollected
 from ferryman.porting.ci.history import Entry
 from ferryman.porting.ci.judge import DOUBTS, Context, Reason
-from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.merged import Bad, Fault, Merged, OpState, RowState, Run, VendorState, Why
 from ferryman.porting.ci.record import moment
+from ferryman.porting.ci.row import Row
 from ferryman.porting.judging.results import Verdict, row_verdict
 from ferryman.porting.running.runner import THINNED
 

@@ -22,8 +22,8 @@ from ferryman.porting.bench.compare import LEAST_NOISE
 from ferryman.porting.bench.document import Benchmark
 from ferryman.porting.bench.document import load as load_bench
 from ferryman.porting.ci import commands
-from ferryman.porting.ci.matrix import Row
 from ferryman.porting.ci.record import checked, first, read_json
+from ferryman.porting.ci.row import Row
 from ferryman.porting.inputs.fills import DTYPES
 from ferryman.porting.judging.results import printable
 

@@ -26,8 +26,9 @@ from ferryman.porting.ci import commands, perf, provenance, signing
 from ferryman.porting.ci import record as records
 from ferryman.porting.ci.changes import Tree
 from ferryman.porting.ci.junit import junit
-from ferryman.porting.ci.matrix import Matrix, MatrixError, Row
+from ferryman.porting.ci.matrix import Matrix
 from ferryman.porting.ci.record import Case, Device, Record
+from ferryman.porting.ci.row import MatrixError, Row
 from ferryman.porting.fingerprint import verify
 from ferryman.porting.judging import results
 from ferryman.porting.judging.results import Finding, Results

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from ferryman.porting.ci.matrix import Matrix, MatrixError, Row
+from ferryman.porting.ci.matrix import Matrix
+from ferryman.porting.ci.row import MatrixError, Row
 
 SYSTEMS = {
     "github": ".github/workflows/ferryman.yml",
