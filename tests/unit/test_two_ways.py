@@ -111,6 +111,37 @@ def test_the_fake_implementation_checks_arguments() -> None:
 
 
 @pytest.mark.parametrize("op", pairs.differentiable(), ids=lambda op: op.name)
+def test_results_may_be_written_to_in_place(op: Primitive) -> None:
+    """By what follows in a model, as a functional's may be; the gradient goes through what was done."""
+    read = {name.removeprefix("out_") for name in registry.primitive(str(op.gradient.backward)).names}
+    for case in first_cases(op, 6):
+        values = arguments(case, op, torch.float32, 0, CPU).values
+        for i, name in enumerate(op.outputs):
+            if name in op.gradient.nondifferentiable or name.removeprefix("out_") in op.mutates:
+                continue
+            slopes = []
+            for in_place in (False, True):
+                args, leaves = with_gradients(op, values)
+                out = as_tuple(op.namespace[op.name](*args))[i]
+                if name in read:
+                    out = out.clone()  # what a backward reads may not change, of a functional either
+                doubled = out.mul_(2.0) if in_place else out * 2.0
+                slopes.append(torch.autograd.grad(doubled.float().sum(), leaves, allow_unused=True))
+            for plain, written in zip(*slopes, strict=True):
+                assert (plain is None) is (written is None) and (plain is None or torch.equal(plain, written))
+
+
+def test_a_product_of_three_dimensions_may_be_written_to() -> None:
+    leaves = [torch.randn(s, requires_grad=True) for s in ((2, 3, 16), (8, 16), (8,))]
+    found, wanted = ops.linear(*leaves), torch.nn.functional.linear(*leaves)
+    slopes = []
+    for out in (found, wanted):
+        out += 1.0
+        slopes.append(torch.autograd.grad(out.square().sum(), leaves))
+    assert torch.allclose(found, wanted) and all(map(torch.allclose, *slopes))
+
+
+@pytest.mark.parametrize("op", pairs.differentiable(), ids=lambda op: op.name)
 def test_compiled_in_one_graph_forward_and_backward(op: Primitive) -> None:
     """A request keeps the op opaque, so the compiled call must be bitwise the eager one, and be served as asked."""
     torch._dynamo.reset()

@@ -207,7 +207,13 @@ class _Bridge(_SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, plan: Plan, args: tuple[Any, ...], *seen: Tensor | None) -> Any:
         result = plan.launch(*args, plan.target)
-        keep(ctx, plan, args, result if isinstance(result, tuple) else (result,))
+        # of memory that is the launcher's own; autograd lets nobody write in place to a view that a Function returns
+        if isinstance(result, tuple):
+            result = tuple([r.data if r._is_view() else r for r in result])
+            keep(ctx, plan, args, result)
+        else:
+            result = result.data if result._is_view() else result
+            keep(ctx, plan, args, (result,))
         return result
 
     @staticmethod
