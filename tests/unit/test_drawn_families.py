@@ -68,3 +68,30 @@ def test_families_that_nobody_listed_port_with_parity() -> None:
         if len(compared) == DRAWN:
             break
     assert len(compared) == DRAWN, (SEED, compared)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_that_works_on_its_mask_gets_its_own(padded: bool) -> None:
+    """DeepSeek V4 joins the mask with one of compressed keys: it may be neither left out nor of another kind."""
+    if "deepseek_v4" not in transformers.CONFIG_MAPPING:
+        pytest.skip("this transformers has no deepseek_v4")
+    model = built("deepseek_v4")
+    assert model is not None
+    given = {"attention_mask": torch.tensor([[0] * 5 + [1] * 12, [1] * 17])} if padded else {}
+    found = generic.compare(model, lambda m: m(input_ids=torch.randint(3, family.TINY["vocab_size"], (2, 17)), **given))
+    assert found.ok and found.restored, found.reasons
+    assert "attention" in found.calls
+
+
+def test_which_code_works_on_a_mask() -> None:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel
+    from transformers.models.moonshine.modeling_moonshine import MoonshineEncoder
+    from transformers.models.parakeet.modeling_parakeet import ParakeetEncoderAttention
+    from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2Encoder
+
+    from ferryman.integrations.transformers_masks import _class_works
+
+    handed_on = (LlamaAttention, LlamaModel, GPT2Attention, Wav2Vec2Encoder, MoonshineEncoder)
+    assert not any(map(_class_works, handed_on))
+    assert _class_works(ParakeetEncoderAttention)

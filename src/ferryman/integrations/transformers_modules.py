@@ -50,6 +50,8 @@ class Causal(NamedTuple):
 
 # Ids of configs of ported models, all of whose attention passes the layer's window with a call: it needs no mask then.
 windowed: set[int] = set()
+# Of those whose code works on the mask: the implementation whose masks it expects.
+masks_of: dict[int, str] = {}
 _SAYS = "ferryman_causal"  # the mask's attribute
 _SELF = "ferryman_sees_itself"  # that of a mask by which each query sees its own key at least
 
@@ -217,8 +219,25 @@ def attention_mask(
     Unlike sdpa's, it is also left out when appending several tokens to a cache, and under torch.compile. One of both
     directions is left out where there is no padding: the module says that it is not causal. Where the mask
     is causal (padding, a static cache, a window or chunks), what it says stands on it as a `Causal`, too: made on the
-    device from offsets and the 2-D mask, once a forward, without reading their values.
+    device from offsets and the 2-D mask, once a forward, without reading their values. A model whose own code works on
+    the mask gets the one that its implementation made.
     """
+    before = masks_of.get(id(kwargs.get("config")))
+    if before is not None:
+        own: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[before](
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+            **kwargs,
+        )
+        return own
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
         return None
     if allow_is_bidirectional_skip and attention_mask is None and local_size is None:
@@ -237,8 +256,8 @@ def attention_mask(
     )
     if made is None:
         return None
-    own = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
-    if own and attention_mask is None and not kwargs.get("use_vmap") and not allow_is_bidirectional_skip:
+    itself = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
+    if itself and attention_mask is None and not kwargs.get("use_vmap") and not allow_is_bidirectional_skip:
         setattr(made, _SELF, True)  # causal, in a window, chunks or packed sequences
     size = None if kwargs.get("config") is None else getattr(kwargs["config"], "attention_chunk_size", None)
     chunk = local_size if local_size is not None and size == local_size else None

@@ -1,0 +1,86 @@
+"""Whether a model's own code works on the attention mask that it hands on.
+
+Our mask function leaves the mask out wherever causality and a window say it all. Code that joins, pads or adds to one
+wants the mask that its implementation has always made.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ferryman.porting.model import source
+from ferryman.porting.model.trace import trusted
+
+_HOME = "transformers.masking_utils"
+_NAME = "attention_mask"
+
+
+def works_on_mask(model: nn.Module, path: str) -> bool:
+    """Whether the attention module at ``path`` does more with its mask than to hand it on, or one around it with a mask
+    that it makes."""
+    parts = path.split(".") if path else []
+    kinds: list[Any] = [type(model.get_submodule(".".join(parts[:n]))) for n in range(len(parts) + 1)]
+    return any(map(_class_works, kinds))
+
+
+@functools.cache
+def _class_works(kind: Any) -> bool:
+    for function in source.methods(kind).values():
+        inner = source.innermost(function)
+        tree = source.parsed(inner)
+        if tree is not None and any(_worked_on(use, inner) for use in _uses(tree, inner)):
+            return True
+    return False
+
+
+def _uses(tree: ast.FunctionDef, function: types.FunctionType) -> Iterator[list[ast.AST]]:
+    """Each place that reads a mask of queries by keys, with the nodes around it, the nearest first: one that the
+    function makes, from there on, or, where it looks attention up, the one that it is given."""
+    names, first = set[str](), 0
+    read = (source.resolve(n, function) for n in ast.walk(tree) if isinstance(n, ast.Name))
+    if any(value is ALL_ATTENTION_FUNCTIONS for value in read):
+        names.add(_NAME)
+    else:
+        made = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _makes(n.value, function)]
+        names |= {t.id for node in made for t in node.targets if isinstance(t, ast.Name)}
+        first = min((node.end_lineno or 0 for node in made), default=0)
+    for node in ast.walk(tree):
+        alias = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
+        if isinstance(node, ast.Assign) and alias and node.lineno > first:
+            names |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    for use, line in _loads(tree, [], names):
+        if line > first:
+            yield use
+
+
+def _loads(node: ast.AST, around: list[ast.AST], names: set[str]) -> Iterator[tuple[list[ast.AST], int]]:
+    if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
+        yield around, node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from _loads(child, [node, *around], names)
+
+
+def _makes(value: ast.AST, function: types.FunctionType) -> bool:
+    return any(_home(n.func, function) == _HOME for n in ast.walk(value) if isinstance(n, ast.Call))
+
+
+def _home(node: ast.AST, function: types.FunctionType) -> str:
+    return getattr(source.resolve(node, function), "__module__", None) or ""
+
+
+def _worked_on(around: list[ast.AST], function: types.FunctionType) -> bool:
+    """Whether what stands around a mask makes another tensor of it. A slice does not: it is read as it is, or None."""
+    if isinstance(around[0], ast.Attribute | ast.BinOp | ast.UnaryOp):
+        return True
+    call = next((n for n in around if isinstance(n, ast.Call)), None)
+    if call is None or not all(isinstance(n, ast.keyword | ast.List | ast.Tuple) for n in around[: around.index(call)]):
+        return False
+    called: Any = source.resolve(call.func, function)
+    return called not in (isinstance, len) and trusted(called)
