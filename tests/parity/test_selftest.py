@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import datetime
 import queue
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from ferryman.backends import simt_offline
+from ferryman.backends.simt import Unit
 from ferryman.device_profiles import detect
 from ferryman.dispatch import registry
 from ferryman.porting import selftest
-from ferryman.porting.mutate import cpp, python, rewrites, rules, sources
+from ferryman.porting.mutate import cpp, python, rewrites, rules, sources, units
 from ferryman.porting.mutate.edits import EditError, spread
 from ferryman.porting.selftest import alternatives, judging, planting, report, runner, session, worker
 
@@ -125,14 +130,149 @@ def test_a_dtype_reaches_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     case, other = cells.cases[:2]
     lines = {first: 1, second: 2}
 
-    def traced(kernel: object, args: object) -> tuple[None, frozenset[tuple[str, int]]]:
+    def traced(kernel: object, args: object, most: float = 0) -> tuple[None, frozenset[tuple[str, int]]]:
         return None, frozenset({("f.py", lines[args.values[0].dtype])})  # type: ignore[attr-defined]
 
     monkeypatch.setattr(cells, "_traced", traced)
-    monkeypatch.setattr(session, "call", lambda *_: None)
     for one in (case, other):
         assert cells.right(len, one, first)[1] == {("f.py", 1)}
-        assert cells.right(len, one, second)[1] == {("f.py", 1), ("f.py", 2)}
+        assert cells.right(len, one, second)[1] == {("f.py", 2)}
+
+
+def test_a_watched_kernel_tells_every_statement() -> None:
+    """At the lines where it stands in the file, whatever is put between."""
+    (path,) = [e.file for e in sources.candidates("softmax") if e.file.startswith("ops/")][:1]
+    told = ast.parse(sources._telling(path))
+    names = python.jitted(ast.parse(sources.text_of(path)))
+    kernels = {n.name: n for n in ast.parse(sources.text_of(path)).body if isinstance(n, ast.FunctionDef)}
+    for function in (n for n in told.body if isinstance(n, ast.FunctionDef) and n.name in names):
+        calls = [n for n in ast.walk(function) if python.called(n) == "ferryman_reached"]
+        lines = sorted(ast.literal_eval(n.args[1]) for n in calls if isinstance(n, ast.Call))
+        own = kernels[function.name]
+        assert lines == sorted(n.lineno for n in ast.walk(own) if isinstance(n, ast.stmt) and n is not own)
+    seen = sources.Reached(most=2)
+    sources.watch(seen)
+    try:
+        sources.reached("f.py", 3, 4)
+        sources.reached("f.py", 3, 4)
+        with pytest.raises(sources.TooLong):
+            sources.reached("f.py", 5, 5)
+    finally:
+        sources.watch(None)
+    assert seen.lines == {("f.py", n) for n in (3, 4, 5)}
+
+
+def _edited(right: Any, wrong: Any) -> tuple[planting.Mutant, session.Cells]:
+    """An edit, and cells on which the right kernel is ``right``; the edit lies where every cell reaches it."""
+    cells = session.Cells("softmax", judging.Setting(CPU, detect(CPU)), 0, "torch")
+    known = next(m for m in planting.catalogue(["softmax"], 1, backend="torch") if m.name == "zero_row.y")
+    edit = sources.candidates("softmax")[0]
+    return dataclasses.replace(known, edit=edit, make=lambda: wrong, right=lambda: right), cells
+
+
+def test_where_the_right_kernel_refuses_a_mutant_says_nothing() -> None:
+    def refuses(*args: object) -> object:
+        raise NotImplementedError("bfloat16")
+
+    mutant, cells = _edited(refuses, refuses)
+    cells.cases = cells.cases[:2]
+    found = session.evaluate(mutant, refuses, cells, cells.setting, False)
+    assert found is not None and found.outcome == "not run" and "nothing here reaches it" in str(found.reason)
+
+
+def test_what_the_budget_does_not_decide_is_not_run_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is equivalent, and nothing missed, for want of time; what differs somewhere is tried everywhere."""
+    right = planting.catalogue(["softmax"], 1, backend="torch")[0].right()
+    mutant, cells = _edited(right, right)
+    cells.warm(right, mutant.line, 2)
+    cells.warm(right, mutant.line, None, 0.0)
+    found = session.evaluate(mutant, right, cells, cells.setting, False)
+    assert found is not None and found.outcome == "not run" and found.undecided
+    assert f"{len(cells.order()) - 2} cells not tried" in str(found.reason)
+    late = cells.order()[-1][0].name
+
+    def wrong(*args: Any) -> Any:
+        return right(*args) if args[0].shape != specs[late] else right(*args) * 0
+
+    specs = {c.name: c.args["x"].shape for c in cells.cases}
+    assert cells.unknown(*cells.order()[-1])
+    monkeypatch.setattr(session, "_drawn", lambda *_: session._Drawn(200, True, "draw 1"))
+    found = session.evaluate(dataclasses.replace(mutant, make=lambda: wrong), right, cells, cells.setting, False)
+    assert found is not None and found.outcome == "caught" and not found.undecided
+
+
+def test_an_undecided_edit_is_taken_up_again(tmp_path: Path) -> None:
+    stamp, file = {"selftest": 2}, tmp_path / "kept.jsonl"
+    journal = runner.Journal(file, stamp)
+    mutant = planting.catalogue(["softmax"], 1, backend="torch")[0]
+    left = session.not_run(mutant, "its time was up").model_copy(update={"undecided": True})
+    journal.add("left", left)
+    journal.add("kept", session.not_run(mutant, "raised"))
+    assert set(runner.Journal(file, stamp).records) == {"kept"}
+
+
+def test_a_kernel_that_takes_its_arguments_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter holds an argument's memory while a kernel runs, and one that raises leaves it there."""
+
+    class Held:
+        def untouched(self) -> bool:
+            raise RuntimeError("Cannot access data pointer of Storage that is invalid.")
+
+    with pytest.raises(judging.ArgumentLost, match="x has no memory") as lost:
+        judging.restore(SimpleNamespace(buffers={"x": Held()}))  # type: ignore[arg-type]
+
+    def call(*_: object) -> None:
+        raise lost.value
+
+    right = planting.catalogue(["softmax"], 1, backend="torch")[0].right()
+    mutant, cells = _edited(right, right)
+    cells.warm(right, mutant.line, 2)
+    monkeypatch.setattr(session, "call", call)
+    found = session.evaluate(mutant, right, cells, cells.setting, False)
+    assert found is not None and found.outcome == "not run" and "x has no memory" in str(found.reason)
+
+
+def test_an_endless_mutant_ends_with_its_share() -> None:
+    """By its own process's time: a machine that others use must not decide it, nor 120 s pass for each."""
+
+    def endless() -> None:
+        while True:
+            pass
+
+    assert worker.forked(endless, 60.0, 1.0) == "no result within 1 s of its process"
+
+
+def test_few_edits_of_several_kernels_have_every_operator() -> None:
+    """The operators' order is the seed's: the first of the alphabet would be all that is ever drawn."""
+    drawn = {m.operator for m in planting.catalogue(["softmax", "rope", "silu_mul", "layer_norm"], 4, 0, "triton")}
+    assert len(drawn) >= 9
+
+
+def test_an_edit_of_cpp_changes_the_units_that_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its function has no code in a unit, nothing is compiled; where the code is the same, nothing runs."""
+    edit = next(e for e in units.candidates("softmax") if e.file == "softmax.cuh" and e.operator == "sign")
+    text = units._text(edit.file)
+    unit = Unit("k", f'#line 1 "softmax.cuh"\n{text}\nKERNEL')
+    made = units.edited(unit, edit)
+    assert made.source == unit.source.replace(text, edit.apply(text)) != unit.source
+    other = Unit("k", "KERNEL")
+    assert units.edited(other, edit) is other
+    located = f'\t.file\t1 "softmax.cuh"\n\t.loc\t1 {edit.line} 3\n'
+    code = {unit: f"{located}\tv_add_f32\n", made: f"{located.replace(' 3', ' 4')}\tv_add_f32 ; note\n"}
+    asked: list[Unit] = []
+
+    def assembly(one: Unit, arch: str, keep: bool = True) -> str:
+        asked.append(one)
+        return code[one]
+
+    monkeypatch.setattr(simt_offline, "assembly", assembly)
+    assert not units.changes(unit, edit, "gfx942")
+    code[made] = "\tv_sub_f32\n"
+    assert units.changes(unit, edit, "gfx90a")
+    elsewhere = Unit("other", unit.source)
+    code[elsewhere] = '\t.file\t1 "rows.cuh"\n\t.loc\t1 1 1\n'
+    asked.clear()
+    assert not units.changes(elsewhere, edit, "gfx942") and set(asked) == {elsewhere}
 
 
 def test_only_real_numbers_are_bent_as_such() -> None:
@@ -187,6 +327,8 @@ def test_cpp_variants_lie_side_by_side() -> None:
     found = dict(enumerate(cpp.edits(text, "f.cuh"), 1))
     made = cpp.schemata(text, "f.cuh", found)
     assert all(f"ferryman_mutant == {n}" in made for n in found)
+    edits = {e.new for e in cpp.edits("void f() {\n    m = platform::fmax(m, v.at(i)) + g(v.at(i));\n}\n", "f.cuh")}
+    assert any(new == "(m)" for new in edits) and "(i)" in edits  # no `platform::(m)`, no `v.(i)`
     assert cpp.refused("mutant:2:5: error: no match") == {2}
 
 
@@ -239,6 +381,18 @@ def test_a_worker_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_worker_that_fails_before_the_deadline_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"code 3: .*its reason"):
         _begun(monkeypatch, "print('its reason', file=sys.stderr); sys.exit(3)", 60.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_edits_of_cpp_run_in_the_simulator() -> None:
+    """Compiled for gfx942: the edits of the sums and signs of softmax are caught by the cells of its line in HIP."""
+    pytest.importorskip("ziglang")
+    document = selftest.run(["softmax"], honest_runs=0, device="cpu", most=6, backend="hip", budget=1.0)
+    fates = {r.name: (r.outcome, r.reason) for r in document.listing}
+    assert {r.backend for r in document.listing} == {"hip"} and len(fates) == 6
+    assert document.mutants.caught >= 1, fates
+    assert document.mutants.caught == document.mutants.non_equivalent, fates
 
 
 @pytest.mark.slow

@@ -175,16 +175,30 @@ def _compile_amd(unit: Unit, arch: str) -> Artefact:
     return Artefact(unit.name, arch, "hsaco", image, read_hsaco(image), log)
 
 
-def assembly(unit: Unit, arch: str) -> str:
-    """The same compilation of a unit for an AMD arch, as assembly text with line tables. Kept on disk."""
+def assembly(unit: Unit, arch: str, keep: bool = True) -> str:
+    """The same compilation of a unit for an AMD arch, as assembly text with line tables. Kept on disk, or in this
+    process alone (``keep``: False), for code that nobody else compiles."""
+    return _assembly(unit, arch) if keep else _passing(unit, arch)
+
+
+@functools.lru_cache(maxsize=64)
+def _passing(unit: Unit, arch: str) -> str:
+    return _compiled(unit, arch).decode("utf-8")
+
+
+def _compiled(unit: Unit, arch: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
+        path = Path(temporary) / "kernel.s"
+        lines = ("-debug-info-kind=line-tables-only", "-dwarf-version=5", "-debugger-tuning=gdb")
+        _clang(unit, arch, Path(temporary), *lines, "-S", "-o", str(path))
+        return path.read_bytes()
+
+
+def _assembly(unit: Unit, arch: str) -> str:
     words = (*(version(p) for p in ("ziglang", "triton")), arch, *defines_for(unit, arch), unit.source)
     key = f"{arch}-s-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()}"
     kept = cached_image(key)
     if kept is None:
-        with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
-            path = Path(temporary) / "kernel.s"
-            lines = ("-debug-info-kind=line-tables-only", "-dwarf-version=5", "-debugger-tuning=gdb")
-            _clang(unit, arch, Path(temporary), *lines, "-S", "-o", str(path))
-            kept = path.read_bytes()
+        kept = _compiled(unit, arch)
         keep_image(key, kept)
     return kept.decode("utf-8")

@@ -12,7 +12,7 @@ from ferryman.cli import documents, output
 from ferryman.cli.place import place
 from ferryman.errors import ArgumentError
 from ferryman.porting.selftest import SelfTest, run, succeeded
-from ferryman.porting.selftest.planting import EDITS
+from ferryman.porting.selftest.planting import EDITS, Backend
 from ferryman.porting.selftest.report import (
     MOST_EQUIVALENT,
     REQUIRED_SHARE,
@@ -22,7 +22,7 @@ from ferryman.porting.selftest.report import (
     reasons,
     survivors,
 )
-from ferryman.porting.selftest.runner import HONEST, Backend
+from ferryman.porting.selftest.runner import HONEST
 
 QUICK, QUICK_HONEST = 150, 200
 _MOST_KEYS = 6
@@ -38,7 +38,12 @@ def selftest(
     edits: Annotated[int, typer.Option(help="Edits of each op's source; 0: every one.")] = EDITS,
     sample: Annotated[int | None, typer.Option(help="So many mutants of all, drawn by the seed.")] = None,
     backend: Annotated[
-        Backend | None, typer.Option(help="torch: only rules and definitions; triton: only edits of sources.")
+        Backend | None,
+        typer.Option(help="torch: rules and definitions; triton: edits of sources; hip: of C++, simulated."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Seconds of an op's right kernel for edits that survive the first cells; default: no limit."),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes, on a CPU.")] = 1,
     minutes: Annotated[float | None, typer.Option(help="End after as many minutes: what is not done is left.")] = None,
@@ -81,6 +86,7 @@ def selftest(
             progress=advance,
             plant_seed=planted,
             backend=backend,
+            budget=budget,
         )
     text = dumps(document)
     if as_json:

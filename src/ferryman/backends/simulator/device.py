@@ -36,8 +36,9 @@ _FORMATS = {"i32": "<i", "u32": "<I", "i64": "<q", "u64": "<Q", "fp32": "<f", "f
 class Simulator:
     """One simulated device. As a context, this thread's launches go to it, and dispatch takes it for the device.
 
-    ``reports`` has a kernel's name and report for each launch since `take`. profile: the device's, for dispatch. count:
-    keep counters. Raises SimulationError for an arch that is not implemented.
+    ``reports`` has a kernel's name and report for each launch since `take`. ``change`` gives the SIMT unit that runs in
+    the place of one that is launched; what it makes is compiled for this process alone. profile: the device's, for
+    dispatch. count: keep counters. Raises SimulationError for an arch that is not implemented.
     """
 
     on_device = False
@@ -57,6 +58,7 @@ class Simulator:
         self.target, self.assumptions = target, assumptions or Assumptions()
         self.sanitize, self.count, self.budget, self.profile = sanitize, count, budget, profile
         self.reports: list[tuple[str, Report]] = []
+        self.change: Callable[[Any], Any] = lambda unit: unit
         self._inputs: list[Region] = []
         self._mode: _Allocations | None = None
         self._before: list[redirect.Route | None] = []
@@ -121,7 +123,8 @@ class Simulator:
         self, unit: Any, device: torch.device, grid: int, block: int, shared: int, args: tuple[int | float, ...]
     ) -> None:
         """A SIMT unit, as `simt.Runtime` has it: pointers are integers."""
-        program = _unit_program(unit, self.target.arch, self.assumptions)
+        asked, unit = unit, self.change(unit)
+        program = _unit_program(unit, self.target.arch, self.assumptions, unit is asked)
         layout = program.kernel.arguments
         explicit = [a for a in layout if not str(a[".value_kind"]).startswith("hidden")]
         if len(explicit) != len(args):
@@ -233,10 +236,10 @@ def _triton_program(key: str, source: Any, target: Target, assumptions: Assumpti
     return _decoded(text, name, target.arch, assumptions), resources
 
 
-def _unit_program(unit: Any, arch: str, assumptions: Assumptions) -> Program:
+def _unit_program(unit: Any, arch: str, assumptions: Assumptions, keep: bool) -> Program:
     from ferryman.backends import simt_offline
 
-    return _decoded(simt_offline.assembly(unit, arch), unit.name, arch, assumptions)
+    return _decoded(simt_offline.assembly(unit, arch, keep), unit.name, arch, assumptions)
 
 
 def _triton_arguments(program: Program, values: list[tuple[Any, str]]) -> bytes:

@@ -227,28 +227,37 @@ def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
 
 def _called(found: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, int, int, str]]:
     name, end = found[i], _closing(found, i + 1)
+    whole = i  # where the call begins, with what qualifies its name
+    while whole >= 2 and found[whole - 1].text in ("::", ".", "->") and found[whole - 2].kind == "name":
+        whole -= 2
     swapped = {"max": "min", "min": "max", "Max": "Min"}
     for old, new in swapped.items():
         if name.text.endswith(old):
             yield "maximum left out", name.start, name.end, name.text.removesuffix(old) + new
     comma = _until(found[: end + 1], i + 2, ",")
     if comma is None and end > i + 2:
-        yield "function left out", name.start, found[end].end, text[found[i + 1].start : found[end].end]
+        yield "function left out", found[whole].start, found[end].end, text[found[i + 1].start : found[end].end]
     if comma is not None and _until(found[: end + 1], comma + 1, ",") is None:
         first, second = text[found[i + 2].start : found[comma].start], text[found[comma + 1].start : found[end].start]
         yield "operands swapped", found[i + 2].start, found[end].start, f"{second}, {first}"
         if name.text.endswith(("max", "min")):
-            yield "maximum left out", name.start, found[end].end, f"({first})"
+            yield "maximum left out", found[whole].start, found[end].end, f"({first})"
+
+
+def functions(text: str) -> list[tuple[int, str]]:
+    """(place, name) of every function's definition."""
+    found = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)
+    return [(m.start(), m[1]) for m in found if m[1] not in ("if", "for", "while", "switch")]
 
 
 def edits(text: str, file: str) -> list[Edit]:
     """Every edit of a C++ source."""
     found: dict[tuple[int, str, str], Edit] = {}
-    functions = [(m.start(), m.group(1)) for m in re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)]
+    around = functions(text)
     for region in regions(text):
         if not region.tokens:
             continue
-        inside = [n for at, n in functions if at < region.start and n not in ("if", "for", "while", "switch")]
+        inside = [n for at, n in around if at < region.start]
         for operator, start, end, new in _changes(region, text):
             line = text.count("\n", 0, start) + 1
             last = text.count("\n", 0, end) + 1

@@ -77,8 +77,8 @@ class Operator:
     make: Callable[..., Iterator[tuple[object, str]]]
 
 
-def spread(found: Sequence[Edit], most: int, seed: int) -> list[Edit]:
-    """At most ``most`` edits, the operators in turn, each operator's edits in an order that the seed shuffles."""
+def spread(found: Sequence[Edit], most: int, seed: int | str) -> list[Edit]:
+    """At most ``most`` edits, the operators in turn. The seed shuffles the operators, and each operator's edits."""
     import random
 
     by: dict[str, list[Edit]] = {}
@@ -87,8 +87,10 @@ def spread(found: Sequence[Edit], most: int, seed: int) -> list[Edit]:
     for name, edits in by.items():
         random.Random(f"{seed}/{name}").shuffle(edits)
     chosen: list[Edit] = []
+    names = sorted(by)
+    random.Random(f"{seed}").shuffle(names)
     while len(chosen) < most and by:
-        for name in sorted(by):
+        for name in [n for n in names if n in by]:
             chosen.append(by[name].pop())
             if not by[name]:
                 del by[name]

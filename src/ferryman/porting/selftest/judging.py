@@ -17,7 +17,7 @@ from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive, TensorSpec
 from ferryman.porting.inputs import mutation
 from ferryman.porting.inputs.cases import Arguments, as_tuple
-from ferryman.porting.judging import hygiene
+from ferryman.porting.judging import hygiene, route
 from ferryman.porting.judging.parity import Prepared, check_cell
 from ferryman.porting.judging.results import Cell
 from ferryman.porting.mutate.edits import EditError
@@ -82,10 +82,18 @@ class _Recorder:
         return result
 
 
+class ArgumentLost(RuntimeError):
+    """A kernel raised inside Triton's interpreter, which then holds an argument's memory: nothing more can run here."""
+
+
 def restore(args: Arguments) -> None:
-    """A kernel under test may have written its inputs: the next one gets them as they were."""
-    for buffer in args.buffers.values():
-        if not buffer.untouched():
+    """A kernel under test may have written its inputs: the next one gets them as they were. Raises ArgumentLost."""
+    for name, buffer in args.buffers.items():
+        try:
+            untouched = buffer.untouched()
+        except RuntimeError as error:
+            raise ArgumentLost(f"raised, and {name} has no memory any more: {error}") from error
+        if not untouched:
             buffer.bytes.copy_(buffer.pristine)
 
 
@@ -123,11 +131,12 @@ def look(
 
 
 def call(op: Primitive, kernel: Callable[..., Any], args: Arguments, setting: Setting, target: Any) -> Outputs:
-    """The kernel's outputs alone; None where it raises, or touches what it may not."""
+    """The kernel's outputs alone; None where it raises, or does what it may not to memory."""
+    route.begin()
     try:
         whole = mutation.on_copies(op, kernel)
         runs = hygiene.run(op, whole, args, target, setting.device, 1)
-        clean = not runs.faults and not mutation.faults(whole)
+        clean = not runs.faults and not mutation.faults(whole) and not route.faults()
     except EditError:
         raise
     except Exception:  # noqa: BLE001 - a mutant may raise anything; the caller counts it as different

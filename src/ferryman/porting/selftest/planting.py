@@ -8,19 +8,22 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from ferryman.device_profiles import profile
 from ferryman.dispatch import registry
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Primitive, TensorSpec
 from ferryman.porting.inputs.cases import arguments, as_tuple, cases_of
 from ferryman.porting.inputs.fills import DTYPES
-from ferryman.porting.mutate import rewrites, rules, sources
+from ferryman.porting.mutate import rewrites, rules, sources, units
 from ferryman.porting.mutate.edits import Edit, spread
 
 Kernel = Callable[..., Any]
+Backend = Literal["torch", "triton", "hip"]
+AMD = "mi300x"  # the device that edits of C++ are compiled for, and simulated on
 EDITS = 64  # of one op's source, unless every one is asked for
 _CPU = torch.device("cpu")
 
@@ -30,7 +33,8 @@ class Mutant:
     """One planted bug.
 
     operator: the rule that made it. make: a kernel without memory of earlier runs. right: what it is a mutant of. line:
-    the declarations that it is judged under. gpu: why it needs one, if so. edit: of the source, for backend "triton".
+    the declarations that it is judged under. gpu: why it needs one, if so. edit: of the source, for backends "triton"
+    and "hip".
     """
 
     op: str
@@ -107,25 +111,49 @@ def _of_rules(known: Primitive) -> list[Mutant]:
 
 
 def _of_source(op: str, most: int | None, seed: int) -> list[Mutant]:
+    """Edits of the op's Triton source."""
     line = sources.interpretable(op)
     if line is None:
         return []
-    right, found = functools.partial(registry.launcher, line), []
-    possible = sources.candidates(op)
+    make, right = functools.partial(sources.kernel, line), functools.partial(registry.launcher, line)
+    return _edits(op, line, _some(sources.candidates(op), op, most, seed), make, right)
+
+
+def _of_units(op: str, most: int | None, seed: int) -> list[Mutant]:
+    """Edits of the op's C++."""
+    line = units.line_of(op)
+    if line is None:
+        return []
+    make, right = functools.partial(units.kernel, line), functools.partial(units.right, line, profile(AMD))
+    return _edits(op, line, _some(units.candidates(op), op, most, seed), make, right)
+
+
+def _some(possible: Sequence[Edit], op: str, most: int | None, seed: int) -> Sequence[Edit]:
+    return possible if most is None else spread(possible, most, f"{seed}/{op}")
+
+
+def _edits(
+    op: str, line: Implementation, chosen: Sequence[Edit], make: Callable[[Edit], Kernel], right: Callable[[], Kernel]
+) -> list[Mutant]:
+    found: list[Mutant] = []
     names: dict[str, int] = {}
-    for edit in possible if most is None else spread(possible, most, seed):
+    for edit in chosen:
         stem = f"{edit.function}.{edit.operator.replace(' ', '_')}.{edit.tag}"
         names[stem] = names.get(stem, 0) + 1
         name = stem if names[stem] == 1 else f"{stem}.{names[stem]}"
-        make = functools.partial(sources.kernel, line, edit)
-        found.append(Mutant(op, name, edit.operator, edit.note, make, right, line, "triton", None, edit))
+        planted = functools.partial(make, edit)
+        found.append(Mutant(op, name, edit.operator, edit.note, planted, right, line, line.backend, None, edit))
     return found
 
 
-def catalogue(ops: Sequence[str], most: int | None = EDITS, seed: int = 0) -> list[Mutant]:
-    """Every mutant of the ops: all of the rules, and ``most`` edits of each op's source, drawn by the seed (None:
-    all)."""
+def catalogue(
+    ops: Sequence[str], most: int | None = EDITS, seed: int = 0, backend: Backend | None = None
+) -> list[Mutant]:
+    """The mutants of the ops: all of the rules, and ``most`` edits of each op's source, drawn by the seed (None: all).
+    backend: of that one; None: of all but "hip", whose edits only who asks for them waits for."""
     found: list[Mutant] = []
     for op in ops:
-        found += _of_rules(registry.primitive(op)) + _of_source(op, most, seed)
+        found += _of_rules(registry.primitive(op)) if backend in (None, "torch") else []
+        found += _of_source(op, most, seed) if backend in (None, "triton") else []
+        found += _of_units(op, most, seed) if backend == "hip" else []
     return found

@@ -25,7 +25,8 @@ class Record(_Model):
     """What became of one mutant.
 
     gates: those that failed (the first catching run's, or every run's when all were judged). others: which of the
-    other rules rejected one of its runs; others_aligned: one on aligned normal inputs.
+    other rules rejected one of its runs; others_aligned: one on aligned normal inputs. undecided: not run
+    to the end, its time was up.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Record(_Model):
     runs: int = 0
     flagged: int = 0
     draws: int = 0
+    undecided: bool = False
     others: dict[str, bool] = {}
     others_aligned: dict[str, bool] = {}
 

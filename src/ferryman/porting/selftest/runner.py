@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from ferryman.porting.running.process import parentage, quiet
 from ferryman.porting.selftest import worker
 from ferryman.porting.selftest.alternatives import alternatives
 from ferryman.porting.selftest.judging import Setting
-from ferryman.porting.selftest.planting import EDITS, Mutant, catalogue
+from ferryman.porting.selftest.planting import EDITS, Backend, Mutant, catalogue
 from ferryman.porting.selftest.report import Record, SelfTest, Tally, compose
 from ferryman.porting.selftest.session import not_run
 
@@ -35,7 +35,6 @@ HONEST = 1000
 INTERPRETED_SHARE = 10  # one right run of ten is a Triton kernel with other tiles
 _PIECE = 4  # rounds of right runs that are written down at a time
 Piece = tuple[str, int, int]
-Backend = Literal["torch", "triton"]
 
 
 class Journal:
@@ -54,7 +53,8 @@ class Journal:
             for line in lines:
                 if line.endswith("}"):  # a run that was killed may leave half a line
                     said = json.loads(line)
-                    self._keep(said["key"], said)
+                    if not said.get("record", {}).get("undecided"):  # that may have more time now
+                        self._keep(said["key"], said)
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(stamp) + "\n", "utf-8")
@@ -88,6 +88,7 @@ def run(
     progress: Progress | None = None,
     plant_seed: int | None = None,
     backend: Backend | None = None,
+    budget: float | None = None,
 ) -> SelfTest:
     """Judge mutants, and ``honest_runs`` runs of right alternatives, with the engine and with the other rules.
 
@@ -96,7 +97,9 @@ def run(
     by the seed. most: edits of one op's source; None: every one. jobs: worker processes (on a CPU). minutes: what
     is not done after as many is left. resume: a file in which results are kept, and from which an interrupted run goes
     on. plant_seed: which edits are drawn; None: by ``seed``. backend: "torch" for rules and definitions alone, "triton"
-    for edits of sources; None: both. Raises UnknownName for an op that is not there.
+    for edits of sources, "hip" for those of C++, in the simulator; None: the first two. budget: process seconds that an
+    op's right kernel may take for the cells and draws that its surviving edits need; None: as many as they need.
+    Raises UnknownName for an op that is not there.
     """
     began = time.perf_counter()
     if honest_runs < 0:
@@ -109,7 +112,7 @@ def run(
         place = torch.device("cuda", torch.cuda.current_device())
     profile, planted = detect(place), seed if plant_seed is None else plant_seed
     names = [registry.primitive(op).name for op in (registry.primitives() if ops is None else ops)]
-    chosen = [m for m in catalogue(names, most, planted) if backend in (None, m.backend)]
+    chosen = catalogue(names, most, planted, backend)
     if sample is not None and sample < len(chosen):
         chosen = random.Random(f"{planted}").sample(chosen, sample)
     stamp = {
@@ -143,7 +146,14 @@ def run(
         if progress is not None:
             progress(done, total, key.split(".")[0])
 
-    base = {"seed": seed, "plant_seed": planted, "most": most, "every_run_judged": every_run_judged, "ops": names}
+    base: dict[str, Any] = {
+        "seed": seed,
+        "plant_seed": planted,
+        "most": most,
+        "every_run_judged": every_run_judged,
+        "ops": names,
+    }
+    base |= {"budget": budget}
     todo = [
         {
             **base,
@@ -154,7 +164,7 @@ def run(
         for backend in pieces
     ]
     with quiet():
-        if place.type == "cuda":
+        if place.type == "cuda" and backend != "hip":
             for job in todo:
                 worker.do(job, Setting(place, profile), heard)
         else:
@@ -169,6 +179,8 @@ def run(
 
 def _shares(honest_runs: int, place: torch.device, profile: Profile, backend: Backend | None) -> dict[Backend, int]:
     """Right runs by way of running."""
+    if backend == "hip":
+        return {"hip": 0}
     if backend == "torch" or _triton(place, profile) is not None:
         return {} if backend == "triton" else {"torch": honest_runs}
     if backend == "triton":

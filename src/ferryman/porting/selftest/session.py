@@ -4,35 +4,59 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ferryman.backends.simt import Unit
 from ferryman.dispatch import registry
 from ferryman.dispatch.select import View, refusals, target_of
-from ferryman.errors import UnknownName
+from ferryman.errors import CompileError, UnknownName
+from ferryman.ops.domain import Sizes
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import STORAGE_DTYPES, Case, TensorSpec
 from ferryman.porting.inputs import fuzz
 from ferryman.porting.inputs.cases import Arguments, arguments, cases_of
 from ferryman.porting.inputs.fills import dtype_name
 from ferryman.porting.judging.parity import Prepared, prepare
-from ferryman.porting.mutate import sources
+from ferryman.porting.mutate import sources, units
 from ferryman.porting.selftest import baselines
 from ferryman.porting.selftest.alternatives import alternatives
-from ferryman.porting.selftest.judging import RAISED, Outputs, Seen, Setting, aligned, call, look, same_bits
+from ferryman.porting.selftest.judging import (
+    RAISED,
+    ArgumentLost,
+    Outputs,
+    Seen,
+    Setting,
+    aligned,
+    call,
+    look,
+    same_bits,
+)
 from ferryman.porting.selftest.planting import Mutant
 from ferryman.porting.selftest.report import Alarm, Record, Tally
 
 PANEL = 4  # cells where it differs that the other rules see of a mutant, beyond those until the engine has caught it
+AFTER = 12  # cells that are tried for them once an edit is caught: most may not reach it, or not show it
 DRAWS = 200  # of the op's whole domain, which an equivalent mutant must give the same bits on
 _TEMPLATES = 10  # on a GPU every shape may be a compilation
 _DRAWN_BY = 7_310_000  # a seed that no check uses
-Lines = frozenset[tuple[str, int]] | None  # (file inside the package, line)
+_MOST_LINES = 3000  # of kernels, that a draw may execute in the interpreter: 200 us each, for every edit that survives
+_SMALL = Sizes(  # of draws there
+    rows=(0, 1, 2, 3, 5),
+    width=(0, 1, 2, 3, 7, 16, 31, 64, 65, 127, 128),
+    depth=(0, 1, 2, 5, 16, 37, 64),
+    batch=(0, 1, 2),
+    groups=(1, 2),
+    per_group=(1, 2),
+    queries=(0, 1, 2, 7, 16, 17),
+    keys=(0, 1, 3, 16, 19),
+    head_dim=(1, 2, 8, 16, 37, 64),
+)
+Lines = frozenset[tuple[str, int]] | units.Units | None  # (file inside the package, line), or what was launched
 
 
 @dataclass
@@ -56,7 +80,9 @@ class Cells:
         self._ready: dict[tuple[str, torch.dtype], Prepared] = {}
         self._right: dict[tuple[str, torch.dtype, int], tuple[Outputs, Lines]] = {}
         self._draws: dict[int, list[Draw]] = {}
-        self._of_dtype: dict[tuple[torch.dtype, int], Lines] = {}
+        self._seconds: dict[tuple[str, torch.dtype], float] = {}
+        self.seconds = 0.0  # of the right kernel's runs
+        self.budget = math.inf  # process seconds that the right kernel has left for what survivors need
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -72,87 +98,96 @@ class Cells:
         return self._ready[key]
 
     def order(self) -> list[tuple[Case, torch.dtype]]:
-        """Every cell: an aligned case, then the others, small ones first, in the first dtype; then in the others."""
+        """Every cell: an aligned case, then the others, small ones first, in the first dtype; then in the others. Where
+        the right kernel has run on some, these come first, by their cost, then small ones of any dtype."""
         usual = [c for c in self.cases if aligned(self.primitive, c)][:1]
         rest = sorted((c for c in self.cases if c not in usual), key=_elements)
-        return [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
+        found = [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
+        known = self._seconds
+        if known:
+            last = max(known.values())
+            found.sort(key=lambda c: known.get((c[0].name, c[1]), last + 1 + _elements(c[0])))
+        return found
+
+    def unknown(self, case: Case, dtype: torch.dtype) -> bool:
+        """Whether the budget did not reach this cell."""
+        return self.budget <= 0 and (case.name, dtype) not in self._seconds
 
     def right(self, kernel: Callable[..., Any], case: Case, dtype: torch.dtype) -> tuple[Outputs, Lines]:
-        """(the right kernel's outputs on a cell, the lines of source that its case reaches; None where not known).
-
-        Tracing costs three runs: it is done in the first dtype for all of them, and once in each other one, for what
-        only that reaches.
-        """
+        """(the right kernel's outputs on a cell, the lines of source that it reaches; None where not known)."""
         key = case.name, dtype, id(kernel)
         if key not in self._right:
-            args = self.prepared(case, dtype).args
-            if dtype == self.dtypes[0] or (dtype, id(kernel)) not in self._of_dtype:
-                outputs, lines = self._traced(kernel, args)
-                self._of_dtype.setdefault((dtype, id(kernel)), lines)
-            else:
-                outputs = call(self.primitive, kernel, args, self.setting, self.target)
-                lines = self._of_dtype[dtype, id(kernel)]
-            if dtype != self.dtypes[0] and lines is not None:
-                lines |= self.right(kernel, case, self.dtypes[0])[1] or frozenset()
-            self._right[key] = outputs, lines
+            args, began = self.prepared(case, dtype).args, time.process_time()
+            self._right[key] = self._traced(kernel, args)
+            self._spent(began)
+            self._seconds.setdefault((case.name, dtype), time.process_time() - began)
         return self._right[key]
 
-    def _traced(self, kernel: Callable[..., Any], args: Arguments) -> tuple[Outputs, Lines]:
-        if self.backend == "torch" or self.setting.simulate is None:
-            return call(self.primitive, kernel, args, self.setting, self.target), None
-        lines: set[tuple[str, int]] = set()
-        root = str(sources.ROOT) + os.sep
+    def _spent(self, began: float) -> None:
+        self.seconds += time.process_time() - began
+        self.budget -= time.process_time() - began
 
-        def enter(frame: Any, event: str, argument: Any) -> Any:
-            file = frame.f_code.co_filename
-            if not file.startswith(root) or not (file.endswith("kernels.py") or "triton_" in file):
-                return None
-            name = file.removeprefix(root)
-
-            def step(frame: Any, event: str, argument: Any) -> Any:
-                lines.add((name, frame.f_lineno))
-                return step
-
-            return step
-
-        sys.settrace(enter)
+    def _traced(self, kernel: Callable[..., Any], args: Arguments, most: float = math.inf) -> tuple[Outputs, Lines]:
+        """A run's outputs, and the lines of watched kernels that it executes. Raises TooLong where those are over
+        ``most``."""
+        if self.backend == "hip":
+            return units.launched(lambda: call(self.primitive, kernel, args, self.setting, self.target))
+        seen = sources.Reached(most)
+        sources.watch(seen)
         try:
             outputs = call(self.primitive, kernel, args, self.setting, self.target)
         finally:
-            sys.settrace(None)
-        return outputs, frozenset(lines)
+            sources.watch(None)
+        return outputs, frozenset(seen.lines) if self.backend == "triton" and self.setting.simulate else None
 
     def draws(self, kernel: Callable[..., Any], line: Implementation) -> list[Draw]:
-        """DRAWS points of the op's domain that ``line`` serves; fewer where fuzzing does not know the op."""
+        """DRAWS points of the op's domain that ``line`` serves, none of them too long for an interpreter; fewer where
+        fuzzing does not know the op."""
         if id(kernel) not in self._draws:
+            began, given = time.process_time(), self.budget
             found: list[Draw] = []
             op, setting = self.primitive, self.setting
-            compiled = setting.device.type == "cuda"
+            compiled, small = setting.device.type == "cuda", None if setting.device.type == "cuda" else _SMALL
             try:
                 drawn = (
-                    fuzz.variants(op, _TEMPLATES, 2 * DRAWS // _TEMPLATES, _DRAWN_BY)
-                    if compiled
-                    else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY)
+                    fuzz.variants(op, 2 * _TEMPLATES, DRAWS // _TEMPLATES, _DRAWN_BY, small)
+                    if compiled or self.backend == "hip"
+                    else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY, small)
                 )
                 for number, (case, dtype) in enumerate(drawn):
-                    if dtype not in self.dtypes or len(found) == DRAWS:
+                    if time.process_time() - began > given or len(found) == DRAWS:
+                        break
+                    if dtype not in self.dtypes:
                         continue
                     args = arguments(case, op, dtype, _DRAWN_BY + number, setting.device)
                     if refusals(line, View.of(op, args.values, setting.profile), setting.profile, absent=True):
                         continue
-                    outputs, lines = self._traced(kernel, args)
+                    try:
+                        outputs, lines = self._traced(kernel, args, _MOST_LINES)
+                    except sources.TooLong:
+                        continue
                     if outputs is not None:
                         found.append(Draw(f"draw {number} {dtype_name(dtype)}", args, outputs, lines))
             except UnknownName:
                 pass  # an op of another package, which fuzzing has no data about: only its own cases are known
             self._draws[id(kernel)] = found
+            self._spent(began)
         return self._draws[id(kernel)]
 
-    def warm(self, kernel: Callable[..., Any], line: Implementation, first: int | None) -> None:
-        """What several mutants of one kernel need: the first cells' results, or (None) every one's, and the draws."""
+    def warm(
+        self, kernel: Callable[..., Any], line: Implementation, first: int | None, budget: float = math.inf
+    ) -> None:
+        """What several mutants of one kernel need: the first cells' results, or (None) every one's, and the draws, as
+        far as ``budget`` process seconds go, half of them for either."""
+        self.budget = budget / 2
         for case, dtype in self.order()[:first]:
+            if self.budget <= 0:
+                break
             self.right(kernel, case, dtype)
+            if first is not None:
+                self.prepared(case, dtype).reference(frozenset(line.roundings))
         if first is None:
+            self.budget = max(self.budget, 0.0) + budget / 2
             self.draws(kernel, line)
 
 
@@ -160,9 +195,13 @@ def _elements(case: Case) -> int:
     return sum(math.prod(a.shape) for a in case.args.values() if isinstance(a, TensorSpec))
 
 
-def _reaches(mutant: Mutant, lines: Lines) -> bool:
+def _reaches(mutant: Mutant, lines: Lines, arch: str) -> bool:
     edit = mutant.edit
-    return edit is None or lines is None or any((edit.file, n) in lines for n in range(edit.line, edit.last + 1))
+    if edit is None or lines is None:
+        return True
+    if mutant.backend == "hip":
+        return any(units.changes(unit, edit, arch) for unit in lines if isinstance(unit, Unit))
+    return any((edit.file, n) in lines for n in range(edit.line, edit.last + 1))
 
 
 def evaluate(
@@ -173,29 +212,52 @@ def evaluate(
     every_run_judged: bool,
     first: int | None = None,
 ) -> Record | None:
+    """`_evaluate`, for a mutant that may also take its arguments' memory away."""
+    try:
+        return _evaluate(mutant, right, cells, setting, every_run_judged, first)
+    except ArgumentLost as error:
+        return not_run(mutant, str(error))
+
+
+def _evaluate(
+    mutant: Mutant,
+    right: Callable[..., Any],
+    cells: Cells,
+    setting: Setting,
+    every_run_judged: bool,
+    first: int | None,
+) -> Record | None:
     """Run a mutant on its cells until everything is known; where no gate fails, compare it with the right kernel.
     None where no gate fails on the ``first`` cells, if so many are given: the others are not tried then.
 
-    An edit is judged on the cells that reach it and where its bits differ from the right kernel's. Once the engine has
-    caught the mutant, further runs are for the other rules (unless every run is judged).
+    An edit is judged on the cells that the right kernel computes and that reach the edit, where its bits differ. Once
+    the engine has caught the mutant, further runs are for the other rules (unless every run is judged).
     """
     record = new_record(mutant)
     try:
         kernel = mutant.make()
     except Exception as error:  # noqa: BLE001 - an edited source may fail to load in any way
         return not_run(mutant, f"does not load: {type(error).__name__}: {_first(error)}")
-    reached, differs, panel = False, False, 0
+    reached, differs, panel, after, untried = False, False, 0, 0, 0
     for number, (case, dtype) in enumerate(cells.order()):
         caught = record.outcome == "caught"
         if number == first and not caught:
             return None
-        if caught and panel >= PANEL and not every_run_judged:
+        over = panel >= PANEL or (mutant.edit is not None and (number == first or after >= AFTER))
+        if caught and over and not every_run_judged:
             break
+        after += caught
+        if mutant.edit is not None and not differs and cells.unknown(case, dtype):
+            untried += 1
+            continue
         prepared = cells.prepared(case, dtype)
         if mutant.edit is not None:
             outputs, lines = cells.right(right, case, dtype)
-            if not _reaches(mutant, lines):
-                continue
+            try:
+                if outputs is None or not _reaches(mutant, lines, cells.target.arch):
+                    continue  # where the right kernel refuses, a mutant says nothing
+            except CompileError as error:
+                return not_run(mutant, f"does not compile: {_first(error)}", record.runs)
             reached = True
             mine = call(cells.primitive, kernel, prepared.args, setting, cells.target)
             record.runs += 1
@@ -221,6 +283,14 @@ def evaluate(
         drawn = _drawn(mutant, kernel, right, cells, setting)
         reached, differs = reached or drawn.reached, drawn.where is not None
         record.draws = drawn.count
+        if differs and untried:  # it is no equivalent one: every cell may show it
+            cells.budget = math.inf
+            return _evaluate(mutant, right, cells, setting, every_run_judged, None)
+    few = record.draws < DRAWS and cells.budget <= 0
+    if not differs and (untried or few):
+        why = f"bitwise equal in {record.runs} runs and {record.draws} draws, {untried} cells not tried"
+        found = not_run(mutant, f"undecided when its time was up: {why}", record.runs)
+        return found.model_copy(update={"undecided": True})
     if not reached and not differs:
         return not_run(
             mutant, record.reason or "nothing here reaches it: another device's path, or no case and no draw"
@@ -247,7 +317,7 @@ def _drawn(mutant: Mutant, kernel: Any, right: Any, cells: Cells, setting: Setti
     draws = cells.draws(right, mutant.line)
     reached = False
     for draw in draws:
-        if _reaches(mutant, draw.lines):
+        if _reaches(mutant, draw.lines, cells.target.arch):
             reached = True
             if not same_bits(call(cells.primitive, kernel, draw.args, setting, cells.target), draw.right):
                 return _Drawn(len(draws), True, draw.name)

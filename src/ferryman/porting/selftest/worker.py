@@ -9,46 +9,56 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import select
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ferryman.porting.mutate import sources
 from ferryman.porting.mutate.edits import EditError
+from ferryman.porting.running import simulated_route
 from ferryman.porting.running.process import end_with_parent
 from ferryman.porting.selftest.judging import Setting
-from ferryman.porting.selftest.planting import EDITS, Mutant, catalogue
+from ferryman.porting.selftest.planting import AMD, EDITS, Mutant, catalogue
 from ferryman.porting.selftest.report import Record, Tally
 from ferryman.porting.selftest.session import Cells, evaluate, honest, not_run
 
 SIMULATED = "h200"  # a CPU has no tiles of its own
 RUNS = 2  # the interpreter is one thread of NumPy: a third run would show nothing new
-LIMIT_SECONDS = 120.0  # of one mutant
+LIMIT_SECONDS = 120.0  # of one mutant, by the clock
+OWN_SECONDS, SLOWER = 6.0, 10  # of its process: so many, and so many times the right kernel's on what it is tried on
 EARLY = 12  # cells that catch most mutants: what only the others need is made ready once one survives these
 START = "from ferryman.porting.selftest.worker import main; raise SystemExit(main())"
 
 
-def forked(work: Callable[[], Record | None], limit: float) -> Record | str | None:
-    """What ``work`` gives, in a fork of this process; or why there is nothing."""
+def forked(work: Callable[[], Record | None], limit: float, own: float | None = None) -> Record | str | None:
+    """What ``work`` gives, in a fork of this process; or why there is nothing: it took longer than ``limit`` seconds,
+    or its process used more than ``own`` of them."""
+    import resource  # Unix alone has it, as it has fork
+
     read, write = os.pipe()
     here = os.getpid()
     child = os.fork()
     if child == 0:
         end_with_parent(here)
         os.close(read)
+        if own is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(own), math.ceil(own)))
         try:
             found = work()
             text = json.dumps({"record": found and found.model_dump(mode="json")})
         except EditError as error:
             text = json.dumps({"edit": str(error)})
         except BaseException as error:  # noqa: BLE001 - a fault of the self-test: told, not swallowed
-            text = json.dumps({"fault": f"{type(error).__name__}: {error}"})
+            text = json.dumps({"fault": "".join(traceback.format_exception(error))[-2000:]})
         with os.fdopen(write, "w", encoding="utf-8") as pipe:
             pipe.write(text)
         os._exit(0)
@@ -65,6 +75,8 @@ def forked(work: Callable[[], Record | None], limit: float) -> Record | str | No
                 break
             parts.append(part)
     _, status = os.waitpid(child, 0)
+    if own is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+        why = why or f"no result within {own:.0f} s of its process"
     if why is None and os.WIFSIGNALED(status):
         why = f"its process ended with {signal.Signals(os.WTERMSIG(status)).name}"
     if why is not None:
@@ -78,9 +90,18 @@ def forked(work: Callable[[], Record | None], limit: float) -> Record | str | No
 
 
 def each_mutant(
-    mutants: Sequence[Mutant], setting: Setting, seed: int, every_run_judged: bool, limit: float = LIMIT_SECONDS
+    mutants: Sequence[Mutant],
+    setting: Setting,
+    seed: int,
+    every_run_judged: bool,
+    limit: float = LIMIT_SECONDS,
+    budget: float | None = None,
 ) -> Iterator[Record]:
-    """Every mutant's record, kernel by kernel. On a GPU that is lost, the rest is not run."""
+    """Every mutant's record, kernel by kernel. On a GPU that is lost, the rest is not run.
+
+    budget: process seconds of an op's right kernel for what edits need that survive the first cells. What these cannot
+    decide is not run.
+    """
     grouped: dict[tuple[str, str], list[Mutant]] = {}
     for mutant in mutants:
         grouped.setdefault((mutant.op, mutant.backend), []).append(mutant)
@@ -88,7 +109,7 @@ def each_mutant(
     for (op, backend), group in grouped.items():
         cells = Cells(op, setting, seed, backend)
         if setting.device.type != "cuda" and backend != "torch":
-            yield from _interpreted(group, cells, every_run_judged, limit)
+            yield from _interpreted(group, cells, every_run_judged, limit, math.inf if budget is None else budget)
             continue
         rights = dict[Any, Any]()
         for mutant in group:
@@ -104,16 +125,20 @@ def each_mutant(
             lost = _lost(setting.device, mutant.key) if setting.device.type == "cuda" else None
 
 
-def _interpreted(group: Sequence[Mutant], cells: Cells, every_run_judged: bool, limit: float) -> Iterator[Record]:
+def _interpreted(
+    group: Sequence[Mutant], cells: Cells, every_run_judged: bool, limit: float, budget: float
+) -> Iterator[Record]:
     """Each mutant of one kernel in a fork: all of them on the first cells, then those that survive on every one."""
-    right, left = group[0].right(), list(group)
+    right = sources.watched(group[0].line) if cells.backend == "triton" else group[0].right()
+    left = list(group)
     for first in (EARLY, None):
         if left:
-            cells.warm(right, group[0].line, first)
+            cells.warm(right, group[0].line, first, math.inf if first else budget)
         survivors = []
         for mutant in left:
             work = functools.partial(evaluate, mutant, right, cells, cells.setting, every_run_judged, first)
-            found = forked(work, limit)
+            own = OWN_SECONDS + SLOWER * cells.seconds
+            found = forked(work, max(limit, 2 * own), own)
             if found is None:
                 survivors.append(mutant)
             else:
@@ -132,8 +157,8 @@ def _lost(device: torch.device, key: str) -> str | None:
 def do(job: dict[str, Any], setting: Setting, say: Callable[[str, Record | Tally], None]) -> None:
     """One job: ``mutants`` by key, and ``honest``, pieces of right runs as (key, first round, rounds)."""
     wanted = set(job["mutants"])
-    chosen = [m for m in catalogue(job["ops"], job["most"], job["plant_seed"]) if m.key in wanted]
-    for record in each_mutant(chosen, setting, job["seed"], job["every_run_judged"]):
+    chosen = [m for m in catalogue(job["ops"], job["most"], job["plant_seed"], job["backend"]) if m.key in wanted]
+    for record in each_mutant(chosen, setting, job["seed"], job["every_run_judged"], budget=job["budget"]):
         say(record.key, record)
     for key, first, rounds in job["honest"]:
         say(key, honest(job["ops"], setting, job["seed"], job["backend"], first, rounds))
@@ -160,7 +185,11 @@ def main() -> int:
     device = torch.device("cpu")
     interpreted = job["backend"] == "triton"
     setting = Setting(device, detect(device), RUNS if interpreted else 3, profile(SIMULATED) if interpreted else None)
-    do(job, setting, say)
+    with contextlib.ExitStack() as route:
+        if job["backend"] == "hip":
+            setting = Setting(device, profile(AMD), RUNS)
+            route.enter_context(simulated_route.on(setting.profile))
+        do(job, setting, say)
     return 0
 
 
