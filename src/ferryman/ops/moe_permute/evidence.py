@@ -81,12 +81,13 @@ def _combine(
     layout: str = "contiguous",
     fill: str | None = None,
     weights_fill: str = "uniform",
+    weights_layout: str | None = None,
 ) -> dict[str, Any]:
     count = tokens * slots if rows is None else rows
     return {
         "y": TensorSpec((count, width), fill=fill, layout=layout),
         "source": TensorSpec((count,), "int32", source, layout),
-        "topk_weights": TensorSpec((tokens, slots), weights, weights_fill, layout),
+        "topk_weights": TensorSpec((tokens, slots), weights, weights_fill, weights_layout or layout),
     }
 
 
@@ -147,6 +148,8 @@ def _combine_cases() -> Sequence[Case]:
         "nonfinite": _combine(9, 2, 40, fill="nonfinite"),
         "tiny": _combine(9, 3, 40, fill="tiny"),
         **{f"layout_{name}": _combine(9, 3, 56, layout=name) for name in ("rows", "last", "offset")},
+        # neither's strides may be taken for the other's
+        **{f"layout_weights_{name}": _combine(9, 3, 56, weights_layout=name) for name in ("rows", "last")},
     }
     exact = {
         "exact_ragged": _combine(29, 3, 67, fill="signs", weights_fill="halves"),
