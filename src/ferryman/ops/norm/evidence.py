@@ -59,6 +59,10 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
     for name, shape in _SHAPES.items():
         add(name, shape)
     add("no_weight", (5, 96), weight=None)
+    if bias:  # one without the other, as a normal case has both or neither
+        for absent in ("weight", "bias"):
+            add(f"no_{absent}_alone", (5, 96))
+            found[-1] = replace(found[-1], args={**found[-1].args, absent: None})
     add("float32_weight", (5, 96), weight="float32")
     add("bfloat16_weight", (5, 96), weight="bfloat16")
     if cast:
