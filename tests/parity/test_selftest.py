@@ -249,7 +249,7 @@ def test_few_edits_of_several_kernels_have_every_operator() -> None:
 
 
 def test_an_edit_of_cpp_changes_the_units_that_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its function has no code in a unit, nothing is compiled; where the code is the same, nothing runs."""
+    """Where its file has no code in a unit, nothing is compiled; where the code is the same, nothing runs."""
     edit = next(e for e in units.candidates("softmax") if e.file == "softmax.cuh" and e.operator == "sign")
     text = units._text(edit.file)
     unit = Unit("k", f'#line 1 "softmax.cuh"\n{text}\nKERNEL')

@@ -247,7 +247,7 @@ def _called(found: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, in
 def functions(text: str) -> list[tuple[int, str]]:
     """(place, name) of every function's definition."""
     found = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)
-    return [(m.start(), m[1]) for m in found if m[1] not in ("if", "for", "while", "switch")]
+    return [(m.start(), m[1]) for m in found if m[1] not in ("if", "for", "while", "switch", "constexpr")]
 
 
 def edits(text: str, file: str) -> list[Edit]:

@@ -19,7 +19,7 @@ from ferryman.porting.mutate.edits import Edit, EditError
 from ferryman.porting.mutate.sources import ROOT
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_LOCATED = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)", re.MULTILINE)
+_LOCATED = re.compile(r"^\s+\.loc\s+(\d+)\s", re.MULTILINE)
 _FILE = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"', re.MULTILINE)
 _LAYOUT = re.compile(r"^\s*(?:\.loc|\.file|\.Ltmp\d+:|\.Lfunc_\w+:|;).*\n|\s*;.*", re.MULTILINE)
 Units = frozenset[Unit]
@@ -123,20 +123,11 @@ def launched(run: Callable[[], Any]) -> tuple[Any, Units]:
 
 
 @functools.lru_cache(maxsize=None)
-def _lines(unit: Unit, arch: str) -> frozenset[tuple[str, int]]:
-    """(file, line) of everything that has an instruction in the unit's code, inlined functions' too."""
+def _with_code(unit: Unit, arch: str) -> frozenset[str]:
+    """The files that an instruction of the unit's code comes from, inlined functions' too."""
     text = simt_offline.assembly(unit, arch)
     names = {number: Path(name).name for number, name in _FILE.findall(text)}
-    return frozenset((names.get(number, ""), int(n)) for number, n in _LOCATED.findall(text))
-
-
-@functools.lru_cache(maxsize=None)
-def _span(edit: Edit) -> range:
-    """The lines of the function around an edit."""
-    text = _text(edit.file)
-    starts = [text.count("\n", 0, at) + 1 for at, _ in cpp.functions(text)]
-    first = max((n for n in starts if n <= edit.line), default=1)
-    return range(first, min((n for n in starts if n > edit.last), default=text.count("\n") + 2))
+    return frozenset(names.get(number, "") for number in _LOCATED.findall(text))
 
 
 def _code(text: str) -> str:
@@ -147,7 +138,7 @@ def _code(text: str) -> str:
 @functools.lru_cache(maxsize=None)
 def changes(unit: Unit, edit: Edit, arch: str) -> bool:
     """Whether the edit changes the unit's machine code. Raises CompileError where it does not compile."""
-    if not any((edit.file, n) in _lines(unit, arch) for n in _span(edit)):
+    if edit.file not in _with_code(unit, arch):
         return False
     made = edited(unit, edit)
     return made != unit and _code(simt_offline.assembly(made, arch, keep=False)) != _code(
