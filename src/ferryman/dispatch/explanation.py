@@ -15,6 +15,7 @@ from ferryman.dispatch import lockfile, registry, select, state
 _SOURCES = {
     "request": "as requested",
     "lockfile": "measured in this region",
+    "menu": "which leads for such calls",
     "profile": "by the profile's preference",
 }
 
@@ -41,8 +42,9 @@ class Row:
 class Explanation:
     """The whole menu of an op for one call. Prints as text; ``rows`` and ``to_dict`` are for programs.
 
-    source: what put the order: "request", "lockfile" (this region was measured), "predicted ..." or "profile" (its
-    stated preference); None where the call would raise. case: the call of this region that was measured; "" for none.
+    source: what put the order: "request", "lockfile" (this region was measured), "predicted ...", "menu" (a line that
+    leads for such calls) or "profile" (its stated preference); None where the call would raise. case: the call of this
+    region that was measured; "" for none.
     """
 
     op: str

@@ -58,7 +58,9 @@ def rank(
         for line in registry.implementations(known.name)
         if (names or line.backend != "definition") and not select.refusals(line, view, profile, absent=True)
     }
-    wanted = [*select.preferred(known, profile), *menu] if names is None else names
+    order = select.preferred(known, profile)
+    first = select.leading([n for n in order if n in menu], menu, view)
+    wanted = [*first, *order, *menu] if names is None else names
     predicted = cost.predictions(known, cost.work_of(known, args), profile)
     plans, others = [], []
     for name in cost.ranked([n for n in dict.fromkeys(wanted) if n in menu], predicted):

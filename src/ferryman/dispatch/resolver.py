@@ -132,7 +132,8 @@ def _extra_facts(op: Primitive) -> list[str]:
     """Expressions of the facts that no tensor's metadata gives, as far as the op's menu reads them."""
     menu = registry.implementations(op.name)
     found = []
-    read = {fact for line in menu for fact in (*line.reads, *(f for clause in line.when for f in clause.facts))}
+    read = {fact for line in menu for fact in line.reads}
+    read |= {fact for line in menu for clause in (*line.when, *line.leads) for fact in clause.facts}
     for fact in sorted(read):
         aligned = re.fullmatch(r"(\w+)\.aligned", fact)
         if aligned:

@@ -57,8 +57,9 @@ class Decision:
     """What runs. ``refused`` pairs each preferred implementation that could not serve the call with its reasons.
 
     ``source`` says what put the order: "request", "lockfile" (this region was measured), "predicted ..." (from regions
-    near it, or by the cost model) or "profile". ``seconds``: of implementations, where measured or predicted.
-    ``configuration``: the one that was measured fastest in this region; "" is the implementation's own plan.
+    near it, or by the cost model), "menu" (a line that leads for such calls) or "profile". ``seconds``: of
+    implementations, where measured or predicted. ``configuration``: the one that was measured fastest in this region;
+    "" is the implementation's own plan.
     """
 
     implementation: Implementation
@@ -138,6 +139,12 @@ def preferred(op: Primitive, profile: Profile) -> list[str]:
     return [line.name for line in sorted(order, key=lambda line: (line.backend == "definition", line.composed))]
 
 
+def leading(names: Sequence[str], menu: Mapping[str, Implementation], view: View) -> list[str]:
+    """Those that the menu says go before the profile's order for this call, and that can serve it."""
+    lines = (menu[n] for n in names)
+    return [x.name for x in lines if x.leads and all(clause.holds(view) for clause in (*x.leads, *x.when))]
+
+
 def _near(
     op: Primitive, region: str, work: cost.Work, profile: Profile, held: Mapping[str, Any]
 ) -> near.Prediction | None:
@@ -157,7 +164,9 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     allowed = state.allowed(op.name)
     if allowed is not None:
         return _Order(named(tuple(menu.values()), allowed), "request")
-    names, source = preferred(op, profile), "profile"
+    names = preferred(op, profile)
+    first = leading(names, menu, View.of(op, args, profile))
+    names, source = [*dict.fromkeys([*first, *names])], "menu" if first else "profile"
     seconds: dict[str, float] = {}
     held = lockfile.entries(op.name, profile)
     locked = held.get(region)
@@ -169,7 +178,8 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
         work = cost.work_of(op, args)
         predicted = _near(op, region, work, profile, held)
         modelled = cost.predictions(op, work, profile)
-        names, source, seconds = foreseen(names, menu, predicted, modelled)
+        names, foretold, seconds = foreseen(names, menu, predicted, modelled)
+        source = foretold if foretold != "profile" else source
     backends = registry.backends()
     serves = [n for n in dict.fromkeys(names) if n in menu and profile.vendor in backends[menu[n].backend].vendors]
     return _Order([menu[name] for name in serves], source, seconds)

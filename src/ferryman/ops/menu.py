@@ -41,6 +41,8 @@ class Implementation:
     tf32: how float32 operands lose their last 13 bits where torch allows it: rounded ("tf32-rne") or cut ("tf32-rz").
     partial: made for a part of the op's calls, which its clauses name. Preferred, it is tried first; where its clauses
     refuse a call, what runs instead is no fallback, unless it was requested.
+    leads: it goes before the profile's order for calls where all of these hold, such as sizes from which a library's
+    tiles pass ours. Times that were measured for a call, or are modelled, go before it.
     composed: writes intermediate results of the size of its work to memory. Whatever else can serve a call goes before.
     """
 
@@ -60,6 +62,7 @@ class Implementation:
     tf32: str = "tf32-rne"
     configurations: str | None = None
     partial: bool = False
+    leads: tuple[Clause, ...] = ()
     composed: bool = False
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import ferryman
 from ferryman import ops
-from ferryman.dispatch import registry
+from ferryman.dispatch import cost, rank, registry
 from ferryman.errors import ArgumentError
 from ferryman.porting.inputs.cases import cases_of, double, materialise
 
@@ -213,6 +213,92 @@ def test_the_line_of_grouped_mm_has_the_same_gradients() -> None:
         if mine.numel():  # roundings of either may fall apart by a unit, and sums carry that on
             assert float((mine.float() - theirs.float()).norm() / theirs.float().norm()) <= 2.0**-6
     assert not bool(moe_experts_backward_grouped_mm(*args)[1][2].any())
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
+@pytest.mark.parametrize("offsets", [(3, 5, 5, 9), (4, 2, 20, 6), (-1, 3, 2, 2)])
+def test_gradients_of_products_by_grouped_mm_are_the_same(offsets: tuple[int, ...]) -> None:
+    """On the CPU its kernel is PyTorch's own; what is tried is what stands around it. Whole numbers: no roundings."""
+    from ferryman.ops.moe.torch_kernels import grouped_mm_backward
+
+    generator = torch.Generator().manual_seed(1)
+    grad, x, weight = (
+        torch.randint(-3, 4, shape, generator=generator).bfloat16() for shape in ((9, 16), (9, 8), (4, 16, 8))
+    )
+    args: Any = (grad, x, weight, torch.tensor(offsets, dtype=torch.int32))
+    exact = registry.primitive("grouped_linear_backward").body(*double(args), True, True)
+    found = grouped_mm_backward(*args, True, True, None)  # type: ignore[arg-type]
+    for got, want in zip(found, exact, strict=True):
+        assert torch.equal(got.double(), want.bfloat16().double())
+    assert [t.numel() > 0 for t in grouped_mm_backward(*args, False, True, None)] == [False, True]  # type: ignore[arg-type]
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _layer(tokens: int, experts: int, slots: int, width: int, inner: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    return (
+        _meta(tokens, width, dtype=dtype),
+        _meta(experts, 2 * inner, width, dtype=dtype),
+        _meta(experts, width, inner, dtype=dtype),
+        _meta(tokens, slots, dtype=torch.int32),
+        _meta(tokens, slots, dtype=torch.float32),
+    )
+
+
+MIXTRAL, DEEPSEEK, QWEN = (8, 2, 4096, 14_336), (256, 8, 7168, 2048), (128, 8, 2048, 768)
+
+
+@pytest.mark.parametrize(
+    ("device", "layer", "rows", "dtype", "first"),
+    [
+        ("h100", MIXTRAL, 512, torch.bfloat16, "torch.grouped_mm"),
+        ("h100", MIXTRAL, 256, torch.bfloat16, "torch.grouped_mm"),
+        ("h200", MIXTRAL, 4096, torch.bfloat16, "torch.grouped_mm"),
+        ("h100", DEEPSEEK, 512, torch.bfloat16, "torch.grouped_mm"),
+        ("h100", MIXTRAL, 128, torch.bfloat16, "triton"),
+        ("h100", MIXTRAL, 1, torch.bfloat16, "triton"),
+        ("h100", QWEN, 512, torch.bfloat16, "triton"),
+        ("h100", MIXTRAL, 512, torch.float16, "triton"),
+        ("a100", MIXTRAL, 512, torch.bfloat16, "triton"),
+        ("mi300x", MIXTRAL, 512, torch.bfloat16, "triton"),
+    ],
+)
+def test_many_rows_of_wide_experts_go_to_cutlass_on_hopper(
+    device: str, layer: tuple[int, ...], rows: int, dtype: torch.dtype, first: str
+) -> None:
+    experts, slots = layer[:2]
+    args = _layer(rows * experts // slots, *layer, dtype)
+    told = ferryman.explain(ops.moe_experts, *args, device=device)
+    assert told.chosen == first
+    assert told.source == ("menu" if first == "torch.grouped_mm" else "profile")
+    back = ferryman.explain("moe_experts_backward", args[0], *args, "silu", None, *[True] * 5, device=device)
+    assert back.chosen == first
+    x, weight, ends = _meta(rows * experts, 2048, dtype=dtype), _meta(experts, 512, 2048, dtype=dtype), experts
+    # a product alone pays for no steps beside it: the widths of QWEN will do
+    alone = "torch.grouped_mm" if (device, dtype, rows >= 256) == ("h100", torch.bfloat16, True) else first
+    offsets = _meta(ends, dtype=torch.int32)
+    assert ferryman.explain(ops.grouped_linear, x, weight, offsets, device=device).chosen == alone
+    grad = _meta(len(x), 512, dtype=dtype)
+    told = ferryman.explain("grouped_linear_backward", grad, x, weight, offsets, True, True, device=device)
+    assert told.chosen == alone
+
+
+def test_requests_and_measured_times_go_before_a_line_that_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = _layer(2048, *MIXTRAL, torch.bfloat16)
+    with ferryman.use("triton"):
+        assert ferryman.explain(ops.moe_experts, *args, device="h100").chosen == "triton"
+    ranked = rank.rank("moe_experts", (*args, "silu", None), "h100")
+    assert [r.implementation for r in ranked][:2] == ["torch.grouped_mm", "triton"]
+    times = {"triton": (1e-3, 0.01), "torch.grouped_mm": (2e-3, 0.01)}
+    monkeypatch.setattr(cost, "knows", lambda op, profile: True)
+    monkeypatch.setattr(cost, "predictions", lambda op, work, profile: times)
+    told = ferryman.explain(ops.moe_experts, *args, device="h100")
+    assert (told.chosen, told.source) == ("triton", "predicted by the cost model")
+    monkeypatch.setattr(cost, "predictions", lambda op, work, profile: {})
+    told = ferryman.explain(ops.moe_experts, *args, device="h100")
+    assert (told.chosen, told.source) == ("torch.grouped_mm", "menu") and "which leads for such calls" in str(told)
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")

@@ -93,6 +93,14 @@ def _over_rows_at_once(grad: Tensor, x: Tensor, ends: Tensor, experts: int) -> T
     return made.masked_fill_((ends == starts)[:, None, None], 0.0)
 
 
+def grouped_mm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, offsets: Tensor, need_x: bool, need_weight: bool, target: Target
+) -> tuple[Tensor, Tensor]:
+    ends = offsets.clamp(0, x.shape[0]).cummax(0).values.int()
+    grad_x = grouped_mm(grad, weight.mT, offsets, target) if need_x else x.new_empty(0)
+    return grad_x, _over_rows_at_once(grad, x, ends, len(weight)) if need_weight else x.new_empty(0)
+
+
 _CLAMPED = ("swiglu_oai", "swiglu_oai_interleaved")
 _ALPHA, _LIMIT = 1.702, 7.0
 
