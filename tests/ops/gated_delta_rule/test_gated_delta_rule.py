@@ -241,7 +241,7 @@ from ferryman.dispatch import registry
 from ferryman.porting.inputs.cases import cases_of
 from ferryman.porting.judging.parity import check_cell
 name = "gated_delta_rule_backward"
-op, line = registry.primitive(name), registry.implementation(name, "triton")
+op, line = registry.primitive(name), registry.implementation(name, "triton.chunked")
 found = {}
 for case in cases_of(op):
     if case.name == "exact_layout":

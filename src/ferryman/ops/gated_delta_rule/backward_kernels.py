@@ -8,6 +8,7 @@ are those of it. No atomics: each sum has a fixed order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -212,6 +213,12 @@ def _finish(
         tl.store(out_ptr + program * width + n, narrow(total * factor, out_ptr.dtype.element_ty), mask=n < width)
 
 
+def begun(*own: Tensor | None) -> list[Tensor]:
+    """Each gradient's memory; none for an argument that is absent."""
+    like = next(t for t in own if t is not None)
+    return [like.new_empty(0) if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in own]
+
+
 def gated_delta_rule_backward(
     grad_y: Tensor,
     grad_final_state: Tensor | None,
@@ -227,11 +234,7 @@ def gated_delta_rule_backward(
 ) -> tuple[Tensor, ...]:
     batch, length, shared, width = q.shape
     heads, dim = v.shape[2:]
-    own = (q, k, v, g, beta, initial_state)
-    made = [torch.empty(0, dtype=v.dtype, device=v.device) for _ in own]
-    for i, t in enumerate(own):
-        if t is not None:
-            made[i] = torch.empty(t.shape, dtype=t.dtype, device=v.device)
+    made = begun(q, k, v, g, beta, initial_state)
     if batch * length * heads * width * dim == 0:
         for t in made:
             t.zero_()
@@ -243,7 +246,6 @@ def gated_delta_rule_backward(
     kind: dict[str, Any] = {"dtype": torch.float32, "device": v.device}
     held, late = (torch.empty(batch, chunks, heads, width, dim, **kind) for _ in range(2))
     wrong, asked = (torch.empty(batch, length, heads, dim, **kind) for _ in range(2))
-    parts = [torch.empty(batch, length, heads, width, **kind) for _ in range(2)]
     # with 32 keys `_reverse` spills on sm_90 and gfx1100, with 4 warps on sm_89; `_chunk` with 4 warps on sm_90
     block_k, block_v = _power(width, 32), _power(dim, 32)
     options = (qk_l2norm, "tf32x3" if nvidia else "ieee", CHUNK)
@@ -301,6 +303,43 @@ def gated_delta_rule_backward(
         device=v.device,
         num_warps=8 if target.wave == 32 else 4,
     )
+    gradients(
+        grad_y,
+        q,
+        k,
+        g,
+        beta,
+        (held, late, wrong, asked),
+        made,
+        factor,
+        qk_l2norm,
+        CHUNK,
+        8 if nvidia else 4 if target.wave == 32 else 1,
+        target,
+    )
+    return tuple(made)
+
+
+def gradients(
+    grad_y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    walked: tuple[Tensor, Tensor, Tensor, Tensor],
+    made: Sequence[Tensor],
+    factor: float,
+    norm: bool,
+    chunk: int,
+    warps: int,
+    target: Target,
+) -> None:
+    """Those of q, k, g and beta, into ``made``, which is in this order, v's third. ``walked``: the states that chunks
+    begin with, the gradients of those they end with, u, and the gradients of corrections."""
+    batch, length, shared, width = q.shape
+    heads, dim = grad_y.shape[2:]
+    chunks, repeated = triton.cdiv(length, chunk), heads // shared
+    parts = [torch.empty(batch, length, heads, width, dtype=torch.float32, device=q.device) for _ in range(2)]
     launch(
         _chunk,
         (batch * chunks * heads,),
@@ -309,27 +348,29 @@ def gated_delta_rule_backward(
         k,
         g,
         beta,
-        held,
-        late,
-        wrong,
-        asked,
+        *walked,
         *parts,
         None if g is None else made[3],
         made[4],
         factor,
         length,
         chunks,
-        *sizes,
+        heads,
+        repeated,
+        width,
+        dim,
         *grad_y.stride(),
         *q.stride(),
         *k.stride(),
         *strides(g, 3),
         *beta.stride(),
-        *options,
+        norm,
+        "tf32x3" if target.vendor == "nvidia" else "ieee",
+        chunk,
         16,
         16,
-        device=v.device,
-        num_warps=8 if nvidia else 4 if target.wave == 32 else 1,
+        device=q.device,
+        num_warps=warps,
     )
     block = _power(width, 256)
     for part, x, out, times in ((parts[0], q, made[0], factor), (parts[1], k, made[1], 1.0)):
@@ -345,12 +386,11 @@ def gated_delta_rule_backward(
             repeated,
             width,
             *x.stride(),
-            qk_l2norm,
+            norm,
             block,
-            device=v.device,
+            device=q.device,
             num_warps=1,
         )
-    return tuple(made)
 
 
 def specialisations(target: Target, dtype: str) -> list[Specialisation]:

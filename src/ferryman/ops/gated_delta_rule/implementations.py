@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.ops.clauses import at_most
+from ferryman.ops.clauses import at_least, at_most
 from ferryman.ops.menu import Implementation, menu
 
 _OP = "gated_delta_rule"
@@ -10,6 +10,9 @@ _BACKWARD = "gated_delta_rule_backward"
 # a program's part of the state, some columns of it, stays in registers
 _STATE = at_most("q.shape[3]", 256)
 _FEW = at_most("q.shape[1]", 16)
+_NARROW = at_most("q.shape[3]", 128)
+# two chunks: below, passes that go chunk by chunk share nothing
+_MANY = at_least("q.shape[1]", 128)
 
 IMPLEMENTATIONS = menu(
     "ferryman.ops.gated_delta_rule",
@@ -23,6 +26,26 @@ IMPLEMENTATIONS = menu(
         replayable=True,
         partial=True,
     ),
+    Implementation(
+        op=_OP,
+        name="triton.parallel",
+        where="parallel_kernels",
+        when=(_NARROW, _MANY),
+        batch_invariant=True,
+        replayable=True,
+        partial=True,
+    ),
     Implementation(op=_OP, name="triton.chunked", batch_invariant=True, replayable=True),
-    Implementation(op=_BACKWARD, name="triton", where="backward_kernels", batch_invariant=True, replayable=True),
+    Implementation(
+        op=_BACKWARD,
+        name="triton.parallel",
+        where="parallel_backward_kernels",
+        when=(_NARROW, _MANY),
+        batch_invariant=True,
+        replayable=True,
+        partial=True,
+    ),
+    Implementation(
+        op=_BACKWARD, name="triton.chunked", where="backward_kernels", batch_invariant=True, replayable=True
+    ),
 )

@@ -1,9 +1,9 @@
 """`gated_delta_rule` in Triton: a program takes a head of a sample and a block of its values' columns.
 
-`triton` goes chunk after chunk. Its part of the state lies where the final one goes, and is read and written a block of
-keys at a time: in registers, with operands of three tf32 products, it spilled on every NVIDIA device. Products are of
-float32 operands, by tl.dot, as three of tf32 on the matrix units of NVIDIA and as float32 on those of AMD. Corrections
-are found by substitution. `triton.recurrent` goes token after token, for few of them, with the state in
+`triton.chunked` goes chunk after chunk. Its part of the state lies where the final one goes, and is read and written a
+block of keys at a time: in registers, with operands of three tf32 products, it spilled on every NVIDIA device. Products
+are of float32 operands, by tl.dot, as three of tf32 on the matrix units of NVIDIA and as float32 on those of AMD.
+Corrections are found by substitution. `triton.recurrent` goes token after token, for few of them, with the state in
 registers. Nothing is rounded on the way to y.
 """
 
