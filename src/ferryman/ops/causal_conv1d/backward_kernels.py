@@ -73,6 +73,16 @@ def _slopes(
     tl.store(g_ptr + (d * y_d + t * y_l), g, mask=inside)
 
 
+@triton.jit
+def _under(dy, weight_ptr, d, t, known, at, length, j, g_d, g_l, w_d, w_k, WIDTH: tl.constexpr):
+    """What tap j brings to the gradient of x."""
+    ahead = WIDTH - 1 - j
+    valid = (t + ahead >= -at) & (t + ahead < length - at)
+    g = widen(tl.load(dy + (d * g_d + (t + ahead) * g_l), mask=known & valid, other=0.0))
+    weight = widen(tl.load(weight_ptr + d * w_d + j * w_k, mask=known, other=0.0))
+    return tl.where(valid, weight * g, 0.0)
+
+
 @triton.jit(do_not_specialize=["length", "across", "each"])
 def _backward(
     dy_ptr,
@@ -126,6 +136,14 @@ def _backward(
     if df_ptr is not None:
         df_ptr += sample * f_b + first * f_d
     own = tl.zeros([BLOCK_D, COLUMNS], tl.float32)
+    # of few taps each position has its own sums, added up once at the end, and all loads of a tile are in flight
+    FEW: tl.constexpr = WIDTH <= 4 and state_ptr is None
+    if FEW:
+        taps_0 = tl.zeros([BLOCK_D, BLOCK_L], tl.float32)
+        taps_1 = tl.zeros([BLOCK_D, BLOCK_L], tl.float32)
+        taps_2 = tl.zeros([BLOCK_D, BLOCK_L], tl.float32)
+        taps_3 = tl.zeros([BLOCK_D, BLOCK_L], tl.float32)
+        of_bias = tl.zeros([BLOCK_D, BLOCK_L], tl.float32)
     begin = block * each
     end = tl.minimum(begin + each, length)
     if state_ptr is not None:
@@ -137,20 +155,34 @@ def _backward(
         x_at = x_ptr + place * x_l
         total = tl.zeros([BLOCK_D, BLOCK_L], tl.float32)
         # a position stands under tap j of y at WIDTH - 1 - j positions on
-        for j in tl.range(WIDTH - 1, num_stages=1):
-            ahead = WIDTH - 1 - j
-            valid = (t + ahead >= -at) & (t + ahead < length - at)
-            g = widen(tl.load(dy + (d * g_d + (t + ahead) * g_l), mask=known & valid, other=0.0))
-            weight = widen(tl.load(weight_ptr + d * w_d + j * w_k, mask=known, other=0.0))
-            total += tl.where(valid, weight * g, 0.0)
+        if FEW:
+            for j in tl.static_range(WIDTH - 1):
+                total += _under(dy, weight_ptr, d, t, known, at, length, j, g_d, g_l, w_d, w_k, WIDTH)
+        else:
+            for j in tl.range(WIDTH - 1, num_stages=1):
+                total += _under(dy, weight_ptr, d, t, known, at, length, j, g_d, g_l, w_d, w_k, WIDTH)
         valid = (t >= -at) & (t < length - at)
         g = widen(tl.load(dy + (d * g_d + t * g_l), mask=known & valid, other=0.0))
         weight = widen(tl.load(weight_ptr + d * w_d + (WIDTH - 1) * w_k, mask=known, other=0.0))
         total += tl.where(valid, weight * g, 0.0)
-        for k in tl.range(WIDTH, num_stages=1):
-            x = element(x_at, state_ptr, d, known, at, t + (k - WIDTH + 1), length, x_d, x_l, s_d, s_l, WIDTH)
-            own += tl.where(column == k, tl.sum(tl.where(valid, g * x, 0.0), 1)[:, None], 0.0)
-        own += tl.where(column == WIDTH, tl.sum(g, 1)[:, None], 0.0)
+        if FEW:
+            for k in tl.static_range(WIDTH):
+                x = element(x_at, state_ptr, d, known, at, t + (k - WIDTH + 1), length, x_d, x_l, s_d, s_l, WIDTH)
+                come = tl.where(valid, g * x, 0.0)
+                if k == 0:
+                    taps_0 += come
+                elif k == 1:
+                    taps_1 += come
+                elif k == 2:
+                    taps_2 += come
+                else:
+                    taps_3 += come
+            of_bias += g
+        else:
+            for k in tl.range(WIDTH, num_stages=1):
+                x = element(x_at, state_ptr, d, known, at, t + (k - WIDTH + 1), length, x_d, x_l, s_d, s_l, WIDTH)
+                own += tl.where(column == k, tl.sum(tl.where(valid, g * x, 0.0), 1)[:, None], 0.0)
+            own += tl.where(column == WIDTH, tl.sum(g, 1)[:, None], 0.0)
         if df_ptr is not None:
             kept = t + (at - length + WIDTH - 1)
             last = known & (kept >= 0) & (kept < WIDTH - 1)
@@ -161,6 +193,12 @@ def _backward(
         if state_ptr is not None:
             early = known & (t < -at) & (t > -WIDTH - at)
             tl.store(ds_ptr + d * (WIDTH - 1) + (at + t + (WIDTH - 1)), out, mask=early)
+    if FEW:
+        own += tl.where(column == 0, tl.sum(taps_0, 1)[:, None], 0.0)
+        own += tl.where(column == 1, tl.sum(taps_1, 1)[:, None], 0.0)
+        own += tl.where(column == 2, tl.sum(taps_2, 1)[:, None], 0.0)
+        own += tl.where(column == 3, tl.sum(taps_3, 1)[:, None], 0.0)
+        own += tl.where(column == WIDTH, tl.sum(of_bias, 1)[:, None], 0.0)
     part_ptr += ((sample * across + block) * channels + first) * COLUMNS
     tl.store(part_ptr + (d * COLUMNS + column), own, mask=known & (column <= WIDTH))
 

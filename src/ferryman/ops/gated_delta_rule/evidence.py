@@ -64,8 +64,7 @@ def _cases() -> Sequence[Case]:
         "token_nonfinite": _call(2, 1, 1, 2, 16, 16, state=True, query="nonfinite"),
         "few": _call(1, 7, 1, 2, 16, 8, state=True),
         "past_a_chunk": _call(1, 65, 1, 1, 8, 8, state=True),
-        "chunks": _call(1, 150, 1, 2, 16, 8, state=True, norm=False, layout="rows"),
-        "chunks_deep": _call(2, 131, 1, 1, 8, 8, gate="deep"),
+        "chunks": _call(1, 150, 1, 1, 8, 4, state=True, norm=False, layout="rows"),
         "narrow": _call(1, 19, 2, 2, 1, 1, state=True),
         "prime": _call(1, 17, 1, 3, 13, 11),
         "wide_key": _call(1, 20, 1, 2, 131, 8),
@@ -86,10 +85,11 @@ def _cases() -> Sequence[Case]:
         "exact_replaced": _exact(21, None, 2),
         "exact_resets": _exact(37, "resets", 2),
         "exact_token": _exact(1, "resets"),
-        "exact_chunks": _exact(129, "resets", 2),
+        "exact_chunks": _exact(128, "resets", 2),
         "exact_layout": _exact(18, "resets", 2, "rows"),
     }
     standard = {
+        "chunks_deep": _call(2, 131, 1, 2, 8, 8, gate="deep"),
         "qwen3_next": _call(1, 509, 16, 32, 128, 128, own="float32"),
         "qwen3_next_decode": _call(16, 1, 16, 32, 128, 128, state=True, own="float32"),
     }
