@@ -216,6 +216,6 @@ def specialisations(target: Target, dtype: str) -> list[Specialisation]:
         gated_delta_rule_backward(v, kept, q, k, v, g, beta, kept, scale, norm, target)
 
     # of `_back` scalar registers, which lie in lanes of vector registers; of `_chunk` bytes of a thread
-    few = {"sm_87": 8, "sm_90": 8, "sm_100": 16}.get(target.arch, 0) if dtype == "float32" else 0
+    few = {"sm_87": 8, "sm_89": 8, "sm_90": 8, "sm_100": 16}.get(target.arch, 0) if dtype == "float32" else 0
     allowed = {"_back": 24 if target.wave == 64 else 0, "_chunk": few}
     return [replace(one, spills_allowed=allowed.get(one.name, 0)) for one in called(run, getattr(torch, dtype))]
