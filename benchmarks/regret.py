@@ -45,7 +45,7 @@ from ferryman import settings
 from ferryman.cli import calls, documents
 from ferryman.cli.place import place
 from ferryman.device_profiles import Profile
-from ferryman.dispatch import lockfile, lockfile_document, registry, select
+from ferryman.dispatch import lockfile, lockfile_document, preparing, registry, select
 from ferryman.dispatch.state import State
 from ferryman.errors import ArgumentError, FerrymanError, LockfileError, ResultError
 from ferryman.ops.evidence import Sampler
@@ -145,6 +145,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     """What dispatch chooses for a cell, and what every implementation takes."""
     op, profile, name = cell.op, plan.profile, f"{cell.case.name} {dtype_name(plan.dtype)}"
     sets, _ = runner.rotated(plan, op, cell.case)
+    preparing.ready(op, sets[0], profile)  # what serves prepared calls only may be the choice, where it was measured
     decision = select.select(op, sets[0], profile, PLAIN)
     chosen = decision.implementation.name
     entries = lockfile.entries(op.name, profile)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ferryman.device_profiles import Profile
-    from ferryman.dispatch import Explanation, Trace, explain, reload, strict, trace, use
+    from ferryman.dispatch import Explanation, Trace, explain, prepare, reload, strict, trace, use
     from ferryman.porting.model.sites import PortReport
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "explain",
     "ops",
     "port",
+    "prepare",
     "reload",
     "strict",
     "trace",
@@ -35,7 +36,7 @@ __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # where it would allow every name
     _places = dict.fromkeys(
-        ("Explanation", "Trace", "explain", "reload", "strict", "trace", "use"), "ferryman.dispatch"
+        ("Explanation", "Trace", "explain", "prepare", "reload", "strict", "trace", "use"), "ferryman.dispatch"
     )
     __getattr__ = lazy.attributes(
         __name__,

@@ -12,13 +12,15 @@ from ferryman.dispatch import declared
 
 if TYPE_CHECKING:
     from ferryman.dispatch.explanation import Explanation, explain
+    from ferryman.dispatch.preparing import prepare
     from ferryman.dispatch.request import strict, use
     from ferryman.dispatch.state import Trace, trace
 
-__all__ = ["Explanation", "Trace", "explain", "reload", "strict", "trace", "use"]
+__all__ = ["Explanation", "Trace", "explain", "prepare", "reload", "strict", "trace", "use"]
 
 if not TYPE_CHECKING:  # where it would allow every name
-    _places = {"Explanation": "explanation", "explain": "explanation", "strict": "request", "use": "request"}
+    _places = {"Explanation": "explanation", "explain": "explanation", "prepare": "preparing"}
+    _places |= {"strict": "request", "use": "request"}
     __getattr__ = lazy.attributes(
         __name__,
         {name: f"{__name__}.{module}" for name, module in {**_places, "Trace": "state", "trace": "state"}.items()},

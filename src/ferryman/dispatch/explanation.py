@@ -101,7 +101,7 @@ def explain(
     """
     known = registry.primitive(op)
     kwargs = {k: v for k, v in kwargs.items() if k in known.names or k != "return_lse"}
-    bound = _bind(known, args, kwargs)
+    bound = bind(known, args, kwargs)
     known.check(*bound)
     tensors = [a for a in bound if isinstance(a, Tensor)]
     if device is not None:
@@ -137,8 +137,9 @@ def explain(
     )
 
 
-def _bind(known: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Defaults come from the public function where the schema has none (attention's are keywords)."""
+def bind(known: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """A call's arguments in schema order. Defaults come from the public function where the schema has none (attention's
+    are keywords)."""
     from ferryman import ops
 
     face = getattr(ops, known.name, None)

@@ -17,6 +17,7 @@ import torch
 
 _PATH = re.compile(r"(?P<arg>[a-z_0-9]+)(\.(?P<attr>shape|stride|dtype|dim|aligned)(\[(?P<index>-?\d+)\])?)?")
 EXTRA_FACTS = ("aligned", "tf32", "deterministic")
+PREPARED = "prepared"  # the fact of the clause that an implementation's `prepare` makes hold
 REQUIRED = "; required: "  # between the actual value and the condition in a reason
 
 
@@ -184,6 +185,16 @@ def _installed(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def prepared(has: Callable[[View], bool]) -> Clause:
+    """It was compiled for calls like this, by `ferryman.prepare` or `ferryman tune`: none waits for that."""
+    return Clause(
+        "compiled for such calls before (ferryman.prepare)",
+        (PREPARED,),
+        lambda view: "compiled" if has(view) else "not compiled",
+        lambda told: told == "compiled",
+    )
 
 
 def shared_memory(required: int) -> Clause:

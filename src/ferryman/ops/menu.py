@@ -38,6 +38,8 @@ class Implementation:
     ``configurations`` ranks the launcher's configurations for a call: it takes the launcher's arguments and gives their
     names (identifiers) with predicted times in any one unit, the least first, which is what the launcher takes by
     itself. It takes another where ``Target.configuration`` names one. None: it has one for every call.
+    prepare: such a function, with the launcher's arguments: it compiles what calls like this need, and says whether it
+    had to. The line has the clause `prepared` and serves nothing before; no call compiles.
     tf32: how float32 operands lose their last 13 bits where torch allows it: rounded ("tf32-rne") or cut ("tf32-rz").
     partial: made for a part of the op's calls, which its clauses name. Preferred, it is tried first; where its clauses
     refuse a call, what runs instead is no fallback, unless it was requested.
@@ -56,6 +58,7 @@ class Implementation:
     deterministic: bool | Literal["asked"] = True
     traced: str | None = None
     differentiable: str | None = None
+    prepare: str | None = None
     batch_invariant: bool = False
     replayable: bool = False
     reads: tuple[str, ...] = ()
@@ -84,6 +87,11 @@ class Implementation:
     def load_differentiable(self) -> Callable[..., Any] | None:
         """PyTorch's own differentiable call for it, if there is one."""
         return None if self.differentiable is None else self._beside(self.differentiable)
+
+    def load_prepare(self) -> Callable[..., Any]:
+        """What compiles it for a call, where it has that."""
+        assert self.prepare is not None, f"{self.op} ({self.name}) names no prepare"
+        return self._beside(self.prepare)
 
     def ranked_configurations(self, args: Sequence[Any], target: Any) -> Mapping[str, float]:
         """Its configurations for a call, the most promising first; empty where there is nothing to choose."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ferryman.ops.attention import flex_variants
 from ferryman.ops.clauses import (
     Clause,
     View,
@@ -18,6 +19,7 @@ from ferryman.ops.clauses import (
     multiple_of,
     one_of,
     positive,
+    prepared,
     release,
     unit_stride,
     vendor,
@@ -61,6 +63,12 @@ _ONE_TILE = Clause(
     ("q.shape", "k.shape"),
     lambda view: view.args["q"].shape[2] * (view.args["q"].shape[1] // view.args["k"].shape[1]),
     lambda rows: rows <= _FEW,
+)
+_MASKED = Clause(
+    "a mask",
+    ("mask",),
+    lambda view: "given" if view.args["mask"] is not None else None,
+    lambda given: given is not None,
 )
 _NUMBERED = Clause(
     "fewer than 2^31 rows of queries, and elements of a head",
@@ -144,6 +152,21 @@ _CPU = (
     at_least("k.shape[2]", 16),
     *_UNIT,
 )
+# FlexAttention's log-sum-exp of a row of infinite scores is NaN as its output is; it takes 16 columns or more
+_FLEX = (
+    vendor("nvidia", "amd"),
+    _HALF,
+    _NO_DROPOUT,
+    at_least("q.shape[-1]", 16),
+    at_least("v.shape[-1]", 16),
+    at_least("q.shape[2]", 1),
+    at_least("k.shape[2]", 1),
+    prepared(
+        lambda view: flex_variants.has(
+            *(view.args[n] for n in ("q", "k", "v", "causal", "window", "softcap", "mask", "key_range", "chunk"))
+        )
+    ),
+)
 # PyTorch's backward kernels give no gradient of the log-sum-exp. They add dQ atomically, and round every query head's
 # dK and dV before a group's sum.
 _NORMAL = Clause(
@@ -172,6 +195,15 @@ IMPLEMENTATIONS = menu(
     Implementation(op="attention", name="torch.aotriton", where=":attention_flash", when=_FLASH_AMD, **_TRACED),
     Implementation(op="attention", name="torch.efficient", where=":attention_efficient", when=_EFFICIENT, **_TRACED),
     Implementation(op="attention", name="torch.cpu", where=":attention_cpu", when=_CPU, **_TRACED),
+    Implementation(
+        op="attention",
+        name="torch.flex",
+        where="flex_kernels:attention",
+        when=_FLEX,
+        prepare="prepare",
+        roundings=("p", "o"),
+        partial=True,
+    ),
     Implementation(op="attention", name="torch.composed", where=":attention_composed", composed=True),
     Implementation(
         op="attention_backward",
@@ -222,6 +254,25 @@ IMPLEMENTATIONS = menu(
         partial=True,
     ),
     Implementation(op="attention", name="triton.tiled", when=_DOT, roundings=("p",), replayable=True),
+    # after triton.tiled, which serves masks too, until they were timed against it
+    Implementation(
+        op="attention",
+        name="triton.masked_decode",
+        where="masked_kernels:attention_decode",
+        when=(*_DOT, _MASKED, _ONE_TILE),
+        roundings=("p",),
+        replayable=True,
+        partial=True,
+    ),
+    Implementation(
+        op="attention",
+        name="triton.masked",
+        where="masked_kernels:attention",
+        when=(*_DOT, _MASKED),
+        roundings=("p",),
+        replayable=True,
+        partial=True,
+    ),
     # On Hopper the tiles of keys add to dQ in the order in which they come.
     Implementation(
         op="attention_backward",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ferryman.device_profiles import Profile, floor_seconds
-from ferryman.dispatch import registry, select, use
+from ferryman.dispatch import preparing, registry, select, use
 from ferryman.errors import FerrymanError
 from ferryman.ops.menu import Implementation
 from ferryman.ops.primitive import Case, Primitive
@@ -200,8 +200,10 @@ def rotated(plan: Plan, op: Primitive, case: Case) -> tuple[list[tuple[Any, ...]
 def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
     """The op's menu on these inputs, or the part of it that the plan names; with the reasons where one refuses.
 
-    Each as dispatch would run it: in the configuration that was measured fastest, where the lockfile has one.
+    Each as dispatch would run it: in the configuration that was measured fastest, where the lockfile has one. What
+    serves prepared calls only is prepared for this one, outside any time.
     """
+    _, failed = preparing.ready(op, args, plan.profile, plan.implementations)
     view = select.View.of(op, args, plan.profile)
     found = []
     for line in _menu(plan, op.name):
@@ -209,6 +211,8 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
         if (plan.implementations and not asked) or (line.backend == "definition" and not asked):
             continue
         why = select.refusals(line, view, plan.profile)
+        if line.name in failed:
+            why = [str(failed[line.name])]
         made = configured(plan, op, line, "" if why else select.configuration_of(op, args, plan.profile, line))
         made.skipped = "; ".join(why) if why else None
         found.append(made)

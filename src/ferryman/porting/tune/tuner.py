@@ -108,6 +108,8 @@ def tune(
     cells, outcomes = [], []
     for op in chosen:
         names = candidates_of(op, profile, implementations)
+        if quick is not None:  # what is to be compiled for each call before it is timed is no work of three minutes
+            names = [name for name in names if registry.implementation(op.name, name).prepare is None]
         for case in grid.cases(op, size, place) if names else ():
             if only is not None and (op.name, case.name) not in only:
                 continue

@@ -106,13 +106,13 @@ def candidates(
 
 def contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...], names: list[str]) -> list[Contender]:
     """The candidates, ready to be timed; then the implementations that refuse the call, with their reasons."""
-    found = []
+    found, known = [], runner.implementations(plan, op, args)  # first: it prepares what serves prepared calls only
     for one in candidates(op, args, plan.profile, names):
         line = registry.implementation(op.name, one.implementation)
         made = runner.configured(plan, op, line, "" if one.own else one.configuration)
         made.name = one.label
         found.append(made)
-    refused = [c for c in runner.implementations(plan, op, args) if c.skipped is not None and c.name in names]
+    refused = [c for c in known if c.skipped is not None and c.name in names]
     return [*found, *(c for c in refused if c.name not in {f.name for f in found})][:MOST_CANDIDATES]
 
 
