@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -67,7 +68,8 @@ def assert_parity(
             prepared = prepare(primitive, each, one, place, seed)
             if adapter is None:
                 simulate = profile(SIMULATED) if place.type == "cpu" and interpreting() else None
-                cells.append(check_cell(primitive, line, each, one, place, here, prepared=prepared, simulate=simulate))
+                judge = functools.partial(check_cell, primitive, line, each, one, place, here, prepared=prepared)
+                cells.append(judge(simulate=simulate, ahead=True))
             else:
                 cells.append(kernel_adapter.check(adapter, line, prepared))
     _judge(primitive, line, here, cells)

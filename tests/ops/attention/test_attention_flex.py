@@ -243,3 +243,20 @@ def test_prepare_compiles_once_and_lets_dispatch_choose_anew(monkeypatch: pytest
     monkeypatch.setattr(flex_kernels, "Compiled", broken)
     _, failed = preparing.ready(OP, _call({"window": 9}, 200, 330), profile("cpu"))
     assert "no such template" in str(failed["torch.flex"])
+
+
+def test_it_is_judged_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check_cell` prepares where it is told to, for the case and for the calls of further gates; else it refuses."""
+    from ferryman.porting.judging import parity
+
+    asked: list[tuple[int, ...]] = []
+
+    def ready(op: Any, args: Any, profile: Any, names: Any) -> Any:
+        asked.append(tuple(args[0].shape))
+        return (), {"torch.flex": CompileError("torch", "attention", "cpu", "no template")}
+
+    monkeypatch.setattr(parity.preparing, "ready", ready)
+    case = next(case for case in cases_of(OP) if case.name == "gqa")
+    cell = parity.check_cell(OP, LINE, case, torch.float32, ahead=True)
+    assert cell.verdict == "QUARANTINED" and "no template" in str(cell.reason) and asked == [(2, 6, 17, 64)]
+    assert parity.check_cell(OP, LINE, case, torch.float32).verdict == "UNIMPLEMENTED" and len(asked) == 1

@@ -243,6 +243,7 @@ def _split(given: Sequence[Tensor | None]) -> tuple[tuple[Tensor | None, ...], t
 
 
 _compiled: dict[Variant, list[Compiled]] = {}
+_MOST_CHOSEN = 4096
 _chosen: dict[tuple[Any, ...], Compiled] = {}  # by variant, batch and lengths: that whose guards hold
 
 
@@ -330,6 +331,8 @@ def _serves(*args: Any) -> bool:
     given = _given(variant, q, k, v, 1.0, window, softcap, mask, key_range, chunk)
     for one in _compiled.get(variant, ()):
         if one.serves(*given):
+            if len(_chosen) >= _MOST_CHOSEN:
+                _chosen.clear()
             _chosen[(variant, q.shape[0], q.shape[2], k.shape[2])] = one
             return True
     return False
@@ -354,7 +357,10 @@ def attention(
     if _is_blank(q, k):
         return _blank(q, v, sinks)
     variant = flex_variants.variant_of(q, k, v, causal, window, softcap, mask, key_range, chunk)
-    run = _chosen.get((variant, q.shape[0], q.shape[2], k.shape[2]))
+    key = (variant, q.shape[0], q.shape[2], k.shape[2])
+    run = _chosen.get(key)
+    if run is None and _serves(q, k, v, causal, window, softcap, mask, key_range, chunk):
+        run = _chosen.get(key)
     if run is None:
         told = "nothing is compiled in a call; required: ferryman.prepare with a call like it before"
         raise CompileError("torch", f"attention (torch.flex), {variant}", str(q.device), told)

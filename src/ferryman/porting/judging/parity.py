@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ferryman.backends.base import Target
 from ferryman.device_profiles import Profile, detect
-from ferryman.dispatch import registry
+from ferryman.dispatch import preparing, registry
 from ferryman.dispatch.select import View, refusals, target_of
 from ferryman.errors import CompileError, UnimplementedInstruction
 from ferryman.ops.menu import Implementation
@@ -57,13 +57,15 @@ def check_cell(
     times: int = 3,
     simulate: Profile | None = None,
     keep: Callable[[tuple[Any, ...]], None] | None = None,
+    ahead: bool = False,
 ) -> Cell:
     """Run one implementation on one case and judge it.
 
     It runs ``times`` times, and again for some gates. ``kernel`` replaces the implementation's own launcher, under its
     declarations (mutants, users' kernels). A kernel that raises fails; one that its toolchain cannot compile is
     QUARANTINED; out of memory is NOT_RUN. ``simulate``: the device whose tiles an interpreted kernel is given.
-    ``keep`` is handed the outputs that are judged (a capsule stores them).
+    ``keep`` is handed the outputs that are judged (a capsule stores them). ``ahead``: what serves prepared calls only
+    is prepared for this one, and for those that further gates make; else it refuses.
     """
     device = torch.device(device)
     profile = profile or detect(device)
@@ -83,6 +85,9 @@ def check_cell(
         return cell(verdict="NOT_RUN", reason=f"the oracle ran out of memory: {_line(error)}")
     view = View.of(primitive, prepared.args.values, profile)
     if kernel is None:
+        failed = _unready(primitive, implementation, prepared.args.values, profile) if ahead else None
+        if failed is not None:
+            return cell(verdict="QUARANTINED", reason=failed)
         refused = refusals(implementation, view, profile)
         if refused:
             return cell(verdict=_refusal(implementation, view, profile), refusals=refused, reason="; ".join(refused))
@@ -111,7 +116,7 @@ def check_cell(
     interpreted = bool(view.flags["interpreted"]) and implementation.backend == "triton"
     simulated = route.active() or interpreted
     slow = route.slow() or interpreted or simulate is not None
-    again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, slow)
+    again = _Again(prepared, implementation, kernel, launcher, target, profile, tf32, slow, ahead)
     try:
         judged = judge(prepared, implementation, runs, tf32=tf32)
         again.judge(runs.outputs, judged)
@@ -130,6 +135,14 @@ def check_cell(
     return cell(**judged, verdict=_verdict(judged, simulated), seconds=None if simulated else runs.seconds)
 
 
+def _unready(op: Primitive, line: Implementation, args: tuple[Any, ...], profile: Profile) -> str | None:
+    """Prepare an implementation for a call, if it has that; why it could not be compiled."""
+    if line.prepare is None:
+        return None
+    _, failed = preparing.ready(op, args, profile, (line.name,))
+    return " ".join(str(failed[line.name]).split())[:300] if line.name in failed else None
+
+
 class _Again:
     """The gates that run the kernel once more. They are left where its outputs are already wrong."""
 
@@ -143,7 +156,9 @@ class _Again:
         profile: Profile,
         tf32: bool,
         interpreted: bool,
+        ahead: bool,
     ) -> None:
+        self._ahead = ahead
         self._prepared, self._implementation, self._kernel = prepared, implementation, kernel
         self._launcher, self._target, self._profile = launcher, target, profile
         self._tf32, self._interpreted = tf32, interpreted
@@ -171,6 +186,10 @@ class _Again:
     def _refused(self, args: tuple[Any, ...]) -> list[str]:
         if self._kernel is not None:
             return []
+        if self._ahead:
+            failed = _unready(self._prepared.primitive, self._implementation, args, self._profile)
+            if failed is not None:
+                return [failed]
         return refusals(self._implementation, View.of(self._prepared.primitive, args, self._profile), self._profile)
 
     def _unseen(self, outputs: tuple[Tensor, ...]) -> str | None:
