@@ -198,7 +198,7 @@ def test_preferences() -> None:
     assert h200.preference("rms_norm_backward") == ("cuda", "triton", "torch")
     assert h200.preference("linear") == ("torch", "cuda", "triton")
     assert h200.preference("attention")[:3] == ("triton.decode", "triton.hopper", "torch.cudnn")
-    assert h200.preference("attention_backward")[-2:] == ("triton.tiled", "torch.efficient")
+    assert h200.preference("attention_backward")[-3:] == ("triton.tiled", "triton.biased", "torch.efficient")
     assert profile("a100-sxm-80").preference("attention") == ("torch", "triton")
     assert profile("cpu").preference("attention") == ("torch",)
 

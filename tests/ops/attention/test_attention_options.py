@@ -136,7 +136,7 @@ def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
         assert bool(((got.double() - want).abs() <= room + 1e-12).all())
 
 
-def test_a_bias_learns_and_only_the_composed_line_gives_it() -> None:
+def test_a_bias_learns_by_the_composed_line_and_tritons_own() -> None:
     q = torch.randn(1, 2, 6, 16, requires_grad=True)
     bias = torch.randn(1, 2, 1, 6, requires_grad=True)
     with ferryman.trace() as traced:
@@ -149,7 +149,9 @@ def test_a_bias_learns_and_only_the_composed_line_gives_it() -> None:
     args = (torch.ones_like(out), None, *[q.detach()] * 3, out, lse, False, None, None, 0.0, bias.detach())
     told = ferryman.explain("attention_backward", *args, need_mask=True, device="h200").rows
     refused = {r.implementation for r in told if any("no gradient of a float mask" in why for why in r.reasons)}
-    assert refused == {r.implementation for r in told} - {"torch.composed", "definition"}
+    assert refused == {r.implementation for r in told} - {"torch.composed", "triton.biased", "definition"}
+    here = ferryman.explain("attention_backward", *args, need_mask=True, device="h200")
+    assert here.chosen == "triton.biased"  # nothing composes scores where a fused way is
 
 
 H200_REFUSES = {

@@ -547,7 +547,7 @@ def test_properties() -> None:
 def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tuple[int, ...]) -> None:
     assert not [row for row in rows if "error" in row]
     kernels = {"attention_forward", "attention_merge", "attention_backward_dq", "attention_backward_dkv"}
-    kernels.add("attention_masked")
+    kernels |= {"attention_masked", "attention_backward_bias"}
     wanted_rows = {(kernel, dim) for kernel in kernels for dim in dims}
     wanted_rows |= {("attention_mask_states", None), ("attention_mask_lists", None)}
     if arch != "gfx1100" and dtype != "float32":

@@ -102,6 +102,13 @@ _NO_BIAS_GRADIENT = Clause(
     lambda wanted: not wanted,
 )
 
+_BIAS_GRADIENT = Clause(
+    "a gradient of a float mask",
+    _NO_BIAS_GRADIENT.facts,
+    _NO_BIAS_GRADIENT.measure,
+    lambda wanted: wanted,
+)
+
 # a float mask is stored in q's dtype for them, which rounds one of another
 _MASK_ALIKE = Clause(
     "a mask of bool or of q's dtype",
@@ -311,5 +318,14 @@ IMPLEMENTATIONS = menu(
         when=(*_DOT, _NO_BIAS_GRADIENT),
         roundings=("p", "ds"),
         replayable=True,
+    ),
+    Implementation(
+        op="attention_backward",
+        name="triton.biased",
+        where="bias_kernels",
+        when=(*_DOT, _BIAS_GRADIENT),
+        roundings=("p", "ds"),
+        replayable=True,
+        partial=True,
     ),
 )
