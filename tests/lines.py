@@ -11,10 +11,10 @@ from ferryman.ops.menu import Implementation
 
 
 def serving(op: str, backend: str, args: Sequence[Any] | None = None, known: Profile | None = None) -> Implementation:
-    """args: in schema order. Without them the line that serves every call, which is the last."""
+    """args: in schema order. Without them the line that serves every call: the last that is not for a part of them."""
     lines = registry.asked(op, (backend,))
     if args is None or len(lines) == 1:
-        return lines[-1]
+        return next((line for line in reversed(lines) if not line.partial), lines[-1])
     primitive, profile = registry.primitive(op), known or detect("cpu")
     view = select.View.of(primitive, tuple(args), profile)
     return next((x for x in lines if not select.refusals(x, view, profile, absent=True)), lines[-1])

@@ -114,7 +114,7 @@ def test_what_raises_under_autograd_fails_and_what_does_not_apply_says_why() -> 
 
 def test_a_saved_index_stays_an_integer_for_the_backwards_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a definition of a backward that raises is that cell's verdict: the other cells are still judged."""
-    op, seen, evaluate = registry.primitive("gate_topk"), set(), vjp._backward
+    op, seen, evaluate = registry.primitive("gate_topk"), set(), vjp._analytic
 
     def looked(backward: Primitive, given: dict[str, Any]) -> Any:
         seen.add(given["topk_ids"].dtype)
@@ -129,12 +129,12 @@ def test_a_saved_index_stays_an_integer_for_the_backwards_definition(monkeypatch
         return evaluate(backward, given)
 
     case = next(c for c in cases_of(op) if not c.exact)
-    monkeypatch.setattr(vjp, "_backward", looked)
+    monkeypatch.setattr(vjp, "_analytic", looked)
     cell = check_cell(op, serving("gate_topk", "torch"), case, torch.float32)
     assert cell.gates["G7"].outcome == "pass"
     assert seen and not any(dtype.is_floating_point for dtype in seen)
 
-    monkeypatch.setattr(vjp, "_backward", raises)
+    monkeypatch.setattr(vjp, "_analytic", raises)
     monkeypatch.setattr(vjp, "PASSES", vjp.PASSES[:1])
     cell = check_cell(op, serving("gate_topk", "torch"), case, torch.float32)
     assert cell.verdict == "MISTRUSTED" and "IndexError: of the definition" in (cell.reason or "")

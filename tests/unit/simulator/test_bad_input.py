@@ -284,7 +284,7 @@ def test_arguments_of_a_unit_that_do_not_fit(
     from ferryman.backends import simt_offline
     from ferryman.backends.simt import Unit
 
-    monkeypatch.setattr(simt_offline, "assembly", lambda unit, arch: TEXT)
+    monkeypatch.setattr(simt_offline, "assembly", lambda unit, arch, keep=True: TEXT)
     simulator = Simulator(target_of(profile("mi300x")))
     with pytest.raises(SimulationError, match=f"add: {message}"):
         simulator.launch(Unit("add", ""), torch.device("cpu"), 1, 64, 0, args)
