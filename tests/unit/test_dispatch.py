@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._subclasses import fake_tensor as fake
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
@@ -723,18 +724,29 @@ def test_a_line_with_its_backends_name_is_that_backends_only_one() -> None:
 def test_a_gradient_is_not_differentiated_again() -> None:
     """Neither eagerly, where a function runs once, nor in place, nor through the library's op."""
 
-    def twice(outputs: Any, leaf: torch.Tensor) -> None:
-        taken = torch.ones_like(outputs).requires_grad_()
+    def twice(outputs: Any, leaf: torch.Tensor, of_what_comes: bool) -> None:
+        taken = torch.ones_like(outputs).requires_grad_(of_what_comes)  # or of what was saved alone
         (gradient,) = torch.autograd.grad(outputs, leaf, taken, create_graph=True)
-        gradient.sum().backward()
+        gradient.square().sum().backward()
 
     x = torch.randn(1, 2, 3, 16).requires_grad_()
     angles = torch.randn(1, 3, 16)
-    calls = (
-        lambda: ops.rms_norm(x),
-        lambda: ops.rope_(x * 1, x.detach().clone(), angles, angles)[0],
-        lambda: torch.ops.ferryman.rms_norm(x, None, 1e-6, False),
+    again, itself = "not differentiated again", "itself a gradient"
+    calls: tuple[tuple[Any, str, tuple[bool, ...]], ...] = (
+        (lambda: ops.rms_norm(x), again, (True, False)),
+        # a rotation's gradient does not depend on what was rotated
+        (lambda: ops.rope_(x * 1, x.detach().clone(), angles, angles)[0], again, (True,)),
+        (lambda: torch.ops.ferryman.rms_norm(x, None, 1e-6, False), itself, (True, False)),
     )
-    for call, why in zip(calls, ("differentiate twice", "differentiate twice", "itself a gradient"), strict=True):
-        with pytest.raises((RuntimeError, FerrymanError), match=why):
-            twice(call(), x)
+    for call, why, asked in calls:
+        for of_what_comes in asked:
+            with pytest.raises((RuntimeError, FerrymanError), match=why):
+                twice(call(), x, of_what_comes)
+
+
+def test_compiled_autograd_takes_an_op() -> None:
+    x, weight = torch.randn(4, 16, requires_grad=True), torch.ones(16, requires_grad=True)
+    wanted = torch.autograd.grad(ops.rms_norm(x, weight).square().sum(), (x, weight))
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        ops.rms_norm(x, weight).square().sum().backward()
+    assert torch.equal(x.grad, wanted[0]) and torch.equal(weight.grad, wanted[1])

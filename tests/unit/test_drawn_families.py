@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
+import pickle
 import random
 import warnings
 from datetime import date
@@ -16,7 +17,7 @@ from ferryman.errors import PortError
 from ferryman.porting.model import bundled, family, generic
 
 transformers = pytest.importorskip("transformers")
-importlib.import_module("ferryman.integrations.transformers")  # it registers itself
+from ferryman.integrations.transformers import port  # noqa: E402 - it registers itself
 
 SEED = int(date.today().strftime("%Y%m%d"))
 DRAWN = 4  # families of a run
@@ -81,6 +82,19 @@ def test_a_model_that_works_on_its_mask_gets_its_own(padded: bool) -> None:
     found = generic.compare(model, lambda m: m(input_ids=torch.randint(3, family.TINY["vocab_size"], (2, 17)), **given))
     assert found.ok and found.restored, found.reasons
     assert "attention" in found.calls
+
+
+def test_a_copy_of_a_model_that_works_on_its_mask_is_the_same() -> None:
+    if "deepseek_v4" not in transformers.CONFIG_MAPPING:
+        pytest.skip("this transformers has no deepseek_v4")
+    model = built("deepseek_v4")
+    assert model is not None
+    tokens = torch.randint(3, family.TINY["vocab_size"], (2, 17), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model(input_ids=tokens).logits
+        port(model)
+        for twin in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert generic.relative(twin(input_ids=tokens).logits, wanted) <= 2.0**-16
 
 
 def test_which_code_works_on_a_mask() -> None:

@@ -713,11 +713,55 @@ CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], None], b
     "a norm's weight that went": (lambda: nn.LayerNorm(16), _set("weight", lambda: None), True),
     "an eps": (lambda: nn.LayerNorm(16), _set("eps", lambda: 1.0), True),
     "a shape": (lambda: nn.LayerNorm(16), _set("normalized_shape", lambda: [16]), False),
+    "an eps of None": (lambda: nn.RMSNorm(16, eps=1e-6), _set("eps", lambda: None), False),
     "an option": (nn.GELU, _set("approximate", lambda: "tanh"), False),
     "the same option": (nn.GELU, _set("approximate", lambda: "none"), True),
     "a slope": (lambda: nn.LeakyReLU(0.1), _set("negative_slope", lambda: 0.5), True),
     "in training": (lambda: nn.Linear(16, 16), lambda m: m.train(), True),
 }
+
+
+class Factored(nn.Module):
+    """Settings in a private attribute, behind a property, and of the class."""
+
+    times = 1.0
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight, self._factor, self.shift = nn.Parameter(torch.rand(16) + 0.5), factor, 0.0
+
+    @property
+    def factor(self) -> float:
+        return self._factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return h * self.weight * (self.factor * self.times) + self.shift
+
+
+FACTORED: dict[str, Callable[[Any], None]] = {
+    "private": lambda m: setattr(m, "_factor", 2.0),
+    "over the class's": lambda m: setattr(m, "times", 3.0),
+    "its own": lambda m: setattr(m, "shift", 1.0),
+}
+
+
+@pytest.mark.parametrize("change", FACTORED)
+def test_settings_that_a_class_hides_end_a_role_too(change: str) -> None:
+    model, x = nn.Sequential(Factored(1.0), nn.Linear(16, 16)), torch.randn(3, 16)
+    plain = copy.deepcopy(model)
+    ferryman.port(model)
+    assert "rms_norm torch" in made_by(lambda: model(x))[1]
+    for side in (model, plain):
+        FACTORED[change](side[0])
+    assert torch.allclose(model(x), plain(x), rtol=1e-5, atol=1e-5) and type(model[0]) is Factored
+
+
+def test_two_modules_that_differ_in_a_private_setting_have_two_proofs() -> None:
+    model, x = nn.Sequential(Factored(1.0), Factored(2.0)), torch.randn(3, 16)
+    wanted = model(x)
+    ferryman.port(model)
+    assert torch.allclose(model(x), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", CHANGES)

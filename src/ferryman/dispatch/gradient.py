@@ -196,7 +196,13 @@ def gradients(
     return (None, None, *[found[i] if i is not None and needs[place] else None for place, i in recipe.handed])
 
 
-class _Bridge(_SingleLevelFunction):
+class _Function(_SingleLevelFunction):
+    """What compiled autograd asks of a function is what it asks of `torch.autograd.Function`."""
+
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
+
+
+class _Bridge(_Function):
     """Eager autograd. Its ``apply`` is autograd's own: the one in Python around it, `torch.autograd.Function`'s, takes
     as long again and serves functorch, whose calls do not come here.
 
@@ -221,13 +227,20 @@ class _Bridge(_SingleLevelFunction):
         return _twice(ctx, *grads) if torch.is_grad_enabled() else gradients(ctx, grads)
 
 
-@torch.autograd.function.once_differentiable
 def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Of a gradient that is asked for with create_graph: what is returned raises where it is differentiated."""
-    return gradients(ctx, grads)
+    """Of a gradient that is asked for with create_graph: what depends on anything raises where it is differentiated."""
+    with torch.no_grad():
+        found = gradients(ctx, grads)
+    if not any(t is not None and t.requires_grad for t in (*grads, *ctx.saved_tensors)):
+        return found
+    told = f"ferryman: the gradient of {ctx.plan.recipe.op.name} is not differentiated again (once_differentiable)"
+    raising = torch._C._functions.DelayedError(told.encode(), len(found))
+    apart: list[Any] = [None if g is None else g.detach().requires_grad_() for g in found]
+    made: tuple[Tensor | None, ...] = raising(*apart)
+    return made
 
 
-class _Overwriting(_SingleLevelFunction):
+class _Overwriting(_Function):
     """`_Bridge` of a mutating op. What it returns for an argument that is written over is an alias of the result:
     `_Put` makes the argument itself the result, so that views, other results and autograd's own checks are as with
     ``argument.copy_(result)``, where one function that marks its inputs dirty may not return two, nor take views."""
@@ -266,7 +279,7 @@ class _Overwriting(_SingleLevelFunction):
         return _Bridge.backward(ctx, *grads)
 
 
-class _Put(_SingleLevelFunction):
+class _Put(_Function):
     """``into.copy_(value)`` for autograd, where the value is in the memory of ``into`` already."""
 
     @staticmethod

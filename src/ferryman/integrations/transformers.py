@@ -19,8 +19,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ferryman.errors import PortError
-from ferryman.integrations.transformers_masks import works_on_mask
-from ferryman.integrations.transformers_modules import NAME, masks_of, same_as_ours, windowed
+from ferryman.integrations import transformers_masks
+from ferryman.integrations.transformers_modules import NAME, same_as_ours, windowed
 from ferryman.integrations.transformers_modules import watch as watch  # part of what a porter offers
 from ferryman.ops.attention.definition import MAX_HEAD_DIM
 from ferryman.porting.model import blocks, rewrite, routines, trace
@@ -70,9 +70,8 @@ class AttentionInterface:
             else:
                 left += [_left(p, m, reason) for p, m in modules]
         for _, before, config in switched:
-            if any(works_on_mask(model, path) for path, _ in held[id(config)]):
-                masks_of[id(config)] = before if before in ("sdpa", "eager") else "sdpa"
-                weakref.finalize(config, masks_of.pop, id(config), None)
+            for path, _ in held[id(config)]:
+                transformers_masks.note(model, path, config, before)
             config._attn_implementation = NAME
             _owners[id(config)] = weakref.ref(model)
             if all("sliding_window" in _passed(m) for _, m in held[id(config)]):
@@ -86,7 +85,6 @@ class AttentionInterface:
             config._attn_implementation = before
             _owners.pop(id(config), None)
             windowed.discard(id(config))
-            masks_of.pop(id(config), None)
 
 
 def _left(path: str, module: nn.Module, reason: str) -> Left:

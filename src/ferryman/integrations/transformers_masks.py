@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -20,14 +22,43 @@ from ferryman.porting.model.trace import trusted
 
 _HOME = "transformers.masking_utils"
 _NAME = "attention_mask"
+_MADE = ("sdpa", "eager")
 
 
-def works_on_mask(model: nn.Module, path: str) -> bool:
-    """Whether the attention module at ``path`` does more with its mask than to hand it on, or one around it with a mask
-    that it makes."""
+_known: dict[Any, str] = {}  # a config's class -> the implementation whose masks code beside it expects, "" for none
+
+
+def note(model: nn.Module, path: str, config: Any, before: str | None) -> None:
+    """Remember the implementation that made masks for an attention module, if it, or a module around it that makes the
+    mask, does more with one than to hand it on."""
     parts = path.split(".") if path else []
     kinds: list[Any] = [type(model.get_submodule(".".join(parts[:n]))) for n in range(len(parts) + 1)]
-    return any(map(_class_works, kinds))
+    kind: Any = type(config)
+    if any(map(_class_works, kinds)):
+        _known[kind] = before if before in _MADE else "sdpa"
+    _known.setdefault(kind, _of_class(kind))
+
+
+def expected(config: Any) -> str:
+    """The implementation whose masks a config's model expects as they are; "" where it only hands them on.
+
+    By the config's class, whose copies and whose models in another process are the same: the library keeps the code of
+    a model in a module beside its config's.
+    """
+    kind: Any = type(config)
+    if kind not in _known and not torch.compiler.is_compiling():
+        _known[kind] = _of_class(kind)
+    return _known.get(kind, "")
+
+
+@functools.cache
+def _of_class(kind: Any) -> str:
+    name = kind.__module__.replace(".configuration_", ".modeling_")
+    held = vars(sys.modules[name]).values() if name in sys.modules else ()
+    kinds: list[Any] = [k for k in held if isinstance(k, type) and k.__module__ == name and issubclass(k, nn.Module)]
+    if not any(map(_class_works, kinds)):
+        return ""
+    return "sdpa" if any(getattr(k, "_supports_sdpa", False) is True for k in kinds) else "eager"
 
 
 @functools.cache

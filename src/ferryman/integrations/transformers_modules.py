@@ -17,6 +17,7 @@ from torch.nn import functional
 from ferryman import ops
 from ferryman.dispatch import state
 from ferryman.errors import PortError
+from ferryman.integrations import transformers_masks
 from ferryman.ops.attention.definition import attention_with_lse
 from ferryman.ops.attention.recognise import expressible
 from ferryman.porting.model.exact import Widened
@@ -50,8 +51,6 @@ class Causal(NamedTuple):
 
 # Ids of configs of ported models, all of whose attention passes the layer's window with a call: it needs no mask then.
 windowed: set[int] = set()
-# Of those whose code works on the mask: the implementation whose masks it expects.
-masks_of: dict[int, str] = {}
 _SAYS = "ferryman_causal"  # the mask's attribute
 _SELF = "ferryman_sees_itself"  # that of a mask by which each query sees its own key at least
 
@@ -222,8 +221,8 @@ def attention_mask(
     device from offsets and the 2-D mask, once a forward, without reading their values. A model whose own code works on
     the mask gets the one that its implementation made.
     """
-    before = masks_of.get(id(kwargs.get("config")))
-    if before is not None:
+    before = transformers_masks.expected(kwargs.get("config"))
+    if before:
         own: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[before](
             batch_size=batch_size,
             q_length=q_length,

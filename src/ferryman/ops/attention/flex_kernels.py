@@ -2,7 +2,7 @@
 
 All that a call may see is read from tensors: one compiled function serves any lengths, batch, scale, window, softcap,
 chunk, key range and mask of one `flex_variants.Variant`. Inductor takes seconds, so nothing is compiled in a call:
-`prepare` does it before, on random inputs of its own, and a call of a variant that was not prepared is refused by the
+`prepare` does it before, on a call's own tensors, and a call of a variant that was not prepared is refused by the
 menu. What is called then is Inductor's own function, past Dynamo, whose guards might compile again.
 """
 
@@ -157,13 +157,17 @@ def _attend(variant: Variant, with_lse: bool = True) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------------------------ compiling
 
 
+_RECOMPILATIONS = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
+
+
 class _Captured:
     """What Inductor makes of a function: called with such tensors, of any size that its guards allow."""
 
     def __init__(self, run: Callable[..., Any], given: Sequence[Tensor | None], dynamic: bool) -> None:
         self.names = list(inspect.signature(run).parameters)
         compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=self._compile)
-        with torch.no_grad():
+        # all variants share one code, of which Dynamo makes eight kinds and then no more
+        with torch.no_grad(), torch._dynamo.config.patch(_RECOMPILATIONS):
             compiled(*given)
         # what Inductor supposed of sizes while it compiled is among the guards
         self.guards = self.shapes.produce_guards_expression(self.examples, ignore_static=False) or "True"
@@ -325,7 +329,11 @@ def _without_data(x: Any) -> Any:
 
 
 def _serves(*args: Any) -> bool:
-    """Whether something was compiled for a call. args: as `flex_variants.variant_of` takes them."""
+    return _serving(*args) is not None
+
+
+def _serving(*args: Any) -> Compiled | None:
+    """What was compiled for a call. args: as `flex_variants.variant_of` takes them."""
     q, k, v, _, window, softcap, mask, key_range, chunk = map(_without_data, args)
     variant = flex_variants.variant_of(*args)
     given = _given(variant, q, k, v, 1.0, window, softcap, mask, key_range, chunk)
@@ -334,8 +342,8 @@ def _serves(*args: Any) -> bool:
             if len(_chosen) >= _MOST_CHOSEN:
                 _chosen.clear()
             _chosen[(variant, q.shape[0], q.shape[2], k.shape[2])] = one
-            return True
-    return False
+            return one
+    return None
 
 
 def attention(
@@ -359,8 +367,8 @@ def attention(
     variant = flex_variants.variant_of(q, k, v, causal, window, softcap, mask, key_range, chunk)
     key = (variant, q.shape[0], q.shape[2], k.shape[2])
     run = _chosen.get(key)
-    if run is None and _serves(q, k, v, causal, window, softcap, mask, key_range, chunk):
-        run = _chosen.get(key)
+    if run is None:
+        run = _serving(q, k, v, causal, window, softcap, mask, key_range, chunk)
     if run is None:
         told = "nothing is compiled in a call; required: ferryman.prepare with a call like it before"
         raise CompileError("torch", f"attention (torch.flex), {variant}", str(q.device), told)

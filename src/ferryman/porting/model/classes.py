@@ -57,12 +57,11 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         own |= recipe.served(original).functions
     if recipe.role is not None:
         own["forward"] = recognise.role_forward(recipe.role, own.get("forward", original.forward))
-        if recipe.role.state:
-            own["__setattr__"] = serving.setting(original, recipe.role.state, _without)
+        own |= serving.ending(original, recipe.role.state, recipe.role.read, _without)
         if recipe.role.added:
             own[adding.ATTRIBUTE] = _taking_addition(recipe.role, original.forward)
     if recipe.gate is not None:
-        own["__setattr__"] = serving.setting(original, None, _without)
+        own |= serving.ending(original, None, frozenset(), _without)
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
     # its name stays: libraries find the blocks that they compile, shard or place by the names of their classes
     made = type(original.__name__, (original,), own)

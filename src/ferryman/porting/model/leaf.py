@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
+import itertools
+import types
 from typing import Any
 
 import torch
@@ -69,8 +72,38 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
     return (type(module), tuple(own), tuple(tensors))
 
 
+_OWN = frozenset(vars(nn.Module()))
+
+
+def is_setting(kind: Any, name: str) -> bool:
+    """Whether what a class computes may depend on an attribute of this name: any but nn.Module's own, and private ones
+    that no code of the class reads, which libraries put on modules."""
+    return name not in _OWN and (not name.startswith("_") or name in names_read(kind))
+
+
+@functools.cache
+def names_read(kind: Any) -> frozenset[str]:
+    """Names in the code of a class down to nn.Module: of its functions, properties and what is defined inside them."""
+    found: set[str] = set()
+    for base in itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__):
+        for value in vars(base).values():
+            parts = (value.fget,) if isinstance(value, property) else (getattr(value, "__func__", value),)
+            codes = [part.__code__ for part in map(inspect.unwrap, parts) if isinstance(part, types.FunctionType)]
+            while codes:
+                code = codes.pop()
+                found.update(code.co_names)
+                codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return frozenset(found)
+
+
+def class_settings(kind: Any) -> frozenset[str]:
+    """Plain attributes of a class that its code reads: an instance may set its own over them."""
+    plain = bool | int | float | str | tuple | None | torch.dtype
+    return frozenset(n for n in names_read(kind) if is_setting(kind, n) and isinstance(getattr(kind, n, ...), plain))
+
+
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    return [(n, v) for n, v in vars(module).items() if not n.startswith("_") and n != "training"]
+    return [(n, v) for n, v in vars(module).items() if is_setting(type(module), n)]
 
 
 _kept: list[Any] = []

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 from ferryman.ops.recognition import Candidate, Definitions, Gate, Leaf, compiled, families
 from ferryman.porting.model import adding, serving
 from ferryman.porting.model.branches import follow_function, follow_module
-from ferryman.porting.model.leaf import NARROW, digest_of, input_of, keep_state, leaf_of, pair_of, state_of
+from ferryman.porting.model.leaf import (
+    NARROW,
+    class_settings,
+    digest_of,
+    input_of,
+    is_setting,
+    keep_state,
+    leaf_of,
+    pair_of,
+    state_of,
+)
 from ferryman.porting.model.proof import Proof, drawn, prove
 from ferryman.porting.model.trace import Trace, Unproven
 
@@ -37,7 +47,7 @@ class Role:
     ``residual`` too that takes an addition before it, proven as well, and its op. beside: ops that
     the expression calls beside ``op``, once each. required: how many inputs a call must give, whatever the forward's
     signature says. tensors: of the module, that the proof drew; absent: its parameters and buffers that were None;
-    state: its attributes whose values the proof had, but for those that ``expression`` reads.
+    state: its attributes whose values the proof had; read: those that ``expression`` reads, of which it had the type.
     """
 
     op: str
@@ -56,16 +66,19 @@ class Role:
     tensors: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     state: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
 
     def on(self, module: nn.Module) -> Role:
         """The role with what it needs of a module that it was proven for."""
         held = [*module._parameters.items(), *module._buffers.items()]
-        own = {n for n in (*vars(module), *module._modules) if not n.startswith("_") and n != "training"}
+        kind, read = type(module), set(re.findall(r"\bself\.(\w+)", f"{self.expression} {self.added}"))
+        own = {n for n in (*vars(module), *module._modules) if is_setting(kind, n)} | class_settings(kind)
         return replace(
             self,
             tensors=tuple(n for n, p in held if p is not None),
             absent=tuple(n for n, p in held if p is None),
-            state=frozenset(n for n in own if not re.search(rf"\bself\.{n}\b", f"{self.expression} {self.added}")),
+            state=frozenset(own - read),
+            read=frozenset(own & read),
         )
 
     def serving(self, expression: str, inputs: tuple[str, ...]) -> tuple[list[str], str, str]:

@@ -20,6 +20,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from ferryman import ops
 from ferryman.porting.model import source
+from ferryman.porting.model.leaf import is_setting
 
 # What an op takes as it is. A subclass that arrives after porting (a quantised or a distributed tensor) is its module's
 # own affair.
@@ -86,24 +87,29 @@ def forward(
     return function
 
 
-def setting(
-    original: Any, state: frozenset[str] | None, back: Callable[[type], type]
-) -> Callable[[nn.Module, str, Any], None]:
-    """A ported class's __setattr__, by which another value of one of these attributes ends the role (None: of any that
-    the module has, but for its mode and private ones). back: a module's class without ours."""
+def ending(
+    original: Any, state: frozenset[str] | None, read: frozenset[str], back: Callable[[type], type]
+) -> dict[str, Callable[..., None]]:
+    """A ported class's __setattr__ and __delattr__. Another value of an attribute in ``state`` ends the role (None: of
+    any that the module has), and a value of another type of one in ``read``. back: a module's class without ours."""
+
+    def asked(self: nn.Module, name: str) -> bool:
+        if state is not None:
+            return name in state
+        return is_setting(original, name) and (name in self.__dict__ or hasattr(type(self), name))
 
     def __setattr__(self: nn.Module, name: str, value: Any) -> None:  # noqa: N807
-        if state is not None:
-            asked = name in state
-        else:
-            asked = (
-                not name.startswith("_") and name != "training" and (name in self.__dict__ or hasattr(type(self), name))
-            )
-        if asked and not _alike(self.__dict__.get(name, _MISSING), value):
+        before = self.__dict__.get(name, _MISSING)
+        if (asked(self, name) and not _alike(before, value)) or (name in read and type(before) is not type(value)):
             self.__class__ = back(type(self))
         original.__setattr__(self, name, value)
 
-    return __setattr__
+    def __delattr__(self: nn.Module, name: str) -> None:  # noqa: N807
+        if asked(self, name) or name in read:
+            self.__class__ = back(type(self))
+        original.__delattr__(self, name)
+
+    return {"__setattr__": __setattr__, "__delattr__": __delattr__}
 
 
 def _alike(before: Any, value: Any) -> bool:
