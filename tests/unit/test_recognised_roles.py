@@ -50,6 +50,12 @@ def same(x: Tensor, found: Tensor, wanted: Tensor, exact: Tensor) -> bool:
     return bool(((found.double() - exact).abs() <= unit + (wanted.double() - exact).abs()).all())
 
 
+def near(found: Tensor, wanted: Tensor) -> bool:
+    """Float32 results of a norm, a product, or a product of two such, of 16 terms each, that add in another order: 16
+    roundings of each sum and a few behind it."""
+    return float((found - wanted).abs().max()) <= 64 * 2.0**-24 * float(wanted.abs().max())
+
+
 # Activations ------------------------------------------------------------------------------------------------
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -754,14 +760,14 @@ def test_settings_that_a_class_hides_end_a_role_too(change: str) -> None:
     assert "rms_norm torch" in made_by(lambda: model(x))[1]
     for side in (model, plain):
         FACTORED[change](side[0])
-    assert torch.allclose(model(x), plain(x), rtol=1e-5, atol=1e-5) and type(model[0]) is Factored
+    assert near(model(x), plain(x)) and type(model[0]) is Factored
 
 
 def test_two_modules_that_differ_in_a_private_setting_have_two_proofs() -> None:
     model, x = nn.Sequential(Factored(1.0), Factored(2.0)), torch.randn(3, 16)
     wanted = model(x)
     ferryman.port(model)
-    assert torch.allclose(model(x), wanted, rtol=1e-5, atol=1e-5)
+    assert near(model(x), wanted)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -770,10 +776,10 @@ def test_what_changes_after_porting_is_computed_as_it_is(change: str) -> None:
     plain, x = make(), torch.randn(3, 4, 16)
     model = nn.Sequential(copy.deepcopy(plain), nn.Linear(16, 16))
     ferryman.port(model)
-    assert torch.allclose(model[0](x), plain(x), rtol=1e-5, atol=1e-6)
+    assert near(model[0](x), plain(x))
     alter(plain), alter(model[0])
     assert hasattr(type(model[0]), "ferryman_original") is stays
-    assert torch.allclose(model[0](x), plain(x), rtol=1e-5, atol=1e-6)
+    assert near(model[0](x), plain(x))
     ferryman.unport(model)
     assert type(model[0]) is type(plain) and torch.equal(model[0](x), plain(x))
 
@@ -793,7 +799,7 @@ def test_another_option_of_a_gated_activation_ends_its_part_of_the_op() -> None:
     model.train().bend.approximate = "tanh"
     found, made = made_by(lambda: model(x))
     ferryman.unport(model)
-    assert made == {"linear torch": 2} and torch.allclose(found, model(x), rtol=1e-5, atol=1e-6)
+    assert made == {"linear torch": 2} and near(found, model(x))
 
 
 def test_another_activation_of_experts_ends_their_role() -> None:

@@ -221,38 +221,27 @@ def attention_mask(
     device from offsets and the 2-D mask, once a forward, without reading their values. A model whose own code works on
     the mask gets the one that its implementation made.
     """
+    given: dict[str, Any] = kwargs | {
+        "batch_size": batch_size,
+        "q_length": q_length,
+        "kv_length": kv_length,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "attention_mask": attention_mask,
+        "allow_is_causal_skip": allow_is_causal_skip,
+        "allow_is_bidirectional_skip": allow_is_bidirectional_skip,
+    }
+    made: Tensor | None
     before = transformers_masks.expected(kwargs.get("config"))
     if before:
-        own: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[before](
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            local_size=local_size,
-            allow_is_causal_skip=allow_is_causal_skip,
-            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-            **kwargs,
-        )
-        return own
+        made = ALL_MASK_ATTENTION_FUNCTIONS[before](**given, local_size=local_size)
+        return made
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
         return None
     if allow_is_bidirectional_skip and attention_mask is None and local_size is None:
         return None
-    made: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=attention_mask,
-        allow_is_causal_skip=False,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        **kwargs,
-    )
+    made = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**given | {"allow_is_causal_skip": False})
     if made is None:
         return None
     itself = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
