@@ -185,6 +185,7 @@ class _Captured:
             source = node.meta["grapharg"].source
             if isinstance(source, TensorPropertySource):
                 base: Any = source.base
+                assert source.prop is not TensorProperty.STORAGE_OFFSET, "an argument does not begin its storage"
                 argument, dim = self.names.index(base.local_name), int(source.idx or 0)
                 self.sizes.append((place, argument, dim, source.prop is TensorProperty.STRIDE))
             else:
@@ -224,7 +225,7 @@ class Compiled:
         self, variant: Variant, given: tuple[Tensor | None, ...], with_lse: bool = True, dynamic: bool = True
     ) -> None:
         self.plain = _tables(variant)
-        seen, rest = _split(given)
+        seen, rest = _split(tuple(map(_beginning, given)))
         self.tables = _Captured(self.plain, seen, dynamic)
         with torch.no_grad():
             self.attend = _Captured(_attend(variant, with_lse), (*rest, *self.tables(*seen)), dynamic)
@@ -238,6 +239,14 @@ class Compiled:
         seen, rest = _split(given)
         with torch.no_grad():
             return self.attend(*rest, *self.tables(*seen))
+
+
+def _beginning(x: Tensor | None) -> Tensor | None:
+    """``x``, or a copy in its strides that begins its storage: an offset would be one more size in the guards, while
+    what Inductor makes reads addresses, and copies an argument that is less aligned than this one."""
+    if x is None or x.storage_offset() == 0:
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _split(given: Sequence[Tensor | None]) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:

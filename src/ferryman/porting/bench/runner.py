@@ -239,28 +239,29 @@ def peer_contenders(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
     """Adapters that serve the op, once they were right on its standard case and agree with it on these inputs."""
     found = []
     for adapter in plan.adapters:
-        prepare = adapter.ops.get(op.name)
-        if prepare is None:
+        if op.name not in adapter.ops:
             continue
         made = Contender(adapter.name, "peer", functools.partial(adapter.call_of, op.name))
         made.public = made.call_of
-        made.skipped = _mistaken(plan, op, prepare, args)
+        made.skipped = _mistaken(plan, op, made.call_of, args)
         found.append(made)
     return found
 
 
 @torch.no_grad()
-def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) -> str | None:
+def _mistaken(
+    plan: Plan, op: Primitive, call_of: Callable[[tuple[Any, ...]], Callable[[], Any]], args: tuple[Any, ...]
+) -> str | None:
     """Why a peer is not timed: it refuses, fails, or computes something else."""
     case = standard_case(forward_of(op) or op)
     try:
         if case is not None:
             small = tuple(rotation.own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
-            told = _judged(op, small, prepare)
+            told = _judged(op, small, call_of)
             if told is not None:
                 return f"not equal to the op on {case.name}: {told}"
         ours = as_tuple(op.namespace["_resolve"](*rotation.spared(op, args)))
-        told = peers.wrong(op, args, prepare(*rotation.spared(op, args))(), ours, peers.AGREEING)
+        told = peers.wrong(op, args, call_of(rotation.spared(op, args))(), ours, peers.AGREEING)
         return None if told is None else f"does not agree with ours on these inputs: {told}"
     except peers.NotServed as error:
         return f"not served: {error}"
@@ -268,9 +269,11 @@ def _mistaken(plan: Plan, op: Primitive, prepare: Any, args: tuple[Any, ...]) ->
         return failure(error, plan.device)
 
 
-def _judged(op: Primitive, args: tuple[Any, ...], prepare: Any) -> str | None:
+def _judged(
+    op: Primitive, args: tuple[Any, ...], call_of: Callable[[tuple[Any, ...]], Callable[[], Any]]
+) -> str | None:
     try:
-        return peers.wrong(op, args, prepare(*rotation.spared(op, args))())
+        return peers.wrong(op, args, call_of(rotation.spared(op, args))())
     except peers.NotServed:  # not this case; the timed one may be served, and is compared with ours
         return None
 
