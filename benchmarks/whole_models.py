@@ -1,6 +1,7 @@
 """Whole models, ported against unported, eager and under torch.compile, on this device.
 
     python benchmarks/whole_models.py --json models.json llama qwen3 mixtral          # default: FAMILIES below
+    python benchmarks/whole_models.py --how eager bert vit                            # without what is compiled
     python benchmarks/whole_models.py --show models.json                              # the table of a document
 
 Each family has the widths of its library's default config, few layers, random weights and bfloat16. A process of its
@@ -144,7 +145,7 @@ def compare(sides: Sequence[Callable[[], Any]], device: torch.device) -> dict[st
     }
 
 
-def worker(name: str, device: torch.device, tiny: bool, layers: int | None) -> None:
+def worker(name: str, device: torch.device, tiny: bool, layers: int | None, hows: Sequence[str]) -> None:
     """Build, port, compile; then wait for "go" on stdin, time, and print one line of JSON."""
     import transformers  # noqa: F401
 
@@ -166,7 +167,7 @@ def worker(name: str, device: torch.device, tiny: bool, layers: int | None) -> N
     failed: dict[str, str] = {}
     modes = ["forward"] + (["training"] if weights <= TRAINED else [])
     for mode in modes:
-        for how in ("eager", "compiled"):
+        for how in hows:
             sides = []
             for owner in (model, twin):
                 called: Any = torch.compile(owner) if how == "compiled" else owner
@@ -214,6 +215,7 @@ class Child:
         command = [sys.executable, __file__, "--worker", name, "--device", asked.device]
         command += ["--tiny"] if asked.tiny else []
         command += ["--layers", str(asked.layers)] if asked.layers else []
+        command += ["--how", *asked.how]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -347,6 +349,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="small widths, to try the benchmark itself")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--how", nargs="+", choices=list(LIMITS), default=list(LIMITS))
     parser.add_argument("--jobs", type=int, default=16, help="families that compile side by side")
     parser.add_argument("--compile-seconds", type=float, default=400, help="what has not compiled by then is left out")
     parser.add_argument("--seconds", type=float, default=3600, help="of all")
@@ -355,7 +358,7 @@ def main() -> None:
     if asked.show:
         print(markdown(json.loads(asked.show.read_text())))
     elif asked.worker:
-        worker(asked.worker, torch.device(asked.device), asked.tiny, asked.layers)
+        worker(asked.worker, torch.device(asked.device), asked.tiny, asked.layers, asked.how)
     else:
         print(markdown(drive(asked)))
 

@@ -216,7 +216,7 @@ IMPLEMENTATIONS = menu(
         op="attention_backward",
         name="torch.cudnn",
         where=":attention_backward_cudnn",
-        when=(*_CUDNN, absent("mask"), *_ALL_KEYS, *_NO_LSE),
+        when=(*_CUDNN, *_ALL_KEYS, *_NO_LSE),
         **_ADDED,
     ),
     Implementation(
