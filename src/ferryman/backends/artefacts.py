@@ -104,11 +104,11 @@ class Manifest(_Model):
 
 def schema() -> dict[str, Any]:
     """The published schema of manifests (docs/schema/)."""
-    found = Manifest.model_json_schema()
-    found["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    found["required"] = sorted({*found["required"], "kind", "schema_version"})
+    model_schema = Manifest.model_json_schema()
+    model_schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    model_schema["required"] = sorted({*model_schema["required"], "kind", "schema_version"})
     title = f"Ferryman artefact manifest, version {SCHEMA_VERSION}"
-    return {"$schema": GenerateJsonSchema.schema_dialect, **found, "title": title}
+    return {"$schema": GenerateJsonSchema.schema_dialect, **model_schema, "title": title}
 
 
 def read(folder: Path) -> Manifest:
@@ -149,11 +149,11 @@ class Store:
 
     def find(self, key: str, backend: str, arch: str) -> Entry | None:
         """The entry that serves ``key`` on ``arch``. Raises CompileError where all that there are failed gates."""
-        found = [e for e in self._entries.get(key, []) if e.arch == arch]
-        for entry in found:
+        entries = [e for e in self._entries.get(key, []) if e.arch == arch]
+        for entry in entries:
             if entry.verdict == "COMPILED_ONLY":
                 return entry
-        failed = next((e for e in found if e.verdict == "FAIL"), None)
+        failed = next((e for e in entries if e.verdict == "FAIL"), None)
         if failed is None:
             return None
         raise CompileError(backend, failed.kernel, arch, f"refused by its resource gates: {failed.reason}")
@@ -184,11 +184,11 @@ class Store:
 
     def module(self, name: str, source: str, abi: str) -> bytes | None:
         """The shared object of a C module; None, with a warning once, where it is damaged or for another Python."""
-        found = [m for m in self.manifest.modules if m.name == name and m.source == source and m.file is not None]
-        serving = next((m for m in found if m.abi == abi), None)
+        modules = [m for m in self.manifest.modules if m.name == name and m.source == source and m.file is not None]
+        serving = next((m for m in modules if m.abi == abi), None)
         if serving is None:
-            if found:
-                self._say(abi, f"Triton's {name}", f"it is for {found[0].abi}, and this is {abi}")
+            if modules:
+                self._say(abi, f"Triton's {name}", f"it is for {modules[0].abi}, and this is {abi}")
             return None
         try:
             return self.content(str(serving.file))
@@ -232,8 +232,8 @@ def simt_key(arch: str, defines: Iterable[str], source: str) -> str:
 
 def simt_image(backend: str, unit: Any, arch: str, defines: Iterable[str]) -> bytes | None:
     """The image of a SIMT unit compiled ahead of time, or None. Raises CompileError as `Store.find`."""
-    found = store()
-    if found is None:
+    active_store = store()
+    if active_store is None:
         return None
-    entry = found.find(simt_key(arch, defines, unit.source), backend, arch)
-    return None if entry is None or entry.kernel != unit.name else found.image(entry)
+    entry = active_store.find(simt_key(arch, defines, unit.source), backend, arch)
+    return None if entry is None or entry.kernel != unit.name else active_store.image(entry)

@@ -13,8 +13,8 @@ def unimportable(*modules: str) -> str | None:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - an extension module may raise anything, and all of it is a reason
-            told = str(error).strip().splitlines() or [""]
-            return f"importing {name} raises {type(error).__name__}: {told[0][:300]}"
+            lines = str(error).strip().splitlines() or [""]
+            return f"importing {name} raises {type(error).__name__}: {lines[0][:300]}"
     return None
 
 

@@ -71,8 +71,8 @@ def arch_of(image: bytes) -> str | None:
 
 def check(image: bytes, arch: str) -> None:
     """Raises ValueError, with the reason, where the image is not whole or not for ``arch`` ("sm_90a" is sm_90)."""
-    found = arch_of(image)
-    if found is not None and found != re.sub(r"^(sm_\d+)[af]$", r"\1", arch):
-        raise ValueError(f"code for {found}; required: {arch}")
+    image_arch = arch_of(image)
+    if image_arch is not None and image_arch != re.sub(r"^(sm_\d+)[af]$", r"\1", arch):
+        raise ValueError(f"code for {image_arch}; required: {arch}")
     if code_bytes(image) == 0:
         raise ValueError("it holds no code")

@@ -130,7 +130,7 @@ def nvrtc() -> Nvrtc:
 
 def _resources(log: str) -> dict[str, int]:
     """Registers, shared memory, spills and stack of ptxas's report: the largest over the unit's kernels."""
-    found: dict[str, int] = {}
+    resources: dict[str, int] = {}
     for key, pattern in {
         "registers": r"Used (\d+) registers",
         "shared": r"(\d+) bytes smem",
@@ -140,8 +140,8 @@ def _resources(log: str) -> dict[str, int]:
     }.items():
         values = [int(v) for v in re.findall(pattern, log)]
         if values or key == "shared":
-            found[key] = max(values, default=0)
-    return found
+            resources[key] = max(values, default=0)
+    return resources
 
 
 class CudaBackend:
@@ -246,8 +246,8 @@ class _Configurations(dict[int, Any]):
         self.common = grid, block, shared, early
 
     def __missing__(self, stream: int) -> Any:
-        made = self[stream] = ctypes.pointer(_configuration(*self.common, stream))
-        return made
+        configuration = self[stream] = ctypes.pointer(_configuration(*self.common, stream))
+        return configuration
 
 
 def _slots(args: tuple[int | float, ...]) -> list[Any]:
@@ -316,13 +316,13 @@ class CudaRuntime(LoadedUnits):
 
     def _early(self, index: int) -> bool:
         """Whether the device can start blocks before the kernel ahead of theirs has ended, captured launches too."""
-        found = self._starts_early.get(index)
-        if found is None:
+        starts_early = self._starts_early.get(index)
+        if starts_early is None:
             version = ctypes.c_int()
             self._library.cuDriverGetVersion(ctypes.byref(version))
             able = int(self._arch(index).removeprefix("sm_")) >= 90 and version.value >= _CAPTURED_EARLY
-            found = self._starts_early[index] = able
-        return found
+            starts_early = self._starts_early[index] = able
+        return starts_early
 
     def _started_early(
         self, function: Any, stream: int, grid: int, block: int, shared: int, args: tuple[int | float, ...]
@@ -399,8 +399,8 @@ class CudaRuntime(LoadedUnits):
     def _judged(self, error: Any, grid: int, block: int, shared: int) -> Exception:
         """A refusal of the launch itself as a LaunchError; any other failure as it is."""
         if error.status not in _REFUSED:
-            found: Exception = error
-            return found
+            failure: Exception = error
+            return failure
         return LaunchError(
             f"cuda refused {grid} blocks of {block} threads with {shared} bytes of shared memory: {error}"
         )

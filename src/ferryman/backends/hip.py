@@ -70,8 +70,8 @@ def runtime_version() -> tuple[int, int]:
     hiprtcVersion says 9.0 over many releases, so what hipRTC knows is judged by the runtime beside it.
     """
     hip, _ = _bindings()
-    found = int(_call(hip, "hipRuntimeGetVersion"))  # 50221153 is 5.2.21153
-    return found // 10_000_000, found // 100_000 % 100
+    version = int(_call(hip, "hipRuntimeGetVersion"))  # 50221153 is 5.2.21153
+    return version // 10_000_000, version // 100_000 % 100
 
 
 def _refuse_unknown(kernel: str, arch: str) -> None:
@@ -80,11 +80,11 @@ def _refuse_unknown(kernel: str, arch: str) -> None:
     if first is None:
         return
     try:
-        found = runtime_version()
+        version = runtime_version()
     except RuntimeError:
         return  # hipRTC alone is loaded, which from ROCm 6 on is a library of its own: it knows what to refuse
-    if found < first:
-        log = f"hipRTC of ROCm {found[0]}.{found[1]} does not know {arch}; required: {first[0]}.{first[1]} or newer"
+    if version < first:
+        log = f"hipRTC of ROCm {version[0]}.{version[1]} does not know {arch}; required: {first[0]}.{first[1]} or newer"
         raise CompileError("hip", kernel, arch, f"{log}. Update ROCm, or compile elsewhere (ferryman compile)")
 
 

@@ -68,8 +68,8 @@ _ALLOCATIONS = {
 }
 # what a launcher sees of the device: the call's, not that of the stand-ins
 _PLACES: dict[Any, Callable[[torch.device], Any]] = {
-    getattr(Tensor, name).__get__: told
-    for name, told in {
+    getattr(Tensor, name).__get__: answer
+    for name, answer in {
         "device": lambda device: device,
         "is_cuda": lambda device: device.type == "cuda",
         "is_cpu": lambda device: device.type == "cpu",
@@ -160,23 +160,23 @@ class _Recording:
     memory: dict[int, _Memory] = field(default_factory=dict)  # by the tensor's id; `_Memory` keeps the tensor alive
 
     def note(self, kind: str, tensor: Tensor, name: str, base: _Memory | None = None) -> _Memory:
-        found = self.memory[id(tensor)] = _Memory(kind, tensor, name, base)
+        memory = self.memory[id(tensor)] = _Memory(kind, tensor, name, base)
         if kind in ("empty", "zeros", "copy"):
-            self.events.append(found)
-        return found
+            self.events.append(memory)
+        return memory
 
     def of(self, tensor: Tensor) -> _Memory:
-        found = self.memory.get(id(tensor))
-        if found is None:
+        memory = self.memory.get(id(tensor))
+        if memory is None:
             raise NotReplayable("a tensor that is neither an argument nor allocated for this call")
-        return found
+        return memory
 
     def pointer(self, tensor: Tensor) -> Pointer:
         memory = self.of(tensor)
         number = list(self.memory.values()).index(memory.root)
-        made = Pointer((number + 1) * _ADDRESSES + memory.offset if tensor.numel() else 0)
-        made.memory = memory
-        return made
+        pointer = Pointer((number + 1) * _ADDRESSES + memory.offset if tensor.numel() else 0)
+        pointer.memory = memory
+        return pointer
 
     def add(self, step: Step) -> None:
         self.events.append(step)
@@ -203,26 +203,26 @@ class _Watch(TorchFunctionMode):
             place = kwargs.get("device", self.recording.device if like else None)
             if place != self.recording.device:
                 raise NotReplayable(f"an allocation on {place}")
-            made = func(*args, **{**kwargs, "device": "meta"})
-            if made.requires_grad:
+            tensor = func(*args, **{**kwargs, "device": "meta"})
+            if tensor.requires_grad:
                 raise NotReplayable("an allocation that requires a gradient")
-            self.recording.note(_ALLOCATIONS[func], made, f"new{len(self.recording.memory)}")
-            return made
+            self.recording.note(_ALLOCATIONS[func], tensor, f"new{len(self.recording.memory)}")
+            return tensor
         if func in _VIEWS:
             return self._view(args[0], func(*args, **kwargs))
         raise NotReplayable(f"a call of {getattr(func, '__qualname__', func)}")
 
-    def _view(self, source: Tensor, made: Tensor) -> Tensor:
-        if made is source:
-            return made
+    def _view(self, source: Tensor, result: Tensor) -> Tensor:
+        if result is source:
+            return result
         base = self.recording.of(source)
-        if made.untyped_storage()._cdata == source.untyped_storage()._cdata:
-            self.recording.note("view", made, "", base)
+        if result.untyped_storage()._cdata == source.untyped_storage()._cdata:
+            self.recording.note("view", result, "", base)
         elif base.kind != "argument":
             raise NotReplayable("a copy of something that is no argument")
         else:
-            self.recording.note("copy", made, f"new{len(self.recording.memory)}", base)
-        return made
+            self.recording.note("copy", result, f"new{len(self.recording.memory)}", base)
+        return result
 
 
 class _Active(threading.local):
@@ -272,22 +272,22 @@ def freeze(
     """
     if any(isinstance(a, Tensor) and a.data_ptr() % ALIGNMENT for a in args):
         return None
-    made = _Recording(device)
+    record = _Recording(device)
     stand_ins: list[Any] = []
     for name, value in zip(names, args, strict=True):
         if isinstance(value, Tensor):
             # One for each argument, even where two are the same tensor now: they need not be at the next call.
             value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            made.note("argument", value, name)
+            record.note("argument", value, name)
         stand_ins.append(value)
-    _active.recording = made
+    _active.recording = record
     try:
-        with torch.no_grad(), _Watch(made):
+        with torch.no_grad(), _Watch(record):
             try:
                 result = launcher(*stand_ins, extra)
             except Exception:  # noqa: BLE001 - it serves real tensors, as it just did; stand-ins are not its duty
                 return None
-        source, namespace = _generate(made, names, result, launcher, op)
+        source, namespace = _generate(record, names, result, launcher, op)
     except (NotReplayable, FerrymanError):  # the latter: a kernel that is not compiled here for these very facts
         return None
     finally:
@@ -386,10 +386,10 @@ def _generate(
     if unless:
         head += [f"if {' or '.join(unless)}:", f"    return launcher({parameters})"]
     head += [f"p_{name} = {name}.data_ptr()" for name in write.addresses]
-    held = [f"p_{m.name}" if m.name in write.addresses else f"{m.name}.data_ptr()" for m in _read(recording)]
-    if held:
+    read_addresses = [f"p_{m.name}" if m.name in write.addresses else f"{m.name}.data_ptr()" for m in _read(recording)]
+    if read_addresses:
         namespace |= {"must_hold": must_hold, "names": tuple(names)}
-        low = " or ".join(f"{address} < {_PERHAPS_FREED}" for address in held)
+        low = " or ".join(f"{address} < {_PERHAPS_FREED}" for address in read_addresses)
         head += [f"if {low}:", f"    must_hold({op!r}, names, ({', '.join(names)},))"]
     if write.addresses:
         joined = " | ".join(f"p_{name}" for name in write.addresses)
@@ -415,7 +415,7 @@ def _read(recording: _Recording) -> list[_Memory]:
 def _direct_shapes(recording: _Recording, result: Any) -> dict[_Memory, Tensor]:
     """Allocations that are returned as one view of all their elements, and are allocated as that view at once."""
     returned = [r for r in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(r, Tensor)]
-    found: dict[_Memory, Tensor] = {}
+    views: dict[_Memory, Tensor] = {}
     for value in returned:
         memory = recording.of(value)
         root = memory.root
@@ -424,5 +424,5 @@ def _direct_shapes(recording: _Recording, result: Any) -> dict[_Memory, Tensor]:
             continue
         span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
         if memory.offset == 0 and value.numel() == root.tensor.numel() == span:
-            found[root] = value
-    return found
+            views[root] = value
+    return views

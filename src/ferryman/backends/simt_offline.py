@@ -67,7 +67,7 @@ def compile_all(arch: str, units: Iterable[Unit]) -> list[Artefact]:
 @functools.lru_cache(maxsize=1)
 def tools() -> tuple[Path, Path]:
     """(zig, the directory of the device bitcode)."""
-    found = []
+    paths = []
     for package, inside in (("ziglang", "zig"), ("triton", "backends/amd/lib")):
         spec = importlib.util.find_spec(package)  # triton itself is not imported
         if spec is None or spec.origin is None:
@@ -75,8 +75,8 @@ def tools() -> tuple[Path, Path]:
         path = Path(spec.origin).parent / inside
         if not path.exists():
             raise BackendUnavailable(f"the installed {package} package has no {inside}: pip install ziglang triton")
-        found.append(path)
-    return found[0], found[1]
+        paths.append(path)
+    return paths[0], paths[1]
 
 
 def _cc1() -> tuple[str | Path, ...]:
@@ -117,10 +117,10 @@ def _run(command: Sequence[str | Path], name: str, arch: str) -> str:
 def _control_library(arch: str) -> bytes:
     """`_controls` as bitcode, the only form that clang links."""
     with tempfile.TemporaryDirectory(prefix="ferryman-") as temporary:
-        source, made = Path(temporary) / "oclc.ll", Path(temporary) / "oclc.bc"
+        source, bitcode = Path(temporary) / "oclc.ll", Path(temporary) / "oclc.bc"
         source.write_text(_controls(arch), encoding="utf-8")
-        _run((*_cc1(), "-x", "ir", "-emit-llvm-bc", "-o", made, source), "oclc", arch)
-        return made.read_bytes()
+        _run((*_cc1(), "-x", "ir", "-emit-llvm-bc", "-o", bitcode, source), "oclc", arch)
+        return bitcode.read_bytes()
 
 
 def _clang(unit: Unit, arch: str, folder: Path, *output: str) -> str:

@@ -13,8 +13,8 @@ def runtime(target: Target) -> Runtime:
     route = redirect.current()
     if route is not None:
         return route
-    found = _RUNTIMES.get(target.vendor)
-    return found if found is not None else _start_runtime(target.vendor)
+    launcher = _RUNTIMES.get(target.vendor)
+    return launcher if launcher is not None else _start_runtime(target.vendor)
 
 
 _RUNTIMES: dict[str, Runtime] = {}

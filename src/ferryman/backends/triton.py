@@ -226,8 +226,8 @@ def _signature(source: Specialisation) -> dict[str, str]:
     missing = [n for n in source.kernel.arg_names if n not in source.signature and n not in source.constexprs]
     extra = [n for n in (*source.signature, *source.constexprs) if n not in source.kernel.arg_names]
     if missing or extra:
-        found = f"missing {missing}, unknown {extra}"
-        raise ArgumentError("triton.compile", "signature", found, "the kernel's parameters")
+        mismatch = f"missing {missing}, unknown {extra}"
+        raise ArgumentError("triton.compile", "signature", mismatch, "the kernel's parameters")
     return {n: "constexpr" if n in source.constexprs else source.signature[n] for n in source.kernel.arg_names}
 
 
@@ -237,14 +237,14 @@ def _attributes(source: Specialisation, backend: str) -> dict[tuple[int], list[l
         if name in source.constexprs:
             continue
         pointer = source.signature[name].startswith("*")
-        found: list[list[Any]] = []
+        hints: list[list[Any]] = []
         if name in source.divisible or (pointer and name not in source.unaligned):
-            found.append(["tt.divisibility", 16])
+            hints.append(["tt.divisibility", 16])
         if pointer and backend == "hip":
             # as the JIT does for tensors below 2 GiB: without it every access is a 64-bit global one, no buffer ops
-            found.append(["tt.pointer_range", 32])
-        if found:
-            attributes[index,] = found
+            hints.append(["tt.pointer_range", 32])
+        if hints:
+            attributes[index,] = hints
     return attributes
 
 
@@ -256,8 +256,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
     CompileError; out of memory and illegal accesses rise as they are; a compilation during graph capture is a
     CaptureError.
     """
-    if _recording.found is not None:
-        _recording.found.append(specialise(kernel, args, meta))
+    if _recording.specialisations is not None:
+        _recording.specialisations.append(specialise(kernel, args, meta))
         return
     route = redirect.current()
     if route is not None:
@@ -285,7 +285,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, device: torch.device,
 
 
 class _Recording(threading.local):
-    found: list[Specialisation] | None = None
+    specialisations: list[Specialisation] | None = None
 
 
 _recording = _Recording()
@@ -296,13 +296,13 @@ def recorded(calls: Iterable[Callable[[], object]]) -> list[Specialisation]:
 
     So the configurations compiled ahead of time are those of the launchers, by construction.
     """
-    _recording.found = []
+    _recording.specialisations = []
     try:
         for call in calls:
             call()
-        distinct = {repr(s): s for s in _recording.found}
+        distinct = {repr(s): s for s in _recording.specialisations}
     finally:
-        _recording.found = None
+        _recording.specialisations = None
     return list(distinct.values())
 
 

@@ -38,7 +38,7 @@ def key(source: Any, options: Mapping[str, Any], target: Any) -> str:
         [[name, str(kind)] for name, kind in source.signature.items()],
         sorted((list(path), _text(value)) for path, value in source.constants.items()),
         # the JIT lists parameters of which nothing is known, an ahead-of-time source does not
-        sorted((list(path), [list(a) for a in found]) for path, found in source.attrs.items() if found),
+        sorted((list(path), [list(a) for a in facts]) for path, facts in source.attrs.items() if facts),
         sorted((name, str(value)) for name, value in parsed.items() if name not in _ELSEWHERE),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -53,11 +53,11 @@ def code(function: Any) -> str:
     from triton.language import constexpr
     from triton.runtime.jit import JITCallable
 
-    found: dict[str, str] = {}  # what was met, by module and name: recursion ends
+    texts: dict[str, str] = {}  # what was met, by module and name: recursion ends
 
     def visit(value: Any) -> None:
         place = f"{value.fn.__module__}.{value.fn.__qualname__}"
-        if found.setdefault(place, value.src) != value.src:
+        if texts.setdefault(place, value.src) != value.src:
             raise TypeError(f"{place} names two functions with different sources")
         outside = inspect.getclosurevars(value.fn).nonlocals
         names = {*_names(value.fn.__code__), *outside}
@@ -66,19 +66,19 @@ def code(function: Any) -> str:
             inner = [getattr(read, n, None) for n in sorted(names)] if inspect.ismodule(read) else [read]
             for one in inner:
                 if isinstance(one, JITCallable):
-                    if f"{one.fn.__module__}.{one.fn.__qualname__}" not in found:
+                    if f"{one.fn.__module__}.{one.fn.__qualname__}" not in texts:
                         visit(one)
                 elif isinstance(one, constexpr) or not (one is None or callable(one) or inspect.ismodule(one)):
-                    found[f"{place} reads {name}"] = repr(one)
+                    texts[f"{place} reads {name}"] = repr(one)
 
     visit(function)
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(texts.items())).encode()).hexdigest()
 
 
-def _names(made: CodeType) -> Iterator[str]:
+def _names(code_object: CodeType) -> Iterator[str]:
     """Every name that a function, or one inside it, looks up outside."""
-    yield from made.co_names
-    for constant in made.co_consts:
+    yield from code_object.co_names
+    for constant in code_object.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
 
@@ -89,9 +89,9 @@ def _text(value: Any) -> str:
 
 def metadata_of(compiled: Any) -> dict[str, Any]:
     """What Triton's launcher reads of a compiled kernel, in JSON types and without paths of this machine."""
-    found: dict[str, Any] = json.loads(json.dumps(compiled.metadata._asdict(), default=vars))
-    found["target"] = vars(compiled.metadata.target)  # a named tuple would have become a list
-    return {name: None if name in _LOCAL else value for name, value in found.items()}
+    metadata: dict[str, Any] = json.loads(json.dumps(compiled.metadata._asdict(), default=vars))
+    metadata["target"] = vars(compiled.metadata.target)  # a named tuple would have become a list
+    return {name: None if name in _LOCAL else value for name, value in metadata.items()}
 
 
 def kept(kernel: Any, key: Any, signature: Any, device: Any, rest: tuple[Any, ...]) -> Any:
@@ -103,10 +103,10 @@ def kept(kernel: Any, key: Any, signature: Any, device: Any, rest: tuple[Any, ..
         return None
     constexprs, options, attrs, _ = rest
     kernels, _, target, _, _ = kernel.device_caches[device]
-    found = load(kernel, signature, constexprs, options, attrs, target)
-    if found is not None:
-        kernels[key] = found
-    return found
+    prebuilt = load(kernel, signature, constexprs, options, attrs, target)
+    if prebuilt is not None:
+        kernels[key] = prebuilt
+    return prebuilt
 
 
 def load(kernel: Any, signature: Any, constexprs: Any, options: Any, attrs: Any, target: Any) -> Any:
@@ -115,31 +115,31 @@ def load(kernel: Any, signature: Any, constexprs: Any, options: Any, attrs: Any,
     from triton import knobs
     from triton.compiler import ASTSource
 
-    found = artefacts.store()
-    if found is None or knobs.compilation.always_compile:
+    store = artefacts.store()
+    if store is None or knobs.compilation.always_compile:
         return None
     source = ASTSource(kernel, signature, constexprs, attrs)
     digest = key(source, vars(options), target)
     arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
-    entry = found.find(digest, "triton", arch)
+    entry = store.find(digest, "triton", arch)
     if entry is None:
         return None
-    return compiled(found, entry, source)
+    return compiled(store, entry, source)
 
 
-def compiled(found: artefacts.Store, entry: artefacts.Entry, source: Any) -> Any:
+def compiled(store: artefacts.Store, entry: artefacts.Entry, source: Any) -> Any:
     """A `CompiledKernel` as Triton builds it from its cache's files; None, with one warning, where one is damaged."""
-    image = found.image(entry)
+    image = store.image(entry)
     if image is None:
         return None
     try:
         if entry.metadata is None or entry.kind is None:
             raise ValueError("the manifest names no metadata")
-        metadata = json.loads(found.content(entry.metadata))
+        metadata = json.loads(store.content(entry.metadata))
         if metadata["name"] != entry.kernel:
             raise ValueError(f"its metadata is that of {metadata['name']}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found.warn(entry, error)
+        store.warn(entry, error)
         return None
     return built(source, entry.kernel, {entry.kind: image}, metadata, entry.key)
 

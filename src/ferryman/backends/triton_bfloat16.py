@@ -31,17 +31,19 @@ def mend() -> None:
             f"triton {triton.__version__}: its interpreter's bfloat16 was not examined; install triton {required}, "
             "or check float32 and float16 alone"
         )
-    made: Any = importlib.import_module("triton.runtime.interpreter")
-    builder = made.InterpreterBuilder
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    builder = interpreter.InterpreterBuilder
     for name in _BINARY_AND_MORE:
         setattr(builder, name, _in_float32(getattr(builder, name)))
     builder.cast_impl = _cast(builder.cast_impl)
     builder.create_fp_to_fp = _between_floats(builder.create_fp_to_fp)
-    builder.get_bf16 = lambda self, value: narrow(made.TensorHandle(_numpy().array([value], "float32"), _tl().float32))
+    builder.get_bf16 = lambda self, value: narrow(
+        interpreter.TensorHandle(_numpy().array([value], "float32"), _tl().float32)
+    )
     for name in ("sum", "min_max"):
-        setattr(made.ReduceOps, name, _reduced(getattr(made.ReduceOps, name)))
+        setattr(interpreter.ReduceOps, name, _reduced(getattr(interpreter.ReduceOps, name)))
     for name in ("cumsum", "cumprod"):
-        setattr(made.ScanOps, name, _reduced(getattr(made.ScanOps, name)))
+        setattr(interpreter.ScanOps, name, _reduced(getattr(interpreter.ScanOps, name)))
     hasten()
 
 
@@ -87,8 +89,8 @@ def narrow(handle: Any, towards_zero: bool = False) -> Any:
         value = (value.view("uint32") | (value.astype("float64") != given)).view("float32")
     bits = value.view("uint32")
     rounded = bits if towards_zero else bits + (0x7FFF + ((bits >> 16) & 1)).astype("uint32")
-    found = numpy.where(numpy.isnan(value), (bits >> 16) | 0x40, rounded >> 16).astype("uint16")
-    return type(handle)(found, _tl().bfloat16)
+    narrowed = numpy.where(numpy.isnan(value), (bits >> 16) | 0x40, rounded >> 16).astype("uint16")
+    return type(handle)(narrowed, _tl().bfloat16)
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,12 +98,12 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, *args: Any, **more: Any) -> Any:
         if not any(map(is_bfloat16, args)):
             return original(self, *args, **more)
-        made = original(self, *map(widen, args), **more)
-        if made.data.dtype == bool:
-            return type(made)(made.data, _tl().int1)
+        result = original(self, *map(widen, args), **more)
+        if result.data.dtype == bool:
+            return type(result)(result.data, _tl().int1)
         # the accumulator of a dot, and what a select gives, say the type of the result
         wide = original.__name__ == "create_dot" and not is_bfloat16(args[2])
-        return made if wide or made.dtype.scalar != _tl().float32 else narrow(made)
+        return result if wide or result.dtype.scalar != _tl().float32 else narrow(result)
 
     return run
 
@@ -143,10 +145,10 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, tensor: Any, *args: Any, **more: Any) -> Any:
         if not isinstance(tensor, tuple) and is_bfloat16(tensor.handle):
             tl = _tl()
-            made = original(self, self.to_tensor(widen(tensor.handle).data, tl.float32), *args, **more)
-            several = isinstance(made, (tuple, list))
-            found = [_narrowed(one) for one in (made if several else [made])]
-            return type(made)(found) if several else found[0]
+            result = original(self, self.to_tensor(widen(tensor.handle).data, tl.float32), *args, **more)
+            several = isinstance(result, (tuple, list))
+            narrowed = [_narrowed(one) for one in (result if several else [result])]
+            return type(result)(narrowed) if several else narrowed[0]
         return original(self, tensor, *args, **more)
 
     return run

@@ -18,26 +18,26 @@ from typing import Any
 @functools.cache
 def hasten() -> None:
     """Change the interpreter of this process, once. `triton_bfloat16.mend` has made sure of Triton's release."""
-    made: Any = importlib.import_module("triton.runtime.interpreter")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     language: Any = importlib.import_module("triton.language")
-    _nested_calls(made, language)
-    _builtins(made)
-    _types(made, language.core)
-    _promotions(made, language.core)
-    _overflows(made)
+    _nested_calls(interpreter, language)
+    _builtins(interpreter)
+    _types(interpreter, language.core)
+    _promotions(interpreter, language.core)
+    _overflows(interpreter)
 
 
-def _nested_calls(made: Any, language: Any) -> None:
+def _nested_calls(interpreter: Any, language: Any) -> None:
     """Nothing changes in the language within a launch: once for each set of modules that functions know is enough."""
     prepared, known = set[frozenset[int]](), dict[Any, frozenset[int]]()
-    launch, prepare = made.GridExecutor.__call__, made._patch_lang
+    launch, prepare = interpreter.GridExecutor.__call__, interpreter._patch_lang
 
     @functools.wraps(launch)
     def launched(self: Any, *args: Any, **more: Any) -> Any:
         prepared.clear()  # a launch puts back what it has changed
         return launch(self, *args, **more)
 
-    @functools.wraps(made.InterpretedFunction.__call__)
+    @functools.wraps(interpreter.InterpretedFunction.__call__)
     def called(self: Any, *args: Any, **more: Any) -> Any:
         modules = known.get(self)
         if modules is None:
@@ -50,17 +50,17 @@ def _nested_calls(made: Any, language: Any) -> None:
         try:
             return self.rewrite()(*args, **more)
         except Exception as error:
-            raise made.InterpreterError(repr(error)) from error
+            raise interpreter.InterpreterError(repr(error)) from error
 
-    made.GridExecutor.__call__ = launched
-    made.InterpretedFunction.__call__ = called
+    interpreter.GridExecutor.__call__ = launched
+    interpreter.InterpretedFunction.__call__ = called
 
 
-def _builtins(made: Any) -> None:
+def _builtins(interpreter: Any) -> None:
     """A builtin of the language gets its semantics in place, and not in a copy of its keywords."""
 
     def patch(target: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        semantic = made.TritonSemantic(builder)
+        semantic = interpreter.TritonSemantic(builder)
         # what a builtin is wrapped in asks only whether the semantics are given
         body = getattr(member, "__wrapped__", member)
 
@@ -70,47 +70,47 @@ def _builtins(made: Any) -> None:
 
         scope.set_attr(target, name, run)
 
-    made._patch_attr = patch
+    interpreter._patch_attr = patch
 
 
-def _types(made: Any, core: Any) -> None:
+def _types(interpreter: Any, core: Any) -> None:
     """Shapes are made once, so that equal ones are one object, and NumPy's dtype once for each of Triton's."""
     blocks = dict[tuple[int, ...], tuple[Any, int, str]]()
     tensors = dict[tuple[int, ...], tuple[Any, Any]]()
     dtypes = dict[str, Any]()
-    block, numpy_dtype = core.block_type.__init__, made._get_np_dtype
-    broadcast, same = made.TritonSemantic.broadcast_impl_value, core.constexpr(True)
+    block, numpy_dtype = core.block_type.__init__, interpreter._get_np_dtype
+    broadcast, same = interpreter.TritonSemantic.broadcast_impl_value, core.constexpr(True)
 
     @functools.wraps(block)
     def init_block(self: Any, element_ty: Any, shape: Any) -> None:
         key = tuple([s if type(s) is int else core._unwrap_if_constexpr(s) for s in shape])
-        found = blocks.get(key)
-        if found is None:
+        cached = blocks.get(key)
+        if cached is None:
             block(self, element_ty, shape)
             blocks[key] = self.shape, self.numel, f"<{self.shape}, "
             return
         self.element_ty = element_ty
-        self.shape, self.numel, head = found
+        self.shape, self.numel, head = cached
         self.name = f"{head}{element_ty}>"
 
     @functools.wraps(core.tensor.__init__)
     def init_tensor(self: Any, handle: Any, type: Any) -> None:
         core.base_value.__init__(self)
         key = tuple(type.shape.values) if type.is_block() else ()
-        found = tensors.get(key)
-        if found is None:
-            found = tensors[key] = core.tuple([core.constexpr(s) for s in key]), core.constexpr(math.prod(key))
+        cached = tensors.get(key)
+        if cached is None:
+            cached = tensors[key] = core.tuple([core.constexpr(s) for s in key]), core.constexpr(math.prod(key))
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = found
+        self.shape, self.numel = cached
 
     def numpy_of(dtype: Any) -> Any:
         if isinstance(dtype, core.pointer_type):
             return numpy_dtype(dtype)
         name = dtype.name
-        found = dtypes.get(name)
-        if found is None:
-            found = dtypes[name] = numpy_dtype(dtype)
-        return found
+        cached = dtypes.get(name)
+        if cached is None:
+            cached = dtypes[name] = numpy_dtype(dtype)
+        return cached
 
     def by_identity(equal: Any, yes: Any) -> Any:
         """Comparing in full only what is not one object."""
@@ -143,13 +143,13 @@ def _types(made: Any, core: Any) -> None:
     core.tensor.__init__ = init_tensor
     core.tuple.__eq__ = by_identity(core.tuple.__eq__, same)
     core.dtype.__eq__ = by_identity(core.dtype.__eq__, True)
-    made.TritonSemantic.broadcast_impl_value = broadcast_values
-    made._get_np_dtype = numpy_of
+    interpreter.TritonSemantic.broadcast_impl_value = broadcast_values
+    interpreter._get_np_dtype = numpy_of
 
 
-def _promotions(made: Any, core: Any) -> None:
+def _promotions(interpreter: Any, core: Any) -> None:
     """What most calls are asked about, a tensor or a plain number, is answered first; a pair of types once."""
-    semantic, kept = made.TritonSemantic, dict[tuple[Any, ...], Any]()
+    semantic, kept = interpreter.TritonSemantic, dict[tuple[Any, ...], Any]()
     to_tensor, promote, unwrap = semantic.to_tensor, semantic.computation_type_impl, core._unwrap_if_constexpr
     plain = frozenset((core.tensor, core.dtype, int, float, bool, str, type(None)))
 
@@ -160,10 +160,10 @@ def _promotions(made: Any, core: Any) -> None:
     @functools.wraps(promote)
     def promoted(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
         key = a.name, a_is_scalar, b.name, b_is_scalar, div_or_mod
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = promote(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
-        return found
+        common = kept.get(key)
+        if common is None:
+            common = kept[key] = promote(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
+        return common
 
     @functools.wraps(unwrap)
     def unwrapped(o: Any) -> Any:
@@ -173,8 +173,8 @@ def _promotions(made: Any, core: Any) -> None:
     core._unwrap_if_constexpr = unwrapped
 
 
-def _overflows(made: Any) -> None:
+def _overflows(interpreter: Any) -> None:
     """Whether integers overflow is asserted where Triton debugs alone; the interpreter computes it, and leaves it."""
-    options = made.interpreter_builder.options
+    options = interpreter.interpreter_builder.options
     if not options.debug:
-        made.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+        interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)

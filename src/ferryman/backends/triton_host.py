@@ -94,10 +94,10 @@ def _compiled(
 
     with knobs.build.scope():
         knobs.build.impl = None
-        made = step._build(
+        library = step._build(
             name, str(source), str(folder), list(directories), list(includes), list(libraries), list(flags)
         )
-    return Path(made)
+    return Path(library)
 
 
 def serve() -> None:

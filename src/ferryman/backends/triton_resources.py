@@ -30,31 +30,31 @@ def of(compiled: Any, kind: str, warp_size: int) -> dict[str, int]:
     """
     text = compiled.asm["ptx" if kind == "cubin" else "amdgcn"]
     image: bytes = compiled.asm[kind]
-    found = _cubin(image) if kind == "cubin" else _amdgcn(text)
-    found["shared"] = compiled.metadata.shared  # dynamic, so the image itself says 0
-    found["threads"] = compiled.metadata.num_warps * warp_size
-    found["code_bytes"] = code_bytes(image)
-    found |= _instructions(text, kind)
-    found |= _dots(compiled.asm.get("ttir", ""))  # Gluon has none: its source names the matrix unit itself
-    return found
+    resources = _cubin(image) if kind == "cubin" else _amdgcn(text)
+    resources["shared"] = compiled.metadata.shared  # dynamic, so the image itself says 0
+    resources["threads"] = compiled.metadata.num_warps * warp_size
+    resources["code_bytes"] = code_bytes(image)
+    resources |= _instructions(text, kind)
+    resources |= _dots(compiled.asm.get("ttir", ""))  # Gluon has none: its source names the matrix unit itself
+    return resources
 
 
 def _instructions(text: str, kind: str) -> dict[str, int]:
-    found = {
+    counts = {
         name: len(re.findall(pattern[kind], text, re.MULTILINE))
         for name, pattern in (("matrix", _MATRIX), ("loads", _LOADS), ("wide_loads", _WIDE))
     }
     if kind == "hsaco":
-        found["buffer_loads"] = len(re.findall(_BUFFER, text, re.MULTILINE))
-    return found
+        counts["buffer_loads"] = len(re.findall(_BUFFER, text, re.MULTILINE))
+    return counts
 
 
 def _dots(ttir: str) -> dict[str, int]:
-    found = {"dots_half": 0, "dots_ieee": 0, "dots_tf32": 0}
+    counts = {"dots_half": 0, "dots_ieee": 0, "dots_tf32": 0}
     for attributes, operand in re.findall(_DOT, ttir):
         precision = "tf32" if "inputPrecision = tf32" in attributes else "ieee"  # IEEE is not printed
-        found["dots_half" if operand != "f32" else f"dots_{precision}"] += 1
-    return found
+        counts["dots_half" if operand != "f32" else f"dots_{precision}"] += 1
+    return counts
 
 
 def _cubin(image: bytes) -> dict[str, int]:
@@ -66,14 +66,14 @@ def _cubin(image: bytes) -> dict[str, int]:
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
-    return {"registers": found["REG"], "spills": found["STACK"] + found["LOCAL"]}
+    usage = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    return {"registers": usage["REG"], "spills": usage["STACK"] + usage["LOCAL"]}
 
 
 def _amdgcn(text: str) -> dict[str, int]:
     def note(key: str) -> int:
-        found = re.search(rf"^\s*(?:-\s+)?\.{key}:\s*(\d+)", text, re.MULTILINE)
-        return int(found[1]) if found else 0
+        match = re.search(rf"^\s*(?:-\s+)?\.{key}:\s*(\d+)", text, re.MULTILINE)
+        return int(match[1]) if match else 0
 
     return {
         "registers": note("vgpr_count"),

@@ -55,10 +55,10 @@ class Assembled:
 
 def capability(arch: str) -> int:
     """90 of "sm_90"."""
-    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
-    if found is None:
+    match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    if match is None:
         raise ValueError(f"{arch} is no NVIDIA arch")
-    return int(found[1])
+    return int(match[1])
 
 
 def assemble(source: Specialisation, target: Target, arch: str) -> Assembled:
@@ -66,19 +66,19 @@ def assemble(source: Specialisation, target: Target, arch: str) -> Assembled:
 
     Raises CompileError where either is refused: by Triton, by the target's shared memory, by the assembler.
     """
-    made = TritonBackend().compile(source, None, target.arch, target)
-    ptx = made.log
-    found = _TARGET.search(ptx)
-    if found is None or found[1] != target.arch:
-        said = "none" if found is None else found[1]
+    compiled = TritonBackend().compile(source, None, target.arch, target)
+    ptx = compiled.log
+    directive = _TARGET.search(ptx)
+    if directive is None or directive[1] != target.arch:
+        said = "none" if directive is None else directive[1]
         raise CompileError("triton", source.name, target.arch, f"its PTX is for {said}; required: {target.arch}")
-    own = f"{arch}{found[2]}" if arch == target.arch else arch
-    image = _assembled(source.name, ptx, own, bool(made.metadata.get("enable_fp_fusion", True)))
+    own = f"{arch}{directive[2]}" if arch == target.arch else arch
+    image = _assembled(source.name, ptx, own, bool(compiled.metadata.get("enable_fp_fusion", True)))
     try:
         code_objects.check(image, arch)
     except ValueError as error:
         raise CompileError("triton", source.name, arch, f"the assembler's image: {error}") from error
-    return Assembled(source.name, ptx, found[1], image, arch, made.resources, made.metadata)
+    return Assembled(source.name, ptx, directive[1], image, arch, compiled.resources, compiled.metadata)
 
 
 def _assembled(kernel: str, ptx: str, arch: str, fused: bool) -> bytes:
@@ -161,7 +161,7 @@ class StandIn:
             raise replay.NotReplayable("launches that are redirected")
         if 0 in grid:
             return
-        made, compiled = self._kernel(specialise(kernel, args, meta))
+        assembled, compiled = self._kernel(specialise(kernel, args, meta))
         bound = dict(zip(kernel.arg_names, args, strict=False)) | dict(meta)
         values = [bound.get(p.name, p.default) for p in kernel.params]
         if getattr(kernel, "uses_scratch", False):
@@ -170,19 +170,24 @@ class StandIn:
             try:
                 run = compiled.run  # loads it
             except resource_errors() as error:
-                raise CompileError("triton", made.kernel, f"{made.ptx_target} on {made.arch}", str(error)) from error
+                raise CompileError(
+                    "triton", assembled.kernel, f"{assembled.ptx_target} on {assembled.arch}", str(error)
+                ) from error
             stream = torch.cuda.current_stream().cuda_stream
             run(*(*grid, 1, 1)[:3], stream, compiled.function, compiled.packed_metadata, None, None, None, *values)
-        self.launches[made.kernel, made.ptx_target, made.arch] += 1
+        self.launches[assembled.kernel, assembled.ptx_target, assembled.arch] += 1
 
     def _kernel(self, source: Specialisation) -> tuple[Assembled, Any]:
         from ferryman.backends import triton_artefacts
 
         key = repr(source)
         if key not in self._kernels:
-            made = assemble(source, self.target, self.arch)
-            code = {"cubin": made.image, "ptx": made.ptx.encode()}
-            digest = hashlib.sha256(made.image + made.ptx.encode()).hexdigest()
+            assembled = assemble(source, self.target, self.arch)
+            code = {"cubin": assembled.image, "ptx": assembled.ptx.encode()}
+            digest = hashlib.sha256(assembled.image + assembled.ptx.encode()).hexdigest()
             jit = jit_source(source, self.target.arch)
-            self._kernels[key] = made, triton_artefacts.built(jit, made.kernel, code, made.metadata, digest)
+            self._kernels[key] = (
+                assembled,
+                triton_artefacts.built(jit, assembled.kernel, code, assembled.metadata, digest),
+            )
         return self._kernels[key]

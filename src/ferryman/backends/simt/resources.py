@@ -34,8 +34,8 @@ def kernels(image: bytes) -> list[dict[str, Any]]:
             name_size, size_of_note, note = struct.unpack_from("<III", image, at)
             data = at + 12 + (name_size + 3) // 4 * 4
             if note == _NT_AMDGPU_METADATA:
-                found: list[dict[str, Any]] = unpackb(image[data : data + size_of_note])["amdhsa.kernels"]
-                return found
+                metadata: list[dict[str, Any]] = unpackb(image[data : data + size_of_note])["amdhsa.kernels"]
+                return metadata
             at = data + (size_of_note + 3) // 4 * 4
     raise ValueError("the file has no AMDGPU metadata note")
 

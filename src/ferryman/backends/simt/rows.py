@@ -293,10 +293,10 @@ _FEW_WIDTHS = ((1000, True), (8192, True), (1021, False), (262_144, True))
 
 def representative_plans(itemsize: int, target: Target, need: Demand, *, few: bool = False) -> list[RowPlan]:
     """The different plans that `_WIDTHS` lead to, or one of each kind."""
-    found: dict[tuple[int, int, int, int, str, int, int], RowPlan] = {}
+    plans: dict[tuple[int, int, int, int, str, int, int], RowPlan] = {}
     for (n, vector), spread in itertools.product(
         _FEW_WIDTHS if few else _WIDTHS, (0, _MOST_SPREAD) if few else (0, *SPREADS)
     ):
         plan = plan_for(n, itemsize, vector, target, need, spread)
-        found.setdefault(plan.arguments, plan)
-    return list(found.values())
+        plans.setdefault(plan.arguments, plan)
+    return list(plans.values())

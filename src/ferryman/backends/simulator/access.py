@@ -55,8 +55,8 @@ def widths(instruction: Instruction) -> int | None:
         return None
     if rest.startswith("atomic"):
         return 4
-    found = _LOADS.get(kind) if rest.startswith("load") else _STORES.get(kind)
-    return None if found is None else found[0]
+    access = _LOADS.get(kind) if rest.startswith("load") else _STORES.get(kind)
+    return None if access is None else access[0]
 
 
 def _active(m: Machine) -> Array | None:
@@ -127,10 +127,10 @@ def buffer_address(parts: list[Operand], instruction: Instruction, sources: Sour
             else offset.view(np.int64) + (size - 1) < room
         )
         base = base + extra
-        found = base[:, None] + offset
+        addresses = base[:, None] + offset
         if inside.all():
-            return found, _active(m)
-        return found, inside if m.full else inside & m.lanes
+            return addresses, _active(m)
+        return addresses, inside if m.full else inside & m.lanes
 
     return address
 
@@ -246,8 +246,8 @@ def _enter(kind: str, families: tuple[str, ...], loads: bool) -> None:
         else:
             vaddr, data, *more = instruction.operands
             address = global_address(vaddr, more[0] if more else Operand(Word("off")), instruction, sources)
-        made = _load if loads else _store
-        return made(instruction, data, address, sources, kind, family == "flat")
+        builder = _load if loads else _store
+        return builder(instruction, data, address, sources, kind, family == "flat")
 
 
 for _kind in _LOADS:

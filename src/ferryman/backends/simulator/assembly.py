@@ -198,31 +198,31 @@ def operand(text: str, where: str) -> Operand:
         inner, absolute = inner[4:-1], True
     elif inner.startswith("|"):
         inner, absolute = inner.strip("|"), True
-    found: Register | Immediate | Word
+    what: Register | Immediate | Word
     if match := _REGISTER.fullmatch(inner):
         first = int(match[2] or match[3])
         last = int(match[4] or first)
         file, base = ("s", TTMP) if match[1] == "ttmp" else (match[1], 0)
         if last < first or base + last >= {"s": 128}.get(file, 256):
             raise AssemblyError(f"{where}: no such register: {inner}")
-        found = Register(file, base + first, last - first + 1)
+        what = Register(file, base + first, last - first + 1)
     elif inner in _NAMED:
-        found = Register("s", *_NAMED[inner])
+        what = Register("s", *_NAMED[inner])
     elif inner.startswith("["):
         whole = [operand(p, where).what for p in split(inner[1:-1])]
         first_register = whole[0]
         if not isinstance(first_register, Register):
             raise AssemblyError(f"{where}: not a list of registers: {inner}")
-        found = Register(first_register.file, first_register.index, len(whole))
+        what = Register(first_register.file, first_register.index, len(whole))
     elif _FLOAT.fullmatch(inner):
-        found = Immediate(float(inner))
+        what = Immediate(float(inner))
     elif _NUMBER.fullmatch(inner):
-        found = Immediate(int(inner, 0))
+        what = Immediate(int(inner, 0))
     elif _SYMBOL.fullmatch(inner) or "(" in inner:
-        found = Word(inner)
+        what = Word(inner)
     else:
         raise AssemblyError(f"{where}: not an operand: {text!r}")
-    return Operand(found, negate, absolute, sext)
+    return Operand(what, negate, absolute, sext)
 
 
 def _words(text: str) -> list[str]:
@@ -353,16 +353,16 @@ class _Reader:
             raise AssemblyError(f"line {number}: unknown directive .{name}")
 
     def _descriptor(self, name: str, lines: Any) -> None:
-        found: dict[str, int] = {}
+        descriptor: dict[str, int] = {}
         for _, line in lines:
             words = line.split(";", 1)[0].split()
             if not words:
                 continue
             if words[0] == ".end_amdhsa_kernel":
-                self.descriptors[name] = found
+                self.descriptors[name] = descriptor
                 return
             value = words[1] if len(words) == 2 else ""
-            found[words[0].removeprefix(".amdhsa_")] = int(value, 0) if _NUMBER.fullmatch(value) else -1
+            descriptor[words[0].removeprefix(".amdhsa_")] = int(value, 0) if _NUMBER.fullmatch(value) else -1
         raise AssemblyError(f"the descriptor of {name} has no end: the text is cut off")
 
     def _metadata(self, lines: Any, number: int) -> None:
@@ -387,7 +387,7 @@ def kernels(text: str) -> dict[str, Kernel]:
     """Every kernel of an assembly file. Raises AssemblyError, with the line, for what it does not understand."""
     reader = _Reader(text)
     known = {k[".name"]: k for k in (reader.metadata or {}).get("amdhsa.kernels", ())}
-    found = {}
+    by_name = {}
     for name, descriptor in reader.descriptors.items():
         if name not in reader.code or not reader.code[name][0]:
             raise AssemblyError(f"kernel {name} has a descriptor and no instructions")
@@ -397,7 +397,7 @@ def kernels(text: str) -> dict[str, Kernel]:
             )
         body, labels = reader.code[name]
         descriptor["group_segment_fixed_size"] = max(descriptor.get("group_segment_fixed_size", 0), reader.lds)
-        found[name] = Kernel(name, reader.target or "", body, labels, descriptor, known[name], reader.symbols)
-    if not found:
+        by_name[name] = Kernel(name, reader.target or "", body, labels, descriptor, known[name], reader.symbols)
+    if not by_name:
         raise AssemblyError("no kernel in this text: it has no .amdhsa_kernel")
-    return found
+    return by_name

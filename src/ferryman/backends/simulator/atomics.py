@@ -68,7 +68,7 @@ UPDATES: dict[str, Update] = {
 
 def apply(words: Array, index: Array, operand: Array, update: Update) -> Array:
     """Update ``words[index]`` one after another; returns what each found."""
-    found = np.empty(len(index), _U32)
+    previous = np.empty(len(index), _U32)
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     # the n-th update of every address at once: addresses differ within a round
@@ -76,9 +76,9 @@ def apply(words: Array, index: Array, operand: Array, update: Update) -> Array:
     rank = np.arange(len(ordered)) - np.repeat(starts, np.diff(np.r_[starts, len(ordered)]))
     for turn in range(int(rank.max()) + 1 if len(rank) else 0):
         chosen = order[rank == turn]
-        found[chosen] = words[index[chosen]]
-        words[index[chosen]] = update(found[chosen], operand[chosen])
-    return found
+        previous[chosen] = words[index[chosen]]
+        words[index[chosen]] = update(previous[chosen], operand[chosen])
+    return previous
 
 
 def _global(kind: str) -> None:
@@ -115,10 +115,10 @@ def _global(kind: str) -> None:
                 m.counters.access(m, instruction, offset, 4, good)
             chosen = np.ones(offset.shape, bool) if good is None else good
             words = m.memory.words
-            found = apply(words, offset[chosen] >> 2, m.row(m.v_u32[value])[chosen], update)
+            previous = apply(words, offset[chosen] >> 2, m.row(m.v_u32[value])[chosen], update)
             if into is not None:
                 result = np.zeros(offset.shape, _U32)
-                result[chosen] = found
+                result[chosen] = previous
                 m.put(m.v_u32[into], result)
                 if m.sanitize and m.v_flag[into]:
                     m.define(into, None, instruction)
@@ -183,10 +183,10 @@ def _local(name: str, kind: str, returns: bool) -> None:
                 m.counters.lds(m, instruction, address, 4, active)
             chosen = np.ones((m.count, LANES), bool) if active is None else active
             index = ((m.groups[m.sel].astype(np.int64) * m.lds_bytes)[:, None] + address)[chosen] >> 2
-            found = apply(m.lds.view(_U32), index, m.row(m.v_u32[value])[chosen], update)
+            previous = apply(m.lds.view(_U32), index, m.row(m.v_u32[value])[chosen], update)
             if into is not None:
                 result = np.zeros((m.count, LANES), _U32)
-                result[chosen] = found
+                result[chosen] = previous
                 m.put(m.v_u32[into], result)
                 if m.sanitize and m.v_flag[into]:
                     m.define(into, taint, instruction)

@@ -115,10 +115,10 @@ def _set_mode(instruction: Instruction, context: Context) -> Any:
     """Of the hardware registers only MODE's rounding (bits 0-3) and denormals (bits 4-7)."""
     where, value = (o.what for o in instruction.operands)
     name = re.sub(r"\s", "", where.name) if isinstance(where, Word) else ""
-    found = re.fullmatch(r"hwreg\(HW_REG_MODE,(\d+),(\d+)\)", name)
-    if found is None or not isinstance(value, Immediate) or int(found[1]) + int(found[2]) > 8:
+    match = re.fullmatch(r"hwreg\(HW_REG_MODE,(\d+),(\d+)\)", name)
+    if match is None or not isinstance(value, Immediate) or int(match[1]) + int(match[2]) > 8:
         raise refuse(instruction, "a write to a hardware register other than MODE's rounding and denormals")
-    offset, size = int(found[1]), int(found[2])
+    offset, size = int(match[1]), int(match[2])
     mask = ((1 << size) - 1) << offset
     bits = (int(value.value) << offset) & mask
     return lambda m: m.mode.changed(mask, bits)

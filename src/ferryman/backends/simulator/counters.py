@@ -60,7 +60,7 @@ class Counters:
 
         A region's first bytes count as the start of a line: where a tensor of this process lies is an accident.
         """
-        found = self.accesses.setdefault(instruction.line, Access())
+        counts = self.accesses.setdefault(instruction.line, Access())
         self.names[instruction.line] = instruction.name
         if offset.ndim == 1:
             offset, active = offset[:, None], None if active is None else active[:, None]
@@ -77,10 +77,10 @@ class Counters:
         lines = np.stack([place // LINE, (place + (size - 1)) // LINE], -1).reshape(len(place), -1)
         before = np.concatenate([np.full((len(place), 1), -1), np.maximum.accumulate(lines, axis=1)[:, :-1]], 1)
         touched = ((lines > before) & np.repeat(valid, 2, axis=1)).sum(1)
-        found.bytes += int(new.sum())
-        found.lines += int(touched.sum())
-        found.least += int((-(-new // LINE)).sum())
-        found.waves += int(valid.any(1).sum())
+        counts.bytes += int(new.sum())
+        counts.lines += int(touched.sum())
+        counts.least += int((-(-new // LINE)).sum())
+        counts.waves += int(valid.any(1).sum())
 
     def lds(self, m: Machine, instruction: Instruction, address: Array, size: int, active: Array | None) -> None:
         """An LDS access: a bank gives one word a cycle; lanes that use the same word share it. Wide accesses go in

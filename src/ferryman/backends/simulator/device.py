@@ -82,9 +82,9 @@ class Simulator:
 
     def take(self) -> list[Finding]:
         """The findings of all launches since the last call."""
-        found = [f for _, report in self.reports for f in report.findings]
+        findings = [f for _, report in self.reports for f in report.findings]
         self.reports.clear()
-        return found
+        return findings
 
     def wrap(self, launcher: Callable[..., Any], over: Collection[int] = ()) -> Callable[..., Any]:
         """``launcher`` as a function of the same arguments that runs here; its tensors are inputs, read-only but for
@@ -141,10 +141,10 @@ class Simulator:
         pointed = [r for r in known if any(type(a) is int and r.start <= a < r.end for a in args)]
         self._run(program, (grid, 1, 1), block, bytes(packed), self._regions(pointed), shared)
 
-    def _regions(self, found: Iterable[Region]) -> list[Region]:
+    def _regions(self, regions: Iterable[Region]) -> list[Region]:
         """Disjoint regions: those that overlap become one, read-only where a read-only input is among them."""
         merged: list[Region] = []
-        for region in sorted(found):
+        for region in sorted(regions):
             only = any(i.start < region.end and region.start < i.end for i in self._inputs if not i.writable)
             region = region._replace(writable=region.writable and not only)
             if merged and region.start < merged[-1].end:
@@ -205,21 +205,21 @@ class _Allocations(TorchDispatchMode):
         return result
 
     def regions(self, inputs: list[Region]) -> list[Region]:
-        found: dict[int, Region] = {}
+        regions: dict[int, Region] = {}
         for i, tensor in enumerate(self._held):
             storage = tensor.untyped_storage()
             start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
             if end > start and not any(r.start < end and start < r.end for r in inputs):
-                found[start] = Region(start, end, f"tensor {i} {tuple(tensor.shape)}")
-        return list(found.values())
+                regions[start] = Region(start, end, f"tensor {i} {tuple(tensor.shape)}")
+        return list(regions.values())
 
 
 @functools.lru_cache(maxsize=_PROGRAMS)
 def _decoded(text: str, name: str, arch: str, assumptions: Assumptions) -> Program:
-    found = assembly.kernels(text)
-    if name not in found:
-        raise SimulationError(f"the assembly has no kernel {name}; it has {', '.join(found)}")
-    return Program(found[name], arch, assumptions)
+    kernels = assembly.kernels(text)
+    if name not in kernels:
+        raise SimulationError(f"the assembly has no kernel {name}; it has {', '.join(kernels)}")
+    return Program(kernels[name], arch, assumptions)
 
 
 _compiled: dict[str, tuple[str, str, dict[str, int]]] = {}

@@ -225,13 +225,13 @@ def _differs(there: list[Array], words: list[Array], size: int) -> Array:
     """Lanes whose words are not the same, two NaN counted as the same: which of its operands' payloads a sum of NaN
     takes depends on their order, and no kernel may rely on it."""
     mask = np.uint32(0xFFFFFFFF if size >= 4 else (1 << (8 * size)) - 1)
-    found = np.zeros(there[0].shape, bool)
+    lanes = np.zeros(there[0].shape, bool)
     for a, b in zip(there, words, strict=True):
         apart = (a & mask) != (b & mask)
         if size >= 4 and apart.any():
             apart &= ~((a << np.uint32(1) > _INFINITE) & (b << np.uint32(1) > _INFINITE))
-        found |= apart
-    return found
+        lanes |= apart
+    return lanes
 
 
 def _parts(instruction: Instruction, size: int, two: bool) -> list[int]:
@@ -260,7 +260,7 @@ def _read(names: str, kind: str, two: bool) -> None:
             if m.sanitize:
                 check_address(m, sources, instruction, None)
             start = np.asarray(lane(m)).astype(np.int64)
-            found: list[Array] = []
+            words: list[Array] = []
             taints: list[Array | None] = []
             for offset in offsets:
                 address, active = in_bounds(m, np.broadcast_to(start + offset, (m.count, LANES)), size, instruction)
@@ -269,9 +269,9 @@ def _read(names: str, kind: str, two: bool) -> None:
                     taint = m.shadow.read(m, m.shadow.places(m, address, size), active, instruction, address)
                 if m.counters is not None:
                     m.counters.lds(m, instruction, address, size, active)
-                found += extended(fetch(m, address, size), size, signed)
+                words += extended(fetch(m, address, size), size, signed)
                 taints += [taint] * count
-            for r, word, taint in zip(registers, found, taints, strict=True):
+            for r, word, taint in zip(registers, words, taints, strict=True):
                 if half is None:
                     m.put(m.v_u32[r], word)
                 else:

@@ -205,11 +205,11 @@ class Machine:
         if not self.s_flag[register] & UNDEFINED:
             return None
         undefined = self.s_undefined[register]
-        found = np.full(self.count, 0xFFFFFFFF, np.uint32) if undefined is None else undefined[self.sel]
-        if not found.any():
+        bits = np.full(self.count, 0xFFFFFFFF, np.uint32) if undefined is None else undefined[self.sel]
+        if not bits.any():
             return None
         self.origin = self.s_origin.get(register) or f"s{register} in line {instruction.line}"
-        return found
+        return bits
 
     def _await(
         self, pending: dict[int, tuple[Counter, Array]], register: int, name: str, instruction: Instruction
@@ -346,8 +346,8 @@ class Machine:
             return False
         for file, register in names:
             pending, flags = (self.v_pending, self.v_flag) if file == "v" else (self.s_pending, self.s_flag)
-            found = pending.get(register)
-            if found is not None and found[0] is counter and (found[1] <= counter.done).all():
+            outstanding = pending.get(register)
+            if outstanding is not None and outstanding[0] is counter and (outstanding[1] <= counter.done).all():
                 del pending[register]
                 flags[register] &= ~PENDING
         return True

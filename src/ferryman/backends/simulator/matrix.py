@@ -243,13 +243,13 @@ def _eights(instruction: Instruction, context: Context) -> tuple[Decode, Decode,
 
 def _scaled(instruction: Instruction, context: Context) -> tuple[Decode, Decode, tuple[int, int]]:
     """v_mfma_*_f8f6f4: cbsz and blgp name the format of A and B; 6 and 4 bits are not implemented."""
-    found = []
+    decoders = []
     for modifier in ("cbsz", "blgp"):
         code = int(instruction.modifiers.get(modifier, 0))
         if code > 1:
             raise refuse(instruction, f"{modifier}:{code} (6- and 4-bit floats)")
-        found.append(_float8((formats.FP8_OCP, formats.BF8_OCP)[code]))
-    return found[0], found[1], (8, 8)
+        decoders.append(_float8((formats.FP8_OCP, formats.BF8_OCP)[code]))
+    return decoders[0], decoders[1], (8, 8)
 
 
 for _left in ("fp8", "bf8"):

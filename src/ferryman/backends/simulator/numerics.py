@@ -170,32 +170,32 @@ def flush16(x: Array) -> Array:
 _QUIET_BITS = {2: (np.uint16, 1 << 9), 4: (np.uint32, 1 << 22), 8: (np.uint64, 1 << 51)}
 
 
-def _quieted(found: Array, a: Array, b: Array) -> Array:
-    """``found``, or NaN where an operand is a signalling one (the IEEE bit of MODE is set in compiled kernels)."""
+def _quieted(extremum: Array, a: Array, b: Array) -> Array:
+    """``extremum``, or NaN where an operand is a signalling one (the IEEE bit of MODE is set in compiled kernels)."""
     if not (np.any(a != a) or np.any(b != b)):
-        return found
-    signals = np.zeros(np.shape(found), bool)
+        return extremum
+    signals = np.zeros(np.shape(extremum), bool)
     for x in (np.asarray(a), np.asarray(b)):
         word, quiet = _QUIET_BITS[x.dtype.itemsize]
         signals = signals | (np.isnan(x) & ((x.view(word) & word(quiet)) == 0))
-    return np.where(signals, found.dtype.type(np.nan), found)
+    return np.where(signals, extremum.dtype.type(np.nan), extremum)
 
 
 def maximum(a: Array, b: Array) -> Array:
     """IEEE 754-2008 maxNum: a number beats a quiet NaN, a signalling one gives NaN; +0 is above -0."""
-    found = _quieted(np.fmax(a, b), a, b)
-    zero = found == 0
+    larger = _quieted(np.fmax(a, b), a, b)
+    zero = larger == 0
     if zero.any():
-        found = np.where(zero & (np.signbit(a) != np.signbit(b)) & (a == b), np.abs(found), found)
-    return found
+        larger = np.where(zero & (np.signbit(a) != np.signbit(b)) & (a == b), np.abs(larger), larger)
+    return larger
 
 
 def minimum(a: Array, b: Array) -> Array:
-    found = _quieted(np.fmin(a, b), a, b)
-    zero = found == 0
+    smaller = _quieted(np.fmin(a, b), a, b)
+    zero = smaller == 0
     if zero.any():
-        found = np.where(zero & (np.signbit(a) != np.signbit(b)) & (a == b), -np.abs(found), found)
-    return found
+        smaller = np.where(zero & (np.signbit(a) != np.signbit(b)) & (a == b), -np.abs(smaller), smaller)
+    return smaller
 
 
 def maximum3(a: Array, b: Array, c: Array) -> Array:

@@ -283,7 +283,7 @@ def vector_write(operand: Operand, kind: str, instruction: Instruction) -> tuple
 
 
 def modifier_list(instruction: Instruction, name: str, length: int, default: int) -> tuple[int, ...]:
-    found: Any = instruction.modifiers.get(name)
-    if found is None:
+    values: Any = instruction.modifiers.get(name)
+    if values is None:
         return (default,) * length
-    return tuple(found) + (default,) * (length - len(found))
+    return tuple(values) + (default,) * (length - len(values))

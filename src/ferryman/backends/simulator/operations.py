@@ -65,10 +65,10 @@ def register(
 
 def operation(instruction: Instruction, arch: str, kernel: str) -> Operation:
     """Raises UnimplementedInstruction."""
-    found = TABLE.get(instruction.name)
-    if found is None or (found.arches is not None and arch not in found.arches):
+    entry = TABLE.get(instruction.name)
+    if entry is None or (entry.arches is not None and arch not in entry.arches):
         raise UnimplementedInstruction(
             f"{instruction.name} is not implemented for {arch}: {instruction.text} (kernel {kernel}, line "
             f"{instruction.line}); docs/simulator.md lists what is"
         )
-    return found
+    return entry

@@ -106,22 +106,22 @@ class Program:
         code, labels = self.kernel.instructions, self.kernel.labels
         context = Context(self.arch, mode, self.assumptions, self.kernel.symbols, labels)
         leaders = {0, *labels.values()}
-        found: dict[int, Block] = {}
+        blocks: dict[int, Block] = {}
         first, steps = 0, list[Step]()
         for index, instruction in enumerate(code):
             entry = operation(instruction, self.arch, self.kernel.name)
             step = self._step(entry, instruction, context)
             if entry.ends:
-                found[first] = Block(first, steps, step, index + 1 - first)
+                blocks[first] = Block(first, steps, step, index + 1 - first)
                 first, steps = index + 1, []
                 continue
             steps.append(step)
             if index + 1 in leaders:
-                found[first] = Block(first, steps, None, index + 1 - first)
+                blocks[first] = Block(first, steps, None, index + 1 - first)
                 first, steps = index + 1, []
         if steps:
-            found[first] = Block(first, steps, None, len(code) - first)
-        return found
+            blocks[first] = Block(first, steps, None, len(code) - first)
+        return blocks
 
     def _step(self, entry: Operation, instruction: Instruction, context: Context) -> Any:
         try:
@@ -157,9 +157,9 @@ class Program:
         groups = grid[0] * grid[1] * grid[2]
         lds_bytes = max(int(self.kernel.descriptor["group_segment_fixed_size"]), 0) + dynamic_lds
         self._refuse(grid, groups, threads, lds_bytes, lds_limit, len(arguments))
-        held = np.frombuffer(self._with_hidden(arguments, grid, threads, dynamic_lds), np.uint8)
-        start = held.ctypes.data
-        memory = Memory([*regions, Region(start, start + len(held), "the kernel's arguments", False)], self.granule)
+        kernarg = np.frombuffer(self._with_hidden(arguments, grid, threads, dynamic_lds), np.uint8)
+        start = kernarg.ctypes.data
+        memory = Memory([*regions, Region(start, start + len(kernarg), "the kernel's arguments", False)], self.granule)
         findings = Findings(self.kernel.name)
         counters = Counters(self) if count else None
         waves = -(-threads // LANES)

@@ -25,11 +25,11 @@ def _short(k: Array) -> Array:
 
 def undefined_bits(m: Machine, sources: Sources, instruction: Instruction) -> bool:
     """Whether any bit of any source is undefined."""
-    found = False
+    undefined = False
     for r in sources.scalars:
         if m.s_flag[r] and m.scalar_taint(r, instruction) is not None:
-            found = True
-    return found
+            undefined = True
+    return undefined
 
 
 def _flagged(m: Machine, sources: Sources) -> bool:
@@ -134,19 +134,19 @@ def _follow(operation: str, instruction: Instruction, sources: Sources) -> Calla
         return np.full(m.count, (int(number) >> (32 * i)) & 0xFFFFFFFF, _U32), np.zeros(m.count, _U32)
 
     def taint(m: Machine) -> list[Array] | None:
-        found = []
+        taints = []
         for i in range(size):
             (a, ua), (b, ub) = half(m, left, i), half(m, right, i)
             if operation == "move":
-                found.append(ua)
+                taints.append(ua)
                 continue
             if operation == "andn2":
                 b = ~b
             if operation == "or":
-                found.append((ua & (ub | ~b)) | (ub & (ua | ~a)))
+                taints.append((ua & (ub | ~b)) | (ub & (ua | ~a)))
             else:
-                found.append((ua & (ub | b)) | (ub & (ua | a)))
-        return found if any(f.any() for f in found) else None
+                taints.append((ua & (ub | b)) | (ub & (ua | a)))
+        return taints if any(f.any() for f in taints) else None
 
     return taint
 

@@ -64,18 +64,18 @@ def accept(instruction: Instruction, known: frozenset[str]) -> None:
 
 def undefined(m: Machine, sources: Sources, instruction: Instruction) -> Array | None:
     """Lanes in which some source is undefined, as bits [waves]; None where none is."""
-    found: Array | None = None
+    lanes: Array | None = None
     for r in sources.vectors:
         if m.v_flag[r]:
             bits = m.taint(r, instruction)
             if bits is not None:
-                found = bits if found is None else found | bits
+                lanes = bits if lanes is None else lanes | bits
     for r in sources.scalars:
         if m.s_flag[r]:
             part = m.scalar_taint(r, instruction)
             if part is not None:
                 bits = np.where(part != 0, ALL_LANES, np.uint64(0))
-                found = bits if found is None else found | bits
+                lanes = bits if lanes is None else lanes | bits
     for r in sources.masks:
         if m.s_flag[r] or m.s_flag[r + 1]:
             low, high = m.scalar_taint(r, instruction), m.scalar_taint(r + 1, instruction)
@@ -83,8 +83,8 @@ def undefined(m: Machine, sources: Sources, instruction: Instruction) -> Array |
             low, high = zero if low is None else low, zero if high is None else high
             bits = (high.astype(np.uint64) << np.uint64(32)) | low
             if bits.any():
-                found = bits if found is None else found | bits
-    return found
+                lanes = bits if lanes is None else lanes | bits
+    return lanes
 
 
 def mark_mask(m: Machine, first: int, taint: Array | None, instruction: Instruction) -> None:
@@ -218,13 +218,13 @@ def build(
 
 def _low_half(kinds: list[str], operands: list[Operand], instruction: Instruction) -> Sources:
     """What the low half of a 64-bit result depends on."""
-    found = Sources()
+    sources = Sources()
     for kind, operand in zip(kinds, operands, strict=True):
         what = operand.what
         if kind.endswith("64") and isinstance(what, Register):
             operand = Operand(Register(what.file, what.index))
-        vector_read(operand, "b32", instruction, found)
-    return found
+        vector_read(operand, "b32", instruction, sources)
+    return sources
 
 
 def _destinations(

@@ -273,8 +273,8 @@ def _count_below_high(mask: Array, base: Array) -> Array:
 def _lane_taint(m: Machine, bits: Array | None, lane: Array) -> Array | None:
     if bits is None:
         return None
-    found = (bits >> lane.astype(np.uint64)) & np.uint64(1)
-    return np.where(found != 0, _U32(0xFFFFFFFF), _U32(0)) if found.any() else None
+    flags = (bits >> lane.astype(np.uint64)) & np.uint64(1)
+    return np.where(flags != 0, _U32(0xFFFFFFFF), _U32(0)) if flags.any() else None
 
 
 @register("v_readlane_b32 v_readfirstlane_b32", "lanes")
