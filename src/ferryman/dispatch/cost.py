@@ -77,15 +77,15 @@ class Coefficients:
 
     def seconds(self, work: Work, profile: Profile) -> float | None:
         """None where the profile lacks a rate that the call's work needs."""
-        found = parts(work, profile)
-        if found is None:
+        times = parts(work, profile)
+        if times is None:
             return None
         beside = sum(
             weight * nearness(work.place, place)
             for place, weight in zip(self.places, self.weights, strict=True)
             if weight
         )
-        formula = self.fixed + max(found[0] / self.memory, found[1] / self.compute)
+        formula = self.fixed + max(times[0] / self.memory, times[1] / self.compute)
         return formula * math.exp(max(-MOST_BESIDE, min(MOST_BESIDE, beside)))
 
     def covers(self, work: Work) -> bool:
@@ -141,11 +141,11 @@ def general(kind: str) -> str:
 
 def place_of(op: Primitive, args: Sequence[Any]) -> tuple[float, ...]:
     """log2 of the sizes of tensors of two dimensions or more: of every dimension, up to three as rows and the last."""
-    found: list[float] = []
+    sizes: list[float] = []
     for tensor in args:
         if isinstance(tensor, torch.Tensor) and tensor.dim() > 1:
-            found += size_of(tensor.shape) if tensor.dim() < 4 else (math.log2(max(1, n)) for n in tensor.shape)
-    return tuple(found)
+            sizes += size_of(tensor.shape) if tensor.dim() < 4 else (math.log2(max(1, n)) for n in tensor.shape)
+    return tuple(sizes)
 
 
 def work_of(op: Primitive, args: Sequence[Any]) -> Work:
@@ -172,8 +172,8 @@ def parts(work: Work, profile: Profile) -> tuple[float, float] | None:
 
 def scale(work: Work, profile: Profile) -> float:
     """Seconds that grow as any implementation's do, to carry a measured time to other sizes; else as the bytes."""
-    found = parts(work, profile)
-    return max(1.0, work.bytes) * 1e-10 if found is None else LAUNCH_SECONDS + max(found)
+    times = parts(work, profile)
+    return max(1.0, work.bytes) * 1e-10 if times is None else LAUNCH_SECONDS + max(times)
 
 
 def knows(op: str, profile: Profile) -> bool:
@@ -189,12 +189,12 @@ def predictions(op: Primitive, work: Work, profile: Profile) -> dict[str, tuple[
 
 def told(kinds: Kinds, work: Work, profile: Profile) -> dict[str, tuple[float, float]]:
     """`predictions` of one op's coefficients, by kind of call and implementation."""
-    found = {}
+    estimates = {}
     for name, known in (kinds.get(work.kind) or kinds.get(general(work.kind)) or {}).items():
         seconds = known.seconds(work, profile) if known.covers(work) else None
         if seconds is not None:
-            found[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
-    return found
+            estimates[name] = (seconds, known.error if known.cells >= ENOUGH else math.inf)
+    return estimates
 
 
 def ranked(names: Sequence[str], predicted: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -228,9 +228,9 @@ def load(text: str, where: str, profile: str) -> dict[str, Kinds]:
     wrong, where."""
     try:
         raw = json.loads(text)
-        found = raw.get("kind"), raw.get("version"), raw.get("profile")
-        if found != ("ferryman-costs", VERSION, profile):
-            raise ProfileError(f"{where} is {found}; required: ('ferryman-costs', {VERSION}, {profile!r})")
+        header = raw.get("kind"), raw.get("version"), raw.get("profile")
+        if header != ("ferryman-costs", VERSION, profile):
+            raise ProfileError(f"{where} is {header}; required: ('ferryman-costs', {VERSION}, {profile!r})")
         return {
             op: {kind: _group(given, f"{where}: {op} {kind}") for kind, given in kinds.items()}
             for op, kinds in raw["ops"].items()
@@ -247,7 +247,7 @@ def _group(given: Mapping[str, Any], where: str) -> dict[str, Coefficients]:
 
 
 def _coefficients(given: Mapping[str, Any], places: Sequence[tuple[float, ...]], where: str) -> Coefficients:
-    made = Coefficients(
+    coefficients = Coefficients(
         given["fixed"],
         given["memory"],
         given["compute"],
@@ -259,17 +259,17 @@ def _coefficients(given: Mapping[str, Any], places: Sequence[tuple[float, ...]],
     )
     limits = {"fixed": math.inf, "memory": 1.0, "compute": 1.0, "error": math.inf, "cells": math.inf}
     for name, most in limits.items():
-        value = getattr(made, name)
+        value = getattr(coefficients, name)
         if isinstance(value, bool) or not (0 < value <= most and value < math.inf):
             raise ProfileError(f"{where}: {name} is {value}; required: more than 0, finite, at most {most:g}")
-    if len(made.weights) != len(places) or not all(map(math.isfinite, made.weights)):
+    if len(coefficients.weights) != len(places) or not all(map(math.isfinite, coefficients.weights)):
         raise ProfileError(
-            f"{where}: {len(made.weights)} weights; required: {len(places)}, as there are places, finite"
+            f"{where}: {len(coefficients.weights)} weights; required: {len(places)}, as there are places, finite"
         )
-    for name, box in made.sizes.items():
+    for name, box in coefficients.sizes.items():
         if not all(map(math.isfinite, box)) or box[0] > box[1] or box[2] > box[3]:
             raise ProfileError(f"{where}: sizes of {name} are {box}; required: finite, the lowest first")
-    return made
+    return coefficients
 
 
 @lru_cache(maxsize=None)
@@ -279,12 +279,12 @@ def _table(profile: str) -> Mapping[str, Kinds]:
     Coefficients are seconds of a launch and shares of a profile's own peaks, so that they travel with its bandwidth and
     rates; a travelled one's error is TRAVELLED larger.
     """
-    found = dict(_own(profile))
+    table = dict(_own(profile))
     for sibling in _siblings(profile):
         for op, kinds in _own(sibling).items():
-            if op not in found:
-                found[op] = {kind: {n: _travelled(c) for n, c in lines.items()} for kind, lines in kinds.items()}
-    return found
+            if op not in table:
+                table[op] = {kind: {n: _travelled(c) for n, c in lines.items()} for kind, lines in kinds.items()}
+    return table
 
 
 def _siblings(profile: str) -> list[str]:

@@ -76,9 +76,9 @@ class Explanation:
         lines = [f"{self.op} on {place}", f"  {self.region}"]
         for row in self.rows:
             mark = "->" if row.verdict == "chosen" else "  "
-            told = f", {_SOURCES.get(self.source or '', self.source)}" if row.verdict == "chosen" else ""
+            source = f", {_SOURCES.get(self.source or '', self.source)}" if row.verdict == "chosen" else ""
             form = f", {row.configuration}" if row.configuration else ""
-            lines.append(f"{mark} {row.implementation:<12} {row.verdict}{told}{form}{self._time(row)}")
+            lines.append(f"{mark} {row.implementation:<12} {row.verdict}{source}{form}{self._time(row)}")
             lines += [f"{'':18}{reason}" for reason in row.reasons]
         return "\n".join(lines)
 

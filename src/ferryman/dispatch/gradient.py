@@ -66,18 +66,18 @@ class Recipe:
     @cached_property
     def template(self) -> tuple[tuple[str, int], ...]:
         """Where `gradients` finds each argument of the backward; a need by its place among the function's arguments."""
-        made: list[tuple[str, int]] = []
+        places: list[tuple[str, int]] = []
         counts = {"saved": 0, "number": 0}
         for source, optional in zip(self.sources, self.optional, strict=True):
             if source.kind in ("arg", "out"):
                 kind = "saved" if self._is_tensor(source) else "number"
-                made.append((kind, counts[kind]))
+                places.append((kind, counts[kind]))
                 counts[kind] += 1
             elif source.kind == "need":
-                made.append(("need", 2 + self.seen.index(source.index)))
+                places.append(("need", 2 + self.seen.index(source.index)))
             else:
-                made.append(("grad?" if optional else "grad", source.index))
-        return tuple(made)
+                places.append(("grad?" if optional else "grad", source.index))
+        return tuple(places)
 
     @cached_property
     def handed(self) -> tuple[tuple[int, int | None], ...]:
@@ -86,16 +86,16 @@ class Recipe:
 
     def backward_of(self, args: tuple[Any, ...]) -> list[Any]:
         """Arguments of the backward that have the facts of those that it would get, for choosing what runs it."""
-        made = self.op.meta(*args)
-        outputs = made if isinstance(made, tuple) else (made,)
-        found: list[Any] = []
+        result = self.op.meta(*args)
+        outputs = result if isinstance(result, tuple) else (result,)
+        arguments: list[Any] = []
         for source in self.sources:
             if source.kind == "need":
                 value = args[source.index]
-                found.append(isinstance(value, Tensor) and value.requires_grad)
+                arguments.append(isinstance(value, Tensor) and value.requires_grad)
             else:
-                found.append(args[source.index] if source.kind == "arg" else outputs[source.index])
-        return found
+                arguments.append(args[source.index] if source.kind == "arg" else outputs[source.index])
+        return arguments
 
     def _is_tensor(self, source: Source) -> bool:
         if source.kind == "arg":
@@ -192,8 +192,8 @@ def gradients(
         results = run(*args)
     finally:
         state.leave(token)
-    found = results if isinstance(results, tuple) else (results,)
-    return (None, None, *[found[i] if i is not None and needs[place] else None for place, i in recipe.handed])
+    input_grads = results if isinstance(results, tuple) else (results,)
+    return (None, None, *[input_grads[i] if i is not None and needs[place] else None for place, i in recipe.handed])
 
 
 class _Function(_SingleLevelFunction):
@@ -230,14 +230,14 @@ class _Bridge(_Function):
 def _twice(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of a gradient that is asked for with create_graph: what depends on anything raises where it is differentiated."""
     with torch.no_grad():
-        found = gradients(ctx, grads)
+        input_grads = gradients(ctx, grads)
     if not any(t is not None and t.requires_grad for t in (*grads, *ctx.saved_tensors)):
-        return found
-    told = f"ferryman: the gradient of {ctx.plan.recipe.op.name} is not differentiated again (once_differentiable)"
-    raising = torch._C._functions.DelayedError(told.encode(), len(found))
-    apart: list[Any] = [None if g is None else g.detach().requires_grad_() for g in found]
-    made: tuple[Tensor | None, ...] = raising(*apart)
-    return made
+        return input_grads
+    message = f"ferryman: the gradient of {ctx.plan.recipe.op.name} is not differentiated again (once_differentiable)"
+    raising = torch._C._functions.DelayedError(message.encode(), len(input_grads))
+    apart: list[Any] = [None if g is None else g.detach().requires_grad_() for g in input_grads]
+    outputs: tuple[Tensor | None, ...] = raising(*apart)
+    return outputs
 
 
 class _Overwriting(_Function):
@@ -247,7 +247,7 @@ class _Overwriting(_Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, given: tuple[list[Any], tuple[Any, ...]], *seen: Tensor | None) -> Any:
-        made, args = given
+        contexts, args = given
         op = plan.recipe.op
         result = plan.launch(*args, plan.target)
         outputs = list(result if isinstance(result, tuple) else (result,))
@@ -258,7 +258,7 @@ class _Overwriting(_Function):
             outputs[i] = outputs[i].data  # with a version of its own: `_Put` raises the argument's
         keep(ctx, plan, args, outputs)
         ctx.done = False
-        made.append(ctx)
+        contexts.append(ctx)
         return tuple(outputs)
 
     @staticmethod
@@ -300,7 +300,7 @@ def overwriting(*args: Any) -> Any:
     """Run a mutating op's plan under autograd: (arguments in schema order, plan)."""
     plan: Plan = args[-1]
     op = plan.recipe.op
-    made: list[Any] = []
+    contexts: list[Any] = []
     for place, _ in op.overwritten:
         value = args[place]
         if value.requires_grad and value.is_leaf:
@@ -311,10 +311,10 @@ def overwriting(*args: Any) -> Any:
                 "a tensor that is computed from the leaf, or torch.no_grad()",
             )
     seen = [args[i] for i in plan.recipe.seen]
-    outputs = list(_Overwriting.apply(plan, (made, args[:-1]), *seen))  # type: ignore[attr-defined]
+    outputs = list(_Overwriting.apply(plan, (contexts, args[:-1]), *seen))  # type: ignore[attr-defined]
     for place, output in op.overwritten:
         outputs[output] = _Put.apply(args[place], outputs[output])  # type: ignore[attr-defined]
-    (ctx,) = made
+    (ctx,) = contexts
     ctx.versions = [kept._version for kept in ctx.watched]
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
 

@@ -20,9 +20,9 @@ def family(package: str) -> None:
     ops._open()
 
 
-def _install(found: tuple[Primitive, ...]) -> None:
-    _as_listed(found)
-    for op in found:
+def _install(primitives: tuple[Primitive, ...]) -> None:
+    _as_listed(primitives)
+    for op in primitives:
         overload = torch_library.overload(op)
         runner = plan._ops[op.name] = plan.Op(op, overload)
         torch_library.register(op, runner.undifferentiated, overload, runner.recipe)
@@ -30,10 +30,10 @@ def _install(found: tuple[Primitive, ...]) -> None:
             _show(op)
 
 
-def _as_listed(found: tuple[Primitive, ...]) -> None:
+def _as_listed(primitives: tuple[Primitive, ...]) -> None:
     """What the table says of a family of ours must be there. Raises FerrymanError."""
-    known = {op.name for op in found}
-    of = {registry.family_of(op).name for op in found if registry.family_of(op).ours}
+    known = {op.name for op in primitives}
+    of = {registry.family_of(op).name for op in primitives if registry.family_of(op).ours}
     gone = [name for one in of for name in map(_name, SCHEMAS.get(one, ())) if name not in known]
     if gone:
         raise FerrymanError(f"the table of ops has {', '.join(gone)}, and no definition does; run: make docs")

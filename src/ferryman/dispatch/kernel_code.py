@@ -47,7 +47,7 @@ def digest(op: str) -> str:
 
 def parts(op: str) -> dict[str, str]:
     """The code of each definition that an op's launchers reach, and of each C++ file, by name."""
-    found: dict[str, str] = {}
+    code: dict[str, str] = {}
     files: set[Path] = set()
     seen: set[tuple[str, str]] = set()
     left = [
@@ -66,12 +66,12 @@ def parts(op: str) -> dict[str, str]:
             left += _followed(module, *source.imports[name], ())
         for node in nodes:
             label = f"{module.rpartition('.')[2]}.{name}"
-            found[label] = found.get(label, "") + _code(node)
+            code[label] = code.get(label, "") + _code(node)
             files |= {source.folder / file for file in _cpp(node)}
             left += _used(node, module, source)
     for file in sorted({*files, *_SHARED_CPP}) if files else ():
-        found[file.name] = " ".join(_COMMENT.sub(" ", file.read_text(encoding="utf-8")).split())
-    return found
+        code[file.name] = " ".join(_COMMENT.sub(" ", file.read_text(encoding="utf-8")).split())
+    return code
 
 
 @lru_cache(maxsize=None)

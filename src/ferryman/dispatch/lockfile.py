@@ -94,12 +94,12 @@ def _in_force(profile: Profile) -> Mapping[str, Mapping[str, Entry]]:
         if setting is not None:
             warnings.warn(f"lockfile ignored for {profile.name}: {'; '.join(other)}", stacklevel=2)
         return {}
-    held, others = holding(document)
+    current, others = holding(document)
     if others and setting is not None:
         counts = Counter(f"{op}: {why}" for op, _, why in others)
-        told = "; ".join(f"{why} ({count} entries)" for why, count in counts.items())
-        warnings.warn(f"entries of the lockfile ignored: {told}. Run ferryman tune", stacklevel=2)
-    return held
+        reasons = "; ".join(f"{why} ({count} entries)" for why, count in counts.items())
+        warnings.warn(f"entries of the lockfile ignored: {reasons}. Run ferryman tune", stacklevel=2)
+    return current
 
 
 def entries(op: str, profile: Profile) -> Mapping[str, Entry]:

@@ -173,13 +173,13 @@ def _merge(path: Path, profile: Profile, measured: Mapping[str, Mapping[str, Ent
     if path.exists():
         choices = {op: dict(entries) for op, entries in load_here(path, profile).choices.items()}
     for op, entries in measured.items():
-        held = choices.setdefault(op, {})
+        merged = choices.setdefault(op, {})
         for region, entry in entries.items():
-            old = held.get(region)
-            made = entry
+            old = merged.get(region)
+            combined = entry
             if old and old.is_sealed(op, region):
-                made = joined(old, entry, _preferred(op, profile))
-            held[region] = made.sealed(op, region)
+                combined = joined(old, entry, _preferred(op, profile))
+            merged[region] = combined.sealed(op, region)
     document = Lockfile(stamp=stamp(profile), choices={op: dict(sorted(choices[op].items())) for op in sorted(choices)})
     text = document.model_dump_json(indent=1, exclude_defaults=False) + "\n"
     Lockfile.model_validate_json(text)  # what could not be read again is not written over what can
@@ -198,12 +198,12 @@ def now() -> str:
 def differing(document: Lockfile, profile: Profile) -> list[str]:
     """Why a lockfile does not hold here, fact by fact; empty where it does."""
     here = stamp(profile)
-    found = []
+    differences = []
     for fact, length in (*((f, None) for f in _DEVICE), *_RELEASES.items()):
         locked, mine = document.stamp.get(fact), here[fact]
         if (locked, mine) != (None, None) and _release(locked, length) != _release(mine, length):
-            found.append(f"{fact} is {locked!r}, here {mine!r}")
-    return found
+            differences.append(f"{fact} is {locked!r}, here {mine!r}")
+    return differences
 
 
 def _release(value: str | int | None, length: int | None) -> str | int | tuple[str, ...] | None:
@@ -266,13 +266,13 @@ def _vendor(document: Lockfile) -> str | None:
 
 def holding(document: Lockfile) -> tuple[dict[str, dict[str, Entry]], list[tuple[str, str, str]]]:
     """The entries that hold with what is installed, by op and region; and of the others op, region, and why not."""
-    held: dict[str, dict[str, Entry]] = {}
+    current: dict[str, dict[str, Entry]] = {}
     others, vendor = [], _vendor(document)
     for op, entries in document.choices.items():
         for region, entry in entries.items():
             why = stale(op, entry, region, vendor)
             if why is None:
-                held.setdefault(op, {})[region] = entry
+                current.setdefault(op, {})[region] = entry
             else:
                 others.append((op, region, why))
-    return held, others
+    return current, others

@@ -116,11 +116,11 @@ class Entry(_Way):
     @property
     def times(self) -> dict[str, float]:
         """Seconds by implementation, each in the fastest of its configurations."""
-        found: dict[str, float] = {}
+        fastest: dict[str, float] = {}
         for tried in self.candidates:
             if tried.seconds is not None:
-                found[tried.implementation] = min(tried.seconds, found.get(tried.implementation, tried.seconds))
-        return found
+                fastest[tried.implementation] = min(tried.seconds, fastest.get(tried.implementation, tried.seconds))
+        return fastest
 
 
 def best(times: Mapping[str, float], noise: float) -> str:

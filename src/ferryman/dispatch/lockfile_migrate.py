@@ -62,7 +62,7 @@ def migrate(path: Path, to: Path | None = None) -> Migrated:
     profile = _profile(path, raw)
     renamed: Counter[tuple[str, str, str]] = Counter()
     choices: dict[str, dict[str, Entry]] = {}
-    held = stale = 0
+    up_to_date = stale = 0
     for op, entries in raw["choices"].items():
         if op not in registry.primitives():
             raise LockfileError(f"{path} names the op {op!r}, which there is not; remove its entries first")
@@ -71,10 +71,10 @@ def migrate(path: Path, to: Path | None = None) -> Migrated:
             entry = _entry(path, known, region, given, profile, renamed)
             choices.setdefault(op, {})[region] = entry
             current = entry.kernels == digest(op)
-            held, stale = held + current, stale + (not current)
+            up_to_date, stale = up_to_date + current, stale + (not current)
     document = Lockfile(stamp=raw["stamp"], choices=choices)
     write_whole(to or path, (document.model_dump_json(indent=1) + "\n").encode())
-    return Migrated(held, stale, dict(renamed))
+    return Migrated(up_to_date, stale, dict(renamed))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -196,9 +196,9 @@ def _sources(op: str) -> list[Path]:
     root = Path(__file__).parents[1]
     files = {root / shared for shared in _SHARED}
     for line in registry.implementations(op):
-        found = importlib.util.find_spec(line.where.partition(":")[0])
-        if found is not None and found.origin is not None:
-            folder = Path(found.origin).parent
+        spec = importlib.util.find_spec(line.where.partition(":")[0])
+        if spec is not None and spec.origin is not None:
+            folder = Path(spec.origin).parent
             files |= {*folder.glob("*_kernels.py"), *folder.glob("*.cuh")}
     return sorted(files, key=lambda f: (f.parent.name, f.name))
 

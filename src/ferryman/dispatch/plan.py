@@ -241,16 +241,16 @@ class Op:
 
     def _tensors(self, args: tuple[Any, ...]) -> dict[str, Tensor]:
         """The tensors that are there, by name; wrong types of any argument raise ArgumentError."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, value in zip(self.op.names, args, strict=True):
             kind = self.op.types[name]
             if value is None and kind.endswith("?"):
                 continue
             if kind.removesuffix("?").endswith("[]"):
-                found |= self._listed(name, kind.removesuffix("?").removesuffix("[]"), value)
+                tensors |= self._listed(name, kind.removesuffix("?").removesuffix("[]"), value)
             elif kind.startswith("Tensor"):
-                found[name] = self._tensor(name, value)
-        return found
+                tensors[name] = self._tensor(name, value)
+        return tensors
 
     def _listed(self, name: str, kind: str, value: Any) -> dict[str, Tensor]:
         """The tensors of a list, by place. Gradients do not go through a list."""
@@ -258,11 +258,11 @@ class Op:
             raise ArgumentError(self.op.name, name, f"{value!r} ({type(value).__name__})", "a list")
         if kind != "Tensor":
             return {}
-        found = {f"{name}[{i}]": self._tensor(f"{name}[{i}]", one) for i, one in enumerate(value)}
-        for place, one in found.items():
+        tensors = {f"{name}[{i}]": self._tensor(f"{name}[{i}]", one) for i, one in enumerate(value)}
+        for place, one in tensors.items():
             if one.requires_grad and torch.is_grad_enabled():
                 raise ArgumentError(self.op.name, f"{place}.requires_grad", True, "False: detach it")
-        return found
+        return tensors
 
     def _tensor(self, name: str, value: Any) -> Tensor:
         if not isinstance(value, Tensor):

@@ -33,10 +33,10 @@ def prepare(op: str | Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[st
     tensors = [a for a in bound if isinstance(a, Tensor)]
     if not tensors or tensors[0].device.type == "meta":
         raise ArgumentError(known.name, "arguments", "tensors without data", "tensors on the device that calls run on")
-    made, failed = ready(known, bound, select.profile_for(tensors[0].device))
+    prepared, failed = ready(known, bound, select.profile_for(tensors[0].device))
     for error in failed.values():
         raise error
-    return made
+    return prepared
 
 
 def ready(
@@ -46,7 +46,7 @@ def ready(
     conditions refuses are left alone. names: of lines or backends; none: every line."""
     if any(isinstance(a, Tensor) and a.device.type == "meta" for a in args):
         return (), {}
-    found, failed, changed = [], {}, False
+    prepared, failed, changed = [], {}, False
     for line in registry.implementations(op.name):
         if line.prepare is None or (names and not any(map(line.answers, names))):
             continue
@@ -61,7 +61,7 @@ def ready(
         except CompileError as error:
             failed[line.name] = error
         else:
-            found.append(line.name)
+            prepared.append(line.name)
     if changed:
         plan.drop_plans()
-    return tuple(found), failed
+    return tuple(prepared), failed

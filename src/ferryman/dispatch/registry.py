@@ -70,8 +70,8 @@ def families() -> tuple[Family, ...]:
     """Every folder of `ferryman.ops`, by name, and what entry points of ``ferryman.ops`` name."""
     package = importlib.import_module("ferryman.ops")
     ours = [m.name for m in pkgutil.iter_modules(package.__path__) if m.ispkg]
-    found = [Family(name, f"ferryman.ops.{name}") for name in ours]
-    return (*found, *(Family(name, where, ours=False) for name, where in declared.packages()))
+    own_families = [Family(name, f"ferryman.ops.{name}") for name in ours]
+    return (*own_families, *(Family(name, where, ours=False) for name, where in declared.packages()))
 
 
 def _ops_of(module: Any) -> Iterator[Primitive]:
@@ -198,8 +198,8 @@ def primitives() -> Mapping[str, Primitive]:
     for family in families():
         load(family)
     order = {family: i for i, family in enumerate(families())}
-    found = sorted(_catalogue.primitives.items(), key=lambda item: order[_catalogue.family[item[0]]])
-    return MappingProxyType(dict(found))  # in the order of families, whichever came first
+    ordered = sorted(_catalogue.primitives.items(), key=lambda item: order[_catalogue.family[item[0]]])
+    return MappingProxyType(dict(ordered))  # in the order of families, whichever came first
 
 
 def _find(name: str) -> Primitive | None:
@@ -228,19 +228,19 @@ def family_of(op: Primitive) -> Family:
 @lru_cache(maxsize=1)
 def evidences() -> Mapping[str, Evidence]:
     """What each forward op is judged on. Loaded when first asked for: a call of an op needs none."""
-    found: dict[str, Evidence] = {}
+    by_op: dict[str, Evidence] = {}
     for family in families():
         where = f"{family.package}.evidence"
         try:
             if not family.ours and find_spec(where) is None:
                 _broken[f"evidence {family.name}"] = f"{family.package} has no evidence.py: nothing judges its ops"
                 continue
-            found |= {one.op: one for one in importlib.import_module(where).EVIDENCE if one.op in primitives()}
+            by_op |= {one.op: one for one in importlib.import_module(where).EVIDENCE if one.op in primitives()}
         except Exception as error:
             if family.ours:
                 raise
             _leave_out("evidence", family.name, error)
-    return MappingProxyType(found)
+    return MappingProxyType(by_op)
 
 
 def forward_of(op: Primitive) -> Primitive | None:
@@ -261,10 +261,10 @@ def primitive(op: str | Callable[..., Any]) -> Primitive:
     known = getattr(op, "primitive", None)
     if isinstance(known, Primitive):
         return known
-    found = _find(op) if isinstance(op, str) else None
-    if found is None:
+    registered = _find(op) if isinstance(op, str) else None
+    if registered is None:
         raise UnknownName("op", str(op), primitives(), [f"{entry}: {reason}" for entry, reason in broken().items()])
-    return found
+    return registered
 
 
 def implementations(op: str) -> tuple[Implementation, ...]:
@@ -289,15 +289,15 @@ def implementation(op: str, name: str) -> Implementation:
 @lru_cache(maxsize=1)
 def backends() -> Mapping[str, Backend]:
     """Backends by name; importing one imports no toolchain."""
-    found = {name: _load(where)() for name, where in _BACKENDS.items()}
+    by_name = {name: _load(where)() for name, where in _BACKENDS.items()}
     for entry in entry_points(group="ferryman.backends"):
         try:
-            if entry.name in found:
+            if entry.name in by_name:
                 raise ValueError(f"a backend of ours is called {entry.name!r}")
-            found[entry.name] = entry.load()()
+            by_name[entry.name] = entry.load()()
         except Exception as error:  # noqa: BLE001 - as in _catalogue
             _leave_out("backend", entry.name, error)
-    return MappingProxyType(found)
+    return MappingProxyType(by_name)
 
 
 def check_requested(name: str, op: str | None = None) -> None:
@@ -328,11 +328,11 @@ def _probed(backend: str, vendor: str) -> tuple[str, ...]:
 
 def launcher(line: Implementation) -> Callable[..., Any]:
     """The function that computes an implementation: (arguments in schema order, target)."""
-    found = _loaded(line)
+    function = _loaded(line)
     route = redirect.current()
     if route is None or line.backend == "definition":
-        return found
-    return route.wrap(found, frozenset(place for place, _ in primitive(line.op).overwritten))
+        return function
+    return route.wrap(function, frozenset(place for place, _ in primitive(line.op).overwritten))
 
 
 @lru_cache(maxsize=None)
@@ -353,7 +353,7 @@ def _loaded(line: Implementation) -> Callable[..., Any]:
         result, wanted = body(*args[:-1]), meta(*args[:-1])
         if isinstance(result, Tensor):
             return _laid(result, wanted)
-        return tuple(_laid(made, want) for made, want in zip(result, wanted, strict=True))
+        return tuple(_laid(output, want) for output, want in zip(result, wanted, strict=True))
 
     return definition
 
@@ -361,16 +361,16 @@ def _loaded(line: Implementation) -> Callable[..., Any]:
 def _written(op: Primitive, args: tuple[Any, ...], result: Any, wanted: Any) -> Any:
     """The body's result, as a mutating op leaves it."""
     single = isinstance(result, Tensor)
-    made, want = ((result,), (wanted,)) if single else (result, wanted)
+    results, want = ((result,), (wanted,)) if single else (result, wanted)
     into = {o: args[a] for a, o in op.overwritten}
     outputs = tuple(
-        into[i].copy_(m) if i in into else _laid(m, w) for i, (m, w) in enumerate(zip(made, want, strict=True))
+        into[i].copy_(m) if i in into else _laid(m, w) for i, (m, w) in enumerate(zip(results, want, strict=True))
     )
     return outputs[0] if single else outputs
 
 
-def _laid(made: Tensor, want: Tensor) -> Tensor:
-    return made if made.stride() == want.stride() else want.copy_(made)
+def _laid(output: Tensor, want: Tensor) -> Tensor:
+    return output if output.stride() == want.stride() else want.copy_(output)
 
 
 def forget() -> None:

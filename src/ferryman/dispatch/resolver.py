@@ -123,26 +123,26 @@ def _scalar(op: Primitive, name: str) -> list[str]:
     of numbers is a tuple."""
     kind = op.types[name]
     if name in op.lists:
-        made = f"tuple([(one, one.__class__) for one in {name}])"
-        return [f"{name} and {made}" if kind.endswith("?") else made]
+        expression = f"tuple([(one, one.__class__) for one in {name}])"
+        return [f"{name} and {expression}" if kind.endswith("?") else expression]
     return [name] if kind.removesuffix("?") in ("str", "ScalarType") else [name, f"{name}.__class__"]
 
 
 def _extra_facts(op: Primitive) -> list[str]:
     """Expressions of the facts that no tensor's metadata gives, as far as the op's menu reads them."""
     menu = registry.implementations(op.name)
-    found = []
+    expressions = []
     read = {fact for line in menu for fact in line.reads}
     read |= {fact for line in menu for clause in (*line.when, *line.leads) for fact in clause.facts}
     for fact in sorted(read):
         aligned = re.fullmatch(r"(\w+)\.aligned", fact)
         if aligned:
-            found.append(_EXTRA["aligned"].format(arg=aligned[1]))
+            expressions.append(_EXTRA["aligned"].format(arg=aligned[1]))
         elif fact in _EXTRA:
-            found.append(_EXTRA[fact])
+            expressions.append(_EXTRA[fact])
     if not all(line.deterministic for line in menu):
-        found.append("deterministic()")
-    return found
+        expressions.append("deterministic()")
+    return expressions
 
 
 def source_of(op: Primitive) -> str:
@@ -204,5 +204,5 @@ def key_function(op: Primitive, namespace: dict[str, Any]) -> Callable[..., Any]
     body = "".join(f"    {line}\n" for line in lines)
     source = f"def key_of({', '.join(op.names)}, needs):\n{body}    return ({', '.join(key)})\n"
     exec(compile(source, f"<ferryman key {op.name}>", "exec"), namespace)  # noqa: S102
-    made: Callable[..., Any] = namespace["key_of"]
-    return made
+    key_of: Callable[..., Any] = namespace["key_of"]
+    return key_of

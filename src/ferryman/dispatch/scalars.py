@@ -19,19 +19,19 @@ def exact(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
     NumPy's numbers are accepted, and an integer for a float. Raises ArgumentError for any other type (a bool is no
     number, a fraction no float) and for what a C int64 or double cannot hold.
     """
-    made = []
+    arguments = []
     for name, value in zip(op.names, args, strict=True):
         kind = op.types[name].removesuffix("?")
         if kind.startswith("Tensor") or (value is None and op.types[name] != kind):
-            made.append(value)
+            arguments.append(value)
         elif kind.endswith("[]"):
-            found = [_exact(op, name, kind.removesuffix("[]"), one) for one in value]
-            same = all(type(new) is type(old) for new, old in zip(found, value, strict=True))
-            made.append(value if same else found)
+            converted = [_exact(op, name, kind.removesuffix("[]"), one) for one in value]
+            same = all(type(new) is type(old) for new, old in zip(converted, value, strict=True))
+            arguments.append(value if same else converted)
         else:
-            made.append(_exact(op, name, kind, value))
-    same = all(new is old or type(new) is type(old) is not list for new, old in zip(made, args, strict=True))
-    return args if same else tuple(made)
+            arguments.append(_exact(op, name, kind, value))
+    same = all(new is old or type(new) is type(old) is not list for new, old in zip(arguments, args, strict=True))
+    return args if same else tuple(arguments)
 
 
 _OTHERS: dict[str, type] = {"bool": bool, "str": str, "ScalarType": torch.dtype}

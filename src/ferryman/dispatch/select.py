@@ -146,15 +146,15 @@ def leading(names: Sequence[str], menu: Mapping[str, Implementation], view: View
 
 
 def _near(
-    op: Primitive, region: str, work: cost.Work, profile: Profile, held: Mapping[str, Any]
+    op: Primitive, region: str, work: cost.Work, profile: Profile, entries: Mapping[str, Any]
 ) -> near.Prediction | None:
     """`near.predict`, once for a region: it takes 1 ms over 122 measured ones, and a length grows with each token."""
     key, scale = (op.name, region, profile.identity_key()), cost.scale(work, profile)
     known = _foreseen.get(key)
-    if known is None or known[0] is not held:  # the lockfile was read again
+    if known is None or known[0] is not entries:  # the lockfile was read again
         if len(_foreseen) >= _MOST_FORESEEN:
             _foreseen.clear()
-        known = _foreseen[key] = (held, near.predict(region, work, profile, held), scale)
+        known = _foreseen[key] = (entries, near.predict(region, work, profile, entries), scale)
     _, predicted, there = known
     return None if predicted is None else predicted.carried(scale / there)
 
@@ -168,15 +168,15 @@ def _order(op: Primitive, args: Sequence[Any], profile: Profile, region: str, st
     first = leading(names, menu, View.of(op, args, profile))
     names, source = [*dict.fromkeys([*first, *names])], "menu" if first else "profile"
     seconds: dict[str, float] = {}
-    held = lockfile.entries(op.name, profile)
-    locked = held.get(region)
+    entries = lockfile.entries(op.name, profile)
+    locked = entries.get(region)
     if locked is not None and profile.vendor in registry.backends()[menu[locked.implementation].backend].vendors:
         seconds = locked.times
         seconds[locked.implementation] = locked.seconds
         names, source = [locked.implementation, *sorted(seconds, key=seconds.__getitem__), *names], "lockfile"
-    elif held or cost.knows(op.name, profile):
+    elif entries or cost.knows(op.name, profile):
         work = cost.work_of(op, args)
-        predicted = _near(op, region, work, profile, held)
+        predicted = _near(op, region, work, profile, entries)
         modelled = cost.predictions(op, work, profile)
         names, foretold, seconds = foreseen(names, menu, predicted, modelled)
         source = foretold if foretold != "profile" else source
@@ -199,8 +199,8 @@ def foreseen(
     judged = {name for name, (_, error) in modelled.items() if error < math.inf}
     if beside is not None and beside.goes_before(judged):
         # regions near, but outside what a line is made for, say nothing of it
-        told = {*beside.seconds, *beside.failed}
-        first = [n for n in names[:1] if menu[n].partial and n not in told]
+        covered = {*beside.seconds, *beside.failed}
+        first = [n for n in names[:1] if menu[n].partial and n not in covered]
         return [*first, *beside.ranked([*names, *menu])], str(beside), dict(beside.seconds)
     seconds = {name: value for name, (value, _) in modelled.items()}
     order = cost.ranked([*names, *(n for n in modelled if n in menu and n not in names)], modelled)

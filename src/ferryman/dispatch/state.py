@@ -134,6 +134,6 @@ def trace() -> Iterator[Trace]:
     Ops that torch.compile fused into Inductor's own kernels are not calls and are not recorded.
     """
     before = effective()
-    found = Trace()
-    with entered(State(before.request, before.strict, found, before.untraced)):
-        yield found
+    record = Trace()
+    with entered(State(before.request, before.strict, record, before.untraced)):
+        yield record

@@ -32,8 +32,8 @@ def overload(op: Primitive) -> Callable[..., Any]:
         raise FerrymanError(
             f"{op.name}: its definition says {op.schema!r}, and the table of ops {known.schema!r}; run: make docs"
         )
-    found: Callable[..., Any] = getattr(torch.ops.ferryman, op.name).default
-    return found
+    default: Callable[..., Any] = getattr(torch.ops.ferryman, op.name).default
+    return default
 
 
 def register(op: Primitive, kernel: Callable[..., Any], overload: Callable[..., Any], recipe: Recipe) -> None:

@@ -26,8 +26,8 @@ def compiled(op: Primitive, library: Callable[..., Any]) -> Callable[..., Any]:
         if state.requests or torch.is_autocast_enabled(args[0].device.type):
             return library(*args)
         check(*args)
-        made = lower(*args)
-        return library(*args) if made is None else made
+        result = lower(*args)
+        return library(*args) if result is None else result
 
     return run
 
@@ -51,8 +51,8 @@ def _compiled_over(op: Primitive, library: Callable[..., Any]) -> Callable[..., 
         if state.requests or torch.is_autocast_enabled(args[0].device.type):
             return library(*args)
         check(*args)
-        made = lower(*args)
-        outputs = [made] if single else list(made)
+        result = lower(*args)
+        outputs = [result] if single else list(result)
         for place, output in overwritten:
             outputs[output] = args[place].copy_(outputs[output])
         return outputs[0] if single else tuple(outputs)
