@@ -55,8 +55,8 @@ def devices() -> list[Profile]:
 
     from ferryman.device_profiles import detect
 
-    found = [detect(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
-    return [*found, detect("cpu")]
+    accelerators = [detect(torch.device("cuda", i)) for i in range(torch.cuda.device_count())]
+    return [*accelerators, detect("cpu")]
 
 
 def port(model: nn.Module) -> PortReport:

@@ -31,14 +31,14 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
     ``most``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        data = file.read(most + 1) if found.st_size <= most else b""
-        if found.st_size > most or len(data) > most:
-            raise OSError(errno.EFBIG, f"it has {max(found.st_size, len(data))} bytes; required: at most {most}")
+        data = file.read(most + 1) if status.st_size <= most else b""
+        if status.st_size > most or len(data) > most:
+            raise OSError(errno.EFBIG, f"it has {max(status.st_size, len(data))} bytes; required: at most {most}")
         return data
 
 
@@ -58,15 +58,15 @@ def parse(data: bytes, values: int = MOST_VALUES) -> Any:
     """JSON from UTF-8. Raises ValueError (no JSON, NaN, a key twice, a number without end, too many values) and
     RecursionError."""
     counted(data, values)
-    found = json.loads(data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
-    stack = [found]
+    parsed = json.loads(data.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_object)
+    stack = [parsed]
     while stack:
         value = stack.pop()
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         if len(inner) > MOST_ITEMS:
             raise ValueError(f"a list or an object has {len(inner)} items; required: at most {MOST_ITEMS}")
         stack += [one for one in inner if one.__class__ is dict or one.__class__ is list]
-    return found
+    return parsed
 
 
 def counted(data: bytes, values: int = MOST_VALUES) -> None:
@@ -77,11 +77,11 @@ def counted(data: bytes, values: int = MOST_VALUES) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"{key[:80]!r} stands twice in one object, as after a merge")
-    return found
+    return members
 
 
 def _no_constant(token: str) -> float:
@@ -106,15 +106,15 @@ def distrusted(path: Path) -> str | None:
     """Why code is not loaded from a file or a folder: another user could have put it there. None where it is ours, or
     absent. A group that is one user's own (its number is the user's) is no other."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     me = os.geteuid()
-    if found.st_uid not in (me, 0):
-        return f"{path} belongs to user {found.st_uid}, and this process runs as {me}; choose a folder of your own"
-    others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != found.st_uid else 0)
-    if found.st_mode & others:
-        return f"{path} is writable by others (mode {stat.S_IMODE(found.st_mode):o}); run chmod go-w on it"
+    if status.st_uid not in (me, 0):
+        return f"{path} belongs to user {status.st_uid}, and this process runs as {me}; choose a folder of your own"
+    others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != status.st_uid else 0)
+    if status.st_mode & others:
+        return f"{path} is writable by others (mode {stat.S_IMODE(status.st_mode):o}); run chmod go-w on it"
     return None

@@ -183,8 +183,8 @@ def _given(setting: Setting) -> tuple[str, Any]:
 
 def origin(key: str) -> str:
     """Where the value of a setting is from: "environment", the file and its key, or "default"."""
-    found, _ = _given(_BY_KEY[key])
-    return "environment" if found == _BY_KEY[key].variable else found
+    place, _ = _given(_BY_KEY[key])
+    return "environment" if place == _BY_KEY[key].variable else place
 
 
 def get(key: str) -> Any:

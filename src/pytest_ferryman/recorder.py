@@ -49,12 +49,12 @@ class Recorder:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
         """What a worker of xdist alone saw: its tests' reports come by themselves, what it left out does not."""
-        told = getattr(node, "workeroutput", {}).get(_IN_WORKER)
-        if told is None:  # it crashed, and its test failed of that
+        seen = getattr(node, "workeroutput", {}).get(_IN_WORKER)
+        if seen is None:  # it crashed, and its test failed of that
             return
-        self.collected |= dict.fromkeys(told["collected"])
-        self.interpreted |= told["interpreted"]
-        for case in told["cases"]:
+        self.collected |= dict.fromkeys(seen["collected"])
+        self.interpreted |= seen["interpreted"]
+        for case in seen["cases"]:
             self._set(case["id"], case["outcome"], case["reason"])
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
@@ -107,9 +107,9 @@ class Recorder:
         raised = raised or call.excinfo  # a plugin that takes it away, or adds one
         if raised is not None:
             skips = isinstance(raised.value, (pytest.skip.Exception, unittest.SkipTest))
-            told = _RAISED, f"{'skipped' if skips else 'failed'}: {raised.exconly()[-_REASON:]}"
-            item.user_properties.append(told)
-            report.user_properties.append(told)
+            note = _RAISED, f"{'skipped' if skips else 'failed'}: {raised.exconly()[-_REASON:]}"
+            item.user_properties.append(note)
+            report.user_properties.append(note)
         elif call.when == "call":
             report.user_properties.append((_RAN, True))
         return report
@@ -156,12 +156,12 @@ class Recorder:
         interpreted = self.interpreted or _interpreted()
         if hasattr(self.config, "workerinput"):  # of xdist: the controller writes
             left = [case for case in self.cases.values() if case["outcome"] == "deselected"]
-            told = {"collected": list(self.collected), "cases": left, "interpreted": interpreted}
+            seen = {"collected": list(self.collected), "cases": left, "interpreted": interpreted}
             handed: Any = self.config
-            handed.workeroutput[_IN_WORKER] = told
+            handed.workeroutput[_IN_WORKER] = seen
             return
         counts = [case["launches"] for case in self.cases.values() if case.get("launches") is not None]
-        made = {
+        document = {
             "kind": "ferryman-ci-tests",
             "collected": list(self.collected),
             "cases": list(self.cases.values()),
@@ -169,7 +169,7 @@ class Recorder:
             "interpreted": interpreted,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        self.path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _passed(report: Any) -> tuple[str, str | None]:
@@ -202,8 +202,8 @@ def _shown(name: str) -> str:
 
 
 def _skip_reason(report: Any) -> str:
-    found = report.longrepr
-    return str(found[2]) if isinstance(found, tuple) and len(found) == 3 else str(found)
+    longrepr = report.longrepr
+    return str(longrepr[2]) if isinstance(longrepr, tuple) and len(longrepr) == 3 else str(longrepr)
 
 
 def _interpreted() -> bool:

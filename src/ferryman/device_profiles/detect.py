@@ -80,9 +80,9 @@ def detect(device: torch.device | str | None = None) -> Profile:
 
     A dictionary look-up after the first call. Warns once (ProfileWarning) where only a generic one fits.
     """
-    found = _detected.get(device)
-    if found is not None:
-        return found
+    profile = _detected.get(device)
+    if profile is not None:
+        return profile
     if device is None or isinstance(device, str):
         device = _parse_device(device)
     if device.type == "cuda" and device.index is None:
@@ -125,11 +125,11 @@ _lock = threading.Lock()
 
 
 def _detect(device: torch.device) -> Profile:
-    found: Profile | None
+    profile: Profile | None
     with _lock:
-        found = _detected.get(device)
-        if found is not None:
-            return found
+        profile = _detected.get(device)
+        if profile is not None:
+            return profile
         if device.type == "cuda":
             if device.index >= _device_count():
                 raise UnknownName("device", str(device), _present())
@@ -138,14 +138,14 @@ def _detect(device: torch.device) -> Profile:
             facts = _cpu_facts()
         else:
             facts = DeviceFacts("other", device.type, device.type)
-        found = _detected[device] = match(facts, catalogue())
+        profile = _detected[device] = match(facts, catalogue())
         key = (facts.vendor, facts.name, facts.arch)
-        warn = found.generic and facts.vendor != "cpu" and key not in _warned
+        warn = profile.generic and facts.vendor != "cpu" and key not in _warned
         _warned.add(key)
     if warn:  # after the lock and the cache: a filter may turn the warning into an exception
-        message = f"{found.notes[0]} `ferryman devices` lists the catalogue."
+        message = f"{profile.notes[0]} `ferryman devices` lists the catalogue."
         warnings.warn(message, ProfileWarning, stacklevel=3)
-    return found
+    return profile
 
 
 def _parse_device(text: str | None) -> torch.device:

@@ -154,8 +154,8 @@ def _directory(entry: metadata.EntryPoint) -> Any:
 
 
 def _yaml_files(directory: Any) -> list[Any]:
-    found = [file for file in directory.iterdir() if file.name.endswith((".yaml", ".yml"))]
-    return sorted(found, key=lambda file: str(file.name))
+    files = [file for file in directory.iterdir() if file.name.endswith((".yaml", ".yml"))]
+    return sorted(files, key=lambda file: str(file.name))
 
 
 def _read(file: Any) -> Draft:

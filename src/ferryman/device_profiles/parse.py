@@ -163,10 +163,10 @@ class _Parser:
     def texts(self, node: Node, where: str) -> tuple[str, ...]:
         if not isinstance(node.value, list):
             self.draft.fail(node.line, f"{where} is {node.kind}; required: a list")
-        found = tuple(self.text(item, where) for item in node.value)
-        if len(set(found)) != len(found):
+        texts = tuple(self.text(item, where) for item in node.value)
+        if len(set(texts)) != len(texts):
             self.draft.fail(node.line, f"{where} names something twice")
-        return found
+        return texts
 
     def identifier(self, node: Node, where: str) -> str:
         text = self.text(node, where)
@@ -200,11 +200,11 @@ class _Parser:
         text = self.text(node, where)
         units = UNITS[dimension]
         written = ", ".join(units) if "" not in units else "none"
-        found = _NUMBER.fullmatch(text)
-        if found is None:
+        match = _NUMBER.fullmatch(text)
+        if match is None:
             required = f"a number, one space and a unit ({written})" if "" not in units else "a plain number"
             self.draft.fail(node.line, f"{where} is {text!r}; required: {required}")
-        amount, unit = found.group(1), found.group(2) or ""
+        amount, unit = match.group(1), match.group(2) or ""
         if unit not in units:
             wrong = f"wrong unit {unit!r}" if unit else "no unit"
             self.draft.fail(node.line, f"{where} is {text!r}: {wrong}; required: {written}")

@@ -216,8 +216,8 @@ class Profile:
 
     def preference(self, op: str) -> tuple[str, ...]:
         """Backends in order of preference; ``X_backward`` follows ``X`` unless it has a line of its own."""
-        found = self.preferences.get(op) or self.preferences.get(op.removesuffix("_backward"))
-        return found or self.preferences["default"]
+        backends = self.preferences.get(op) or self.preferences.get(op.removesuffix("_backward"))
+        return backends or self.preferences["default"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for ``ferryman devices --json``."""

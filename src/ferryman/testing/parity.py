@@ -115,13 +115,13 @@ def _cases(op: Primitive, case: CaseLike) -> list[Case]:
 def _arguments(op: Primitive, given: dict[str, Any]) -> dict[str, Any]:
     """Every argument of a case that was given as a dict. A backward may also be given its forward's specs."""
     forward = forward_of(op)
-    held = any(isinstance(v, Tensor) for v in given.values())
-    of = op if forward is None or held else forward
+    has_tensors = any(isinstance(v, Tensor) for v in given.values())
+    of = op if forward is None or has_tensors else forward
     allowed = set(of.names) | {n for n in op.names if n.startswith("need_")}
     for name, value in given.items():
         if name not in allowed:
             raise UnknownName(f"argument of {of.name}", name, allowed)
-        if held and isinstance(value, TensorSpec) and forward is not None:
+        if has_tensors and isinstance(value, TensorSpec) and forward is not None:
             raise ArgumentError(op.name, name, "a TensorSpec", "a tensor beside tensors")
     defaults, _ = kernel_adapter.face(of)
     for name in of.names:
@@ -135,11 +135,11 @@ def _arguments(op: Primitive, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dtypes(case: Case, dtype: Any) -> tuple[torch.dtype, ...]:
-    held = [v.dtype for v in case.args.values() if isinstance(v, Tensor) and v.dtype in STORAGE_DTYPES]
-    if held:
+    dtypes = [v.dtype for v in case.args.values() if isinstance(v, Tensor) and v.dtype in STORAGE_DTYPES]
+    if dtypes:
         if dtype is not None:
             raise ArgumentError("assert_parity", "dtype", dtype, "none beside tensors, which have theirs")
-        return (held[0],)
+        return (dtypes[0],)
     return dtypes_of([dtype] if isinstance(dtype, (str, torch.dtype)) else dtype)
 
 

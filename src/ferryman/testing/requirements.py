@@ -65,7 +65,7 @@ def unmet(profile: Profile, **required: Any) -> str | None:
 
 def _several(required: dict[str, Any], name: str) -> tuple[str, ...]:
     value = required.get(name, ())
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-    if not all(isinstance(v, str) for v in found) or (name in required and not found):
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if not all(isinstance(v, str) for v in names) or (name in required and not names):
         raise ArgumentError("requires", name, repr(value), "a name, or several names")
-    return found
+    return names
