@@ -192,12 +192,12 @@ def _tell_beside(text: str) -> None:
 
 def _print_changes(changes: Sequence[Change], against: Path | None, err: bool) -> None:
     """err: to stderr, beside a document on stdout; then what was shown as a table is left out."""
-    told = [c for c in changes if c.verdict != "same"]
+    changed = [c for c in changes if c.verdict != "same"]
     tell = _tell_beside if err else output.say
-    if told and not err:
+    if changed and not err:
         output.say()
         headers = ("op", "case", "contender", "verdict", "now / before", "noise", "confirmed")
-        output.table(headers, report.change_rows(told))
+        output.table(headers, report.change_rows(changed))
     for c in changes:
         if c.verdict == "no longer timed":
             tell(f"{c.op} {c.case}: {c.name} was timed before and is no longer: {c.reason}")

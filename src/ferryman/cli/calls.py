@@ -76,11 +76,11 @@ def from_shape(op: Primitive, shape: Shape, dtype: torch.dtype, layout: str, giv
         if text is not None and text.lower() == "none":
             values.append(None)
             continue
-        made = shape_of(f"--arg {name}", text) if text is not None else shape if index == 0 else None
-        if made is None:
-            made = registry.evidence(op).like(name, shape)
+        sizes = shape_of(f"--arg {name}", text) if text is not None else shape if index == 0 else None
+        if sizes is None:
+            sizes = registry.evidence(op).like(name, shape)
         own = op.dtypes[name][0] if name in op.dtypes else dtype
-        tensor = None if made is None else empty(made, own, layout if made == shape else "contiguous")
+        tensor = None if sizes is None else empty(sizes, own, layout if sizes == shape else "contiguous")
         values.append([tensor] if kind == "Tensor[]" else tensor)
     return _defaults(op, values)
 
@@ -101,22 +101,22 @@ def first_case(op: Primitive, tier: str = "standard") -> Case:
 def _backward(op: Primitive, forward: Primitive, values: Sequence[Any], given: Mapping[str, str]) -> list[Any]:
     """A backward's arguments from its forward's: gradients like the outputs, what was saved, everything needed."""
     known = dict(zip(forward.names, values, strict=True))
-    made = forward.meta(*values)
-    outputs = dict(zip(forward.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+    tensors = forward.meta(*values)
+    outputs = dict(zip(forward.outputs, tensors if isinstance(tensors, tuple) else (tensors,), strict=True))
     gradients = {"grad": 0, **forward.gradient_names()}
-    found: list[Any] = []
+    arguments: list[Any] = []
     for name in op.names:
         if name in given and not op.types[name].startswith("Tensor"):
-            found.append(_scalar(op, name, op.types[name], given[name]))
+            arguments.append(_scalar(op, name, op.types[name], given[name]))
         elif name in gradients:
-            found.append(torch.empty_like(list(outputs.values())[gradients[name]]))
+            arguments.append(torch.empty_like(list(outputs.values())[gradients[name]]))
         elif name in known:
-            found.append(known[name])
+            arguments.append(known[name])
         elif name.removeprefix("out_") in outputs:
-            found.append(outputs[name.removeprefix("out_")])
+            arguments.append(outputs[name.removeprefix("out_")])
         else:
-            found.append(True)  # need_...
-    return found
+            arguments.append(True)  # need_...
+    return arguments
 
 
 def _known(op: Primitive, given: Mapping[str, str], names: Sequence[str]) -> None:

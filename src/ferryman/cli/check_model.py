@@ -63,32 +63,32 @@ def header(result: ModelResult) -> str:
 def sentences(result: ModelResult) -> list[str]:
     """What no table holds."""
     greedy = result.greedy
-    found = [
+    lines = [
         f"greedy tokens: {greedy.identical} of {greedy.sequences} sequences identical over {greedy.steps} steps "
         f"({greedy.identical_at_floor} at the floor)"
     ]
-    found += [
+    lines += [
         f"sequence {sequence} parts at step {step}, where the reference prefers its token by {gap:.3g}; "
         f"excused up to {greedy.gap_limit:.3g}"
         for sequence, step, gap in greedy.partings
     ]
-    found += [
+    lines += [
         f"exact {m.name}: {m.value:.3g}, limit {m.limit:.3g} (the unported model's own, or the floor: {m.floor:.3g})"
         for m in result.exact_logits
     ]
     hidden = len(result.modules) - MOST
     if hidden > 0 and all(m.ok for m in result.modules):
-        found.append(f"and {hidden} modules further within their limits; --json has every tensor of each")
-    found += [f"not compared alone: {m.path} ({m.module}): {m.note}" for m in result.modules if m.note]
-    found += [f"{m.mode}: {_mode(m.how, m.reason, m.bitwise)} ({m.seconds:.0f} s)" for m in result.modes]
-    found.append(f"unported again: {'its logits are bitwise those of before' if result.restored else 'NOT restored'}")
-    found += [f"left as it was: {u['path']} ({u['module']}): {u['reason']}" for u in result.unsupported]
-    found += [f"fallback: {text}" for text in result.fallbacks]
-    found += [f"exact: {result.exact}", f"modules: {result.modules_meaning}"]
-    found += [f"floor: {result.floor_meaning}", f"limits: {result.limits_meaning}"]
+        lines.append(f"and {hidden} modules further within their limits; --json has every tensor of each")
+    lines += [f"not compared alone: {m.path} ({m.module}): {m.note}" for m in result.modules if m.note]
+    lines += [f"{m.mode}: {_mode(m.how, m.reason, m.bitwise)} ({m.seconds:.0f} s)" for m in result.modes]
+    lines.append(f"unported again: {'its logits are bitwise those of before' if result.restored else 'NOT restored'}")
+    lines += [f"left as it was: {u['path']} ({u['module']}): {u['reason']}" for u in result.unsupported]
+    lines += [f"fallback: {text}" for text in result.fallbacks]
+    lines += [f"exact: {result.exact}", f"modules: {result.modules_meaning}"]
+    lines += [f"floor: {result.floor_meaning}", f"limits: {result.limits_meaning}"]
     if result.verdict == "SIMULATED":
-        found.append("SIMULATED: Triton's kernels were interpreted on the CPU, which is no evidence about a device")
-    return found + [f"FAIL: {reason}" for reason in result.reasons]
+        lines.append("SIMULATED: Triton's kernels were interpreted on the CPU, which is no evidence about a device")
+    return lines + [f"FAIL: {reason}" for reason in result.reasons]
 
 
 def show(result: ModelResult) -> None:
@@ -112,13 +112,13 @@ def markdown(result: ModelResult) -> str:
 
 def html(result: ModelResult) -> str:
     reasons = set(result.reasons)
-    told = [sentence for sentence in sentences(result) if sentence.removeprefix("FAIL: ") not in reasons]
+    notes = [sentence for sentence in sentences(result) if sentence.removeprefix("FAIL: ") not in reasons]
     return tables_page(
         f"{result.model}, ported against unported",
         result.verdict,
         header(result).removeprefix(f"{result.verdict}: "),
         result.reasons,
-        told,
+        notes,
         tables(result),
     )
 
@@ -138,27 +138,27 @@ def junit(result: ModelResult) -> str:
     )
 
 
-def _measure(name: str, found: Measure) -> tuple[str, ...]:
-    return name, f"{found.value:.3g}", f"{found.floor:.3g}", f"{found.limit:.3g}", _mark(found.ok)
+def _measure(name: str, measure: Measure) -> tuple[str, ...]:
+    return name, f"{measure.value:.3g}", f"{measure.floor:.3g}", f"{measure.limit:.3g}", _mark(measure.ok)
 
 
-def _module(found: ModuleErrors, result: ModelResult) -> tuple[str, ...]:
+def _module(module: ModuleErrors, result: ModelResult) -> tuple[str, ...]:
     first = result.first_divergence
-    mark = "no, first divergence" if first is not None and first.path == found.path else _mark(found.ok)
-    if not found.tensors:
-        return found.path, found.module, "-", "-", "-", "-", "-", mark
-    worst = max(found.tensors, key=lambda t: t.away)
-    if first is not None and first.path == found.path:
-        worst = next(t for t in found.tensors if (t.direction, t.tensor) == (first.direction, first.tensor))
+    mark = "no, first divergence" if first is not None and first.path == module.path else _mark(module.ok)
+    if not module.tensors:
+        return module.path, module.module, "-", "-", "-", "-", "-", mark
+    worst = max(module.tensors, key=lambda t: t.away)
+    if first is not None and first.path == module.path:
+        worst = next(t for t in module.tensors if (t.direction, t.tensor) == (first.direction, first.tensor))
     ratio = "-" if worst.ratio is None else f"{worst.ratio:.3g}"
     return (
-        found.path,
-        found.module,
+        module.path,
+        module.module,
         f"{worst.direction} {worst.tensor}",
         f"{worst.unported:.3g}",
         f"{worst.found:.3g}",
         ratio,
-        f"{found.away:.3g}",
+        f"{module.away:.3g}",
         mark,
     )
 

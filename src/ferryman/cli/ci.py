@@ -70,17 +70,17 @@ def init(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written.")] = False,
 ) -> None:
     """Write a matrix for the kernels and tests of a repository, and thin workflows that run it."""
-    made = initialise.plan(root, to or ["github"], vendor)
-    for line in made.notes:
+    planned = initialise.plan(root, to or ["github"], vendor)
+    for line in planned.notes:
         sys.stderr.write(f"{line}\n")
     if dry_run:
-        for name, text in made.files.items():
+        for name, text in planned.files.items():
             output.say(f"# {name}\n{text}")
         return
-    there = [name for name in made.files if (root / name).exists()]
+    there = [name for name in planned.files if (root / name).exists()]
     if there and not force:
         raise ArgumentError("ci init", "files", ", ".join(there), "none of these there yet, or --force to replace them")
-    for name, text in made.files.items():
+    for name, text in planned.files.items():
         documents.write(root / name, text, "--root")
         sys.stderr.write(f"wrote {name}\n")
 
@@ -103,25 +103,25 @@ def matrix(
         if kind not in HOW:
             raise ArgumentError("ci matrix", "--how", kind, ", ".join(HOW))
     known = _matrix(root, file)
-    found = [d for d in changes.decide(root, known, base) if not how or d.row.how in how]
+    decisions = [d for d in changes.decide(root, known, base) if not how or d.row.how in how]
     if group is not None:
-        found = [d for d in found if d.row.on_device and workflows.group(d.row) == group]
+        decisions = [d for d in decisions if d.row.on_device and workflows.group(d.row) == group]
     if format_ == "table":
         headers = ["row", "vendor", "device", "backend", "how", "runs", "why"]
         rows = [
             [d.row.id, d.row.vendor, d.row.device, d.row.backend, d.row.how, "yes" if d.chosen else "no", d.why]
-            for d in found
+            for d in decisions
         ]
         output.table(headers, rows)
         return
-    chosen = [d.row.to_dict() for d in found if d.chosen]
+    chosen = [d.row.to_dict() for d in decisions if d.chosen]
     if format_ == "github":
         output.say(json.dumps({"include": chosen}))
     elif format_ == "ids":
         for row in chosen:
             output.say(row["id"])
     else:
-        output.json_document([{**d.row.to_dict(), "in": d.chosen, "why": d.why} for d in found])
+        output.json_document([{**d.row.to_dict(), "in": d.chosen, "why": d.why} for d in decisions])
 
 
 @app.command("run")
@@ -142,12 +142,12 @@ def run(
     done = running.run(
         root, known, known.row(row), out, commit=commit, sign_with=sign, seconds=timeout, baseline=baseline
     )
-    made = done.record
+    record = done.record
     sys.stderr.write(
-        f"{row}: exit code {made.exit_code}, {len(made.collected)} cases, launches on the device: "
-        f"{'not counted' if made.launches is None else made.launches}; wrote {done.path}\n"
+        f"{row}: exit code {record.exit_code}, {len(record.collected)} cases, launches on the device: "
+        f"{'not counted' if record.launches is None else record.launches}; wrote {done.path}\n"
     )
-    if made.exit_code:
+    if record.exit_code:
         raise typer.Exit(1)
 
 
@@ -164,7 +164,7 @@ def _merged(
 ) -> tuple[Merged, matrices.Matrix]:
     known = _matrix(root, file)
     runs, problems = evidence.collect(results)
-    past, told = histories.load(history or [])
+    past, notes = histories.load(history or [])
     tree = changes.Tree(root, known)
     decisions = {} if base is None else {d.row.id: d for d in changes.decide(root, known, base, tree)}
     context = Context(
@@ -177,10 +177,10 @@ def _merged(
         decisions=decisions,
         replays=exchange.found(replays),
     )
-    found, entries = merging.merge(runs, problems, context)
+    document, entries = merging.merge(runs, problems, context)
     if history:
         histories.save(histories.extended(past, entries), history[0])
-    return found.model_copy(update={"notes": told}), known
+    return document.model_copy(update={"notes": notes}), known
 
 
 @app.command("replay")
@@ -198,14 +198,14 @@ def replay(
     runs, _ = evidence.collect(results)
     out.mkdir(parents=True, exist_ok=True)
     count = 0
-    for row, made in exchange.replayed(runs, _matrix(root, file), out, device):
+    for row, outcome in exchange.replayed(runs, _matrix(root, file), out, device):
         count += 1
-        if isinstance(made, str):
-            output.say(f"{row}: {made}")
+        if isinstance(outcome, str):
+            output.say(f"{row}: {outcome}")
             continue
-        judged = len([e for e in made.explained if e.judged])
-        computed = len([e for e in made.explained if e.elements])
-        by = made.replayed.environment.profile
+        judged = len([e for e in outcome.explained if e.judged])
+        computed = len([e for e in outcome.explained if e.elements])
+        by = outcome.replayed.environment.profile
         output.say(f"{row}: {judged} of {computed} recorded results were judged again by {by}")
     output.say(f"{count} capsules; {out} is for --replays of merge and verify")
 
@@ -224,9 +224,9 @@ def merge(
     replays: Replays = None,
 ) -> None:
     """All rows from what jobs brought back, and from the history the last real run of each."""
-    found, _ = _merged(results, root, file, history, require_signed, commit, base, now, replays)
-    documents.write(out, merged.dumps(found))
-    _show(found)
+    document, _ = _merged(results, root, file, history, require_signed, commit, base, now, replays)
+    documents.write(out, merged.dumps(document))
+    _show(document)
     sys.stderr.write(f"wrote {out}\n")
 
 
@@ -251,22 +251,22 @@ def verify(
     wanted = None if require is None else [name.strip() for name in require.split(",") if name.strip()]
     if require is not None and not wanted:
         raise ArgumentError("ci verify", "--require", repr(require), "vendors separated by commas")
-    found, known = _merged(results, root, file, history, require_signed, commit, base, now, replays)
-    found = verifying.verified(found, known, wanted)
+    document, known = _merged(results, root, file, history, require_signed, commit, base, now, replays)
+    document = verifying.verified(document, known, wanted)
     if out is not None:
-        documents.write(out, merged.dumps(found))
+        documents.write(out, merged.dumps(document))
     if as_json:
-        output.say(merged.dumps(found))
+        output.say(merged.dumps(document))
     else:
-        _show(found)
-        for failure in found.failures:
+        _show(document)
+        for failure in document.failures:
             output.say(f"FAILS {failure}")
-        output.say(summary.sentence(found))
-    if found.failures:
+        output.say(summary.sentence(document))
+    if document.failures:
         raise typer.Exit(1)
 
 
-def _show(found: Merged) -> None:
+def _show(document: Merged) -> None:
     rows: list[list[Any]] = [
         [
             r.id,
@@ -276,12 +276,12 @@ def _show(found: Merged) -> None:
             summary.last(r),
             summary.why(r),
         ]
-        for r in found.rows
+        for r in document.rows
     ]
     output.table(["row", "how", "verdict", "cases", "last success", "why"], rows)
-    for note in [*found.notes, *(f"{r.id}: {n}" for r in found.rows for n in r.notes)]:
+    for note in [*document.notes, *(f"{r.id}: {n}" for r in document.rows for n in r.notes)]:
         output.say(f"note: {note}")
-    for fault in found.faults:
+    for fault in document.faults:
         output.say(f"{fault.code}: {fault.file}: {fault.text}")
 
 
@@ -296,13 +296,13 @@ def summarise(
     title: Annotated[str | None, typer.Option(help="Instead of the project's name.")] = None,
 ) -> None:
     """Render a merged document; with no format named, Markdown to stdout. Exits with 0 whatever it says."""
-    found = merged.load(document)
+    merged_document = merged.load(document)
     if title:
-        found = found.model_copy(update={"project": title})
+        merged_document = merged_document.model_copy(update={"project": title})
     if md is None and html is None and junit is None and badge is None and not annotations:
         md = Path("-")
     if annotations:
-        output.say(summary.commands(found))
+        output.say(summary.commands(merged_document))
     for option, path, render in (
         ("--md", md, summary.markdown),
         ("--html", html, summary.html),
@@ -310,7 +310,7 @@ def summarise(
         ("--badge", badge, summary.badge),
     ):
         if path == Path("-"):
-            output.say(render(found).rstrip("\n"))
+            output.say(render(merged_document).rstrip("\n"))
         elif path is not None:
-            documents.write(path, render(found), option)
+            documents.write(path, render(merged_document), option)
             sys.stderr.write(f"wrote {path}\n")

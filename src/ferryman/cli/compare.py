@@ -27,25 +27,26 @@ def compare(
     No side is judged against another: each has its verdicts against the oracle. What a machine did not run is NOT_RUN.
     Exits with 1 if any side is wrong or cannot be trusted, or if nothing ran.
     """
-    found = run(document)
+    comparison = run(document)
     if as_json:
-        output.say(found.model_dump_json(indent=1))
+        output.say(comparison.model_dump_json(indent=1))
     else:
-        _print(found)
-    if failed(found):
+        _print(comparison)
+    if failed(comparison):
         raise typer.Exit(1)
 
 
-def _print(found: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     headers = ["", "device", "profile", "vendor", "arch", "torch", "what", "file"]
     output.table(
-        headers, [[s.label, s.device_name, s.profile, s.vendor, s.arch, s.torch, s.role, s.file] for s in found.sides]
+        headers,
+        [[s.label, s.device_name, s.profile, s.vendor, s.arch, s.torch, s.role, s.file] for s in comparison.sides],
     )
     output.say()
-    labels = [s.label for s in found.sides]
+    labels = [s.label for s in comparison.sides]
     columns = [text for label in labels for text in (label, f"{label} error", f"{label} of roofline")]
     rows = []
-    for row in found.rows:
+    for row in comparison.rows:
         parts = [text for part in row.sides for text in _part(part)]
         rows.append([row.op, row.implementation, _SHORT.get(row.dtype, row.dtype), *parts, _said(row)])
     headers = ["op", "implementation", "dtype", *columns, "explanation"]
@@ -53,9 +54,9 @@ def _print(found: Comparison) -> None:
     output.table([headers[i] for i in shown], [[row[i] for i in shown] for row in rows])
     output.say()
     output.say("error: the worst one in units of its own bound against the oracle; at most 1 is right")
-    for note in found.notes:
+    for note in comparison.notes:
         output.say(note)
-    wrong = [row for row in found.rows if row.explanation in ("wrong", "not judged")]
+    wrong = [row for row in comparison.rows if row.explanation in ("wrong", "not judged")]
     for row in wrong[:_MOST]:
         output.say(f"{row.explanation.upper()}: {row.op} {row.implementation} {row.dtype}: {row.detail}")
     if len(wrong) > _MOST:

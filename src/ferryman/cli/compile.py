@@ -57,7 +57,7 @@ def compile_(
     usual = aot.Shapes()
     serving = aot.Shapes((*usual.widths, *(width or ())), (*usual.head_dims, *(head_dim or ())))
     with output.progress("compiling") as advance:
-        made = aot.compile_all(
+        compiled = aot.compile_all(
             profiles,
             ops=op,
             backends=backend,
@@ -69,22 +69,22 @@ def compile_(
         )
     if out is not None:
         try:
-            aot.write(made, out)
+            aot.write(compiled, out)
         except OSError as error:
             raise FerrymanError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
     if as_json:
-        output.say(made.manifest.model_dump_json(indent=1))
+        output.say(compiled.manifest.model_dump_json(indent=1))
     else:
-        _print(made)
+        _print(compiled)
         if out is not None:
             output.say(f"wrote {out}: FERRYMAN_ARTEFACTS={out} serves them where they match")
-    counts = made.manifest.counts()
+    counts = compiled.manifest.counts()
     if counts["FAIL"] or counts["QUARANTINED"]:
         raise typer.Exit(1)
 
 
-def _print(made: aot.Compiled) -> None:
-    manifest = made.manifest
+def _print(compiled: aot.Compiled) -> None:
+    manifest = compiled.manifest
     cached = sum(entry.cached for entry in manifest.entries)
     output.say(
         f"{len(manifest.entries)} kernels for {len(manifest.profiles)} targets in {manifest.seconds:.0f} s, "
@@ -107,10 +107,10 @@ def _print(made: aot.Compiled) -> None:
         output.say(f"{entry.verdict} {entry.profile} {entry.kernel} {entry.dtype} ({given}): {entry.reason}")
     if len(wrong) > _MOST_REASONS:
         output.say(f"and {len(wrong) - _MOST_REASONS} more; the manifest has them all")
-    found = Counter((e.profile, e.kernel, poor_form(e.gates)) for e in manifest.entries if poor_form(e.gates))
-    for (name, kernel, why), count in found.most_common(_MOST_REASONS):
+    poor_forms = Counter((e.profile, e.kernel, poor_form(e.gates)) for e in manifest.entries if poor_form(e.gates))
+    for (name, kernel, why), count in poor_forms.most_common(_MOST_REASONS):
         output.say(f"poor form {name} {kernel}, {count} of them like this: {why}")
-    for text in made.damaged:
+    for text in compiled.damaged:
         output.say(f"rebuilt: {text}")
 
 

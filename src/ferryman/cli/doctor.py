@@ -50,36 +50,36 @@ _MOST_FILES = 50_000  # a cache is measured up to here
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False) -> None:
     """Versions, drivers, devices, backends, caches and settings, with what to do about what is missing."""
-    found = examine()
+    facts = examine()
     if as_json:
-        output.json_document(found)
+        output.json_document(facts)
         return
-    for title, rows in (("versions", found["versions"]), ("drivers", found["drivers"])):
+    for title, rows in (("versions", facts["versions"]), ("drivers", facts["drivers"])):
         output.table((title, ""), list(rows.items()))
         output.say()
-    devices = [(d["device"], d["profile"], d["arch"], "; ".join(d["notes"]) or "-") for d in found["devices"]]
+    devices = [(d["device"], d["profile"], d["arch"], "; ".join(d["notes"]) or "-") for d in facts["devices"]]
     output.table(("device", "profile", "arch", "notes"), devices)
     output.say()
     rows = []
-    for b in found["backends"]:
+    for b in facts["backends"]:
         first, *others = b["reasons"] or ["-"]
         rows += [(b["backend"], b["vendor"], b["verdict"], first), *(("", "", "", reason) for reason in others)]
     output.table(("backend", "devices", "usable", "because"), rows)
     output.say()
     output.table(
-        ("measured choices", "of", "hold here", "ignored because"), [tuple(c.values()) for c in found["choices"]]
+        ("measured choices", "of", "hold here", "ignored because"), [tuple(c.values()) for c in facts["choices"]]
     )
     output.say()
-    caches = [(c["cache"], c["path"], str(c["files"]), output.size(c["bytes"]), c["problem"]) for c in found["caches"]]
+    caches = [(c["cache"], c["path"], str(c["files"]), output.size(c["bytes"]), c["problem"]) for c in facts["caches"]]
     output.table(("cache", "path", "files", "size", "problem"), caches)
     output.say()
-    output.table(("setting", "value", "from"), [(s["variable"], s["value"], s["origin"]) for s in found["settings"]])
-    if found["broken"]:
+    output.table(("setting", "value", "from"), [(s["variable"], s["value"], s["origin"]) for s in facts["settings"]])
+    if facts["broken"]:
         output.say()
-        output.table(("left out or wrong, of another package", "because"), [tuple(b.values()) for b in found["broken"]])
-    if found["advice"]:
+        output.table(("left out or wrong, of another package", "because"), [tuple(b.values()) for b in facts["broken"]])
+    if facts["advice"]:
         output.say()
-        for advice in found["advice"]:
+        for advice in facts["advice"]:
             output.say(f"advice: {advice}")
 
 
@@ -104,49 +104,49 @@ def examine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": f"{platform.python_version()} ({sys.executable})", "system": platform.platform()}
+    versions = {"python": f"{platform.python_version()} ({sys.executable})", "system": platform.platform()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    found["ferryman"], found["torch"] = ferryman.__version__, str(torch.__version__)
+    versions["ferryman"], versions["torch"] = ferryman.__version__, str(torch.__version__)
     built = torch.version.cuda or torch.version.hip
     kind = "CUDA" if torch.version.cuda else "ROCm" if torch.version.hip else ""
-    found["torch is built for"] = f"{kind} {built}" if built else "the CPU"
-    return found
+    versions["torch is built for"] = f"{kind} {built}" if built else "the CPU"
+    return versions
 
 
 def _drivers() -> dict[str, str]:
-    found: dict[str, str] = {}
+    drivers: dict[str, str] = {}
     for name, path in _DRIVERS.items():
         if path.exists():
-            found[name] = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[0]
+            drivers[name] = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[0]
     smi = shutil.which("nvidia-smi")
     if smi is not None:
         command = [smi, "--query-gpu=name,driver_version", "--format=csv,noheader"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            found["nvidia-smi"] = f"failed: {error}"
+            drivers["nvidia-smi"] = f"failed: {error}"
         else:
-            found["nvidia-smi"] = (done.stdout if done.returncode == 0 else done.stderr).strip().replace("\n", "; ")
-    found["torch sees"] = f"{torch.cuda.device_count()} accelerators"
-    return found
+            drivers["nvidia-smi"] = (done.stdout if done.returncode == 0 else done.stderr).strip().replace("\n", "; ")
+    drivers["torch sees"] = f"{torch.cuda.device_count()} accelerators"
+    return drivers
 
 
 def _backends(here: list[Profile]) -> list[dict[str, Any]]:
     """Each backend for each vendor that is here; a backend for other vendors is asked about its own."""
     vendors = list(dict.fromkeys(p.vendor for p in here))
-    found = []
+    rows = []
     for name, backend in registry.backends().items():
         if name == "definition":
             continue
         for vendor in [v for v in vendors if v in backend.vendors] or sorted(backend.vendors):
             reasons = list(registry.probe(name, vendor))
             verdict = "no" if reasons else "yes"
-            found.append({"backend": name, "vendor": vendor, "verdict": verdict, "reasons": reasons})
-    return found
+            rows.append({"backend": name, "vendor": vendor, "verdict": verdict, "reasons": reasons})
+    return rows
 
 
 def _broken() -> dict[str, str]:
@@ -158,7 +158,7 @@ def _broken() -> dict[str, str]:
 
 def _faults() -> dict[str, str]:
     """What other packages' ops have and cannot be used: cases that cannot be made, kernels that cannot be imported."""
-    found = {}
+    faults = {}
     vendors = {profile.vendor for profile in ferryman.devices()}
     for op in registry.primitives().values():
         if registry.family_of(op).ours:
@@ -168,15 +168,15 @@ def _faults() -> dict[str, str]:
                 for spec in specs_of(case):
                     dtype_of(spec, torch.float32)
         except Exception as error:  # noqa: BLE001 - another package's code may raise anything
-            found[f"evidence {op.name}"] = f"{type(error).__name__}: {error}"
+            faults[f"evidence {op.name}"] = f"{type(error).__name__}: {error}"
         for line in registry.implementations(op.name):
             if all(registry.probe(line.backend, vendor) for vendor in vendors):
                 continue  # without its toolchain it cannot be imported, which is no fault of the package
             try:
                 registry.launcher(line)
             except Exception as error:  # noqa: BLE001 - as above
-                found[f"kernels {op.name} {line.name}"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return found
+                faults[f"kernels {op.name} {line.name}"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return faults
 
 
 def _choices(profile: Profile) -> dict[str, str | None]:
@@ -186,15 +186,15 @@ def _choices(profile: Profile) -> dict[str, str | None]:
     if path is None or path == settings.NO_LOCKFILE:
         return {"file": None, "device": profile.name, "hold": "none", "ignored": None}
     try:
-        held = check(path, profile)
+        validity = check(path, profile)
     except LockfileError as error:
         return {"file": str(path), "device": profile.name, "hold": "none", "ignored": str(error)}
-    why = held.differing or sorted({f"{op}: {reason}" for op, _, reason in held.stale})
-    holding = 0 if held.differing else held.entries - len(held.stale)
+    why = validity.differing or sorted({f"{op}: {reason}" for op, _, reason in validity.stale})
+    holding = 0 if validity.differing else validity.entries - len(validity.stale)
     return {
         "file": str(path),
         "device": profile.name,
-        "hold": f"{holding} of {held.entries}",
+        "hold": f"{holding} of {validity.entries}",
         "ignored": "; ".join(why) or None,
     }
 
@@ -247,36 +247,36 @@ def _unwritable(path: Path) -> str | None:
 
 
 def _settings() -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for setting in settings.TABLE:
         value = settings.get(setting.key)
         origin = settings.origin(setting.key)
         shown = None if value in (None, ()) else value
-        found.append(
+        rows.append(
             {"variable": setting.variable, "value": str(shown) if shown is not None else None, "origin": origin}
         )
-    return found
+    return rows
 
 
 def _advice(versions: dict[str, str], here: list[Profile]) -> list[str]:
-    found = []
+    advice = []
     triton, numpy = versions.get("triton", ""), versions.get("numpy", "")
     if triton.startswith("3.6.") and tuple(map(int, numpy.split(".")[:2] if numpy else (0, 0))) >= (2, 4):
-        found.append(
+        advice.append(
             f"triton {triton}'s interpreter fails with numpy {numpy}: pip install 'numpy<2.4' to check on a CPU"
         )
     seen = {p.vendor for p in here}
     if _DRIVERS["nvidia"].exists() and "nvidia" not in seen:
-        found.append(
+        advice.append(
             f"an NVIDIA driver is loaded and torch {torch.__version__} sees no GPU: install a CUDA build of torch"
         )
     if Path("/dev/kfd").exists() and "amd" not in seen:
-        found.append(
+        advice.append(
             f"an AMD device is here and torch {torch.__version__} does not see it: install the ROCm build of torch"
         )
-    found += [
+    advice += [
         f"{p.title}: its numbers are unknown; write a profile (CONTRIBUTING.md, 'A device')"
         for p in here
         if p.generic and p.vendor != "cpu"
     ]
-    return found
+    return advice

@@ -106,12 +106,12 @@ def _merged(groups: Groups, cells: Callable[[dict[str, Fact]], tuple[str | None,
     for (dtype, form, route), by in groups.items():
         if any(f.value is not None for f in by.values()):
             rows.setdefault((dtype, cells(by)), []).append((form, route))
-    found: list[list[str | None]] = []
+    merged: list[list[str | None]] = []
     for (dtype, shown), who in rows.items():
         formats = dict.fromkeys(form for form, _ in who)
         unit = f"fp8 {', '.join(formats)}" if dtype == "fp8" else dtype
-        found.append([unit, ", ".join(dict.fromkeys(route for _, route in who)), *shown])
-    return found
+        merged.append([unit, ", ".join(dict.fromkeys(route for _, route in who)), *shown])
+    return merged
 
 
 def _matrix_table(facts: Sequence[Fact]) -> tuple[Sequence[str], list[list[str | None]]]:
@@ -142,15 +142,15 @@ def _order_table(facts: Sequence[Fact]) -> tuple[Sequence[str], list[list[str | 
 
 def _absent(facts: Sequence[Fact]) -> dict[str, list[str]]:
     """Reasons why a route gave nothing at all, with who gave it."""
-    found: dict[str, dict[str, None]] = {}
+    by_reason: dict[str, dict[str, None]] = {}
     for (dtype, form, route), by in _groups(facts).items():
         if all(f.value is None for f in by.values()):
             reason = next(iter(by.values())).reason or "no reason given"
-            found.setdefault(reason, {})[f"{dtype if form in ('', 'int8') else form} {route}"] = None
+            by_reason.setdefault(reason, {})[f"{dtype if form in ('', 'int8') else form} {route}"] = None
     for fact in facts:
         if fact.value is None and fact.key.split(".")[0] in ("ulp", "contraction", "overflow", "rounding"):
-            found.setdefault(fact.reason or "no reason given", {})[f"{fact.route} functions"] = None
-    return {reason: list(names) for reason, names in found.items()}
+            by_reason.setdefault(fact.reason or "no reason given", {})[f"{fact.route} functions"] = None
+    return {reason: list(names) for reason, names in by_reason.items()}
 
 
 def _value(by: dict[str, Fact], name: str) -> str | None:
@@ -181,13 +181,13 @@ def _function_table(facts: Sequence[Fact]) -> tuple[Sequence[str], list[list[str
     for function in FUNCTIONS:
         row: list[str | None] = [function]
         for route in ROUTES:
-            found = next((f for f in facts if f.key == f"ulp.{route}.{function}"), None)
+            fact = next((f for f in facts if f.key == f"ulp.{route}.{function}"), None)
             row.append(
                 None
-                if found is None or found.value is None
-                else f"{found.value:.3f}"
-                if isinstance(found.value, float)
-                else str(found.value)
+                if fact is None or fact.value is None
+                else f"{fact.value:.3f}"
+                if isinstance(fact.value, float)
+                else str(fact.value)
             )
         rows.append(row)
     return ("float32", *(f"{route} error" for route in ROUTES)), rows

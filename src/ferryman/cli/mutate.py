@@ -38,31 +38,31 @@ def mutate(
         raise ArgumentError("mutate", "--out", f"{out}, a folder", "the name of a file")
     chosen = not torch.cuda.is_available() if interpret is None else interpret
     with output.progress("planted bugs") as advance:
-        found = users.mutate(kernel, test, sample or None, seed, limit, chosen, advance)
+        outcome = users.mutate(kernel, test, sample or None, seed, limit, chosen, advance)
     if as_json:
-        output.json_document(found.document())
+        output.json_document(outcome.document())
     else:
-        _print(found)
+        _print(outcome)
     if out is not None:
-        documents.write(out, json.dumps(found.document(), indent=1))
-    if found.survived > found.equal:
+        documents.write(out, json.dumps(outcome.document(), indent=1))
+    if outcome.survived > outcome.equal:
         raise typer.Exit(1)
 
 
-def _print(found: users.Outcome) -> None:
-    for one in found.survivors:
+def _print(outcome: users.Outcome) -> None:
+    for one in outcome.survivors:
         output.say(one.diff)
         output.say(f"  survives. {one.revealed}")
         for line in one.tolerances:
             output.say(f"  {line}")
         output.say()
-    rows = [[name, n["caught"], n["survived"], n["raised"]] for name, n in sorted(found.by_operator.items())]
+    rows = [[name, n["caught"], n["survived"], n["raised"]] for name, n in sorted(outcome.by_operator.items())]
     output.table(["planted", "caught", "survived", "raised"], rows, right=["caught", "survived", "raised"])
     output.say()
-    judged = found.caught + found.survived - found.equal
-    share = f" ({found.caught / judged:.0%})" if judged else ""
+    judged = outcome.caught + outcome.survived - outcome.equal
+    share = f" ({outcome.caught / judged:.0%})" if judged else ""
     output.say(
-        f"{found.caught} of {judged} planted bugs caught{share}; {found.equal} more changed nothing on any input; "
-        f"{found.raised} raised by themselves, and count for nothing. {found.ran} of {found.possible} possible, "
-        f"seed {found.seed}, {found.seconds:.0f} s"
+        f"{outcome.caught} of {judged} planted bugs caught{share}; {outcome.equal} more changed nothing on any input; "
+        f"{outcome.raised} raised by themselves, and count for nothing. {outcome.ran} of {outcome.possible} possible, "
+        f"seed {outcome.seed}, {outcome.seconds:.0f} s"
     )

@@ -52,11 +52,11 @@ def write(kind: str, name: str, into: Path) -> list[Path]:
 def _files(kind: str) -> list[tuple[str, str]]:
     """(path in the package's folder, text) of each template."""
     base = resources.files("ferryman") / "templates" / kind
-    found = [("pyproject.toml", (base / "pyproject.toml.in").read_text("utf-8"))]
+    templates = [("pyproject.toml", (base / "pyproject.toml.in").read_text("utf-8"))]
     for file in (base / "package").iterdir():
         if file.name.endswith(".in"):
-            found.append((f"ferryman_@NAME@/{file.name.removesuffix('.in')}", file.read_text("utf-8")))
-    return found
+            templates.append((f"ferryman_@NAME@/{file.name.removesuffix('.in')}", file.read_text("utf-8")))
+    return templates
 
 
 def _write(source: tuple[str, str], root: Path, name: str) -> Path:

@@ -25,9 +25,9 @@ def ops(
     """
     known = [registry.primitive(name) for name in op] if op else list(registry.primitives().values())
     profiles = [resolve(name) for name in device] if device else _devices()
-    found = [row for one in known for profile in profiles for row in support.of(one, profile)]
+    entries = [row for one in known for profile in profiles for row in support.of(one, profile)]
     if as_json:
-        output.json_document({"support": [row.to_dict() for row in found]})
+        output.json_document({"support": [row.to_dict() for row in entries]})
         return
     if device:
         rows = [
@@ -40,11 +40,11 @@ def ops(
                 "; ".join(r.conditions) or "any",
                 "; ".join(r.reasons) or "-",
             )
-            for r in found
+            for r in entries
         ]
         output.table(("op", "implementation", "device", "serves", "dtypes", "conditions", "refused because"), rows)
         return
-    first = {(r.op, r.device): r.implementation for r in found if r.chosen}
+    first = {(r.op, r.device): r.implementation for r in entries if r.chosen}
     firsts = [(one.name, *(first.get((one.name, p.name), "-") for p in profiles)) for one in known]
     output.table(("op", *(p.name for p in profiles)), firsts)
     output.say()

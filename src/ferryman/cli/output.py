@@ -61,12 +61,12 @@ def _rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(show_edge=False, header_style="bold")
+    grid = Table(show_edge=False, header_style="bold")
     for header in headers:
-        made.add_column(header, justify="right" if header in right else "left", overflow="fold")
+        grid.add_column(header, justify="right" if header in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    Console().print(made)
+        grid.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    Console().print(grid)
 
 
 def _text(value: Any) -> str:
@@ -122,8 +122,8 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """A progress bar on stderr while the block runs; gives ``advance(done, total, label)``. Off a terminal a line every
     `EVERY` seconds, however long one step takes."""
     if sys.stderr is None or not sys.stderr.isatty():
-        with _lines(what) as told:
-            yield told
+        with _lines(what) as print_line:
+            yield print_line
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -21,10 +21,10 @@ def place(device: str | None, verb: str) -> str:
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
+        torch_device = torch.device(device)
     except RuntimeError:
         raise ArgumentError(verb, "--device", f"{device}, the profile of {resolve(device).title}", _REQUIRED) from None
-    if found.type not in ("cpu", "cuda"):
+    if torch_device.type not in ("cpu", "cuda"):
         raise ArgumentError(verb, "--device", device, _REQUIRED)
     resolve(device)
-    return str(found)
+    return str(torch_device)

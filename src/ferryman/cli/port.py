@@ -92,7 +92,7 @@ def run(
     ferryman._integrate()  # libraries that building it loaded
     with output.progress("porting") as advance:
         stages = ["compare", "time", "compile", "account"]
-        found = trial.trial(
+        result = trial.trial(
             built,
             where,
             profile,
@@ -100,22 +100,22 @@ def run(
             compiled,
             lambda stage: advance(stages.index(stage), len(stages), stage),
         )
-    text = found.model_dump_json(indent=1)
+    text = result.model_dump_json(indent=1)
     if as_json:
         output.say(text)
     else:
-        _show(found)
+        _show(result)
     if folder is not None:
         stem = stem or "port-" + "".join(c if c.isalnum() else "-" for c in Path(model).name)
         documents.write(folder / f"{stem}.json", text)
         written = [f"{stem}.json"]
         try:
-            documents.write(folder / f"{stem}.html", page(found))
+            documents.write(folder / f"{stem}.html", page(result))
             written.append(f"{stem}.html")
         except BackendUnavailable as error:
             sys.stderr.write(f"ferryman: no {stem}.html: {error}\n")
         sys.stderr.write(f"wrote {', '.join(str(folder / name) for name in written)}\n")
-    if found.verdict == "FAIL":
+    if result.verdict == "FAIL":
         raise typer.Exit(1)
 
 
@@ -130,20 +130,20 @@ def _where(device: str | None) -> tuple[str, str | None]:
     return place(device, "port"), None
 
 
-def tables(found: Any) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-    whole = sum(line.seconds for line in found.account) or 1.0
-    shown = found.account[:20]
+def tables(result: Any) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    whole = sum(line.seconds for line in result.account) or 1.0
+    shown = result.account[:20]
     return [
         (
             "Same within limits",
             ("what", "worst tensor", "difference", "floor", "limit", "ok"),
             [
                 (m.what, m.where, f"{m.value:.3g}", f"{m.floor:.3g}", f"{m.limit:.3g}", "yes" if m.ok else "no")
-                for m in found.parity
+                for m in result.parity
             ],
         ),
         (
-            f"Where the time goes on {found.accounted_for}, predicted",
+            f"Where the time goes on {result.accounted_for}, predicted",
             ("", "op", "implementation", "calls", "share of time", "bar"),
             [
                 (
@@ -157,40 +157,44 @@ def tables(found: Any) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]
                 for x in shown
             ],
         ),
-        ("Modules", ("kind",), [(line,) for line in found.kinds]),
+        ("Modules", ("kind",), [(line,) for line in result.kinds]),
         (
             "Unserved time by module",
             ("module", "share of time"),
-            [(name or "(the model)", f"{100 * s / whole:.1f}%") for name, s in found.places.items()],
+            [(name or "(the model)", f"{100 * s / whole:.1f}%") for name, s in result.places.items()],
         ),
-        ("Measured here", ("run", "seconds"), [(k, f"{v:.4g}") for k, v in found.seconds.items()]),
+        ("Measured here", ("run", "seconds"), [(k, f"{v:.4g}") for k, v in result.seconds.items()]),
     ]
 
 
-def sentences(found: Any) -> list[str]:
+def sentences(result: Any) -> list[str]:
     said = [
-        f"one forward calls {', '.join(f'{n} {op}' for op, n in found.calls.items() if not op.endswith('_backward'))}"
+        f"one forward calls {', '.join(f'{n} {op}' for op, n in result.calls.items() if not op.endswith('_backward'))}"
     ]
-    if found.shares:
-        shares = ", ".join(f"{100 * v:.0f}% of {k}" for k, v in found.shares.items())
-        said.append(f"served on {found.accounted_for}, predicted: {shares} of what the unported model does")
+    if result.shares:
+        shares = ", ".join(f"{100 * v:.0f}% of {k}" for k, v in result.shares.items())
+        said.append(f"served on {result.accounted_for}, predicted: {shares} of what the unported model does")
     else:
-        said.append(found.accounted_for)
-    said.append(f"ported in {found.port_seconds:.1f} s; restored bit for bit: {'yes' if found.restored else 'no'}")
+        said.append(result.accounted_for)
+    said.append(f"ported in {result.port_seconds:.1f} s; restored bit for bit: {'yes' if result.restored else 'no'}")
     said.append("limits are twice what one unit in the last place of every parameter does to the unported model")
     return said
 
 
-def page(found: Any) -> str:
-    title = f"{found.model}: ported against unported"
-    return tables_page(title, found.verdict, sentences(found)[0], found.reasons, sentences(found)[1:], tables(found))
+def page(result: Any) -> str:
+    title = f"{result.model}: ported against unported"
+    return tables_page(
+        title, result.verdict, sentences(result)[0], result.reasons, sentences(result)[1:], tables(result)
+    )
 
 
-def _show(found: Any) -> None:
-    output.say(f"{found.verdict}: {found.model} in {found.dtype} on {found.device}, {found.parameters:,} parameters")
-    for title, headers, rows in tables(found):
+def _show(result: Any) -> None:
+    output.say(
+        f"{result.verdict}: {result.model} in {result.dtype} on {result.device}, {result.parameters:,} parameters"
+    )
+    for title, headers, rows in tables(result):
         output.say()
         output.table(headers, rows, title=title)
     output.say()
-    for sentence in [*sentences(found), *(f"FAIL: {reason}" for reason in found.reasons)]:
+    for sentence in [*sentences(result), *(f"FAIL: {reason}" for reason in result.reasons)]:
         output.say(sentence)

@@ -70,33 +70,33 @@ def record(
             jobs=jobs or default_jobs(here),
         )
     capsule.save(raw, out)
-    held = capsule.loads(raw, str(out))
-    cells = held.results.cells
+    recording = capsule.loads(raw, str(out))
+    cells = recording.results.cells
     counts = dict(sorted(Counter(cell.verdict for cell in cells).items()))
-    stored = sum(1 for run in held.manifest.runs for o in run.outputs if o.tiles is None)
-    outputs = sum(len(run.outputs) for run in held.manifest.runs)
+    stored = sum(1 for run in recording.manifest.runs for o in run.outputs if o.tiles is None)
+    outputs = sum(len(run.outputs) for run in recording.manifest.runs)
     if as_json:
         output.json_document(
             {
                 "capsule": str(out),
-                "sha256": held.sha256,
-                "bytes": held.size,
+                "sha256": recording.sha256,
+                "bytes": recording.size,
                 "cells": len(cells),
                 "verdicts": counts,
-                "inputs": len(held.manifest.inputs),
+                "inputs": len(recording.manifest.inputs),
                 "outputs": outputs,
                 "outputs_whole": stored,
-                "tensors": len(held.tensors),
-                "machine": held.manifest.machine.model_dump(mode="json"),
-                "environment": held.results.environment.model_dump(mode="json"),
+                "tensors": len(recording.tensors),
+                "machine": recording.manifest.machine.model_dump(mode="json"),
+                "environment": recording.results.environment.model_dump(mode="json"),
             }
         )
         return
-    facts = held.results.environment
+    facts = recording.results.environment
     said = " ".join(f"{n} {verdict}" for verdict, n in counts.items())
-    output.say(f"{out}: {output.size(held.size)}, sha256 {held.sha256}")
+    output.say(f"{out}: {output.size(recording.size)}, sha256 {recording.sha256}")
     output.say(f"{facts.device_name} ({facts.profile}, {facts.arch}), torch {facts.versions['torch']}: {said}")
-    output.say(f"{len(held.manifest.inputs)} inputs; {stored} of {outputs} outputs whole; {facts.seconds:.0f} s")
+    output.say(f"{len(recording.manifest.inputs)} inputs; {stored} of {outputs} outputs whole; {facts.seconds:.0f} s")
     for cell in [c for c in cells if c.verdict in ("FAIL", "MISTRUSTED")][:20]:
         sys.stderr.write(f"{cell.verdict} {cell.op} {cell.implementation} {cell.dtype} {cell.case}: {cell.reason}\n")
 
@@ -128,15 +128,15 @@ def _model(
             progress=advance,
         )
     capsule.save(raw, out)
-    held = capsule_model.loads(raw, str(out))
-    assert isinstance(held, capsule_model.ModelCapsule)
-    manifest = held.manifest
+    recording = capsule_model.loads(raw, str(out))
+    assert isinstance(recording, capsule_model.ModelCapsule)
+    manifest = recording.manifest
     if as_json:
         output.json_document(
             {
                 "capsule": str(out),
-                "sha256": held.sha256,
-                "bytes": held.size,
+                "sha256": recording.sha256,
+                "bytes": recording.size,
                 "model": manifest.title,
                 "layers": manifest.layers,
                 "dtype": manifest.dtype,
@@ -147,7 +147,7 @@ def _model(
             }
         )
         return
-    output.say(f"{out}: {output.size(held.size)}, sha256 {held.sha256}")
+    output.say(f"{out}: {output.size(recording.size)}, sha256 {recording.sha256}")
     output.say(f"{manifest.title}, {manifest.layers} layers in {manifest.dtype}, exact in {manifest.exact}")
 
 

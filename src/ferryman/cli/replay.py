@@ -43,16 +43,16 @@ def replay(
     A is the machine that recorded, B this one. Exits with 1 if either is wrong, if inputs cannot be trusted, or if
     nothing was judged.
     """
-    held = model.load(capsule)
-    if isinstance(held, model.ModelCapsule):
+    recording = model.load(capsule)
+    if isinstance(recording, model.ModelCapsule):
         for option, value in (("--op", op), ("--full", full)):
             if value:
                 raise ArgumentError("replay", option, "given", "a capsule of ops; this one holds a model")
-        _model(held, place(device, "replay"), backend, out, as_json)
+        _model(recording, place(device, "replay"), backend, out, as_json)
         return
     with output.progress("replaying") as advance:
         document = run(
-            held, place(device, "replay"), ops=op, backends=backend, full=full, progress=advance, name=capsule
+            recording, place(device, "replay"), ops=op, backends=backend, full=full, progress=advance, name=capsule
         )
     text = document.model_dump_json(indent=1)
     if as_json:
@@ -68,12 +68,12 @@ def replay(
 
 
 def _model(
-    held: model.ModelCapsule, device: str, backends: Sequence[str] | None, out: Path | None, as_json: bool
+    capsule: model.ModelCapsule, device: str, backends: Sequence[str] | None, out: Path | None, as_json: bool
 ) -> None:
     for backend in backends or ():
         registry.check_requested(backend)
     with use(*backends) if backends else nullcontext(), output.progress("replaying") as advance:
-        document = replay_model(held, porter=porter(), device=device, progress=advance)
+        document = replay_model(capsule, porter=porter(), device=device, progress=advance)
     text = document.model_dump_json(indent=1)
     if as_json:
         output.say(text)

@@ -104,8 +104,8 @@ def percent(part: int, whole: int) -> str:
 
 
 def _print(document: SelfTest) -> None:
-    facts, found = document.environment, document.mutants
-    total, runs = found.non_equivalent, document.honest_runs
+    facts, mutants = document.environment, document.mutants
+    total, runs = mutants.non_equivalent, document.honest_runs
     output.say(
         f"{facts.device_name or facts.device} ({facts.profile}), torch {facts.versions['torch']}, seed {facts.seed}: "
         f"{document.planted} mutants in {facts.seconds:.0f} s"
@@ -115,7 +115,9 @@ def _print(document: SelfTest) -> None:
         f"{document.source_edits} are edits of kernel sources; {document.survive_allclose} survive every allclose"
     )
     output.say()
-    rows: list[list[object]] = [["ferryman", found.caught, percent(found.caught, total), "-", document.false_alarms]]
+    rows: list[list[object]] = [
+        ["ferryman", mutants.caught, percent(mutants.caught, total), "-", document.false_alarms]
+    ]
     rows += [
         [b.meaning, b.caught, percent(b.caught, total), percent(b.caught_on_aligned_normal, total), b.false_alarms]
         for b in document.baselines.values()
@@ -124,10 +126,10 @@ def _print(document: SelfTest) -> None:
     output.table(headers, rows, right=headers[1:])
     output.say()
     what = "judging every run" if document.every_run_judged else "at the first run that caught it"
-    output.say(f"gates that failed, {what}: " + ", ".join(f"{gate} {n}" for gate, n in found.by_gate.items()))
+    output.say(f"gates that failed, {what}: " + ", ".join(f"{gate} {n}" for gate, n in mutants.by_gate.items()))
     _fates(document)
-    if total and found.caught / total < REQUIRED_SHARE:
-        output.say(f"FAIL: {percent(found.caught, total)} caught; required: {REQUIRED_SHARE:.0%}")
+    if total and mutants.caught / total < REQUIRED_SHARE:
+        output.say(f"FAIL: {percent(mutants.caught, total)} caught; required: {REQUIRED_SHARE:.0%}")
     for alarm in document.honest.alarms:
         output.say(
             f"FAIL: false alarm: {alarm.alternative} {alarm.dtype} {alarm.case} seed {alarm.seed}: {alarm.reason}"
@@ -148,10 +150,10 @@ def _fates(document: SelfTest) -> None:
             output.say(
                 f"{kernel}: {share:.0%} equivalent; over {MOST_EQUIVALENT:.0%} needs a reason in docs/selftest.md"
             )
-    found = reasons(document.listing, "not run")
-    if found:
-        output.say(f"\nnot run ({sum(map(len, found.values()))}):")
-    for reason, keys in sorted(found.items(), key=lambda item: -len(item[1]))[:12]:
+    not_run = reasons(document.listing, "not run")
+    if not_run:
+        output.say(f"\nnot run ({sum(map(len, not_run.values()))}):")
+    for reason, keys in sorted(not_run.items(), key=lambda item: -len(item[1]))[:12]:
         output.say(f"  {_some(keys)}: {reason[:160]}")
 
 

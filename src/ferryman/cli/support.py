@@ -42,10 +42,10 @@ def of(op: Primitive, profile: Profile) -> list[Support]:
         rows, _ = select.explain_rows(op, calls.of_case(op, case, dtype), profile, plain, absent=True)
         for line, verdict, why in rows:
             verdicts.setdefault(line.name, {})[name] = (verdict, tuple(why))
-    found = []
+    support = []
     for line in registry.implementations(op.name):
         asked = verdicts[line.name]
-        found.append(
+        support.append(
             Support(
                 op=op.name,
                 implementation=line.name,
@@ -57,4 +57,4 @@ def of(op: Primitive, profile: Profile) -> list[Support]:
                 reasons=tuple(dict.fromkeys(reason for _, why in asked.values() for reason in why)),
             )
         )
-    return found
+    return support

@@ -145,14 +145,14 @@ def tune(
         if not as_json:
             _print(outcomes[name], name)
     lockfile.forget()
-    wrote = any(one.entry is not None for found in outcomes.values() for one in found)
+    wrote = any(one.entry is not None for of_dtype in outcomes.values() for one in of_dtype)
     if as_json:
         output.json_document({"lockfile": str(path) if wrote else None, "outcomes": _facts(outcomes)})
     elif wrote:
         output.say(f"{path}: set FERRYMAN_LOCKFILE to it, or [tool.ferryman] lockfile")
     else:
         output.say("no lockfile was written: no cell gave an entry")
-    if any(one.entry is None and not one.left for found in outcomes.values() for one in found):
+    if any(one.entry is None and not one.left for of_dtype in outcomes.values() for one in of_dtype):
         raise typer.Exit(1)
 
 
@@ -173,14 +173,14 @@ def _facts(outcomes: dict[str, list[tuning.Outcome]]) -> list[dict[str, Any]]:
             "left": one.left,
             "entry": None if one.entry is None else one.entry.model_dump(mode="json"),
         }
-        for dtype, found in outcomes.items()
-        for one in found
+        for dtype, of_dtype in outcomes.items()
+        for one in of_dtype
     ]
 
 
-def _print(found: list[tuning.Outcome], dtype: str) -> None:
+def _print(outcomes: list[tuning.Outcome], dtype: str) -> None:
     rows = []
-    for one in found:
+    for one in outcomes:
         entry = one.entry
         others = (
             ""
@@ -194,7 +194,7 @@ def _print(found: list[tuning.Outcome], dtype: str) -> None:
         chosen = ("", "") if entry is None else (entry.label, f"{entry.seconds * 1e6:.1f}")
         rows.append((one.op, one.case, dtype, *chosen, others, one.result))
     output.table(("op", "case", "dtype", "choice", "us", "others, us", ""), rows, right=("us",))
-    for one in found:
+    for one in outcomes:
         for tried in one.entry.candidates if one.entry is not None else ():
             if tried.failed:
                 output.say(f"{one.op} {one.case}: {tried.label} failed: {tried.error}; --again tries it once more")
@@ -227,8 +227,8 @@ def _predict(
 
 
 def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes: list[str], as_json: bool) -> None:
-    held = tuning.check(path, profile)
-    holding = 0 if held.differing else held.entries - len(held.stale)
+    validity = tuning.check(path, profile)
+    holding = 0 if validity.differing else validity.entries - len(validity.stale)
     size = grid_of(grid)
     shapes = [
         (op, on_meta(op, case, calls.dtype_of(name)))
@@ -241,34 +241,36 @@ def _check(path: Path, profile: Profile, device: torch.device, grid: str, dtypes
         output.json_document(
             {
                 "lockfile": str(path),
-                "holds": held.holds,
-                "entries": held.entries,
+                "holds": validity.holds,
+                "entries": validity.entries,
                 "holding": holding,
-                "differing": held.differing,
-                "stale": [dict(zip(("op", "region", "reason"), one, strict=True)) for one in held.stale],
-                "failed": [dict(zip(("op", "case", "candidate", "error"), one, strict=True)) for one in held.failed],
+                "differing": validity.differing,
+                "stale": [dict(zip(("op", "region", "reason"), one, strict=True)) for one in validity.stale],
+                "failed": [
+                    dict(zip(("op", "case", "candidate", "error"), one, strict=True)) for one in validity.failed
+                ],
                 "grid": grid,
                 "covered": [asdict(one) for one in known],
             }
         )
     else:
-        _print_held(path, held, holding, grid, known)
-    if not held.holds:
+        _print_held(path, validity, holding, grid, known)
+    if not validity.holds:
         raise typer.Exit(1)
 
 
-def _print_held(path: Path, held: tuning.Held, holding: int, grid: str, known: list[tuning.Covered]) -> None:
-    for fact in held.differing:
+def _print_held(path: Path, validity: tuning.Held, holding: int, grid: str, known: list[tuning.Covered]) -> None:
+    for fact in validity.differing:
         output.say(f"ignored as a whole: {fact}")
-    if held.stale:
-        output.table(("op", "region", "ignored because"), held.stale)
-    if held.failed:
+    if validity.stale:
+        output.table(("op", "region", "ignored because"), validity.stale)
+    if validity.failed:
         output.table(
-            ("op", "case", "candidate", "failed when it was measured (--again tries it once more)"), held.failed
+            ("op", "case", "candidate", "failed when it was measured (--again tries it once more)"), validity.failed
         )
     if known:
         rows = [(one.op, str(one.measured), str(one.predicted), str(one.neither)) for one in known]
         heads = (f"op, on the {grid} grid", "measured", "predicted from regions near", "neither")
         output.table(heads, rows, right=heads[1:])
-    wanted = "" if held.entries else "; required: one or more (ferryman tune writes them)"
-    output.say(f"{path}: {holding} of {held.entries} entries hold here{wanted}")
+    wanted = "" if validity.entries else "; required: one or more (ferryman tune writes them)"
+    output.say(f"{path}: {holding} of {validity.entries} entries hold here{wanted}")
