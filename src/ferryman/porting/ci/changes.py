@@ -70,17 +70,17 @@ class Tree:
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
         """Files that a path, a folder or a glob names."""
-        found = []
+        matches = []
         for pattern in patterns:
             plain = pattern.split("::")[0].removeprefix("./").rstrip("/")
             if _GLOB.search(plain):
                 fits = re.compile(fnmatch.translate(plain)).match
-                found += [f for f in self.files if fits(f)]
+                matches += [f for f in self.files if fits(f)]
             elif plain in self._known:
-                found.append(plain)
+                matches.append(plain)
             else:
-                found += [f for f in self.files if f.startswith(f"{plain}/")]
-        return list(dict.fromkeys(found))
+                matches += [f for f in self.files if f.startswith(f"{plain}/")]
+        return list(dict.fromkeys(matches))
 
     @functools.cached_property
     def folders(self) -> frozenset[str]:
@@ -134,22 +134,22 @@ class Tree:
 
     def closure(self, roots: Iterable[str]) -> set[str]:
         """Roots, what they import, and what lies beside those."""
-        found: set[str] = set()
+        reached: set[str] = set()
         folders: set[str] = set()
         waiting = list(roots)
         while waiting:
             name = waiting.pop()
-            if name in found:
+            if name in reached:
                 continue
-            found.add(name)
+            reached.add(name)
             if not name.endswith(".py"):
                 continue
-            waiting += self.imported(name) - found
+            waiting += self.imported(name) - reached
             folder = name.rpartition("/")[0] or "."
             if folder not in folders:
                 folders.add(folder)
-                found.update(self._beside.get(folder, ()))
-        return found
+                reached.update(self._beside.get(folder, ()))
+        return reached
 
     def reach(self, row: Row) -> set[str]:
         """Every file of the repository that a row's result follows from."""
@@ -165,27 +165,27 @@ class Tree:
             roots += self.matching([f"{_PACKAGE}/device_profiles/data/{row.device}.yaml"])
         if row.cases is not None:
             roots.append(row.cases)
-        found = self.closure(roots)
+        reached = self.closure(roots)
         if row.suite in ("ferryman", "bench"):
-            found -= {f for f in found if _kernels_of_others(f, row.backend)}
-        return (found & self._known) | self._always
+            reached -= {f for f in reached if _kernels_of_others(f, row.backend)}
+        return (reached & self._known) | self._always
 
     def digests(self, row: Row) -> dict[str, str]:
         """SHA-256 of all that a row reaches, as it lies in the work tree, and of Ferryman's own ops."""
         if (row.id, row.digest) in self._digests:
             return self._digests[row.id, row.digest]
-        found = {}
+        digests = {}
         for name in sorted(self.reach(row)):
             path = self.root / name
             if path.is_file():
-                found[name] = provenance.file_digest(path)
+                digests[name] = provenance.file_digest(path)
         if row.suite in ("ferryman", "bench"):
             ops = [
                 op for op in registry.primitives() if any(_serves(x.backend, row) for x in registry.implementations(op))
             ]
-            found |= {f"op:{op}": digest for op, digest in provenance.op_digests(ops).items()}
-        self._digests[row.id, row.digest] = found
-        return found
+            digests |= {f"op:{op}": digest for op, digest in provenance.op_digests(ops).items()}
+        self._digests[row.id, row.digest] = digests
+        return digests
 
 
 def _words(text: str) -> list[str]:
@@ -203,22 +203,22 @@ def _files(root: Path) -> tuple[str, ...]:
         listed = provenance.git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
         return tuple(sorted(dict.fromkeys(name for name in listed if name)))
     except provenance.GitError:
-        found = (p.relative_to(root) for p in root.rglob("*") if p.is_file() and not p.is_symlink())
-        return tuple(sorted(p.as_posix() for p in found if not any(part.startswith(".") for part in p.parts)))
+        paths = (p.relative_to(root) for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+        return tuple(sorted(p.as_posix() for p in paths if not any(part.startswith(".") for part in p.parts)))
 
 
 @functools.lru_cache(maxsize=32)
 def _menu_files(backend: str) -> frozenset[str]:
     """Files of the kernels and meanings that a backend's menu lines name, as they lie in this project's repository."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for op, known in registry.primitives().items():
         for line in registry.implementations(op):
             if backend in (ANY, line.backend):
-                found |= set(_path_of(line.where.partition(":")[0]))
+                paths |= set(_path_of(line.where.partition(":")[0]))
                 family = known.body.__module__.rpartition(".")[0]
-                found |= {path for part in ("definition", "evidence") for path in _path_of(f"{family}.{part}")}
-    found |= set(_path_of(f"ferryman.backends.{backend}"))
-    return frozenset(found)
+                paths |= {path for part in ("definition", "evidence") for path in _path_of(f"{family}.{part}")}
+    paths |= set(_path_of(f"ferryman.backends.{backend}"))
+    return frozenset(paths)
 
 
 def _path_of(module: str) -> Iterator[str]:
@@ -257,9 +257,9 @@ def decide(root: Path, matrix: Matrix, base: str | None, tree: Tree | None = Non
     """Every row, in or out, and why. Without a base every row is in."""
     if base is None:
         return [Decision(row, True, "no base was named: every row runs") for row in matrix.rows]
-    found = changed(root, base)
+    names = changed(root, base)
     tree = tree or Tree(root, matrix)
-    return [_decision(tree, row, found, base) for row in matrix.rows]
+    return [_decision(tree, row, names, base) for row in matrix.rows]
 
 
 def _decision(tree: Tree, row: Row, names: Sequence[str], base: str) -> Decision:
@@ -267,10 +267,10 @@ def _decision(tree: Tree, row: Row, names: Sequence[str], base: str) -> Decision
         return Decision(row, False, f"nothing differs from {base}")
     always, never, known = tree.matrix.always, tree.matrix.never, set(tree.files)
     reach = tree.reach(row)
-    told = [n for n in names if n in reach]
-    if told:
-        more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-        return Decision(row, True, f"reaches {told[0]}{more}")
+    reached = [n for n in names if n in reach]
+    if reached:
+        more = f" and {len(reached) - 1} more" if len(reached) > 1 else ""
+        return Decision(row, True, f"reaches {reached[0]}{more}")
     for name in names:
         if _any(name, always):
             return Decision(row, True, f"{name} concerns every row")

@@ -49,16 +49,16 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         known = profile(name)
-        made = aot.compile_all([known], backends=[backend], progress=progress).manifest
+        manifest = aot.compile_all([known], backends=[backend], progress=progress).manifest
     except FerrymanError as error:
         sys.stderr.write(f"ferryman: {error}\n")
         return 2
-    here = results.environment(torch.device("cpu"), known, 0, "compile", made.seconds)
+    here = results.environment(torch.device("cpu"), known, 0, "compile", manifest.seconds)
     facts = here.model_copy(update={"device": DEVICE, "device_name": f"{known.title}, not here"})
-    document = results.results(facts, [cell(entry, i) for i, entry in enumerate(made.entries)])
+    document = results.results(facts, [cell(entry, i) for i, entry in enumerate(manifest.entries)])
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     results.save(document, path)
-    counts = made.counts()
+    counts = manifest.counts()
     sys.stderr.write(f"{Path(path).name}: {counts}\n")
     return int(counts["QUARANTINED"] + counts["FAIL"] > 0 or counts["COMPILED_ONLY"] == 0)
 

@@ -87,7 +87,7 @@ def collect(places: Sequence[Path]) -> tuple[list[Evidence], list[Problem]]:
 
 
 def _collect(places: Sequence[Path]) -> tuple[list[Evidence], list[Problem]]:
-    found: list[Evidence] = []
+    runs: list[Evidence] = []
     problems: list[Problem] = []
     used: set[Path] = set()
     files = list(_files(places, problems))
@@ -101,11 +101,11 @@ def _collect(places: Sequence[Path]) -> tuple[list[Evidence], list[Problem]]:
             used |= {f for f in files if f.parent == path.parent}
             continue
         used |= {path, *(path.parent / name for name in one.record.files)}
-        found.append(one)
+        runs.append(one)
     for path in files:
         if path not in used and path.suffix.lower() in (".json", ".xml", *ARCHIVES):
             problems += _alone(path)
-    return found, problems
+    return runs, problems
 
 
 def _files(places: Sequence[Path], problems: list[Problem]) -> Iterator[Path]:
@@ -139,17 +139,17 @@ def _shown(path: Path) -> str:
 
 
 def _evidence(path: Path) -> Evidence:
-    made = records.parse(records.read_json(path, records.SIZE_LIMIT), _shown(path))
+    record = records.parse(records.read_json(path, records.SIZE_LIMIT), _shown(path))
     signature = path.with_name(path.name + SIGNATURE)
     one = Evidence(
         _shown(path),
-        made,
+        record,
         hashlib.sha256(path.read_bytes()).hexdigest(),
         path=path,
         signature=signature if signature.is_file() and not signature.is_symlink() else None,
     )
     said = False
-    for name, wanted in made.files.items():
+    for name, wanted in record.files.items():
         file = path.parent / name
         if file.is_symlink() or not file.is_file():
             one.problems.append(Problem(_shown(file), "unreadable", "the record names it, and it is not there"))
@@ -163,9 +163,9 @@ def _evidence(path: Path) -> Evidence:
                 shows = _tests(one, file)
             elif name.endswith(".json"):
                 shows = _json(one, file)
-            elif name.endswith(".xml") and not made.cases:
+            elif name.endswith(".xml") and not record.cases:
                 cases, fault = junit(file)
-                one.items += [_item(case, made) for case in cases]
+                one.items += [_item(case, record) for case in cases]
                 one.problems += [] if fault is None else [Problem(_shown(file), "contradictory", fault)]
                 shows = True
         except ResultError as error:
@@ -174,28 +174,28 @@ def _evidence(path: Path) -> Evidence:
         said = said or shows
         if shows or name == commands.JUNIT:
             one.shown.add(wanted)
-    if made.cases:
-        one.items += [_item(case, made) for case in made.cases]
+    if record.cases:
+        one.items += [_item(case, record) for case in record.cases]
     elif not said and not one.problems:
         one.problems.append(Problem(one.file, "empty", "the run wrote no result that says what became of its cases"))
     return one
 
 
 def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _tests(one: Evidence, file: Path) -> bool:
     """What the pytest plugin wrote, of which the record is a copy."""
-    raw, made = records.read_json(file, records.SIZE_LIMIT), one.record
+    raw, record = records.read_json(file, records.SIZE_LIMIT), one.record
     try:
-        told = results.printable(raw)
-        cases = [Case.model_validate(case) for case in told["cases"]]
-        same = (cases, told["collected"], told["launches"]) == (made.cases, made.collected, made.launches)
+        report = results.printable(raw)
+        cases = [Case.model_validate(case) for case in report["cases"]]
+        same = (cases, report["collected"], report["launches"]) == (record.cases, record.collected, record.launches)
     except (KeyError, TypeError, ValidationError) as error:
         raise ResultError(f"{file.name} is not what the pytest plugin writes: {str(error)[:200]}") from error
     if not same:
@@ -204,9 +204,9 @@ def _tests(one: Evidence, file: Path) -> bool:
 
 
 def _benchmark(one: Evidence, file: Path) -> None:
-    made = benchmarks.load(file)
-    one.facts = made.environment
-    if not any(times.trials for cell in made.cells for times in cell.times):
+    benchmark = benchmarks.load(file)
+    one.facts = benchmark.environment
+    if not any(times.trials for cell in benchmark.cells for times in cell.times):
         one.problems.append(Problem(_shown(file), "empty", "nothing was timed"))
 
 
@@ -279,14 +279,14 @@ _VERDICTS: dict[str, Verdict] = {
 }
 
 
-def _item(case: Case, made: Record) -> Item:
+def _item(case: Case, record: Record) -> Item:
     """A test as a case of its row: what passed is worth what the row's way of running is worth."""
     verdict = _VERDICTS[case.outcome]
     reason = "" if case.outcome == "passed" else f"{case.outcome}: {case.reason}" if case.reason else case.outcome
     if verdict == "PASS":
-        if made.device.kind == "compile":
+        if record.device.kind == "compile":
             verdict = "COMPILED_ONLY"
-        elif made.interpreted:
+        elif record.interpreted:
             verdict = "SIMULATED"
     return Item(case.id, case.id.split("::")[0], verdict, reason[:600], case.launches)
 
@@ -312,5 +312,5 @@ def _alone(path: Path) -> list[Problem]:
 
 
 def counts(items: Sequence[Item]) -> dict[Verdict, int]:
-    found: dict[Verdict, int] = dict(sorted(Counter(item.verdict for item in items).items()))
-    return found
+    by_verdict: dict[Verdict, int] = dict(sorted(Counter(item.verdict for item in items).items()))
+    return by_verdict

@@ -46,12 +46,12 @@ def replayed(
         try:
             # the row's own backend, too, which need not run here: its recorded outputs are what is judged
             asked = ("torch", known[one.record.row].backend)
-            made = replay(contents.load(path), device, backends=asked, name=f"{one.record.row}/{CAPSULE}")
+            document = replay(contents.load(path), device, backends=asked, name=f"{one.record.row}/{CAPSULE}")
         except CapsuleError as error:
             yield one.record.row, str(error)
             continue
-        write_whole(out / f"{digest}.json", made.model_dump_json(indent=1).encode())
-        yield one.record.row, made
+        write_whole(out / f"{digest}.json", document.model_dump_json(indent=1).encode())
+        yield one.record.row, document
 
 
 def found(folder: Path | None) -> dict[str, Replay]:
@@ -92,7 +92,7 @@ def reasons(row: Row, one: Evidence, replays: Mapping[str, Replay]) -> Reasons:
     ids = [results.cell_id(cell) for cell in of.recorded.cells]
     others = [name for name in ids if not expected.of_backend(name, row.backend)]
     if others:
-        yield "swapped", f"its capsule has cells of another backend than {row.backend}: {expected.told(others, 1)}"
+        yield "swapped", f"its capsule has cells of another backend than {row.backend}: {expected.first_few(others, 1)}"
     wrong = [e for e in of.explained if e.explanation in _REFUTED]
     if wrong:
         yield "capsule-refuted", f"{len(wrong)} of its recorded results are wrong: {_told(wrong)}"

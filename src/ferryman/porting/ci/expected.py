@@ -83,16 +83,16 @@ def checked(row: Row) -> set[str] | None:
         ops = list(registry.primitives()) if given.op is None else [registry.primitive(op).name for op in given.op]
         tier = given.tier or _TIERS[row.how]
         thin = row.how == "cpu" and row.backend == "triton" and not given.full
-        found = set()
+        ids = set()
         for op in ops:
             lines = [line.name for line in registry.asked(op, {row.backend})]
             for c, case in enumerate(tier_cases(registry.primitive(op), tier)):
                 for d, dtype in enumerate(dtypes):
                     if not thin or turns(c, d, len(dtypes), False):
-                        found |= {f"{op}|{name}|{dtype_name(dtype)}|{case.name}" for name in lines}
+                        ids |= {f"{op}|{name}|{dtype_name(dtype)}|{case.name}" for name in lines}
     except (FerrymanError, argparse.ArgumentError) as error:
         raise MatrixError(f"row {row.id}: its args cannot be run: {error}") from error
-    return found
+    return ids
 
 
 def compiled(row: Row) -> set[str] | None:
@@ -100,34 +100,34 @@ def compiled(row: Row) -> set[str] | None:
     if row.suite != "ferryman" or row.how != "compile":
         return None
     known = profile(row.device)
-    found: list[str] = []
+    names: list[str] = []
     try:
         for group in groups.groups_of(known, [row.backend], groups.families_of(None)):
-            found += [f"{group.family}|{row.backend}|{group.dtype}|{s.kernel}" for s in groups.sources_of(group, known)]
+            names += [f"{group.family}|{row.backend}|{group.dtype}|{s.kernel}" for s in groups.sources_of(group, known)]
     except (ImportError, FerrymanError) as error:
         raise MatrixError(f"row {row.id}: its kernels cannot be listed here: {error}") from error
-    return _numbered(found)
+    return _numbered(names)
 
 
 def kernels(ids: Iterable[str]) -> set[str]:
     """Cells of such a row as `compiled` names them: a kernel has several configurations, whose text is no id."""
-    found = []
+    names = []
     for name in ids:
         op, backend, dtype, case = name.split("|", 3)
-        found.append(f"{op}|{backend}|{dtype}|{case.partition(': ')[2].partition('(')[0]}")
-    return _numbered(found)
+        names.append(f"{op}|{backend}|{dtype}|{case.partition(': ')[2].partition('(')[0]}")
+    return _numbered(names)
 
 
 def _numbered(names: Iterable[str]) -> set[str]:
     counts: Counter[str] = Counter()
-    found = set()
+    numbered = set()
     for name in names:
         counts[name] += 1
-        found.add(f"{name} ({counts[name]})")
-    return found
+        numbered.add(f"{name} ({counts[name]})")
+    return numbered
 
 
-def told(ids: Iterable[str], most: int = 3) -> str:
+def first_few(ids: Iterable[str], most: int = 3) -> str:
     """The first few of many ids."""
     names: Sequence[str] = sorted(ids)
     return ", ".join(name[:160] for name in names[:most]) + (

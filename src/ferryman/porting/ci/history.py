@@ -55,46 +55,46 @@ def load(paths: Sequence[Path]) -> tuple[History, list[str]]:
 
     Raises ResultError: no history, a newer schema, damaged; two that tell one record in two ways.
     """
-    found: dict[tuple[str, str], Entry] = {}
-    told: list[str] = []
+    by_record: dict[tuple[str, str], Entry] = {}
+    notes: list[str] = []
     for path in paths:
         if not path.exists():
             continue
         for entry in _read(path).entries:
-            known = found.setdefault((entry.row, entry.sha256), entry)
+            known = by_record.setdefault((entry.row, entry.sha256), entry)
             if known != entry:
                 raise ResultError(
                     f"histories disagree about row {entry.row}, record {entry.sha256[:12]}: {known.verdict} at "
                     f"{known.time} against {entry.verdict} at {entry.time} in {path.name}. One of them was altered"
                 )
-    made = History(entries=list(found.values()))
-    for row in dict.fromkeys(e.row for e in made.entries):
-        times = [moment(e.time) for e in made.entries if e.row == row]
+    history = History(entries=list(by_record.values()))
+    for row in dict.fromkeys(e.row for e in history.entries):
+        times = [moment(e.time) for e in history.entries if e.row == row]
         if times != sorted(times):
-            told.append(f"row {row}: its history's clock ran backwards; runs are ordered by their times")
-    return made, told
+            notes.append(f"row {row}: its history's clock ran backwards; runs are ordered by their times")
+    return history, notes
 
 
 def _read(path: Path) -> History:
     raw: Any = read_json(path, SIZE_LIMIT)
     checked(raw, path.name, KIND, SCHEMA_VERSION)
     try:
-        made = History.model_validate(printable(raw))
+        history = History.model_validate(printable(raw))
     except ValidationError as error:
         raise ResultError(f"{path.name} is damaged: {first(error)}") from error
-    for entry in made.entries:
+    for entry in history.entries:
         moment(entry.time)
-    return made
+    return history
 
 
 def extended(history: History, entries: Iterable[Entry]) -> History:
     """With new runs; a record that is there already is not counted again. The last KEPT of each row stay."""
-    found = {(e.row, e.sha256): e for e in history.entries}
+    by_record = {(e.row, e.sha256): e for e in history.entries}
     for entry in entries:
-        found.setdefault((entry.row, entry.sha256), entry)
+        by_record.setdefault((entry.row, entry.sha256), entry)
     kept: list[Entry] = []
-    for row in dict.fromkeys(e.row for e in found.values()):
-        mine = sorted((e for e in found.values() if e.row == row), key=lambda e: moment(e.time))
+    for row in dict.fromkeys(e.row for e in by_record.values()):
+        mine = sorted((e for e in by_record.values() if e.row == row), key=lambda e: moment(e.time))
         kept += mine[-KEPT:]
     return History(entries=kept)
 
@@ -110,17 +110,17 @@ def last_success(entries: Sequence[Entry]) -> Entry | None:
 
 def first_failing(entries: Sequence[Entry]) -> Entry | None:
     """The first run since the last success; None where the last run is one, or none ran."""
-    found = None
+    failing = None
     for entry in reversed(entries):
         if entry.met:
             break
-        found = entry
-    return found
+        failing = entry
+    return failing
 
 
 def flips(entries: Sequence[Entry]) -> int:
     """How often a row changed between met and not, at one and the same state of its kernels: what is flaky."""
-    found = 0
+    count = 0
     for earlier, later in pairwise(entries):
-        found += earlier.met != later.met and earlier.kernels == later.kernels
-    return found
+        count += earlier.met != later.met and earlier.kernels == later.kernels
+    return count

@@ -57,11 +57,11 @@ def plan(root: Path, systems: Sequence[str], vendors: Sequence[str] | None = Non
     except MatrixError as error:
         if (root / FILE).exists() or "has no" not in str(error):
             raise
-        made = search(root)
-        text = matrix_text(made, vendors or _served(made.backends))
+        repository = search(root)
+        text = matrix_text(repository, vendors or _served(repository.backends))
         files[FILE] = text
         matrix = _parsed(text)
-        notes = [f"found kernels for {', '.join(made.backends)} and tests in {', '.join(made.tests)}"]
+        notes = [f"found kernels for {', '.join(repository.backends)} and tests in {', '.join(repository.tests)}"]
     for name in systems:
         files[SYSTEMS[name]] = workflows.RENDER[name](matrix)
     notes.append("the images were not pulled here, and no runner was asked: the first run says whether they fit")
@@ -77,10 +77,10 @@ def _parsed(text: str) -> Matrix:
 
 def _served(backends: Iterable[str]) -> tuple[str, ...]:
     """A vendor without any kernel of its own is not asked for: CUDA sources say nothing of AMD."""
-    found = ["cpu", "nvidia"]
+    vendors = ["cpu", "nvidia"]
     if {"triton", "hip", "torch"} & set(backends):
-        found.append("amd")
-    return tuple(found)
+        vendors.append("amd")
+    return tuple(vendors)
 
 
 def search(root: Path) -> Found:
@@ -102,7 +102,7 @@ def search(root: Path) -> Found:
         )
     folders = {n.split("/")[0] for n in tests if "/" in n}
     chosen = tuple(sorted(folders | {n for n in tests if "/" not in n}))
-    kernels = tuple(sorted({n for found in backends.values() for n in found if not n.endswith(".py")}))
+    kernels = tuple(sorted({n for sources in backends.values() for n in sources if not n.endswith(".py")}))
     return Found(
         tuple(b for b in ("triton", "cuda", "hip") if b in backends) or ("torch",), kernels, chosen, _setup(names)
     )
@@ -126,16 +126,16 @@ def _backend(path: Path) -> str | None:
 
 def _setup(names: Sequence[str]) -> tuple[str, ...]:
     """How a job installs it: torch first, which selects the vendor; a torch that an image brings stays."""
-    found = [f"python -m pip install torch pytest 'ferryman[report]=={metadata.version('ferryman')}'"]
-    found += [
+    commands = [f"python -m pip install torch pytest 'ferryman[report]=={metadata.version('ferryman')}'"]
+    commands += [
         f"python -m pip install -r {name}" for name in sorted(names) if re.fullmatch(r"requirements[\w.-]*\.txt", name)
     ]
     if "pyproject.toml" in names or "setup.py" in names:
-        found.append("python -m pip install -e .")
-    return tuple(found)
+        commands.append("python -m pip install -e .")
+    return tuple(commands)
 
 
-def matrix_text(found: Found, vendors: Sequence[str]) -> str:
+def matrix_text(repository: Found, vendors: Sequence[str]) -> str:
     """The YAML of a first matrix."""
     lines = [
         "# What this repository tests: vendor x device x backend x how (ferryman ci, docs/ci.md of ferryman).",
@@ -146,18 +146,18 @@ def matrix_text(found: Found, vendors: Sequence[str]) -> str:
         "require: [] # vendors that must be green: ferryman ci verify --require nvidia,amd",
         f"sources: {flow(['src', '.'])}",
         "setup:",
-        *(f"  - {json.dumps(command)}" for command in found.setup),
+        *(f"  - {json.dumps(command)}" for command in repository.setup),
         "rows:",
     ]
-    kernels = f", kernels: {flow(found.kernels)}" if found.kernels else ""
-    rest = f"suite: pytest, tests: {flow(found.tests)}{kernels}"
+    kernels = f", kernels: {flow(repository.kernels)}" if repository.kernels else ""
+    rest = f"suite: pytest, tests: {flow(repository.tests)}{kernels}"
     for vendor in dict.fromkeys(vendors):
         if vendor == "cpu":
-            for backend in [b for b in found.backends if b == "triton"] or ["any"]:
+            for backend in [b for b in repository.backends if b == "triton"] or ["any"]:
                 lines.append(f"  - {{id: cpu, vendor: cpu, device: cpu, backend: {backend}, how: cpu, {rest}}}")
             continue
         known = workflows.data("images")[vendor]
-        for backend in found.backends:
+        for backend in repository.backends:
             if (backend == "hip" and known["vendor"] != "amd") or (backend == "cuda" and known["vendor"] != "nvidia"):
                 continue
             device = known["device"]

@@ -129,10 +129,10 @@ def digest(values: object) -> str:
 
 def reasons(row: Row, one: Evidence, context: Context) -> list[Reason]:
     """Every reason why a run is no evidence for a row; none where it is."""
-    found = [Reason(p.code, f"{p.file}: {p.text}") for p in one.problems]
+    objections = [Reason(p.code, f"{p.file}: {p.text}") for p in one.problems]
     for rule in (_identity, _sources, _times, _device, _numbers, _cases, _document, _capsule, _signature):
-        found += rule(row, one, context)
-    return found
+        objections += rule(row, one, context)
+    return objections
 
 
 def _identity(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
@@ -159,7 +159,7 @@ def _sources(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
         return
     differ = sorted(n for n in wanted.keys() | given.keys() if wanted.get(n) != given.get(n))
     if differ:
-        yield Reason("other-kernels", f"{expected.told(differ)}: not the bytes of this commit")
+        yield Reason("other-kernels", f"{expected.first_few(differ)}: not the bytes of this commit")
 
 
 def _times(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
@@ -236,8 +236,10 @@ def _numbers(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     if wanted and not any(given[path].outcome == "confirmed" for path in wanted if path in given):
         yield Reason("no-fingerprint", f"none of the {len(wanted)} numeric facts of a {row.device} was confirmed")
     elif absent := wanted.keys() - given.keys():
-        told = expected.told(absent, 1)
-        yield Reason("no-fingerprint", f"{len(absent)} numeric facts of a {row.device} are not in its record: {told}")
+        examples = expected.first_few(absent, 1)
+        yield Reason(
+            "no-fingerprint", f"{len(absent)} numeric facts of a {row.device} are not in its record: {examples}"
+        )
 
 
 def _refuted(finding: Finding, wanted: Mapping[str, object]) -> str | None:
@@ -261,15 +263,17 @@ def _cases(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     ids = Counter(item.id for item in items)
     again = [name for name, n in ids.items() if n > 1]
     if again:
-        yield Reason("contradictory", f"cases stand twice: {expected.told(again)}")
+        yield Reason("contradictory", f"cases stand twice: {expected.first_few(again)}")
     if not any(item.verdict != "NOT_RUN" for item in items) and row.suite != "bench":
         yield Reason("empty", "no case ran")
     lost = set(record.collected) - ids.keys()
     if lost:
-        yield Reason("partial", f"{len(lost)} of {len(record.collected)} cases have no outcome: {expected.told(lost)}")
+        yield Reason(
+            "partial", f"{len(lost)} of {len(record.collected)} cases have no outcome: {expected.first_few(lost)}"
+        )
     more = ids.keys() - set(record.collected)
     if more:
-        yield Reason("swapped", f"cases ran that were not collected: {expected.told(more)}")
+        yield Reason("swapped", f"cases ran that were not collected: {expected.first_few(more)}")
     verdicts = Counter(item.verdict for item in items)
     if record.exit_code == 0 and verdicts["FAIL"]:
         yield Reason("exit-code", f"{verdicts['FAIL']} cases failed, and the command ended with 0")
@@ -278,7 +282,7 @@ def _cases(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
     beyond = {"SIMULATED": ("PASS",), "COMPILED_ONLY": ("PASS", "SIMULATED")}.get(row.best, ())
     over = [item.id for item in items if item.verdict in beyond]
     if over:
-        yield Reason("overclaimed", f"{len(over)} cases say more than {row.best}: {expected.told(over, 1)}")
+        yield Reason("overclaimed", f"{len(over)} cases say more than {row.best}: {expected.first_few(over, 1)}")
 
 
 def _document(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
@@ -317,12 +321,12 @@ def _document(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:
             f"the document is of row {of.row} at {str(of.commit)[:12]}, its record of "
             f"{record.row} at {str(record.commit)[:12]}",
         )
-    for op, found in of.kernels.items():
-        if record.kernels.get(f"op:{op}", found) != found:
+    for op, sha256 in of.kernels.items():
+        if record.kernels.get(f"op:{op}", sha256) != sha256:
             yield Reason("contradictory", f"the document's kernels of {op} are not its record's")
     others = [item.id for item in one.items if not expected.of_backend(item.id, row.backend)]
     if others:
-        yield Reason("swapped", f"cells of another backend than {row.backend}: {expected.told(others, 1)}")
+        yield Reason("swapped", f"cells of another backend than {row.backend}: {expected.first_few(others, 1)}")
 
 
 def _capsule(row: Row, one: Evidence, context: Context) -> Iterator[Reason]:

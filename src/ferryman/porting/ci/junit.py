@@ -86,13 +86,13 @@ def _number(text: str | None) -> int:
 
 def _junit_case(node: ElementTree.Element) -> Case:
     name = results.printable("::".join(p for p in (node.get("classname"), node.get("name")) if p))[:2000]
-    told: dict[str, ElementTree.Element] = {_tag(child): child for child in node}
+    children: dict[str, ElementTree.Element] = {_tag(child): child for child in node}
     for tag, outcome in _WORST.items():
-        if tag in told:
-            return Case.model_validate({"id": name, "outcome": outcome, "reason": _message(told[tag])})
-    if "skipped" in told:
-        kind = "xfailed" if (told["skipped"].get("type") or "").endswith("xfail") else "skipped"
-        return Case.model_validate({"id": name, "outcome": kind, "reason": _message(told["skipped"])})
+        if tag in children:
+            return Case.model_validate({"id": name, "outcome": outcome, "reason": _message(children[tag])})
+    if "skipped" in children:
+        kind = "xfailed" if (children["skipped"].get("type") or "").endswith("xfail") else "skipped"
+        return Case.model_validate({"id": name, "outcome": kind, "reason": _message(children["skipped"])})
     for word in ((node.get(key) or "").strip().lower() for key in ("status", "result")):
         if _FAILED.search(word):
             return Case(id=name, outcome="failed", reason=f"the runner says {results.printable(word)[:60]!r}")

@@ -101,14 +101,14 @@ def _toml(text: str) -> dict[str, Any]:
 def _tables(path: Path) -> dict[str, Any]:
     """[tool.ferryman] of a pyproject.toml; empty where Python has no reader of TOML (3.10)."""
     try:
-        found: Any = _toml(files.read(path, _MOST_BYTES).decode())
+        table: Any = _toml(files.read(path, _MOST_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise MatrixError(f"{path} cannot be read: {error}") from error
     for part in ("tool", "ferryman"):
-        found = found.get(part, {})
-        if not isinstance(found, dict):
+        table = table.get(part, {})
+        if not isinstance(table, dict):
             raise MatrixError(f"{path}: [tool.ferryman] is no table")
-    return found
+    return table
 
 
 class _Toml:
@@ -205,13 +205,13 @@ class _Reader:
             given["max_age_days"] = self.number(top["max_age_days"], "max_age_days", 0.01, 3650)
         if "wait_minutes" in top:
             given["wait_minutes"] = int(self.number(top["wait_minutes"], "wait_minutes", 0, 1440))
-        made = Matrix(self.origin, **given)
-        for name in made.require:
-            if name not in made.vendors:
+        matrix = Matrix(self.origin, **given)
+        for name in matrix.require:
+            if name not in matrix.vendors:
                 raise self.fail(
-                    top["require"], f"require names {name!r}, of which there is no row; {nearest(name, made.vendors)}"
+                    top["require"], f"require names {name!r}, of which there is no row; {nearest(name, matrix.vendors)}"
                 )
-        return made
+        return matrix
 
     def row(self, node: Node) -> Row:
         known = tuple(f.name for f in fields(Row) if f.name != "line")
@@ -265,11 +265,11 @@ class _Reader:
     def _skips(self, node: Node) -> tuple[Skip, ...]:
         if not isinstance(node.value, list):
             raise self.fail(node, "skips must be a list of {match: .., reason: ..}")
-        found = []
+        skips = []
         for item in node.value:
             raw = self.mapping(item, ("match", "reason"), "an entry of skips", needed=("match", "reason"))
-            found.append(Skip(self.text(raw["match"], "match"), self.text(raw["reason"], "reason")))
-        return tuple(found)
+            skips.append(Skip(self.text(raw["match"], "match"), self.text(raw["reason"], "reason")))
+        return tuple(skips)
 
     def _quarantine(self, node: Node) -> Quarantine:
         raw = self.mapping(node, ("until", "reason"), "quarantine", needed=("until", "reason"))

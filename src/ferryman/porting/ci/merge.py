@@ -46,10 +46,10 @@ def _merge(
     for row in context.matrix.rows:
         for one in runs:
             if one.record.row == row.id:
-                found = judge.reasons(row, one, context)
+                reasons = judge.reasons(row, one, context)
                 if one.file in again:
-                    found.append(Reason("twice", again[one.file][1]))
-                mine[row.id].append((one, found))
+                    reasons.append(Reason("twice", again[one.file][1]))
+                mine[row.id].append((one, reasons))
     sisters = _sisters(context, mine)
     rows, entries = [], []
     for row in context.matrix.rows:
@@ -71,7 +71,7 @@ def _merge(
 
 def vendors(rows: Sequence[RowState]) -> list[VendorState]:
     """Each vendor by its rows on the real device, and by those alone."""
-    found = []
+    states = []
     for vendor in dict.fromkeys(row.vendor for row in rows):
         real = [
             r for r in rows if r.vendor == vendor and (r.how == "hardware" or (vendor == "cpu" and r.best == "PASS"))
@@ -82,12 +82,12 @@ def vendors(rows: Sequence[RowState]) -> list[VendorState]:
         green = judged and all(r.green for r in real)
         if verdict == "PASS" and not green:
             verdict = "NOT_RUN"
-        found.append(
+        states.append(
             VendorState(
                 vendor=vendor, verdict=verdict, green=green, rows=len(real), green_rows=sum(r.green for r in real)
             )
         )
-    return found
+    return states
 
 
 def _twice(runs: Sequence[Evidence]) -> dict[str, tuple[str, str]]:
@@ -96,26 +96,26 @@ def _twice(runs: Sequence[Evidence]) -> dict[str, tuple[str, str]]:
     for one in runs:
         for sha in {one.sha256, *one.shown}:
             where.setdefault(sha, []).append(one)
-    found = {}
+    shared = {}
     for sha, several in where.items():
         if len(several) > 1:
             for one in several:
                 others = ", ".join(o.file for o in several if o is not one)
-                found[one.file] = (sha, f"its content (SHA-256 {sha[:12]}) is also in {others}")
-    return found
+                shared[one.file] = (sha, f"its content (SHA-256 {sha[:12]}) is also in {others}")
+    return shared
 
 
 def _sisters(
     context: Context, mine: dict[str, list[tuple[Evidence, list[Reason]]]]
 ) -> dict[tuple[object, ...], set[str]]:
     """The ids that any run of the same tests, at this commit, has collected."""
-    found: dict[tuple[object, ...], set[str]] = {}
+    collected: dict[tuple[object, ...], set[str]] = {}
     for row in context.matrix.rows:
         key = expected.family(row)
         for one, why in mine[row.id]:
             if key is not None and not {"other-commit", "other-kernels", "other-row"} & {r.code for r in why}:
-                found.setdefault(key, set()).update(one.record.collected)
-    return found
+                collected.setdefault(key, set()).update(one.record.collected)
+    return collected
 
 
 class _Row:
@@ -179,30 +179,30 @@ class _Row:
             if counts[verdict]:
                 named = [item for item in items if item.verdict == verdict]
                 code = "rerun" if named[0].reason.startswith("rerun") else "failed"
-                told = expected.told(item.id for item in named)
-                self.why.append(Reason(code, f"{counts[verdict]} of {len(items)} cases are {verdict}: {told}"))
+                examples = expected.first_few(item.id for item in named)
+                self.why.append(Reason(code, f"{counts[verdict]} of {len(items)} cases are {verdict}: {examples}"))
                 return verdict
         left = [item for item in items if item.verdict == "NOT_RUN"]
         for code in _BY_OUTCOME:
             some = [item for item in left if item.reason.split(":")[0] == code]
             if some:
-                told = expected.told(item.id for item in some)
+                examples = expected.first_few(item.id for item in some)
                 name = "xfailed" if code == "xpassed" else code
-                self.why.append(Reason(name, f"{len(some)} of {len(items)} tests were {code}: {told}"))
+                self.why.append(Reason(name, f"{len(some)} of {len(items)} tests were {code}: {examples}"))
         rest = [item for item in left if item.reason.split(":")[0] not in _BY_OUTCOME]
         if rest:
             self.why.append(
                 Reason(
                     "not-run",
                     f"{len(rest)} of {len(items)} cases did not run: "
-                    f"{expected.told(i.id for i in rest)} ({rest[0].reason})",
+                    f"{expected.first_few(i.id for i in rest)} ({rest[0].reason})",
                 )
             )
         self._complete({item.id for item in chosen.items})
         lower = [i for i in items if i.verdict not in (row.best, "NOT_RUN", "UNIMPLEMENTED")]
         if lower:
-            told = expected.told((i.id for i in lower), 1)
-            self.why.append(Reason("not-run", f"{len(lower)} cases are only {lower[0].verdict}: {told}"))
+            examples = expected.first_few((i.id for i in lower), 1)
+            self.why.append(Reason("not-run", f"{len(lower)} cases are only {lower[0].verdict}: {examples}"))
         if not counts[row.best]:
             self.why.append(Reason("empty", f"no case is {row.best}"))
         return row_verdict(dict(counts)) if not self.why else "NOT_RUN"
@@ -227,10 +227,10 @@ class _Row:
             lacking = {i for i in (must or set()) - there if expected.excused(row, i) is None}
             if lacking:
                 self.why.append(
-                    Reason("missing", f"{len(lacking)} cases {whose} are not there: {expected.told(lacking)}")
+                    Reason("missing", f"{len(lacking)} cases {whose} are not there: {expected.first_few(lacking)}")
                 )
             if must is not None and whose.startswith("of Ferryman") and not self.why and there - must:
-                self.why.append(Reason("swapped", f"cases that no op has: {expected.told(there - must)}"))
+                self.why.append(Reason("swapped", f"cases that no op has: {expected.first_few(there - must)}"))
         entries = [e for e in self.context.history.of(row.id) if e.met]
         now = self.context.sources(row)
         same = [e for e in entries if e.kernels == now]
@@ -397,8 +397,8 @@ def _ops(items: Iterable[Item], row: Row) -> list[OpState]:
     grouped: dict[str, Counter[Verdict]] = {}
     for item in items:
         grouped.setdefault(item.op, Counter())[item.verdict] += 1
-    found = []
+    states = []
     for op, counts in sorted(grouped.items()):
         verdict: Verdict = next((v for v in (*WRONG, "NOT_RUN") if counts[v]), row_verdict(dict(counts)))
-        found.append(OpState(op=op, verdict=verdict, counts=dict(sorted(counts.items()))))
-    return found
+        states.append(OpState(op=op, verdict=verdict, counts=dict(sorted(counts.items()))))
+    return states

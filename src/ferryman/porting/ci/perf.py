@@ -109,12 +109,12 @@ def load(path: Path) -> Baseline:
 
 def samples(document: Benchmark) -> list[Sample]:
     """Our own times of a benchmark; those that it calls untrusted are left out."""
-    found = []
+    timed = []
     for cell in document.cells:
         for times in cell.times:
             if times.role == "implementation" and times.seconds is not None and not cell.untrusted:
                 noise = max(LEAST_NOISE, ((times.spread or 1.0) - 1) / 2, cell.noise or 0.0)
-                found.append(
+                timed.append(
                     Sample(
                         op=cell.op,
                         case=cell.case,
@@ -124,7 +124,7 @@ def samples(document: Benchmark) -> list[Sample]:
                         noise=noise,
                     )
                 )
-    return found
+    return timed
 
 
 def calibrated(baseline: Baseline) -> dict[Key, tuple[float, float, int]]:
@@ -133,13 +133,13 @@ def calibrated(baseline: Baseline) -> dict[Key, tuple[float, float, int]]:
     for run in baseline.runs:
         for sample in run.samples:
             grouped.setdefault(sample.key, []).append(sample)
-    found = {}
+    calibration = {}
     for key, several in grouped.items():
         middle = statistics.median(s.seconds for s in several)
         between = _SIGMAS * statistics.median(abs(s.seconds - middle) for s in several) / middle
         within = statistics.median(s.noise for s in several)
-        found[key] = (middle, max(LEAST_NOISE, between, within), len(several))
-    return found
+        calibration[key] = (middle, max(LEAST_NOISE, between, within), len(several))
+    return calibration
 
 
 def judge(baseline: Baseline, now: Benchmark, again: Callable[[frozenset[tuple[str, str]]], Benchmark]) -> list[Change]:
@@ -152,12 +152,12 @@ def judge(baseline: Baseline, now: Benchmark, again: Callable[[frozenset[tuple[s
         )
     known, here = calibrated(baseline), {s.key: s for s in samples(now)}
     untrusted = {(c.op, c.case, c.dtype) for c in now.cells if c.untrusted}
-    found = [_change(key, known.get(key), here.get(key), key[:3] in untrusted) for key in {**known, **here}]
-    suspects = frozenset(c.key[:2] for c in found if c.verdict == "slower")
+    changes = [_change(key, known.get(key), here.get(key), key[:3] in untrusted) for key in {**known, **here}]
+    suspects = frozenset(c.key[:2] for c in changes if c.verdict == "slower")
     if suspects:
         fresh = {s.key: s for s in samples(again(suspects))}
-        found = [_confirmed(c, known, fresh) if c.verdict == "slower" else c for c in found]
-    return sorted(found, key=lambda c: -(c.ratio or 0.0))
+        changes = [_confirmed(c, known, fresh) if c.verdict == "slower" else c for c in changes]
+    return sorted(changes, key=lambda c: -(c.ratio or 0.0))
 
 
 def _change(key: Key, past: tuple[float, float, int] | None, now: Sample | None, untrusted: bool) -> Change:
@@ -211,8 +211,11 @@ def judge_run(folder: Path, path: Path | None, row: Row) -> int:
         )
 
     changes = judge(baseline, now, again) if baseline is not None else []
-    made = {"changes": [c.to_dict() for c in changes], "baseline_runs": 0 if baseline is None else len(baseline.runs)}
-    write_whole(folder / commands.PERF, (json.dumps(made, indent=1) + "\n").encode())
+    document = {
+        "changes": [c.to_dict() for c in changes],
+        "baseline_runs": 0 if baseline is None else len(baseline.runs),
+    }
+    write_whole(folder / commands.PERF, (json.dumps(document, indent=1) + "\n").encode())
     if path is not None:
         write_whole(path.resolve(), extended(baseline, now, changes).model_dump_json(indent=1).encode())
     return int(regressed(changes))

@@ -64,17 +64,17 @@ def state(root: Path = Path()) -> State:
 
 def toolchain() -> dict[str, str]:
     """Versions of what compiles and runs kernels here."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        versions["cuda"] = torch.version.cuda
     if torch.version.hip:
-        found["hip"] = torch.version.hip
-    return found
+        versions["hip"] = torch.version.hip
+    return versions
 
 
 def op_digests(ops: Iterable[str]) -> dict[str, str]:
@@ -84,18 +84,18 @@ def op_digests(ops: Iterable[str]) -> dict[str, str]:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes. Raises OSError."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def stamped(document: Results, row: str | None = None, root: Path = Path(), given: State | None = None) -> Results:
     """The document with what it is of. ``given``: the state of the work tree before the check began."""
     here = given or state(root)
     known = {cell.op for cell in document.cells if not cell.implementation.startswith("user:")}
-    found = Provenance(
+    provenance = Provenance(
         commit=here.commit,
         dirty=here.dirty,
         kernels=op_digests(op for op in known if op in registry.primitives()),
@@ -103,4 +103,4 @@ def stamped(document: Results, row: str | None = None, root: Path = Path(), give
         row=row,
         manifest=sorted(cell_id(cell) for cell in document.cells),
     )
-    return document.model_copy(update={"provenance": found})
+    return document.model_copy(update={"provenance": provenance})

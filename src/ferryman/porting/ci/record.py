@@ -82,13 +82,13 @@ def now() -> str:
 def moment(text: str) -> datetime.datetime:
     """A time of a document. Raises ResultError for a text that is none, or has no time zone."""
     try:
-        found = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-        found.astimezone(datetime.timezone.utc)
+        time = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        time.astimezone(datetime.timezone.utc)
     except (ValueError, OverflowError) as error:
         raise ResultError(f"{text[:60]!r} is no time; required: ISO 8601 with a time zone") from error
-    if found.tzinfo is None:
+    if time.tzinfo is None:
         raise ResultError(f"{text[:60]!r} has no time zone; required: ISO 8601 with one")
-    return found.astimezone(datetime.timezone.utc)
+    return time.astimezone(datetime.timezone.utc)
 
 
 def dumps(record: Record) -> str:
@@ -115,15 +115,15 @@ def parse(raw: Any, where: str) -> Record:
     """A record from parsed JSON. Raises ResultError: another kind, a newer schema, damaged."""
     checked(raw, where, KIND, SCHEMA_VERSION)
     try:
-        found = Record.model_validate(printable(raw))
+        record = Record.model_validate(printable(raw))
     except ValidationError as error:
         raise ResultError(f"{where} is damaged: {first(error)}") from error
-    for name in found.files:
+    for name in record.files:
         if not _FILE.fullmatch(name):
             raise ResultError(f"{where} is damaged: {name[:60]!r} is no file's name in its folder")
-    for text in (found.started, found.finished):
+    for text in (record.started, record.finished):
         moment(text)
-    return found
+    return record
 
 
 def checked(raw: Any, where: str, kind: str, version: int) -> None:

@@ -87,7 +87,7 @@ def run(
         code = perf.judge_run(folder, baseline, row)
         finished = records.now()
     written = sorted(p for p in folder.iterdir() if p.is_file() and p.name != records.NAME)
-    made = Record(
+    record = Record(
         row=row.id,
         row_digest=row.digest,
         commit=here.commit or commit,
@@ -108,10 +108,10 @@ def run(
         files={p.name: provenance.file_digest(p) for p in written},
     )
     path = folder / records.NAME
-    write_whole(path, records.dumps(made).encode())
+    write_whole(path, records.dumps(record).encode())
     if sign_with is not None:
         signing.sign(path, sign_with)
-    return Ran(made, path)
+    return Ran(record, path)
 
 
 def _emptied(folder: Path) -> None:
@@ -138,20 +138,18 @@ def _device(row: Row) -> Device:
         return Device(vendor="cpu", profile="cpu", arch=known.arch, name=_processor(), kind=kind)
     if not torch.cuda.is_available():
         raise NotHere(f"row {row.id} needs a {row.device}, and torch sees no accelerator here: NOT_RUN")
-    facts, found = device_facts(torch.cuda.current_device()), detect("cuda")
+    facts, here = device_facts(torch.cuda.current_device()), detect("cuda")
     if row.how == "stand-in":
         return Device(
             vendor=known.vendor, profile=known.name, arch=known.arch, name=f"{known.title} by {facts.name}", kind=kind
         )
-    _require(row, found)
-    return Device(vendor=found.vendor, profile=found.name, arch=facts.arch.split(":")[0], name=facts.name, kind=kind)
+    _require(row, here)
+    return Device(vendor=here.vendor, profile=here.name, arch=facts.arch.split(":")[0], name=facts.name, kind=kind)
 
 
-def _require(row: Row, found: Profile) -> None:
-    if (found.vendor, found.name) != (row.vendor, row.device):
-        raise NotHere(
-            f"row {row.id} needs a {row.device} ({row.vendor}); here is {found.title} ({found.name}): NOT_RUN"
-        )
+def _require(row: Row, here: Profile) -> None:
+    if (here.vendor, here.name) != (row.vendor, row.device):
+        raise NotHere(f"row {row.id} needs a {row.device} ({row.vendor}); here is {here.title} ({here.name}): NOT_RUN")
 
 
 def _processor() -> str:

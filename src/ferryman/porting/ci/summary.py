@@ -243,22 +243,22 @@ class Column:
 def columns(merged: Merged) -> tuple[list[str], list[Column]]:
     """(ops, a column for each device): vendor x op."""
     ops = list(dict.fromkeys(op.op for row in merged.rows for op in row.ops))
-    shown, made = sorted(ops)[:_OPS_SHOWN], []
+    shown, devices = sorted(ops)[:_OPS_SHOWN], []
     for vendor, device in dict.fromkeys((r.vendor, r.device) for r in merged.rows):
         rows = [r for r in merged.rows if (r.vendor, r.device) == (vendor, device)]
-        found: dict[str, list[tuple[RowState, OpState]]] = {}
+        by_op: dict[str, list[tuple[RowState, OpState]]] = {}
         for row in rows:
             for op in row.ops:
-                found.setdefault(op.op, []).append((row, op))
+                by_op.setdefault(op.op, []).append((row, op))
         states: Verdict = next((v.verdict for v in merged.vendors if v.vendor == vendor), "NOT_RUN")
-        made.append(Column(vendor, device, states, [_square(found.get(op, [])) for op in shown]))
-    return shown, made
+        devices.append(Column(vendor, device, states, [_square(by_op.get(op, [])) for op in shown]))
+    return shown, devices
 
 
-def _square(found: Iterable[tuple[RowState, OpState]]) -> Square | None:
+def _square(pairs: Iterable[tuple[RowState, OpState]]) -> Square | None:
     """A row that is no evidence gives its ops none either."""
     said = [
-        (row, op.verdict if row.met or op.verdict in WRONG else _weaker(row.verdict, op.verdict)) for row, op in found
+        (row, op.verdict if row.met or op.verdict in WRONG else _weaker(row.verdict, op.verdict)) for row, op in pairs
     ]
     if not said:
         return None
@@ -273,7 +273,7 @@ def _weaker(row: Verdict, op: Verdict) -> Verdict:
 
 def html(merged: Merged) -> str:
     """The dashboard. Raises BackendUnavailable without jinja2."""
-    ops, found = columns(merged)
+    ops, devices = columns(merged)
     counts = Counter(row.verdict for row in merged.rows)
     return render(
         "ci.html.j2",
@@ -281,7 +281,7 @@ def html(merged: Merged) -> str:
         verdict=overall(merged),
         sentence=sentence(merged),
         ops=ops,
-        columns=found,
+        columns=devices,
         counts=[(name, MEANING[name], counts[name]) for name in MEANING if counts[name]],
         age=age,
         told=told,

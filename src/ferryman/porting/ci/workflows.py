@@ -31,8 +31,8 @@ _PYTHON_IMAGE = f"python:{_PYTHON}"
 def data(name: str) -> dict[str, Any]:
     """One of the package's data files: actions or images."""
     text = (resources.files(_HERE) / "data" / f"{name}.yaml").read_text("utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)[name]
-    return found
+    entries: dict[str, Any] = yaml.safe_load(text)[name]
+    return entries
 
 
 def action(name: str) -> str:
@@ -96,10 +96,10 @@ def _steps(matrix: Matrix, container: Container | None = None) -> str:
 
 def _prepared(matrix: Matrix, container: Container) -> list[str]:
     """The same in one shell."""
-    found = list(container.prepare)
+    commands = list(container.prepare)
     if container.path:
-        found.append(f'export PATH="{container.path}:$PATH"')
-    return [*found, *matrix.setup]
+        commands.append(f'export PATH="{container.path}:$PATH"')
+    return [*commands, *matrix.setup]
 
 
 def _replays(matrix: Matrix, before: str, after: str = "\n") -> dict[str, str]:
@@ -121,13 +121,13 @@ def _github(matrix: Matrix) -> str:
     groups = _groups(matrix)
     names = ["hosted", *groups]
     hardware = ""
-    for name, (found, _) in groups.items():
-        text = f"    container: {{image: {json.dumps(found.image)}, options: {json.dumps(found.options)}}}\n"
+    for name, (container, _) in groups.items():
+        text = f"    container: {{image: {json.dumps(container.image)}, options: {json.dumps(container.options)}}}\n"
         hardware += _filled(
             _template("github-hardware.yml"),
             NAME=name,
-            CONTAINER="" if found.image == HOST else text,
-            HARDWARE_SETUP=_steps(matrix, found),
+            CONTAINER="" if container.image == HOST else text,
+            HARDWARE_SETUP=_steps(matrix, container),
         )
     wanted = {"hosted": " ".join(f"--how {how}" for how in _HOSTED), **{name: f"--group {name}" for name in groups}}
     plans = []
@@ -156,15 +156,15 @@ def _github(matrix: Matrix) -> str:
 
 def _groups(matrix: Matrix) -> dict[str, tuple[Container, list[Row]]]:
     """Rows on devices by what their containers need: one job each. Names are those of `ferryman ci matrix --group`."""
-    found: dict[str, tuple[Container, list[Row]]] = {}
+    groups: dict[str, tuple[Container, list[Row]]] = {}
     for row in matrix.rows:
         if row.on_device:
             container = container_of(row)
-            first, rows = found.setdefault(group(row), (container, []))
+            first, rows = groups.setdefault(group(row), (container, []))
             rows.append(row)
             if first != container:
                 raise MatrixError(f"{matrix.origin}: rows {rows[0].id} and {row.id} share a job, and have two images")
-    return found
+    return groups
 
 
 def group(row: Row) -> str:
