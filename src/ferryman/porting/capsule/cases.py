@@ -108,9 +108,9 @@ def misfit(primitive: Primitive, case: Case) -> str | None:
             return f"{name} is {spec}"
     try:
         with _Sizes(where), torch.no_grad():
-            made = arguments(case, primitive, torch.float32, 0, torch.device("meta"))
-            primitive.check(*made.values)
-            wide = double(made.values)
+            args = arguments(case, primitive, torch.float32, 0, torch.device("meta"))
+            primitive.check(*args.values)
+            wide = double(args.values)
             body = primitive.body(*wide)
             primitive.limits.bound(wide, body if isinstance(body, tuple) else (body,))
     except CapsuleError:
@@ -146,9 +146,9 @@ class _Sizes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view:
-            for found in tree_leaves(out):
-                if isinstance(found, Tensor):
-                    _allowed(found.numel() * found.element_size(), f"{self._where}: {func}")
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor):
+                    _allowed(leaf.numel() * leaf.element_size(), f"{self._where}: {func}")
         return out
 
 
@@ -167,8 +167,8 @@ def derived(primitive: Primitive, args: Arguments) -> dict[str, Tensor]:
     forward = forward_of(primitive)
     if forward is None:
         return {}
-    made = set(forward.names) | set(output_gradients(primitive, forward))
-    return {name: b.tensor.detach() for name, b in args.buffers.items() if name not in made}
+    from_counters = set(forward.names) | set(output_gradients(primitive, forward))
+    return {name: b.tensor.detach() for name, b in args.buffers.items() if name not in from_counters}
 
 
 def small(tensor: Tensor) -> bool:
@@ -189,7 +189,7 @@ def turning(
     device = next(iter(names.values())).device
     with torch.no_grad():
         exact = as_tuple(forward.body(*double(arguments(case, forward, dtype, seed, device).values)))
-    found = {}
+    places = {}
     for output, value in zip(forward.outputs, exact, strict=True):
         name = next((n for n in (output, f"out_{output}") if n in names), None)
         if name is not None and value.numel():
@@ -198,8 +198,8 @@ def turning(
             turned = (value + noise).to(names[name].dtype) != (value - noise).to(names[name].dtype)
             at = (turned & value.isfinite() & (value != 0)).reshape(-1).nonzero().reshape(-1)
             if 0 < len(at) <= MOST_PATCHED:
-                found[name] = at.cpu()
-    return found
+                places[name] = at.cpu()
+    return places
 
 
 @dataclass(frozen=True)
@@ -232,11 +232,11 @@ class Rebuild:
             buffer.tensor[place] = values.to(device)
             buffers[name] = replace(buffer, pristine=buffer.bytes.clone())
         args = Arguments(args.values, buffers)
-        found = hashes(args)
-        for name in sorted(set(found) | set(self.record.hashes)):
-            if found.get(name) != self.record.hashes.get(name):
+        digests = hashes(args)
+        for name in sorted(set(digests) | set(self.record.hashes)):
+            if digests.get(name) != self.record.hashes.get(name):
                 raise OtherBits(
-                    f"inputs differ: {name} has hash {found.get(name, 'none')[:12]} here, "
+                    f"inputs differ: {name} has hash {digests.get(name, 'none')[:12]} here, "
                     f"recorded {self.record.hashes.get(name, 'none')[:12]}"
                 )
         return args

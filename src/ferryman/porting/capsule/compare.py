@@ -109,10 +109,10 @@ def compare(paths: Sequence[str | Path]) -> Comparison:
 
     Raises ResultError or CapsuleError for a file that cannot be read, and ResultError for fewer than two sides.
     """
-    found: list[_Evidence] = []
+    evidence: list[_Evidence] = []
     for path in paths:
-        found += _sides(Path(path))
-    sides = _merged(found)
+        evidence += _sides(Path(path))
+    sides = _merged(evidence)
     if not 2 <= len(sides) <= MOST_SIDES:
         raise ResultError(f"{len(sides)} machines to compare; required: 2 to {MOST_SIDES} documents of different runs")
     for letter, side in zip("ABCDEFGHIJKLMNOP", sides, strict=False):
@@ -156,10 +156,12 @@ def _sides(path: Path) -> list[_Evidence]:
     return _of_replay(document, path)
 
 
-def _of_capsule(held: capsule.Capsule, path: Path) -> _Evidence:
-    side = _Evidence(_source(held.results, path, "recorded", held.sha256), timings=_timings(held.results))
-    runs = {run.cell: output_hash([o.hash for o in run.outputs]) for run in held.manifest.runs}
-    for index, cell in enumerate(held.results.cells):
+def _of_capsule(recording: capsule.Capsule, path: Path) -> _Evidence:
+    side = _Evidence(
+        _source(recording.results, path, "recorded", recording.sha256), timings=_timings(recording.results)
+    )
+    runs = {run.cell: output_hash([o.hash for o in run.outputs]) for run in recording.manifest.runs}
+    for index, cell in enumerate(recording.results.cells):
         side.add(
             (cell.op, cell.implementation, cell.dtype),
             cell.case,
@@ -187,7 +189,7 @@ def _of_replay(document: Replay, path: Path) -> list[_Evidence]:
 
 
 def _source(
-    document: Results, path: Path, role: Literal["checked", "recorded", "replayed"], held: str | None = None
+    document: Results, path: Path, role: Literal["checked", "recorded", "replayed"], sha256: str | None = None
 ) -> Source:
     facts = document.environment
     return Source(
@@ -201,7 +203,7 @@ def _source(
         torch=facts.versions.get("torch", "unknown"),
         time=facts.time,
         seed=facts.seed,
-        capsule=held,
+        capsule=sha256,
     )
 
 
@@ -214,25 +216,25 @@ def _timings(document: Results) -> dict[tuple[str, str, str], Timing]:
     return {(t.op, t.implementation, t.dtype): t for t in document.timings}
 
 
-def _merged(found: list[_Evidence]) -> list[_Evidence]:
+def _merged(evidence: list[_Evidence]) -> list[_Evidence]:
     """Each machine's recording once: several replays bring the same one. What a replay judged anew is worth more."""
     sides: list[_Evidence] = []
     recorded: dict[str, _Evidence] = {}
-    for side in found:
-        held = side.source.capsule
-        if side.source.role != "recorded" or held is None:
+    for side in evidence:
+        sha256 = side.source.capsule
+        if side.source.role != "recorded" or sha256 is None:
             sides.append(side)
-        elif held not in recorded:
-            recorded[held] = side
+        elif sha256 not in recorded:
+            recorded[sha256] = side
             sides.append(side)
         else:
             for key, cells in side.cells.items():
                 for case, cell in cells.items():
-                    known = recorded[held].cells.setdefault(key, {}).get(case)
+                    known = recorded[sha256].cells.setdefault(key, {}).get(case)
                     if known is None or (
                         known.verdict != "FAIL" and (cell.plain is not None or cell.verdict == "FAIL")
                     ):
-                        recorded[held].cells[key][case] = cell
+                        recorded[sha256].cells[key][case] = cell
     return sides
 
 
@@ -324,9 +326,9 @@ def _part(key: tuple[str, str, str], side: _Evidence) -> Part:
 
 
 def _notes(sides: list[_Evidence]) -> list[str]:
-    held = {side.source.capsule for side in sides}
+    capsules = {side.source.capsule for side in sides}
     notes = []
-    if len(held) == 1 and None not in held:
+    if len(capsules) == 1 and None not in capsules:
         notes.append("every side had the inputs of one capsule, proven by hash")
     elif len({side.source.seed for side in sides}) == 1:
         notes.append("inputs are those of one seed, made by each side from counters; only a capsule proves it by hash")

@@ -182,18 +182,18 @@ def _header(raw: bytes, where: str) -> tuple[dict[str, str], dict[str, int]]:
         if raw[:1] == b"\x80" and raw[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
             raise CapsuleError(f"{where} is a pickle, which is never read")
         raise CapsuleError(f"{where} is truncated, or no capsule: {len(raw)} bytes, and a header of {length}")
-    found = parse_json(raw[8 : 8 + length], f"{where}: the header")
-    facts = found.pop("__metadata__", None)
+    header = parse_json(raw[8 : 8 + length], f"{where}: the header")
+    facts = header.pop("__metadata__", None)
     if not isinstance(facts, dict) or not all(isinstance(v, str) for v in facts.values()):
         raise CapsuleError(f"{where} is not a capsule: its metadata names no format")
-    if len(found) > MOST_TENSORS:
-        raise CapsuleError(f"{where} names {len(found)} tensors; required: at most {MOST_TENSORS}")
+    if len(header) > MOST_TENSORS:
+        raise CapsuleError(f"{where} names {len(header)} tensors; required: at most {MOST_TENSORS}")
     sizes = {}
-    for name, entry in found.items():
+    for name, entry in header.items():
         if name != MANIFEST and not _HASH.fullmatch(name):
             raise CapsuleError(f"{where}: a tensor is named {name[:80]!r}; required: a hash, or {MANIFEST!r}")
         sizes[name] = _size(entry, length, len(raw), f"{where}: tensor {name[:16]}")
-    if found.get(MANIFEST, {}).get("dtype") != "U8":
+    if header.get(MANIFEST, {}).get("dtype") != "U8":
         raise CapsuleError(f"{where} has no manifest")
     return facts, sizes
 
@@ -231,9 +231,9 @@ def _inflate(deflated: bytes, where: str) -> bytes:
 def parse_json(text: bytes, where: str) -> dict[str, Any]:
     """A JSON object: no key twice, no NaN, nothing nested beyond what Python follows. Raises CapsuleError."""
     try:
-        found = files.parse(text)
+        document = files.parse(text)
     except (ValueError, RecursionError) as error:
         raise CapsuleError(f"{where} is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise CapsuleError(f"{where} is not a JSON object")
-    return found
+    return document

@@ -270,8 +270,8 @@ def output_fault(output: OutputRecord, tensors: dict[str, Tensor]) -> str | None
         return f"has {elements} elements; required: at most {MOST_ELEMENTS}"
     if output.stored is None:
         return None
-    held = tensors.get(output.stored)
-    if held is None:
+    tensor = tensors.get(output.stored)
+    if tensor is None:
         return "refers to a tensor that is not stored"
     if output.tiles is None:
         expected = list(output.shape)
@@ -283,13 +283,13 @@ def output_fault(output: OutputRecord, tensors: dict[str, Tensor]) -> str | None
         if not ordered or not output.tiles or output.tiles[-1] > last:
             return "has tiles that are out of order or outside"
         expected = [sum(min(TILE, elements - t * TILE) for t in output.tiles)]
-    if list(held.shape) != expected or dtype_name(held.dtype) != output.dtype:
-        return f"is stored as {dtype_name(held.dtype)} {list(held.shape)}; required: {output.dtype} {expected}"
+    if list(tensor.shape) != expected or dtype_name(tensor.dtype) != output.dtype:
+        return f"is stored as {dtype_name(tensor.dtype)} {list(tensor.shape)}; required: {output.dtype} {expected}"
     return None
 
 
 def numel(shape: list[int]) -> int:
-    found = 1
+    count = 1
     for n in shape:
-        found *= n
-    return found
+        count *= n
+    return count

@@ -51,13 +51,13 @@ def machine(device: torch.device) -> Machine:
 
 
 def _flags() -> dict[str, str | bool]:
-    found: dict[str, str | bool] = {
+    flags: dict[str, str | bool] = {
         "cuda_matmul_tf32": float32_precision() == "tf32",
         "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
         "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
         "flush_denormal": flushes_subnormals(),
     }
-    return found | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return flags | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 def _host_memory() -> int | None:
@@ -89,8 +89,8 @@ def from_nvidia_smi(text: str, flags: dict[str, str | bool], memory: int) -> Mac
     said = dict(zip(_NVIDIA, fields, strict=False))
 
     def numbers(**wanted: str) -> dict[str, float]:
-        found = {name: _number(said.get(field, "")) for name, field in wanted.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        readings = {name: _number(said.get(field, "")) for name, field in wanted.items()}
+        return {name: value for name, value in readings.items() if value is not None}
 
     return Machine(
         driver=said.get("driver_version") or None,

@@ -119,8 +119,8 @@ def filled(spec: config.ModelSpec, device: torch.device, dtype: torch.dtype, see
             assert flat.data_ptr() == parameter.data_ptr()
             for chunk, start in enumerate(range(0, flat.numel(), CHUNK)):
                 part = flat[start : start + CHUNK]
-                made = Draw.of(seed, "model", spec.family, f"{name}/{chunk}", (part.numel(),), dtype, device).normal()
-                part.copy_(1 + 0.1 * made if parameter.dim() == 1 else made / math.sqrt(parameter.shape[-1]))
+                values = Draw.of(seed, "model", spec.family, f"{name}/{chunk}", (part.numel(),), dtype, device).normal()
+                part.copy_(1 + 0.1 * values if parameter.dim() == 1 else values / math.sqrt(parameter.shape[-1]))
     return model.requires_grad_(False)
 
 
@@ -150,10 +150,10 @@ class Inputs:
 
 def hashes(model: Any, inputs: Inputs) -> dict[str, str]:
     """Of everything that counters made."""
-    found = {name: digest(p) for name, p in model.named_parameters()}
+    digests = {name: digest(p) for name, p in model.named_parameters()}
     for what, given in (("hidden", inputs.hidden), ("cotangent", inputs.cotangents)):
-        found |= {f"{what}.{i}": digest(t) for i, t in enumerate(given)}
-    return found | {"tokens": digest(inputs.tokens)}
+        digests |= {f"{what}.{i}": digest(t) for i, t in enumerate(given)}
+    return digests | {"tokens": digest(inputs.tokens)}
 
 
 def take_buffers(model: Any, stored: dict[str, Tensor]) -> None:
@@ -191,11 +191,11 @@ def run(model: Any, inputs: Inputs, hidden: list[Tensor] | None = None) -> Pass:
     outputs: list[Tensor] = []
     with _feeding(model, leaves, outputs), torch.enable_grad():
         model.base_model(input_ids=inputs.tokens, use_cache=False)
-    found: Pass = []
+    pairs: Pass = []
     for leaf, out, cotangent in zip(leaves, outputs, inputs.cotangents, strict=True):
         (slope,) = torch.autograd.grad(out, leaf, cotangent.to(out.dtype))
-        found.append((out.detach(), slope))
-    return found
+        pairs.append((out.detach(), slope))
+    return pairs
 
 
 def run_exact(model: Any, inputs: Inputs) -> tuple[Pass, torch.dtype]:
@@ -229,27 +229,27 @@ class Reference:
         drawn = [run(model, inputs, moved(inputs, seed)) for seed in SEEDS]
         return cls(wanted, run(model, inputs), drawn, wide)
 
-    def judge(self, layer: int, kind: int, found: Tensor, at: Tensor | None = None) -> list[Measure]:
+    def judge(self, layer: int, kind: int, values: Tensor, at: Tensor | None = None) -> list[Measure]:
         """Relative error and bias, with the limits that `ferryman check --model` derives; of a whole output the worst
-        token too. ``found`` holds the elements at the positions ``at``, or all of them."""
+        token too. ``values`` holds the elements at the positions ``at``, or all of them."""
         wanted = _pick(self.wanted[layer][kind], at)
-        given = found.to(wanted.device)
+        given = values.to(wanted.device)
         own, *drawn = [_pick(one[layer][kind], at) for one in (self.own, *self.drawn)]
         most = max(measure.relative(one, wanted) for one in (own, *drawn))
-        made = [limited("error", measure.relative(given, wanted), most)]
+        measures = [limited("error", measure.relative(given, wanted), most)]
         if at is None and kind == 0:
-            held = max(measure.worst_row(one, wanted) for one in (own, *drawn))
-            made.append(limited("worst token", measure.worst_row(given, wanted), held))
+            worst = max(measure.worst_row(one, wanted) for one in (own, *drawn))
+            measures.append(limited("worst token", measure.worst_row(given, wanted), worst))
         squares = wanted.double().square()
         spread = math.sqrt(float(squares.square().sum())) / max(float(squares.sum()), 1e-300)
         slopes = [measure.slope(one, wanted) for one in drawn]
         # independent relative errors of that size move the scale by chance alone this far
         chance = max(math.sqrt(sum(b * b for b in slopes) / len(slopes)), most * spread)
-        allowed = max(BIAS_ALLOWED * torch.finfo(found.dtype).eps, 4 * torch.finfo(torch.float32).eps)
+        allowed = max(BIAS_ALLOWED * torch.finfo(values.dtype).eps, 4 * torch.finfo(torch.float32).eps)
         limit = max(abs(measure.slope(own, wanted)), DEVIATIONS * chance) + allowed
         bias = abs(measure.slope(given, wanted))
-        made.append(Measure(name="bias", value=bias, floor=chance, limit=limit, ok=bias <= limit))
-        return made
+        measures.append(Measure(name="bias", value=bias, floor=chance, limit=limit, ok=bias <= limit))
+        return measures
 
 
 def _pick(tensor: Tensor, at: Tensor | None) -> Tensor:

@@ -74,12 +74,12 @@ def record(
     if jobs > 1:
         compile_ahead(names, wanted, place, dtypes_of(dtypes), tier, seed, jobs, progress)
     names = [name for name in dict.fromkeys(names) if list(registry.asked(name, wanted))]
-    made = _Recorder(place, profile, dtypes_of(dtypes), tier, seed, dict(kernels or {}), progress)
-    made.total = sum(len(tier_cases(registry.primitive(n), tier)) for n in names) * len(made.dtypes)
+    recorder = _Recorder(place, profile, dtypes_of(dtypes), tier, seed, dict(kernels or {}), progress)
+    recorder.total = sum(len(tier_cases(registry.primitive(n), tier)) for n in names) * len(recorder.dtypes)
     with quiet():
         for name in names:
-            made.op(registry.primitive(name), list(registry.asked(name, wanted)))
-    return made.finish()
+            recorder.op(registry.primitive(name), list(registry.asked(name, wanted)))
+    return recorder.finish()
 
 
 class _Recorder:
@@ -172,18 +172,18 @@ class _Recorder:
                 self.runs.append(RunRecord(**at, tf32=run.tf32, outputs=outputs))
 
     def _output(self, prepared: Prepared, name: str, out: Tensor, worst: WorstElement | None) -> OutputRecord:
-        whole, tiles, held = digest(out), None, out
+        whole, tiles, kept = digest(out), None, out
         if out.numel() * out.element_size() > WHOLE_BYTES:
             place = f"{prepared.primitive.name}/{prepared.case.name}/{dtype_name(out.dtype)}/{name}"
             at = _flat(worst.index, out.shape) if worst is not None and worst.output == name else None
             tiles = sampled(place, out.numel(), SAMPLE_BYTES // out.element_size() // TILE, at)
-            held = elements(out, tiles)
+            kept = elements(out, tiles)
         return OutputRecord(
             name=name,
             dtype=dtype_name(out.dtype),
             shape=list(out.shape),
             hash=whole,
-            stored=self._store(held),
+            stored=self._store(kept),
             tiles=tiles,
         )
 

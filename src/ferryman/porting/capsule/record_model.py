@@ -47,19 +47,19 @@ def record_model(
     `ferryman.integrations.transformers`. Requests (`ferryman.use`) in force bind the ported model.
     """
     began = time.perf_counter()
-    told = progress or (lambda done, total, label: None)
+    advance = progress or (lambda done, total, label: None)
     place, profile = placed(device), detect(device)
     (storage,) = dtypes_of([dtype])
     length = tokens if tokens is not None else 48 if tiny else 256
     spec = capsule_model.spec_of(model, tiny, layers)
-    told(0, len(STAGES), STAGES[0])
+    advance(0, len(STAGES), STAGES[0])
     built = capsule_model.filled(spec, place, storage, seed)
     inputs = Inputs.of(built, batch, length, seed, place, storage)
-    told(1, len(STAGES), STAGES[1])
+    advance(1, len(STAGES), STAGES[1])
     reference = Reference.of(built, inputs)
-    told(2, len(STAGES), STAGES[2])
-    found, served = ported(built, inputs, porter)
-    told(3, len(STAGES), STAGES[3])
+    advance(2, len(STAGES), STAGES[2])
+    pairs, served = ported(built, inputs, porter)
+    advance(3, len(STAGES), STAGES[3])
     tensors: dict[str, Tensor] = {}
 
     def store(tensor: Tensor) -> str:
@@ -69,7 +69,7 @@ def record_model(
 
     buffers = {name: store(b) for name, b in built.named_buffers()}
     records = []
-    for index, pair in enumerate(found):
+    for index, pair in enumerate(pairs):
         parts = {kind: _output(f"layer_{index}_{kind}", out, store) for kind, out in zip(KINDS, pair, strict=True)}
         records.append(
             LayerRecord(
@@ -87,7 +87,7 @@ def record_model(
             "model": model,
             "title": spec.title,
             "tiny": tiny,
-            "layers": len(found),
+            "layers": len(pairs),
             "dtype": dtype_name(storage),
             "batch": batch,
             "tokens": length,
@@ -109,27 +109,27 @@ def ported(model: Any, inputs: Inputs, porter: Any) -> tuple[Pass, Counter[tuple
     porter.port(model)
     try:
         with trace() as traced:
-            found = capsule_model.run(model, inputs)
+            pairs = capsule_model.run(model, inputs)
     finally:
         porter.unport(model)
-    return found, traced.calls
+    return pairs, traced.calls
 
 
 def by_op(served: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for (op, implementation), count in served.items():
-        found.setdefault(op, {})[implementation] = count
-    return found
+        counts.setdefault(op, {})[implementation] = count
+    return counts
 
 
 def _output(name: str, out: Tensor, store: Callable[[Tensor], str]) -> OutputRecord:
     tiles = sampled(name, out.numel(), SAMPLE) if out.numel() > SAMPLE * TILE else None
-    held = out if tiles is None else elements(out, tiles)
+    kept = out if tiles is None else elements(out, tiles)
     return OutputRecord(
         name=name,
         dtype=dtype_name(out.dtype),
         shape=list(out.shape),
         hash=digest(out),
-        stored=store(held),
+        stored=store(kept),
         tiles=tiles,
     )

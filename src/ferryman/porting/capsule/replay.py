@@ -61,9 +61,9 @@ def replay(
     for backend in allowed or ():
         registry.check_requested(backend)
     with quiet():
-        made = _Replayer(capsule, place, profile, full, dict(kernels or {}), allowed, wanted, progress)
-        made.all()
-    timings = timing.slowest(made.cells) if place.type == "cpu" else made.timings
+        replayer = _Replayer(capsule, place, profile, full, dict(kernels or {}), allowed, wanted, progress)
+        replayer.all()
+    timings = timing.slowest(replayer.cells) if place.type == "cpu" else replayer.timings
     seconds = round(time.perf_counter() - began, 3)
     facts = environment(place, profile, capsule.seed, capsule.results.environment.tier, seconds)
     return Replay(
@@ -72,8 +72,8 @@ def replay(
         size=capsule.size,
         machine=capsule.manifest.machine,
         recorded=capsule.results,
-        replayed=results(facts, made.cells, timings),
-        explained=made.explained,
+        replayed=results(facts, replayer.cells, timings),
+        explained=replayer.explained,
     )
 
 
@@ -213,9 +213,9 @@ class _Replayer:
             if self.allowed is not None and implementation not in self.allowed:
                 continue
             run = self.runs.get((index, implementation))
-            a, found = side_a(self.capsule, run, self._cell_of_a(run, case.op, implementation, record), prepared)
+            a, judgement = side_a(self.capsule, run, self._cell_of_a(run, case.op, implementation, record), prepared)
             b = here.get(implementation) or Side(verdict=verdict, reason=why)
-            explanation, detail = explain(a, b, found.fault)
+            explanation, detail = explain(a, b, judgement.fault)
             elements = sum(_count(o.shape) for o in run.outputs) if run is not None else 0
             self.explained.append(
                 Explained(
@@ -225,7 +225,7 @@ class _Replayer:
                     case=case.case,
                     explanation=explanation,
                     detail=detail,
-                    judged=found.judged,
+                    judged=judgement.judged,
                     elements=elements,
                     a=a,
                     b=b,
@@ -257,5 +257,5 @@ def _side_b(prepared: Prepared, run: Run) -> Side:
         return side
     shown = [Shown(n, o) for n, o in zip(prepared.primitive.outputs, run.outputs, strict=True)]
     same = declared == type(declared)()  # nothing is declared: the ratio is the plain one already
-    found = Judged(plain=run.cell.ratio) if same else judge(prepared, shown, declared)
-    return side.model_copy(update={"plain": found.plain, "hash": output_hash([digest(o) for o in run.outputs])})
+    judgement = Judged(plain=run.cell.ratio) if same else judge(prepared, shown, declared)
+    return side.model_copy(update={"plain": judgement.plain, "hash": output_hash([digest(o) for o in run.outputs])})

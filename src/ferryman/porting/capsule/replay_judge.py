@@ -65,11 +65,11 @@ def judge(prepared: Prepared, shown: Sequence[Shown], declared: metrics.Declared
     plain: float | None = None
     for output, exact, bound, without in zip(shown, prepared.oracle, full, bare, strict=True):
         got, here = output.values.to(exact.device), _pick(exact, output.at, exact)
-        found = gates.Judgement.of(output.name, got, here, _bound(bound, output.at, exact))
-        least = metrics.worst(output.name, got, here, _pick(without.total, output.at, exact), found.judged)
+        judgement = gates.Judgement.of(output.name, got, here, _bound(bound, output.at, exact))
+        least = metrics.worst(output.name, got, here, _pick(without.total, output.at, exact), judgement.judged)
         if least is not None:
             plain = max(plain or 0.0, least.ratio)
-        first = found.wrong
+        first = judgement.wrong
         if first is None and exactly and output.name not in prepared.case.inexact:
             differs = gates.differing(got, here)
             if bool(differs.any()):
@@ -78,8 +78,8 @@ def judge(prepared: Prepared, shown: Sequence[Shown], declared: metrics.Declared
         if wrong is None and first is not None:
             wrong = _placed(first, output.at, exact.shape)
             assert wrong is not None
-            fault = gates.element(wrong) if found.wrong is not None else _bitwise(wrong)
-        most = _placed(found.worst, output.at, exact.shape)
+            fault = gates.element(wrong) if judgement.wrong is not None else _bitwise(wrong)
+        most = _placed(judgement.worst, output.at, exact.shape)
         if most is not None and (worst is None or most.ratio > worst.ratio):
             worst = most
     shown_worst = wrong or worst
@@ -126,19 +126,19 @@ def recorded_outputs(capsule: Capsule, run: RunRecord, prepared: Prepared) -> li
     added = prepared.declared[count:]
     if [o.name for o in run.outputs] != list(names[:count]) or any(want.numel() for want in added):
         return f"outputs are {[o.name for o in run.outputs]}; required: {list(names)}"
-    found = []
+    outputs = []
     for output, want in zip(run.outputs, prepared.declared[:count], strict=True):
         if (output.shape, output.dtype) != (list(want.shape), dtype_name(want.dtype)):
             return (
                 f"{output.name} is {output.dtype} {output.shape}; required: {dtype_name(want.dtype)} {list(want.shape)}"
             )
         at = None if output.tiles is None else positions(want.numel(), output.tiles)
-        held = None if output.stored is None else capsule.tensors[output.stored]
-        if held is None:  # only its hash is known
-            at, held = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=want.dtype)
-        found.append(Shown(output.name, held, at))
+        values = None if output.stored is None else capsule.tensors[output.stored]
+        if values is None:  # only its hash is known
+            at, values = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=want.dtype)
+        outputs.append(Shown(output.name, values, at))
     empty = (Shown(name, torch.empty_like(want)) for name, want in zip(names[count:], added, strict=True))
-    return [*found, *empty]
+    return [*outputs, *empty]
 
 
 def side_a(
@@ -150,22 +150,22 @@ def side_a(
     if run is None or prepared is None:
         tf32 = run.tf32 if run is not None else False
         declared = declared_of(cell, tf32, getattr(torch, cell.dtype))
-        found = Judged(cell.ratio, None, cell.worst)
+        judgement = Judged(cell.ratio, None, cell.worst)
     else:
         declared = declared_of(cell, run.tf32, prepared.dtype)
         shown = recorded_outputs(capsule, run, prepared)
-        found = Judged(fault=shown) if isinstance(shown, str) else judge(prepared, shown, declared)
+        judgement = Judged(fault=shown) if isinstance(shown, str) else judge(prepared, shown, declared)
     outputs = output_hash([o.hash for o in run.outputs]) if run is not None else None
     side = Side(
         verdict=cell.verdict,
-        ratio=found.ratio,
-        plain=found.plain,
-        worst=found.worst,
+        ratio=judgement.ratio,
+        plain=judgement.plain,
+        worst=judgement.worst,
         hash=outputs,
         declared=wording(declared),
-        reason=found.fault or cell.reason,
+        reason=judgement.fault or cell.reason,
     )
-    return side, found
+    return side, judgement
 
 
 def explain(a: Side, b: Side, fault: str | None) -> tuple[Explanation, str | None]:

@@ -64,12 +64,12 @@ class ModelReplay(_Model):
 
 
 def replay_model(
-    held: ModelCapsule, *, porter: Any, device: torch.device | str | None = None, progress: Progress | None = None
+    capsule: ModelCapsule, *, porter: Any, device: torch.device | str | None = None, progress: Progress | None = None
 ) -> ModelReplay:
     """Every layer on this machine. A is the machine that recorded. Other weights or inputs here: MISTRUSTED."""
     began = time.perf_counter()
-    told = progress or (lambda done, total, label: None)
-    manifest = held.manifest
+    advance = progress or (lambda done, total, label: None)
+    manifest = capsule.manifest
     place, profile = placed(device), detect(device)
     storage: torch.dtype = getattr(torch, manifest.dtype)
     layers: list[LayerReplayed] = []
@@ -77,22 +77,22 @@ def replay_model(
     served: dict[str, dict[str, int]] = {}
     wide = "none"
     spec = capsule_model.spec_of(manifest.model, manifest.tiny, manifest.layers)
-    told(0, 3, "build")
+    advance(0, 3, "build")
     built = capsule_model.filled(spec, place, storage, manifest.seed)
     inputs = Inputs.of(built, manifest.batch, manifest.tokens, manifest.seed, place, storage)
     try:
-        _proven(held, built, inputs)
+        _proven(capsule, built, inputs)
     except OtherBits as error:
         reasons.append(str(error))
     else:
-        told(1, 3, "exact")
+        advance(1, 3, "exact")
         reference = Reference.of(built, inputs)
         wide = dtype_name(reference.wide)
-        told(2, 3, "ported")
-        found, calls = ported(built, inputs, porter)
+        advance(2, 3, "ported")
+        pairs, calls = ported(built, inputs, porter)
         served = by_op(calls)
         layers = [
-            _layer(held, reference, index, kind, pair[kind]) for index, pair in enumerate(found) for kind in range(2)
+            _layer(capsule, reference, index, kind, pair[kind]) for index, pair in enumerate(pairs) for kind in range(2)
         ]
     wrong = [layer for layer in layers if layer.explanation not in ("equal", "both within bounds")]
     for layer in wrong:
@@ -100,13 +100,13 @@ def replay_model(
     simulated = interpreting() and any("triton" in by for by in served.values())
     seconds = round(time.perf_counter() - began, 3)
     return ModelReplay(
-        capsule=held.sha256,
+        capsule=capsule.sha256,
         model=manifest.model,
         title=manifest.title,
         dtype=manifest.dtype,
         exact=wide,
-        recorded=held.environment,
-        replayed=environment(place, profile, manifest.seed, held.environment.tier, seconds),
+        recorded=capsule.environment,
+        replayed=environment(place, profile, manifest.seed, capsule.environment.tier, seconds),
         served_a=manifest.served,
         served_b=served,
         layers=layers,
@@ -115,15 +115,15 @@ def replay_model(
     )
 
 
-def _proven(held: ModelCapsule, model: Any, inputs: Inputs) -> None:
+def _proven(capsule: ModelCapsule, model: Any, inputs: Inputs) -> None:
     """Raises OtherBits unless every weight and every input has the bits that A had."""
-    manifest = held.manifest
-    capsule_model.take_buffers(model, {name: held.tensors[h] for name, h in manifest.buffers.items()})
-    found = capsule_model.hashes(model, inputs)
-    for name in sorted(set(found) | set(manifest.hashes)):
-        if found.get(name) != manifest.hashes.get(name):
+    manifest = capsule.manifest
+    capsule_model.take_buffers(model, {name: capsule.tensors[h] for name, h in manifest.buffers.items()})
+    hashes = capsule_model.hashes(model, inputs)
+    for name in sorted(set(hashes) | set(manifest.hashes)):
+        if hashes.get(name) != manifest.hashes.get(name):
             raise OtherBits(
-                f"{name} has hash {str(found.get(name))[:12]} here, recorded {str(manifest.hashes.get(name))[:12]}"
+                f"{name} has hash {str(hashes.get(name))[:12]} here, recorded {str(manifest.hashes.get(name))[:12]}"
             )
     for index, layer in enumerate(manifest.found):
         for record in (layer.output, layer.gradient):
@@ -131,12 +131,12 @@ def _proven(held: ModelCapsule, model: Any, inputs: Inputs) -> None:
                 raise OtherBits(f"{record.name} is {record.dtype} {record.shape}, as no layer's of this model")
 
 
-def _layer(held: ModelCapsule, reference: Reference, index: int, kind: int, mine: Tensor) -> LayerReplayed:
-    layer = held.manifest.found[index]
+def _layer(capsule: ModelCapsule, reference: Reference, index: int, kind: int, mine: Tensor) -> LayerReplayed:
+    layer = capsule.manifest.found[index]
     record = (layer.output, layer.gradient)[kind]
     assert record.stored is not None
     at = None if record.tiles is None else positions(mine.numel(), record.tiles)
-    theirs = held.tensors[record.stored]
+    theirs = capsule.tensors[record.stored]
     a, b = reference.judge(index, kind, theirs, at), reference.judge(index, kind, mine)
     a += [m for m in layer.measures[kind] if not m.ok]
     a_wrong, b_wrong = not all(m.ok for m in a), not all(m.ok for m in b)
@@ -158,17 +158,17 @@ def _layer(held: ModelCapsule, reference: Reference, index: int, kind: int, mine
     )
 
 
-def _worst(name: str, found: Tensor, wanted: Tensor, at: Tensor | None) -> WorstElement:
+def _worst(name: str, values: Tensor, wanted: Tensor, at: Tensor | None) -> WorstElement:
     """The stored element that is furthest from the exact one; its bound is the RMS of the layer's values."""
     exact = (wanted if at is None else wanted.reshape(-1)[at.to(wanted.device)]).reshape(-1).cpu().double()
-    difference = (found.reshape(-1).double() - exact).abs().nan_to_num(nan=float("inf"))
+    difference = (values.reshape(-1).double() - exact).abs().nan_to_num(nan=float("inf"))
     flat = int(difference.argmax())
     place = flat if at is None else int(at[flat])
     index = [int(i) for i in torch.unravel_index(torch.tensor(place), wanted.shape)]
     return WorstElement(
         output=name,
         index=index,
-        value=float(found.reshape(-1)[flat]),
+        value=float(values.reshape(-1)[flat]),
         expected=float(exact[flat]),
         bound=float(exact.square().mean().sqrt()),
     )

@@ -99,16 +99,16 @@ def load(path: str | Path) -> Replay | Results:
     """A replay or a result document from a file. Raises ResultError naming what is wrong."""
     path = Path(path)
     try:
-        found = files.document(path)
+        document = files.document(path)
     except files.Unreadable as error:
         raise ResultError(str(error)) from error
-    if isinstance(found, dict) and found.get("kind") == KIND:
-        return _replay(found, str(path))
-    return parse(found, str(path))
+    if isinstance(document, dict) and document.get("kind") == KIND:
+        return _replay(document, str(path))
+    return parse(document, str(path))
 
 
-def _replay(found: dict[str, Any], where: str) -> Replay:
-    version = found.get("schema_version")
+def _replay(raw: dict[str, Any], where: str) -> Replay:
+    version = raw.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ResultError(
             f"{where}: schema_version is {shown(repr(version))}; required: an integer from 1 to {SCHEMA_VERSION}"
@@ -118,9 +118,9 @@ def _replay(found: dict[str, Any], where: str) -> Replay:
             f"{where} has schema version {version}; this Ferryman reads up to {SCHEMA_VERSION}. Upgrade ferryman"
         )
     for part in ("recorded", "replayed"):
-        parse(found.get(part), f"{where}: {part}")
+        parse(raw.get(part), f"{where}: {part}")
     try:
-        document = Replay.model_validate(printable(found))
+        document = Replay.model_validate(printable(raw))
     except ValidationError as error:
         first = error.errors()[0]
         place = shown(".".join(map(str, first["loc"])))
