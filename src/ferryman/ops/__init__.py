@@ -62,7 +62,7 @@ def __getattr__(name: str) -> _Any:
 
 def _unlisted(name: str) -> _Any:
     """A module, or an op that the table does not have yet."""
-    families = [found.name for found in _iter_modules(__path__) if found.ispkg]
+    families = [module.name for module in _iter_modules(__path__) if module.ispkg]
     if name not in families and _find_spec(f"{__name__}.{name}") is not None:
         return _import_module(f"{__name__}.{name}")
     for family in sorted(families, key=_SCHEMAS.__contains__):

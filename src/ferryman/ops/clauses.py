@@ -193,7 +193,7 @@ def prepared(has: Callable[[View], bool]) -> Clause:
         "compiled for such calls before (ferryman.prepare)",
         (PREPARED,),
         lambda view: "compiled" if has(view) else "not compiled",
-        lambda told: told == "compiled",
+        lambda state: state == "compiled",
     )
 
 

@@ -129,8 +129,8 @@ def named(lines: Sequence[Implementation], names: Sequence[str]) -> list[Impleme
 
     A line that is composed comes after the others of its backend.
     """
-    found: dict[str, Implementation] = {}
+    chosen: dict[str, Implementation] = {}
     for name in names:
         for line in sorted((line for line in lines if line.answers(name)), key=lambda line: line.composed):
-            found.setdefault(line.name, line)
-    return list(found.values())
+            chosen.setdefault(line.name, line)
+    return list(chosen.values())

@@ -201,8 +201,8 @@ class Meaning:
             return outputs
         own = {o for _, o in self.overwritten}
         whole = outputs if isinstance(outputs, tuple) else (outputs,)
-        found = tuple(value for i, value in enumerate(whole) if i not in own)
-        return found if len(found) > 1 else found[0] if found else None
+        returned = tuple(value for i, value in enumerate(whole) if i not in own)
+        return returned if len(returned) > 1 else returned[0] if returned else None
 
     def whole(self, args: Sequence[Any], returned: Any) -> tuple[Any, ...]:
         """All outputs of a mutating op, from its arguments and what the schema returned."""
@@ -345,8 +345,8 @@ def first_of(op: Callable[..., Any]) -> Callable[..., Any]:
     names = ", ".join(known.names)
     source = f"def first({names}):\n    return _resolve_first({names})\n"
     exec(compile(source, f"<ferryman op {known.name}, first output>", "exec"), namespace)  # noqa: S102 - as above
-    made: Callable[..., Any] = namespace["first"]
-    return made
+    first: Callable[..., Any] = namespace["first"]
+    return first
 
 
 def _entry_source(op: str, parameters: Sequence[inspect.Parameter], namespace: dict[str, Any]) -> str:

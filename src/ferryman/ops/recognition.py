@@ -194,9 +194,9 @@ class Gate:
 
 def families() -> Iterator[ModuleType]:
     """The ``recognise`` modules of all op folders."""
-    for found in pkgutil.iter_modules(ops.__path__):
-        if found.ispkg:
-            name = f"{ops.__name__}.{found.name}.recognise"
+    for folder in pkgutil.iter_modules(ops.__path__):
+        if folder.ispkg:
+            name = f"{ops.__name__}.{folder.name}.recognise"
             if importlib.util.find_spec(name) is not None:
                 yield importlib.import_module(name)
 
@@ -215,16 +215,16 @@ class Definitions:
         def run(*args: Any, **kwargs: Any) -> Any:
             bound = inspect.signature(face).bind(*args, **kwargs)  # the public call's defaults, not the schema's
             bound.apply_defaults()
-            found = known.body(*(bound.arguments[n] for n in known.names))
-            return found[0] if alone else found
+            outputs = known.body(*(bound.arguments[n] for n in known.names))
+            return outputs[0] if alone else outputs
 
         return run
 
 
 def compiled(expression: str, names: tuple[str, ...], **known: Any) -> Callable[..., Any]:
     """A function of ``names`` that returns an expression of our own over them, ``torch`` and what is given."""
-    made: Callable[..., Any] = eval(  # noqa: S307 - expressions are written in this package
+    function: Callable[..., Any] = eval(  # noqa: S307 - expressions are written in this package
         compile(f"lambda {', '.join(names)}: {expression}", "<ferryman candidate>", "eval"),
         {"torch": torch, "nn": nn, **known},
     )
-    return made
+    return function

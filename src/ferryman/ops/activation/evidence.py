@@ -24,18 +24,18 @@ def _cases(**extra: object) -> Sequence[Case]:
         "three_dims": (2, 3, 130),
         "empty": (0, 64),
     }
-    found = [Case(n, {"gate": TensorSpec(s), "up": TensorSpec(s), **extra}) for n, s in shapes.items()]
+    cases = [Case(n, {"gate": TensorSpec(s), "up": TensorSpec(s), **extra}) for n, s in shapes.items()]
     for layout in ("rows", "last", "offset"):
         spec = TensorSpec((6, 200), layout=layout)
         up = TensorSpec((6, 200), layout="rows" if layout == "last" else "contiguous")
-        found.append(Case(f"layout_{layout}", {"gate": spec, "up": up, **extra}))
+        cases.append(Case(f"layout_{layout}", {"gate": spec, "up": up, **extra}))
     for fill in ("offset", "constant", "tiny", "moderate", "nonfinite", "zeros"):
         spec = TensorSpec((5, 384), fill=fill)
-        found.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
+        cases.append(Case(f"fill_{fill}", {"gate": spec, "up": spec, **extra}))
     unbounded = {"gate": TensorSpec((5, 384)), "up": TensorSpec((5, 384), fill="nonfinite")}
-    found.append(Case("fill_nonfinite_up", {**unbounded, **extra}))
+    cases.append(Case("fill_nonfinite_up", {**unbounded, **extra}))
     deep = {"gate": TensorSpec((5, 384), fill="deep"), "up": TensorSpec((5, 384), fill="tiny")}
-    found.append(Case("huge_gradients", {**deep, **extra}, cotangent="huge"))
+    cases.append(Case("huge_gradients", {**deep, **extra}, cotangent="huge"))
     # an activation of at most 63 times an integer of at most 4 fits 8 bits
     for name, shape, layout, tier in (
         ("saturated", (7, 257), "contiguous", "small"),
@@ -43,10 +43,10 @@ def _cases(**extra: object) -> Sequence[Case]:
         ("saturated_mlp", (1021, 9_973), "contiguous", "standard"),
     ):
         gate, up = TensorSpec(shape, fill="saturated", layout=layout), TensorSpec(shape, fill="integer")
-        found.append(Case(f"exact_{name}", {"gate": gate, "up": up, **extra}, tier, True))  # type: ignore[arg-type]
+        cases.append(Case(f"exact_{name}", {"gate": gate, "up": up, **extra}, tier, True))  # type: ignore[arg-type]
     for name, shape in {"mlp_14336": (1024, 14_336), "mlp_ragged": (1021, 9_973)}.items():
-        found.append(Case(name, {"gate": TensorSpec(shape), "up": TensorSpec(shape), **extra}, "standard"))
-    return found
+        cases.append(Case(name, {"gate": TensorSpec(shape), "up": TensorSpec(shape), **extra}, "standard"))
+    return cases
 
 
 def _both() -> Sequence[Case]:

@@ -18,7 +18,7 @@ from ferryman.ops.primitive import Case, TensorSpec
 
 
 def _cases() -> Sequence[Case]:
-    found = []
+    cases = []
 
     def add(
         name: str,
@@ -46,7 +46,7 @@ def _cases() -> Sequence[Case]:
         }
         args |= {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": mask} | options
         cotangent = "tally" if exact else None
-        found.append(Case(name, args, tier, exact is not None, inexact, cotangent))  # type: ignore[arg-type]
+        cases.append(Case(name, args, tier, exact is not None, inexact, cotangent))  # type: ignore[arg-type]
 
     def matching(name: str, shape: tuple[int, int, int, int], *inexact: str, **more: object) -> None:
         """Each query sees 2^n keys of its own code, whose values it averages: exp of any other score is 0. The
@@ -158,7 +158,7 @@ def _cases() -> Sequence[Case]:
     dropped: dict[str, Any] = {"dropout_p": 0.1, "dropout_seed": _seed(2)}
     add("dropout_1021", (2, 8, 1021, 128), kv_heads=2, causal=True, tier="standard", **dropped)
     add("decode_4k", (16, 32, 1, 128), kv_heads=8, sk=4096, causal=True, tier="standard")
-    return found
+    return cases
 
 
 def _sink(fill: str) -> TensorSpec:

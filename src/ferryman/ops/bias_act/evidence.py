@@ -56,7 +56,7 @@ def _of_each(activation: str) -> Iterator[Case]:
 
 
 def _cases() -> Sequence[Case]:
-    found = [case for activation in _ACTIVATIONS for case in _of_each(activation)]
+    cases = [case for activation in _ACTIVATIONS for case in _of_each(activation)]
     shapes = {
         "one_row": (1, 64),
         "row_of_one": (3, 1),
@@ -68,26 +68,26 @@ def _cases() -> Sequence[Case]:
         "no_columns": (5, 0),
     }
     for name, shape in shapes.items():
-        found.append(Case(name, _call("gelu_tanh", shape, True)))
-        found.append(Case(f"{name}_plain", _call("gelu", shape)))
-    found.append(Case("scalar", _call("silu", ())))
+        cases.append(Case(name, _call("gelu_tanh", shape, True)))
+        cases.append(Case(f"{name}_plain", _call("gelu", shape)))
+    cases.append(Case("scalar", _call("silu", ())))
     for layout in ("rows", "last", "offset"):
-        found.append(Case(f"layout_{layout}", _call("gelu", (6, 200), True, layout=layout)))
-        found.append(Case(f"layout_{layout}_plain", _call("silu", (6, 200), layout=layout)))
+        cases.append(Case(f"layout_{layout}", _call("gelu", (6, 200), True, layout=layout)))
+        cases.append(Case(f"layout_{layout}_plain", _call("silu", (6, 200), layout=layout)))
     for dtype in ("float32", "float16", "bfloat16"):
-        found.append(Case(f"bias_{dtype}", _call("silu", (7, 130), True, bias_dtype=dtype)))
-    found.append(Case("no_slope", _call("leaky_relu", (5, 130), True, alpha=0.0)))
-    found.append(Case("negative_alpha", _call("elu", (5, 130), True, alpha=-1.5)))
+        cases.append(Case(f"bias_{dtype}", _call("silu", (7, 130), True, bias_dtype=dtype)))
+    cases.append(Case("no_slope", _call("leaky_relu", (5, 130), True, alpha=0.0)))
+    cases.append(Case("negative_alpha", _call("elu", (5, 130), True, alpha=-1.5)))
     for fill in ("offset", "constant", "zeros"):
-        found.append(Case(f"fill_{fill}", _call("gelu", (5, 384), True, fill=fill, bias_fill=fill)))
+        cases.append(Case(f"fill_{fill}", _call("gelu", (5, 384), True, fill=fill, bias_fill=fill)))
     deep = _call("silu", (5, 384), True, fill="deep", bias_fill="tiny")
-    found.append(Case("huge_gradients", deep, cotangent="huge"))
-    found.append(Case("mlp_11008", _call("gelu_tanh", (1024, 11_008), True), "standard"))
-    found.append(Case("mlp_ragged", _call("gelu", (1021, 9_973), True), "standard"))
-    found.append(Case("mlp_plain", _call("silu", (1021, 9_973)), "standard"))
+    cases.append(Case("huge_gradients", deep, cotangent="huge"))
+    cases.append(Case("mlp_11008", _call("gelu_tanh", (1024, 11_008), True), "standard"))
+    cases.append(Case("mlp_ragged", _call("gelu", (1021, 9_973), True), "standard"))
+    cases.append(Case("mlp_plain", _call("silu", (1021, 9_973)), "standard"))
     rows = _call("relu2", (1021, 4_096), True, fill="saturated", bias_fill="integer")
-    found.append(Case("exact_rows", rows, "standard", True))
-    return found
+    cases.append(Case("exact_rows", rows, "standard", True))
+    return cases
 
 
 def _saturated(d: Draw) -> Tensor:
@@ -112,11 +112,11 @@ _NAME = re.compile(r"(?P<rows>\d+)x(?P<width>\d+)(-(?P<activation>[a-z_0-9]+?))?
 
 
 def _named(name: str) -> Case:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ValueError(f"case {name!r} of bias_act; required: ROWSxWIDTH, -ACTIVATION and -plain after it")
-    shape = int(found["rows"]), int(found["width"])
-    return Case(name, _call(found["activation"] or "gelu", shape, found["plain"] is None))
+    shape = int(match["rows"]), int(match["width"])
+    return Case(name, _call(match["activation"] or "gelu", shape, match["plain"] is None))
 
 
 def _bench(grid: Grid) -> Iterator[Case]:

@@ -68,13 +68,13 @@ def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 
 def functions() -> Mapping[Any, Served]:
     silu, relu, hardswish = functional.silu, functional.relu, functional.hardswish
-    made: dict[Any, Served]
-    made = {f: _of_functional(f, name) for f, name in ((silu, "silu"), (relu, "relu"), (hardswish, "hardswish"))}
+    served: dict[Any, Served]
+    served = {f: _of_functional(f, name) for f, name in ((silu, "silu"), (relu, "relu"), (hardswish, "hardswish"))}
     for name in ("relu", "tanh", "sigmoid"):
-        made[getattr(torch, name)] = _of_torch(getattr(torch, name), name)
+        served[getattr(torch, name)] = _of_torch(getattr(torch, name), name)
     for name in ("tanh", "sigmoid"):
-        made[getattr(functional, name)] = _of_torch(getattr(functional, name), name)
-    made[functional.gelu] = Served("bias_act", gelu)
-    made[functional.leaky_relu] = Served("bias_act", leaky_relu)
-    made[functional.elu] = Served("bias_act", elu)
-    return made
+        served[getattr(functional, name)] = _of_torch(getattr(functional, name), name)
+    served[functional.gelu] = Served("bias_act", gelu)
+    served[functional.leaky_relu] = Served("bias_act", leaky_relu)
+    served[functional.elu] = Served("bias_act", elu)
+    return served

@@ -46,7 +46,7 @@ def _call(
 
 
 def _cases() -> Sequence[Case]:
-    found = {
+    small = {
         **{f"width_{n}": _call((2, 37, 19), n, "silu", state=n % 2 == 0) for n in (1, 2, 3, 4)},
         **{f"width_{n}": _call((2, 7, 13), n, "silu", state=n % 2 == 0) for n in (5, 8)},
         "wide": _call((1, 5, 61), 33, state=True),
@@ -92,7 +92,7 @@ def _cases() -> Sequence[Case]:
     plain = _call((2, 15, 10), 4, None, True, True)
     large = _call((2, 1792, 1021), 4, None, True, True, "integer", "channels", "integer")
     return [
-        *(Case(name, args) for name, args in found.items()),
+        *(Case(name, args) for name, args in small.items()),
         *(Case(f"gradient_{n}", plain, cotangent=n) for n in ("hundreds", "nonfinite")),
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
@@ -109,15 +109,15 @@ _NAME = re.compile(r"B(\d+) D(\d+) L(\d+) W(\d+)( plain)?( state)?")
 
 
 def _named(name: str) -> Case:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ValueError(
             f"case {name!r} of causal_conv1d; required: such as B2 D5376 L2048 W4, plain and state after it"
         )
-    batch, channels, length, width = (int(n) for n in found.groups()[:4])
-    activation = None if found[5] else "silu"
+    batch, channels, length, width = (int(n) for n in match.groups()[:4])
+    activation = None if match[5] else "silu"
     return Case(
-        name, _call((batch, channels, length), width, activation, state=found[6] is not None, layout="channels")
+        name, _call((batch, channels, length), width, activation, state=match[6] is not None, layout="channels")
     )
 
 

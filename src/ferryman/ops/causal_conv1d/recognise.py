@@ -92,12 +92,12 @@ def _of(count: int, stateful: bool, place: dict[str, int], always: bool) -> Iter
 def _given(
     count: int, tensors: list[Tensor], bias: Tensor | None, place: dict[str, int], fixed: dict[int, Any]
 ) -> tuple[Any, ...]:
-    made: list[Any] = [*tensors, *([None] * (count - len(tensors)))]
+    arguments: list[Any] = [*tensors, *([None] * (count - len(tensors)))]
     if "bias" in place:
-        made[place["bias"]] = bias
+        arguments[place["bias"]] = bias
     for at, value in fixed.items():
-        made[at] = value
-    return tuple(made)
+        arguments[at] = value
+    return tuple(arguments)
 
 
 def _draw(count: int, place: dict[str, int], fixed: dict[int, Any], always: bool, seed: int) -> tuple[Any, ...]:
@@ -109,8 +109,8 @@ def _draw(count: int, place: dict[str, int], fixed: dict[int, Any], always: bool
 
 
 def _draw_next(count: int, place: dict[str, int], fixed: dict[int, Any], always: bool, seed: int) -> tuple[Any, ...]:
-    batch, channels, length, width, held, size = _NEXT[seed]
+    batch, channels, length, width, past, size = _NEXT[seed]
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((batch, channels, length), (batch, channels, held), (channels, width), (channels,))
+    shapes = ((batch, channels, length), (batch, channels, past), (channels, width), (channels,))
     x, state, weight, bias = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     return _given(count, [size * x, state, weight], bias if always or seed % 2 == 0 else None, place, fixed)

@@ -76,8 +76,8 @@ def shares(x: Tensor, ids: Tensor, scoring: str, renormalise: bool) -> Tensor:
     """The weights of chosen experts, unscaled."""
     if scoring == "softmax" and renormalise:
         return torch.softmax(x.gather(1, ids), -1)
-    found = scored(x, scoring).gather(1, ids)
-    return found / (found.sum(-1, keepdim=True) + LEAST) if renormalise else found
+    scores = scored(x, scoring).gather(1, ids)
+    return scores / (scores.sum(-1, keepdim=True) + LEAST) if renormalise else scores
 
 
 def _relative(x: Tensor, scoring: str, of: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ def _either(args: tuple, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_cluster(value: Tensor, cluster: Tensor, kind: str) -> Tensor:
-    made = torch.zeros_like(value).scatter_reduce(1, cluster, value, kind, include_self=False)
-    return made.gather(1, cluster)
+    reduced = torch.zeros_like(value).scatter_reduce(1, cluster, value, kind, include_self=False)
+    return reduced.gather(1, cluster)
 
 
 def gradient(

@@ -66,8 +66,8 @@ def _meta(logits: Tensor, k: int, *rest: Any) -> tuple[Tensor, Tensor]:
 
 def _cost(logits: Tensor, k: int, *rest: Any) -> Cost:
     """An exponential, a sum and k comparisons an expert."""
-    made = logits.shape[0] * k * (4 + rest[-1].itemsize)
-    return Cost(float(logits.numel() * (4 + k)), float(logits.numel() * logits.element_size() + made))
+    written = logits.shape[0] * k * (4 + rest[-1].itemsize)
+    return Cost(float(logits.numel() * (4 + k)), float(logits.numel() * logits.element_size() + written))
 
 
 @primitive(

@@ -50,10 +50,10 @@ def blocks(block: Block) -> Iterator[Layer]:
     sizes = {experts: experts, width: short}
     x = _draw(short, "softmax", 0)[0]
     with _Asked() as asked:
-        found = block.run(sizes, (x,))
-    if found is None:
+        outcome = block.run(sizes, (x,))
+    if outcome is None:
         return
-    result, tensors = found
+    result, tensors = outcome
     kinds = _kinds(result, experts)
     if kinds is None:
         return
@@ -67,8 +67,8 @@ def blocks(block: Block) -> Iterator[Layer]:
         whole = logits if inside is None else logits + tensors[inside]
         for scoring, groups, renormalise, scale in _options(block, whole, w, ids, tensors[beside] if beside else None):
             options = f"{ids.shape[1]}, {scoring!r}, {f'self.{beside}' if beside else None}, {groups[0]}, {groups[1]}"
-            held = {v for v in (ids.shape[1], *groups) if v > 1}
-            same = [f"self.{n} == {v}" for n, v in block.integers.items() if v in held]
+            counts = {v for v in (ids.shape[1], *groups) if v > 1}
+            same = [f"self.{n} == {v}" for n, v in block.integers.items() if v in counts]
             same += [f"self.{n} == {v!r}" for n, v in block.numbers.items() if v == scale != 1.0]
             for wide, cast in itertools.product((False, True), repeat=2):
                 given = ["a0.reshape(-1, a0.shape[-1])", f"self.{weight}", *([f"self.{inside}"] if inside else [])]
@@ -120,12 +120,12 @@ def _options(
     for scoring, (g, c) in itertools.product(SCORINGS, pairs):
         if g > 1 and scoring == "sigmoid" and experts // g < 2:
             continue
-        made = bounds.chosen(logits, k, scoring, bias, g, c)
-        made = made.gather(1, made.argsort(-1))
-        if not torch.equal(made, said):
+        chosen = bounds.chosen(logits, k, scoring, bias, g, c)
+        chosen = chosen.gather(1, chosen.argsort(-1))
+        if not torch.equal(chosen, said):
             continue
         for renormalise in (True, False):
-            plain = bounds.shares(logits, made, scoring, renormalise)
+            plain = bounds.shares(logits, chosen, scoring, renormalise)
             for scale in scales:
                 if bool(((plain * scale - wanted).abs() <= _SAME * wanted.abs().amax(-1, keepdim=True)).all()):
                     yield scoring, (g, c), renormalise, scale

@@ -67,7 +67,7 @@ class Token(NamedTuple):
     grown: Tensor  # the growth of the operator that errors go through
     own: Tensor  # units of its exponent
     before: Tensor  # units of the exponents of a span before it
-    held: Tensor  # the state after its decay
+    decayed: Tensor  # the state after its decay
     earlier: Tensor  # its magnitude
     carried: Tensor  # by what its weights are off
     wrong: Tensor  # v - S^T k
@@ -114,14 +114,14 @@ class Walk:
         key, rate = self.k[:, t], self.beta[:, t, :, None]
         size, query = key.norm(dim=-1, keepdim=True), self.factor * self.q[:, t].norm(dim=-1, keepdim=True)
         decay, own = torch.exp(self.g[:, t])[..., None], self.exponent[:, t, :, None]
-        held = decay[..., None] * state.s
-        wrong = self.v[:, t] - (held * key[..., None]).sum(-2)
+        decayed = decay[..., None] * state.s
+        wrong = self.v[:, t] - (decayed * key[..., None]).sum(-2)
         grown = decay * (1 - rate * size.square()).abs().clamp(min=1)
         carried = decay * (state.weights + (own + 3) * state.m)
         before = self.before[:, t, :, None]
         earlier = decay * state.m
         return Token(
-            key, size, query, rate.abs(), decay, grown, own, before, held, earlier, carried, wrong, rate * wrong
+            key, size, query, rate.abs(), decay, grown, own, before, decayed, earlier, carried, wrong, rate * wrong
         )
 
     def wrong_off(self, t: int, on: Token) -> Tensor:
@@ -139,7 +139,7 @@ class Walk:
         coarse = on.grown * state.coarse + on.size * on.rate * 4 * on.size * on.earlier + 4 * m
         each = FLUSH * (1 + on.key.shape[-1]) * (1 + m) * (1 + on.size).square() * (1 + on.rate)
         lost = on.grown * state.lost + each * (1 + self.v[:, t].abs())
-        return State(on.held + on.key[..., None] * on.d[:, :, None], m, weights, error, coarse, lost)
+        return State(on.decayed + on.key[..., None] * on.d[:, :, None], m, weights, error, coarse, lost)
 
 
 def norm_of(s: Tensor) -> Tensor:
@@ -244,8 +244,8 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
             "tf32-rz": rounded,
         }
 
-    def shared(found: Tensor, root: Tensor | None, like: Tensor) -> Terms:
-        off, rounded, size = found.unflatten(3, (groups, walk.repeated)).sum(4)
+    def shared(parts: Tensor, root: Tensor | None, like: Tensor) -> Terms:
+        off, rounded, size = parts.unflatten(3, (groups, walk.repeated)).sum(4)
         if root is not None:
             off = root * (2 * off + (2 * walk.r + 6 * math.sqrt(width) + 12) * size)
             rounded = 2 * root * rounded

@@ -207,25 +207,25 @@ def gated_delta_rule_backward(
     of_g, of_beta = (torch.zeros(beta.shape, dtype=first.dtype, device=v.device) for _ in range(2))
     for t, before in bounds.reversed_walk(advance, first, length):
         given, rate = wide(grad_y[:, t])[:, :, None], wide(beta[:, t])[..., None]
-        key, held = keys[:, t, :, :, None], decayed(t, before)
-        error = wrong(t, held)
+        key, state = keys[:, t, :, :, None], decayed(t, before)
+        error = wrong(t, state)
         correction = (rate * error)[:, :, None]
-        of_q[:, t] = factor * ((held + key * correction) * given).sum(-1)
+        of_q[:, t] = factor * ((state + key * correction) * given).sum(-1)
         back = back + factor * queries[:, t, :, :, None] * given
         asked = (back * key).sum(-2)
         of_beta[:, t] = (error * asked).sum(-1)
         of_v[:, t] = rate * asked
-        of_k[:, t] = (back * correction).sum(-1) - (held * of_v[:, t, :, None]).sum(-1)
+        of_k[:, t] = (back * correction).sum(-1) - (state * of_v[:, t, :, None]).sum(-1)
         back = back - key * of_v[:, t, :, None]
-        of_g[:, t] = (back * held).sum((-2, -1))
+        of_g[:, t] = (back * state).sum((-2, -1))
         back = decayed(t, back)
-    found = []
+    of_qk = []
     for x, one, root in zip((of_q, of_k), own, roots, strict=True):
         x = x.unflatten(2, (shared, heads // shared)).sum(3)
-        found.append(x if root is None else root * (x - one * (one * x).sum(-1, keepdim=True)))
+        of_qk.append(x if root is None else root * (x - one * (one * x).sum(-1, keepdim=True)))
     return (
-        found[0].to(q.dtype),
-        found[1].to(k.dtype),
+        of_qk[0].to(q.dtype),
+        of_qk[1].to(k.dtype),
         of_v.to(v.dtype),
         v.new_empty(0) if g is None else of_g.to(g.dtype),
         of_beta.to(beta.dtype),

@@ -55,7 +55,7 @@ def _exact(length: int, gate: str | None, heads: int = 4, layout: str = "contigu
 
 
 def _cases() -> Sequence[Case]:
-    found = {
+    small = {
         "small": _call(2, 21, 1, 2, 16, 8),
         "plain": _call(1, 20, 2, 2, 16, 8, norm=False, gate=None),
         "state": _call(1, 37, 2, 2, 8, 16, state=True),
@@ -94,7 +94,7 @@ def _cases() -> Sequence[Case]:
         "qwen3_next_decode": _call(16, 1, 16, 32, 128, 128, state=True, own="float32"),
     }
     return [
-        *(Case(name, args) for name, args in found.items()),
+        *(Case(name, args) for name, args in small.items()),
         Case("gradient_hundreds", _call(1, 18, 1, 2, 8, 8, state=True, norm=False), cotangent="hundreds"),
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
@@ -125,12 +125,12 @@ _NAME = re.compile(r"B(\d+) L(\d+) G(\d+) H(\d+) K(\d+) V(\d+)( state)?")
 
 
 def _named(name: str) -> Case:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         required = "such as B1 L2048 G16 H32 K128 V128, state after it"
         raise ValueError(f"case {name!r} of gated_delta_rule; required: {required}")
-    batch, length, shared, heads, width, dim = (int(n) for n in found.groups()[:6])
-    return Case(name, _call(batch, length, shared, heads, width, dim, state=found[7] is not None, own="float32"))
+    batch, length, shared, heads, width, dim = (int(n) for n in match.groups()[:6])
+    return Case(name, _call(batch, length, shared, heads, width, dim, state=match[7] is not None, own="float32"))
 
 
 def _bench(grid: Grid) -> Iterator[Case]:

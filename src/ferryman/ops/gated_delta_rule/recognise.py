@@ -74,11 +74,11 @@ def _draw(count: int, state: int, chunk: list[int], fixed: dict[int, bool], seed
         q, k = 2.0**-10 * q, 2.0**-10 * k
     if seed == 6:
         v, g = 300.0 * v, 0.0 * g
-    made: list[Any] = [q, k, v, g, torch.sigmoid(beta), *([None] * (count - 5))]
+    arguments: list[Any] = [q, k, v, g, torch.sigmoid(beta), *([None] * (count - 5))]
     if seed not in (1, 5):
-        made[state] = kept
+        arguments[state] = kept
     for at in chunk:
-        made[at] = size
+        arguments[at] = size
     for at, value in fixed.items():
-        made[at] = value
-    return tuple(made)
+        arguments[at] = value
+    return tuple(arguments)

@@ -53,7 +53,7 @@ def _call(
 
 
 def _cases() -> Sequence[Case]:
-    found: list[Case] = []
+    cases: list[Case] = []
     shapes: dict[str, tuple[tuple[int, ...], int | None]] = {
         "one_row": ((1, 64), None),
         "prime": ((7, 257), None),
@@ -71,10 +71,10 @@ def _cases() -> Sequence[Case]:
     for name, (shape, size) in shapes.items():
         for first in (True, False):
             tier: Literal["small", "standard"] = "standard" if name == "long" and not first else "small"
-            found.append(Case(f"{name}_{'norm' if first else 'gate'}", _call(shape, size, first), tier))
+            cases.append(Case(f"{name}_{'norm' if first else 'gate'}", _call(shape, size, first), tier))
     for first in (True, False):
         end = "norm" if first else "gate"
-        found += [
+        cases += [
             Case(f"cast_{end}", _call((5, 160), 40, first, True)),
             Case(f"cast_no_weight_{end}", _call((5, 96), None, first, True, weight=None)),
             Case(f"cast_float32_weight_{end}", _call((5, 96), None, first, True, weight="float32")),
@@ -85,11 +85,11 @@ def _cases() -> Sequence[Case]:
             Case(f"large_eps_{end}", _call((4, 128), None, first, eps=0.5)),
         ]
         for layout in ("rows",) if first else ("last", "offset"):
-            found.append(Case(f"layout_{layout}_{end}", _call((6, 200), 50, first, layout=layout)))
+            cases.append(Case(f"layout_{layout}_{end}", _call((6, 200), 50, first, layout=layout)))
         for fill in ("offset", "tiny", "nonfinite") if first else ("constant", "tiny", "nonfinite", "zeros"):
-            found.append(Case(f"fill_{fill}_{end}", _call((5, 384), 96, first, fill=fill, gate="normal")))
+            cases.append(Case(f"fill_{fill}_{end}", _call((5, 384), 96, first, fill=fill, gate="normal")))
         for gate in ("moderate", "zeros", "hundreds") if first else ("moderate", "tiny"):
-            found.append(Case(f"gate_{gate}_{end}", _call((5, 384), 96, first, gate=gate)))
+            cases.append(Case(f"gate_{gate}_{end}", _call((5, 384), 96, first, gate=gate)))
         # silu of an open gate is 128 and of a closed one 0, its slope 1 and 0; 4^n columns, a quarter of them open:
         # every mean square is a power of four
         powers = {"fill": "powers", "gate": "gates", "scale": "digits", "eps": 0.0}
@@ -102,12 +102,12 @@ def _cases() -> Sequence[Case]:
             call = _call(shape, size, first, **powers)  # type: ignore[arg-type]
             if name == "_rows":
                 call |= {n: replace(call[n], layout="rows") for n in ("x", "gate")} | {"cast_before_weight": True}
-            found.append(Case(f"exact_powers{name}_{end}", call, tier, True))
+            cases.append(Case(f"exact_powers{name}_{end}", call, tier, True))
     for width, size, first, cast in _MODELS:
         rows = 2**20 // width
         call = _call((rows - 3, width), size, first, cast)
-        found.append(Case(f"model_{width}_{'norm' if first else 'gate'}", call, "standard"))
-    return found
+        cases.append(Case(f"model_{width}_{'norm' if first else 'gate'}", call, "standard"))
+    return cases
 
 
 def _powers(d: Draw) -> Tensor:
@@ -134,11 +134,11 @@ def _name(rows: int, width: int, size: int | None, first: bool, cast: bool) -> s
 
 
 def _named(name: str) -> Case:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ValueError(f"case {name!r} of gated_rms_norm; required: such as 4096x8192 G1024 norm cast")
-    size = None if found[3] is None else int(found[3])
-    return Case(name, _call((int(found[1]), int(found[2])), size, found[4] is not None, found[5] is not None))
+    size = None if match[3] is None else int(match[3])
+    return Case(name, _call((int(match[1]), int(match[2])), size, match[4] is not None, match[5] is not None))
 
 
 def _bench(grid: Grid) -> Iterator[Case]:

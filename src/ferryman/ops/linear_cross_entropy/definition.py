@@ -229,13 +229,13 @@ def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str,
         }
 
     empty = {"accumulate": x.new_empty(0)}
-    found = [through(True, weight.abs(), z.shape[-1]) if need_x else empty]
-    found[0] = {name: term.reshape(x.shape) for name, term in found[0].items()} if need_x else empty
-    found.append(through(False, inputs, rows) if need_weight else empty)
+    terms = [through(True, weight.abs(), z.shape[-1]) if need_x else empty]
+    terms[0] = {name: term.reshape(x.shape) for name, term in terms[0].items()} if need_x else empty
+    terms.append(through(False, inputs, rows) if need_weight else empty)
     if bias is None:
-        return (*found, empty)
+        return (*terms, empty)
     sums = through(False, inputs.new_ones(rows, 1), rows)
-    return (*found, {name: term.squeeze(-1) for name, term in sums.items()})
+    return (*terms, {name: term.squeeze(-1) for name, term in sums.items()})
 
 
 @primitive(

@@ -17,7 +17,7 @@ from ferryman.ops.primitive import Case, TensorSpec
 
 
 def _cases() -> Sequence[Case]:
-    found = []
+    cases = []
 
     def add(
         name: str,
@@ -32,7 +32,7 @@ def _cases() -> Sequence[Case]:
         bias_fill: str | None = None,
         **judged: Any,
     ) -> None:
-        found.append(
+        cases.append(
             Case(
                 name,
                 {
@@ -82,7 +82,7 @@ def _cases() -> Sequence[Case]:
     add("exact_integers_4096", (1021, 4096), 2051, tier="standard", **integers)
     add("exact_few_4096", (517, 4093), 4096, bias=True, tier="standard", **few)
     add("exact_few_decode", (3, 4096), 4099, tier="standard", **few)
-    return found
+    return cases
 
 
 def _ties(d: Draw) -> Tensor:

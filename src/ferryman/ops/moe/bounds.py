@@ -35,10 +35,10 @@ def each(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
 def over_rows(grad: Tensor, x: Tensor, offsets: Tensor, experts: int) -> Tensor:
     """(E, N, K): the product of grad's and x's rows, an expert's summed over its own."""
-    found = x.new_zeros(experts, grad.shape[1], x.shape[1])
+    products = x.new_zeros(experts, grad.shape[1], x.shape[1])
     for expert, rows in spans(offsets, x.shape[0]):
-        found[expert] = grad[rows].T @ x[rows]
-    return found
+        products[expert] = grad[rows].T @ x[rows]
+    return products
 
 
 def product(depth: int, of: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Terms:
@@ -184,15 +184,15 @@ def moe_experts(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     first = product(width, lambda p, q: each(p, q, ends), rows, gate_up)
     second = product(inner, lambda p, q: each(p, q, ends), a, down)
     added = 2 * biased.abs()
-    found = first["accumulate"] + h.abs() + added[:, : 2 * inner]
+    first_error = first["accumulate"] + h.abs() + added[:, : 2 * inner]
     size = gate.clamp(max=LIMIT).abs() if clamped else gate.abs()
     own = a.abs() * ((4 * ALPHA * size + 10) if clamped else (2 * size + 8))
     own = own + 4 * up.abs() * size * torch.exp(-0.5 * size)
     ones = torch.ones_like
     return (
         {
-            "accumulate": after_product(found)
-            + together(found + first["split-k"], 2.0**-24)
+            "accumulate": after_product(first_error)
+            + together(first_error + first["split-k"], 2.0**-24)
             + after_gate(own)
             + summed(second["accumulate"] + (2 + 6 * math.sqrt(slots)) * y.abs() + added[:, 2 * inner :]),
             # what underflows on the way, times what multiplies it

@@ -295,8 +295,8 @@ def _gradients(
             own = own + above @ wide(bias[expert, 2 * inner :])
             to_bias[expert] = torch.cat([dh.sum(0), (share * above).sum(0)])
         to_weights[token, slot] = own
-    found = zip((to_x, to_gate_up, to_down, to_weights, to_bias), like, needs, strict=True)
-    return tuple(made.to(t.dtype) if need else x.new_empty(0) for made, t, need in found)
+    gradients = zip((to_x, to_gate_up, to_down, to_weights, to_bias), like, needs, strict=True)
+    return tuple(gradient.to(t.dtype) if need else x.new_empty(0) for gradient, t, need in gradients)
 
 
 def _rounded_gradients(roundings: frozenset[str]) -> Callable[..., Any]:

@@ -114,18 +114,18 @@ def _grouped_cases() -> Sequence[Case]:
         **{f"layout_{name}": _grouped(31, 3, 40, 72, layout=name) for name in ("rows", "last", "offset")},
         **{f"fill_{name}": _grouped(24, 3, 40, 96, fill=name) for name in ("offset", "nonfinite", "constant")},
     }
-    found = [Case(name, args) for name, args in small.items()]
+    cases = [Case(name, args) for name, args in small.items()]
     integers: dict[str, Any] = {"exact": True, "inexact": ("split-k",)}
-    found.append(Case("exact_integers", _grouped(37, 4, 67, 131, fill="integer"), **integers))
-    found.append(Case("exact_hostile", _grouped(90, 6, 40, 64, "hostile", fill="integer"), **integers))
+    cases.append(Case("exact_integers", _grouped(37, 4, 67, 131, fill="integer"), **integers))
+    cases.append(Case("exact_hostile", _grouped(90, 6, 40, 64, "hostile", fill="integer"), **integers))
     few = _grouped(45, 5, 71, 193, fill="sparse", weight_fill="digits")
-    found.append(Case("exact_few", few, exact=True, cotangent="sparse"))
+    cases.append(Case("exact_few", few, exact=True, cotangent="sparse"))
     standard = {
         "experts_128": _grouped(4096, 128, 768, 2048),
         "experts_8": _grouped(1021, 8, 2051, 1027),
         "decode": _grouped(16, 64, 1024, 2048),
     }
-    return [*found, *(Case(name, args, "standard") for name, args in standard.items())]
+    return [*cases, *(Case(name, args, "standard") for name, args in standard.items())]
 
 
 def _layer(

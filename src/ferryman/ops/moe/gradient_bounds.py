@@ -92,11 +92,11 @@ def _own_slope(gate: Tensor, activation: str) -> Tensor:
         return s * (1 + size * (1 - s)) * (2 * size + 8)
     _, steep, argument = _factor(gate, activation)
     bend = (gate * steep).abs()
-    found = 4 + 4 * argument * steep + bend * (4 * argument * (1 + argument) + 12) + 2 * slope(gate, activation).abs()
+    units = 4 + 4 * argument * steep + bend * (4 * argument * (1 + argument) + 12) + 2 * slope(gate, activation).abs()
     if activation == "gelu_tanh":
         steepness = _ROOT * (1 + 3 * _CUBIC * gate * gate)
-        found = found + size * torch.where(argument < 10, 3 * steepness, steep / 2.0**-24)
-    return found
+        units = units + size * torch.where(argument < 10, 3 * steepness, steep / 2.0**-24)
+    return units
 
 
 class Moved(NamedTuple):
@@ -111,21 +111,21 @@ def times(*factors: Moved) -> Moved:
     there is where sums cancel and the factors themselves are 0."""
     size, terms = factors[0]
     for other in factors[1:]:
-        found = {name: term * other.size for name, term in terms.items()}
+        products = {name: term * other.size for name, term in terms.items()}
         for name, term in other.terms.items():
             own = size * term
             if name in terms:
-                own = own + found[name] + _UNITS.get(name, _ROUNDING) * terms[name] * term
-            found[name] = own
-        size, terms = size * other.size, found
+                own = own + products[name] + _UNITS.get(name, _ROUNDING) * terms[name] * term
+            products[name] = own
+        size, terms = size * other.size, products
     return Moved(size, terms)
 
 
 def plus(terms: Terms, more: Mapping[str, Tensor]) -> Terms:
-    found = dict(terms)
+    total = dict(terms)
     for name, term in more.items():
-        found[name] = found[name] + term if name in found else term
-    return found
+        total[name] = total[name] + term if name in total else term
+    return total
 
 
 def through(terms: Mapping[str, Tensor], carried: Callable[[Tensor], Tensor]) -> Terms:
@@ -134,9 +134,9 @@ def through(terms: Mapping[str, Tensor], carried: Callable[[Tensor], Tensor]) ->
 
 def _of_product(depth: int, of: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Terms:
     """Of a product by experts, each term in its shape."""
-    found = product(depth, of, a, b)
-    del found["bias"]  # every error counts as one that may lean
-    return through(found, lambda term: term.expand_as(found["accumulate"]))
+    terms = product(depth, of, a, b)
+    del terms["bias"]  # every error counts as one that may lean
+    return through(terms, lambda term: term.expand_as(terms["accumulate"]))
 
 
 def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
@@ -200,16 +200,16 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
     to_passed = Moved(passes, through(of_up, lambda t: jump * t) if clamped else {"absolute": 0.0 * passes})
     share = Moved(weight, {"absolute": torch.zeros_like(weight)})
 
-    def finished(made: Moved, name: str) -> Terms:
+    def finished(stage: Moved, name: str) -> Terms:
         """With four roundings of its own, what underflows in them, and the declared one."""
         small = _TINY * (1 + behind.size) * (1 + weight) * (1 + to_up.size) * (1 + to_gate.size)
         return plus(
-            made.terms,
+            stage.terms,
             {
-                "accumulate": 4 * made.size,
+                "accumulate": 4 * stage.size,
                 "absolute": small,
-                name: (1 + 2 * _ROUNDING) * made.size,
-                f"{name}_flush": ones(made.size),
+                name: (1 + 2 * _ROUNDING) * stage.size,
+                f"{name}_flush": ones(stage.size),
             },
         )
 
@@ -225,15 +225,15 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
     )
     a = times(share, opened_up)
     wa = Moved(a.size, finished(a, "a"))
-    found: dict[str, Terms] = {}
+    terms: dict[str, Terms] = {}
     if needs[0]:
-        found["x"] = _gradient_of_x(dh, gate_up, outputs[0], token, slots, by_expert_turned)
+        terms["x"] = _gradient_of_x(dh, gate_up, outputs[0], token, slots, by_expert_turned)
     if needs[1]:
-        found["gate_up"] = through(_of_sum(dh, rows.abs(), summed), lambda t: as_given(t, 1, activation))
+        terms["gate_up"] = through(_of_sum(dh, rows.abs(), summed), lambda t: as_given(t, 1, activation))
     if needs[2]:
-        found["down"] = _of_sum(wa, above.abs(), lambda p, q: summed(q, p))
+        terms["down"] = _of_sum(wa, above.abs(), lambda p, q: summed(q, p))
     if needs[3]:
-        found["topk_weights"] = _gradient_of_weights(opened_up, behind, above, biased, order, outputs[3])
+        terms["topk_weights"] = _gradient_of_weights(opened_up, behind, above, biased, order, outputs[3])
     if needs[4] and bias is not None:
         n = 6 * math.sqrt(len(order)) + 2
         column = ones(weight)
@@ -242,24 +242,24 @@ def moe_experts_backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Term
         parts = through(parts, lambda t: as_given(t, 1, activation))
         there = {"accumulate": n * summed(direct, column), "absolute": summed(ones(direct), column) * _TINY}
         nothing = torch.zeros_like(there["accumulate"])
-        found["bias"] = {name: torch.cat([term, there.get(name, nothing)], 1)[..., 0] for name, term in parts.items()}
+        terms["bias"] = {name: torch.cat([term, there.get(name, nothing)], 1)[..., 0] for name, term in parts.items()}
     names = ("x", "gate_up", "down", "topk_weights", "bias")
-    return tuple(found.get(name, nothing) for name, nothing in zip(names, empty, strict=True))
+    return tuple(terms.get(name, nothing) for name, nothing in zip(names, empty, strict=True))
 
 
 def _gradient_of_x(
     dh: Moved, gate_up: Tensor, like: Tensor, token: Tensor, slots: int, by_expert: Callable[..., Tensor]
 ) -> Terms:
-    made = by_expert(dh.size, gate_up.abs())
+    size = by_expert(dh.size, gate_up.abs())
     terms = through(dh.terms, lambda term: by_expert(term, gate_up.abs()))
     terms = plus(terms, _of_product(gate_up.shape[1], by_expert, dh.size, gate_up))
     terms = plus(
         terms,
         {
-            "accumulate": (2 + 6 * math.sqrt(slots)) * made,
-            "absolute": torch.full_like(made, _TINY),
-            "dx": made,
-            "dx_flush": torch.ones_like(made),
+            "accumulate": (2 + 6 * math.sqrt(slots)) * size,
+            "absolute": torch.full_like(size, _TINY),
+            "dx": size,
+            "dx_flush": torch.ones_like(size),
         },
     )
     return through(terms, lambda term: torch.zeros_like(like).index_add_(0, token, term))
@@ -275,14 +275,14 @@ def _gradient_of_weights(
     opened_up: Moved, behind: Moved, above: Tensor, biased: Tensor, order: Tensor, like: Tensor
 ) -> Terms:
     """The sum of the activation times what comes from behind; and, with a bias, of the gradient times it."""
-    made, width = times(opened_up, behind), above.shape[1]
-    inner = made.size.shape[1]
+    summand, width = times(opened_up, behind), above.shape[1]
+    inner = summand.size.shape[1]
     direct = (above * biased[:, -width:]).abs().sum(-1) if width else above.new_zeros(len(above))
-    terms = through(made.terms, lambda term: term.sum(-1))
+    terms = through(summand.terms, lambda term: term.sum(-1))
     terms = plus(
         terms,
         {
-            "accumulate": (6 * math.sqrt(inner) + 3) * made.size.sum(-1) + (6 * math.sqrt(width) + 2) * direct,
+            "accumulate": (6 * math.sqrt(inner) + 3) * summand.size.sum(-1) + (6 * math.sqrt(width) + 2) * direct,
             "absolute": _TINY * (1 + (1 + opened_up.size).sum(-1) + behind.size.sum(-1)),
         },
     )

@@ -41,8 +41,8 @@ def _many(rows: str, experts: str) -> Clause:
 
     def measure(view: View) -> float:
         given = view.args[rows]
-        held = given.numel() if given.dtype in (torch.int32, torch.int64) else len(given)
-        return float(held / max(1, len(view.args[experts])))
+        count = given.numel() if given.dtype in (torch.int32, torch.int64) else len(given)
+        return float(count / max(1, len(view.args[experts])))
 
     text = f"{_ROWS} rows an expert or more, on average"
     return Clause(text, (f"{rows}.shape", f"{experts}.shape"), measure, lambda mean: mean >= _ROWS)

@@ -52,15 +52,15 @@ def _permute_meta(x: Tensor, topk_ids: Tensor, num_experts: int) -> tuple[Tensor
 def _permute_cost(x: Tensor, topk_ids: Tensor, num_experts: int) -> Cost:
     """A token's row is read once, however many experts it has."""
     rows = topk_ids.numel()
-    made = rows * x.shape[1] * x.element_size() + 4 * (rows + num_experts)
-    return Cost(0.0, float(made + x.numel() * x.element_size() + rows * topk_ids.element_size()))
+    written = rows * x.shape[1] * x.element_size() + 4 * (rows + num_experts)
+    return Cost(0.0, float(written + x.numel() * x.element_size() + rows * topk_ids.element_size()))
 
 
 def _sum_of(terms: Tensor, count: int, roundings: int) -> Terms:
     """A float32 sum of ``count`` terms, which ``terms`` has the magnitudes of: 6 sqrt(count) (Higham & Mary 2019), and
     the roundings of each; products and sums that are subnormal are off by 2^-150 each."""
-    found = (6 * math.sqrt(max(count, 1)) + roundings) * terms.nan_to_num(0.0, posinf=0.0)
-    return {"accumulate": found, "absolute": terms.new_full((), max(count, 1) * 2.0**-148)}
+    error = (6 * math.sqrt(max(count, 1)) + roundings) * terms.nan_to_num(0.0, posinf=0.0)
+    return {"accumulate": error, "absolute": terms.new_full((), max(count, 1) * 2.0**-148)}
 
 
 @primitive(

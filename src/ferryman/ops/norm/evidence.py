@@ -28,7 +28,7 @@ _SHAPES = {
 
 def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) -> Sequence[Case]:
     """Ragged shapes, mixed weight dtypes and hostile layouts for one norm."""
-    found: list[Case] = []
+    cases: list[Case] = []
 
     def add(
         name: str,
@@ -54,7 +54,7 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
         args["eps"] = eps
         if cast:
             args["cast_before_weight"] = cast_before_weight
-        found.append(Case(name, args, tier, exact, inexact or ()))  # type: ignore[arg-type]
+        cases.append(Case(name, args, tier, exact, inexact or ()))  # type: ignore[arg-type]
 
     for name, shape in _SHAPES.items():
         add(name, shape)
@@ -62,7 +62,7 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
     if bias:  # one without the other, as a normal case has both or neither
         for absent in ("weight", "bias"):
             add(f"no_{absent}_alone", (5, 96))
-            found[-1] = replace(found[-1], args={**found[-1].args, absent: None})
+            cases[-1] = replace(cases[-1], args={**cases[-1].args, absent: None})
     add("float32_weight", (5, 96), weight="float32")
     add("bfloat16_weight", (5, 96), weight="bfloat16")
     if cast:
@@ -75,9 +75,9 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
     # weight and bias as columns of something, and large: results, and gradients summed over rows, go past 448
     add("column_weight", (6, 200))
     columns = {
-        n: replace(found[-1].args[n], layout="last", fill="offset") for n in ("weight", "bias") if n in found[-1].args
+        n: replace(cases[-1].args[n], layout="last", fill="offset") for n in ("weight", "bias") if n in cases[-1].args
     }
-    found[-1] = replace(found[-1], args={**found[-1].args, **columns}, cotangent="offset")
+    cases[-1] = replace(cases[-1], args={**cases[-1].args, **columns}, cotangent="offset")
     add("large_eps", (4, 128), eps=0.5)
     if bias:
         # Welford's update divides by every count: its float32 shows it, and so do gradients through the statistics
@@ -105,7 +105,7 @@ def _cases(*, residual: bool = False, bias: bool = False, cast: bool = False) ->
     add("hidden_5120_ragged", (1021, 5119), tier="standard")
     add("wide_row", (17, 131_072), tier="standard")
     add("head_dim", (4, 1024, 32, 128), tier="standard")
-    return found
+    return cases
 
 
 def _sign(columns: Tensor) -> Tensor:

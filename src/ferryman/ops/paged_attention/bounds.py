@@ -29,19 +29,19 @@ def gathered(k_cache: Tensor, v_cache: Tensor, page_table: Tensor, lengths: Tens
         nothing = k_cache.new_zeros(batch, room, groups, dim)
         return nothing, nothing, torch.zeros_like(seen)
     safe = page_table.clamp(0, pages - 1).long()
-    found = (cache[safe].reshape(batch, room, groups, dim) for cache in (k_cache, v_cache))
-    k, v = (x.masked_fill(~seen[:, :, None, None], 0.0) for x in found)
+    entries = (cache[safe].reshape(batch, room, groups, dim) for cache in (k_cache, v_cache))
+    k, v = (x.masked_fill(~seen[:, :, None, None], 0.0) for x in entries)
     return k, v, seen
 
 
 def used(cache: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
     """(pages, page_size), True where some sequence sees the slot."""
     pages, size = cache.shape[:2]
-    found = torch.zeros(pages * size, dtype=torch.bool, device=cache.device)
+    mask = torch.zeros(pages * size, dtype=torch.bool, device=cache.device)
     seen = visible(cache, page_table, lengths)
     slots = page_table.long()[:, :, None] * size + torch.arange(size, device=cache.device)
-    found[slots.reshape(seen.shape)[seen]] = True
-    return found.reshape(pages, size)
+    mask[slots.reshape(seen.shape)[seen]] = True
+    return mask.reshape(pages, size)
 
 
 def per_head(x: Tensor, heads: int) -> Tensor:

@@ -124,19 +124,19 @@ def _cases() -> Sequence[Case]:
         "fill_large_logits": _call(4, (4, 2), 64, 3, 16, fill="poisoned", q_fill="large_logits"),
         "fill_nonfinite": _call(5, (4, 2), 64, 3, 16, q_fill="nonfinite"),
     }
-    found = [Case(name, args) for name, args in small.items()]
+    cases = [Case(name, args) for name, args in small.items()]
     # equal scores over 2^n keys: the mean of their values
     for name, length in (("one", 1), ("two", 2), ("thirty_two", 32)):
         args = _call(4, (4, 2), 64, 4, 8, q_fill="zeros", lengths=_of(4, length))
-        found.append(Case(f"exact_{name}", args, exact=True, inexact=("float32",)))
+        cases.append(Case(f"exact_{name}", args, exact=True, inexact=("float32",)))
     exact = _call(16, (32, 8), 128, 32, 16, q_fill="zeros", lengths=_of(16, 512))
-    found.append(Case("exact_512", exact, "standard", exact=True, inexact=("float32",)))
+    cases.append(Case("exact_512", exact, "standard", exact=True, inexact=("float32",)))
     standard = {
         "decode_4k": _call(8, (32, 8), 128, 256, 16),
         "decode_ragged": _call(33, (28, 4), 128, 40, 16),
         "long_pages": _call(4, (16, 16), 64, 9, 256),
     }
-    return [*found, *(Case(name, args, "standard") for name, args in standard.items())]
+    return [*cases, *(Case(name, args, "standard") for name, args in standard.items())]
 
 
 def _full(batch: int, heads: tuple[int, int], length: int, dim: int, size: int = 16) -> dict[str, Any]:

@@ -53,25 +53,25 @@ def _lowered(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) 
 def _bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     """Two products and a sum: three roundings of each term's magnitude."""
     *inputs, cos, sin, interleaved = args
-    found = []
+    bounds = []
     for x in inputs:
         width = cos.shape[-1]
         a, c, s = x.abs(), cos.abs().unsqueeze(1), sin.abs().unsqueeze(1)
         turned = a[..., :width]
         error = 3 * (turned * c + _partner(turned, interleaved) * s)
-        found.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
-    return tuple(found)
+        bounds.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
+    return tuple(bounds)
 
 
 def _gradient_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], ...]:
     *grads, cos, sin, interleaved = args
-    found = []
+    bounds = []
     for g in grads:
         width = cos.shape[-1]
         a, c, s = g.abs(), cos.abs().unsqueeze(1), sin.abs().unsqueeze(1)
         error = 3 * (a[..., :width] * c + _partner(a[..., :width] * s, interleaved))
-        found.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
-    return tuple(found)
+        bounds.append({"accumulate": torch.cat((error, torch.zeros_like(a[..., width:])), -1)})
+    return tuple(bounds)
 
 
 def _check(op: str, cos: Tensor, sin: Tensor, **pair: Tensor) -> None:

@@ -17,7 +17,7 @@ from ferryman.ops.primitive import Case, TensorSpec
 
 
 def _cases() -> Sequence[Case]:
-    found = []
+    cases = []
 
     def add(
         name: str,
@@ -34,7 +34,7 @@ def _cases() -> Sequence[Case]:
     ) -> None:
         apart = "rows" if layout == "last" else "contiguous"
         angle = TensorSpec((batch, q[2], rotary or q[3]), cos_dtype, "signs" if exact else "unit", apart)
-        found.append(
+        cases.append(
             Case(
                 name,
                 {
@@ -69,7 +69,7 @@ def _cases() -> Sequence[Case]:
         add(f"exact_{name}_partial", shape, 1, tier=tier, fill="integer", exact=True, **partial)  # type: ignore[arg-type]
     add("llama_prefill", (2, 32, 1023, 128), 8, tier="standard")
     add("glm_prefill", (1, 32, 2048, 128), 2, rotary=64, interleaved=True, tier="standard")
-    return found
+    return cases
 
 
 def _angles(d: Draw) -> Tensor:

@@ -72,7 +72,7 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     if z is not None:
         g = (grad_y * functional.silu(z)).abs()
         off_g = 2 * z.abs() * torch.sigmoid(-z) + 9
-    held = x.new_zeros((batch, channels, width)) if initial_state is None else initial_state.abs()
+    first = x.new_zeros((batch, channels, width)) if initial_state is None else initial_state.abs()
 
     def grown(t: int) -> tuple[Tensor, Tensor]:
         exponent = step[:, t, :, None] * a
@@ -85,14 +85,14 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
         error = decay * (error + units * size) + (relative[:, t, :, None] + 3) * come
         return decay * size + come, error
 
-    gamma = torch.zeros_like(held) if grad_final is None else grad_final.abs()
-    delta = torch.zeros_like(held)
+    gamma = torch.zeros_like(first) if grad_final is None else grad_final.abs()
+    delta = torch.zeros_like(first)
     # (magnitude, error) of each
     of_x, of_step, of_out = (torch.zeros(2, *x.shape, dtype=x.dtype, device=x.device) for _ in range(3))
     of_b, of_c = (torch.zeros(2, *b.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     of_a = torch.zeros(2, *a.shape, dtype=x.dtype, device=x.device)
     rows, across = 6 * math.sqrt(batch * length + 1), 6 * math.sqrt(width + 2)
-    for t, (size, error) in reversed_walk(advance, (held, torch.zeros_like(held)), length):
+    for t, (size, error) in reversed_walk(advance, (first, torch.zeros_like(first)), length):
         after, moved = advance(t, (size, error))
         out, into = c[:, t].abs()[:, None], b[:, t].abs()[:, None]
         arrived = g[:, t, :, None]

@@ -60,7 +60,7 @@ def _exact(length: int, dt: str, a: str, layout: str = "contiguous") -> dict[str
 
 
 def _cases() -> Sequence[Case]:
-    found = {
+    small = {
         "small": _call(2, 11, 12, 16),
         "plain": _call(2, 13, 19, 16, False, False, False, False),
         "state": _call(2, 23, 12, 16, state=True),
@@ -97,7 +97,7 @@ def _cases() -> Sequence[Case]:
         "mamba_decode": _call(16, 1, 5120, 16, state=True, own="float32"),
     }
     return [
-        *(Case(name, args) for name, args in found.items()),
+        *(Case(name, args) for name, args in small.items()),
         Case("gradient_large", _call(1, 11, 12, 8, state=True), cotangent="large"),
         *(Case(name, args, exact=True) for name, args in exact.items()),
         *(Case(name, args, "standard") for name, args in standard.items()),
@@ -127,11 +127,11 @@ _NAME = re.compile(r"B(\d+) L(\d+) D(\d+) N(\d+)( state)?")
 
 
 def _named(name: str) -> Case:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ValueError(f"case {name!r} of selective_scan; required: such as B1 L2048 D5120 N16, state after it")
-    batch, length, channels, width = (int(n) for n in found.groups()[:4])
-    return Case(name, _call(batch, length, channels, width, state=found[5] is not None, own="float32"))
+    batch, length, channels, width = (int(n) for n in match.groups()[:4])
+    return Case(name, _call(batch, length, channels, width, state=match[5] is not None, own="float32"))
 
 
 def _bench(grid: Grid) -> Iterator[Case]:

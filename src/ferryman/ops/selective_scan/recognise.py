@@ -70,10 +70,10 @@ def _draw(count: int, places: Places, fixed: dict[int, Any], seed: int) -> tuple
         drawn[3], drawn[7] = 0.01 * drawn[3], drawn[7].clamp(-1, 1)
     if seed == 5:
         drawn[1], drawn[3] = 300.0 * drawn[1], 8.0 * drawn[3]
-    made: list[Any] = [*drawn[:6], *([None] * (count - 6))]
+    arguments: list[Any] = [*drawn[:6], *([None] * (count - 6))]
     for role, value in (("d", drawn[6]), ("bias", drawn[7]), ("z", drawn[8])):
         if role in places and role not in left_out(seed) and not (role == "z" and seed in (2, 4)):
-            made[places[role]] = value
+            arguments[places[role]] = value
     for at, value in fixed.items():
-        made[at] = value
-    return tuple(made)
+        arguments[at] = value
+    return tuple(arguments)

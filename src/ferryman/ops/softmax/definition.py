@@ -235,13 +235,13 @@ def _over_bound(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[dict[str, Ten
     logits, target, ignore_index, smoothing = args
     loss, lse = _loss_bound(args, outputs)
     one = torch.ones((), dtype=logits.dtype, device=logits.device)
-    (found,) = _loss_gradient_bound((one, logits, target, outputs[1], ignore_index, smoothing), outputs[2:])
+    (gradient,) = _loss_gradient_bound((one, logits, target, outputs[1], ignore_index, smoothing), outputs[2:])
     if logits.numel() == 0:
-        return loss, lse, found
+        return loss, lse, gradient
     counted = (target != ignore_index).unsqueeze(-1)
     p = torch.exp(logits - outputs[1].unsqueeze(-1))
     moved = torch.where(counted & (p > 0), p * lse["accumulate"].unsqueeze(-1) / counted.sum(), 0.0)
-    return loss, lse, {**found, "accumulate": found["accumulate"] + moved}
+    return loss, lse, {**gradient, "accumulate": gradient["accumulate"] + moved}
 
 
 def _check_over(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> None:

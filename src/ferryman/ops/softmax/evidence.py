@@ -28,23 +28,23 @@ def _softmax_cases() -> Sequence[Case]:
         "three_dims": (2, 3, 130),
         "vector": (96,),
     }
-    found = [Case(n, {"x": TensorSpec(s)}) for n, s in shapes.items()]
-    found += [Case(f"layout_{lay}", {"x": TensorSpec((6, 200), layout=lay)}) for lay in ("rows", "last", "offset")]
+    cases = [Case(n, {"x": TensorSpec(s)}) for n, s in shapes.items()]
+    cases += [Case(f"layout_{lay}", {"x": TensorSpec((6, 200), layout=lay)}) for lay in ("rows", "last", "offset")]
     for fill in ("offset", "constant", "large", "nonfinite", "masked", "zeros"):
-        found.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
+        cases.append(Case(f"fill_{fill}", {"x": TensorSpec((5, 384), fill=fill)}))
     exact = {"exact_support": (9, 257), "exact_support_wide": (3, 4099), "exact_support_dims": (2, 3, 64)}
-    found += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True, inexact=("float32",)) for n, s in exact.items()]
-    found.append(Case("exact_single", {"x": TensorSpec((9, 257), fill="single")}, exact=True))
-    found += [
+    cases += [Case(n, {"x": TensorSpec(s, fill="support")}, exact=True, inexact=("float32",)) for n, s in exact.items()]
+    cases.append(Case("exact_single", {"x": TensorSpec((9, 257), fill="single")}, exact=True))
+    cases += [
         Case(n, {"x": TensorSpec(s, fill="support")}, "standard", exact=True, inexact=("float32",))
         for n, s in {"exact_support_8191": (1021, 8191), "exact_support_vocabulary": (33, 128_256)}.items()
     ]
-    found += [
+    cases += [
         Case("scores", {"x": TensorSpec((8, 16, 127, 1031))}, "standard"),
         Case("rows_8192", {"x": TensorSpec((1024, 8192))}, "standard"),
         Case("vocabulary", {"x": TensorSpec((33, 128_256))}, "standard"),
     ]
-    return found
+    return cases
 
 
 def _loss_cases() -> Sequence[Case]:
@@ -62,16 +62,16 @@ def _loss_cases() -> Sequence[Case]:
             args["ignore_index"] = -1
         return Case(name, args, tier)  # type: ignore[arg-type]
 
-    found = [case("one_row", (1, 64)), case("prime", (7, 257)), case("three_dims", (2, 3, 130)), case("vector", (96,))]
-    found += [case("wide", (3, 4099)), case("wider", (2, 16_411)), case("smoothing", (7, 257), smoothing=0.1)]
-    found += [
+    cases = [case("one_row", (1, 64)), case("prime", (7, 257)), case("three_dims", (2, 3, 130)), case("vector", (96,))]
+    cases += [case("wide", (3, 4099)), case("wider", (2, 16_411)), case("smoothing", (7, 257), smoothing=0.1)]
+    cases += [
         case("ignored", (64, 9), low=-1),
         case("empty", (0, 64)),
         case("one_class", (9, 1), fill="tiny"),
         case("smoothing_ignored", (40, 6), smoothing=0.3, low=-1),
     ]
-    found += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
-    found += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
+    cases += [case(f"layout_{layout}", (6, 200), layout=layout) for layout in ("rows", "last", "offset")]
+    cases += [case(f"fill_{fill}", (5, 384), fill=fill) for fill in ("offset", "constant", "moderate", "nonfinite")]
     # 2^n rows, and 2^n classes where they are averaged: the means are exact
     for name, shape, tier, smoothing in (
         ("peaks", (8, 257), "small", 0.0),
@@ -81,9 +81,9 @@ def _loss_cases() -> Sequence[Case]:
         ("peaks_ragged", (64, 50_257), "standard", 0.0),
     ):
         peaks = case(f"exact_{name}", shape, tier, smoothing, fill="peaks")
-        found.append(replace(peaks, exact=True, cotangent="digits"))
-    found += [case("vocabulary", (257, 128_256), "standard"), case("vocabulary_ragged", (63, 50_257), "standard", 0.1)]
-    return found
+        cases.append(replace(peaks, exact=True, cotangent="digits"))
+    cases += [case("vocabulary", (257, 128_256), "standard"), case("vocabulary_ragged", (63, 50_257), "standard", 0.1)]
+    return cases
 
 
 def _support(d: Draw) -> Tensor:

@@ -148,11 +148,11 @@ def slope_error(
 
 def largest(*given: Tensor | None) -> float:
     """The product of 1 + the largest finite magnitude of each."""
-    found = 1.0
+    product = 1.0
     for t in given:
         if t is not None and t.numel():
-            found *= 1 + float(t.abs().nan_to_num(0.0, 0.0, 0.0).amax())
-    return found
+            product *= 1 + float(t.abs().nan_to_num(0.0, 0.0, 0.0).amax())
+    return product
 
 
 def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
@@ -166,7 +166,7 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     summed = torch.nn.functional.pad(k.cumsum(1), (0, 0, SPAN, 0))
     before = summed[:, SPAN:] - summed[:, :length] if length else k
     g = grad_y.abs()
-    held = x.new_zeros((batch, heads, dim, width)) if initial_state is None else initial_state.abs()
+    first = x.new_zeros((batch, heads, dim, width)) if initial_state is None else initial_state.abs()
 
     def wide(m: Tensor, t: int) -> Tensor:
         return m[:, t].abs().repeat_interleave(shared, 1)[:, :, None]
@@ -178,8 +178,8 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
         error = decay * (error + (k[:, t] + 3)[..., None, None] * size)
         return decay * size + come, error + (2 * before[:, t] + relative[:, t] + 4)[..., None, None] * come
 
-    gamma = torch.zeros_like(held) if grad_final is None else grad_final.abs()
-    delta = torch.zeros_like(held)
+    gamma = torch.zeros_like(first) if grad_final is None else grad_final.abs()
+    delta = torch.zeros_like(first)
     # (magnitude, error) of each: of x, of the step itself, of the exponent, of b, of c
     of_x, of_step, of_exponent = (
         torch.zeros(2, *s, dtype=x.dtype, device=x.device) for s in (x.shape, *[dt.shape] * 2)
@@ -189,7 +189,7 @@ def backward(args: tuple, outputs: tuple[Tensor, ...]) -> tuple[Terms, ...]:
     def grouped(m: Tensor) -> Tensor:
         return m.sum(2).unflatten(1, (groups, shared)).sum(2)
 
-    for t, (size, error) in reversed_walk(advance, (held, torch.zeros_like(held)), length):
+    for t, (size, error) in reversed_walk(advance, (first, torch.zeros_like(first)), length):
         after, moved = advance(t, (size, error))
         arrived = g[:, t, :, :, None]
         gamma = gamma + arrived * wide(c, t)

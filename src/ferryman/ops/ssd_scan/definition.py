@@ -77,8 +77,8 @@ def _cost(
     batch, _, heads, dim = x.shape
     given = (x, dt, b, c, *(t for t in (a, d, dt_bias, initial_state) if t is not None))
     each = 4 if y_float32 and x.element_size() < 4 else x.element_size()
-    made = each * x.numel() + 4 * batch * heads * dim * b.shape[3]
-    moved = sum(t.numel() * t.element_size() for t in given) + made
+    written = each * x.numel() + 4 * batch * heads * dim * b.shape[3]
+    moved = sum(t.numel() * t.element_size() for t in given) + written
     return Cost(6.0 * x.numel() * b.shape[3], float(moved))
 
 
@@ -164,8 +164,8 @@ def _meta_backward(
 def _cost_backward(grad_y: Tensor, grad_final_state: Tensor | None, x: Tensor, *rest: Any) -> Cost:
     """The state again, its gradient, and what of both each of five gradients takes: 14 operations of an element."""
     given = [grad_y, x, *(t for t in (grad_final_state, *rest[:7]) if t is not None)]
-    made = [x, *(t for t in rest[:7] if t is not None)]
-    moved = sum(t.numel() * t.element_size() for t in (*given, *made))
+    written = [x, *(t for t in rest[:7] if t is not None)]
+    moved = sum(t.numel() * t.element_size() for t in (*given, *written))
     return Cost(14.0 * x.numel() * rest[2].shape[3], float(moved))
 
 

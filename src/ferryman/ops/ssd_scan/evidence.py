@@ -64,7 +64,7 @@ def _exact(length: int, dt: str, a: str, groups: int, layout: str = "contiguous"
 
 
 def _cases() -> Sequence[Case]:
-    found = {
+    small = {
         "small": _call(2, 37, 4, 16, 2, 16),
         "plain": _call(1, 37, 3, 16, 1, 16, False, False, False),
         "state": _call(1, 70, 4, 8, 1, 16, state=True),
@@ -101,7 +101,7 @@ def _cases() -> Sequence[Case]:
         "mamba2_decode": _call(16, 1, 80, 64, 1, 128, state=True, own="float32"),
     }
     return [
-        *(Case(name, args) for name, args in found.items()),
+        *(Case(name, args) for name, args in small.items()),
         Case("gradient_hundreds", _call(1, 24, 4, 8, 2, 8, state=True), cotangent="hundreds"),
         # float32 holds every sum; the state is float32
         *(Case(name, args, exact=True) for name, args in exact.items()),
@@ -132,11 +132,11 @@ _NAME = re.compile(r"B(\d+) L(\d+) H(\d+) P(\d+) G(\d+) N(\d+)( state)?")
 
 
 def _named(name: str) -> Case:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ValueError(f"case {name!r} of ssd_scan; required: such as B1 L2048 H80 P64 G1 N128, state after it")
-    batch, length, heads, dim, groups, width = (int(n) for n in found.groups()[:6])
-    return Case(name, _call(batch, length, heads, dim, groups, width, state=found[7] is not None, own="float32"))
+    batch, length, heads, dim, groups, width = (int(n) for n in match.groups()[:6])
+    return Case(name, _call(batch, length, heads, dim, groups, width, state=match[7] is not None, own="float32"))
 
 
 def _bench(grid: Grid) -> Iterator[Case]:

@@ -136,14 +136,14 @@ def _values(seed: int) -> dict[str, Tensor]:
         "bias": (heads,),
         "state": (batch, heads, dim, width),
     }
-    made = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()}
-    made["a"] = -0.2 - made["a"].abs()
+    values = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()}
+    values["a"] = -0.2 - values["a"].abs()
     if seed == 4:  # far on both sides of softplus's bend, and no bias brings them near it
-        made["dt"] = torch.where(made["dt"] > 0, 29.0 + made["dt"], -40.0 + made["dt"])
-        made["bias"], made["a"] = made["bias"].clamp(-1, 1), 0.01 * made["a"]
+        values["dt"] = torch.where(values["dt"] > 0, 29.0 + values["dt"], -40.0 + values["dt"])
+        values["bias"], values["a"] = values["bias"].clamp(-1, 1), 0.01 * values["a"]
     if seed == 5:
-        made["x"], made["a"] = 300.0 * made["x"], 8.0 * made["a"]
-    return made
+        values["x"], values["a"] = 300.0 * values["x"], 8.0 * values["a"]
+    return values
 
 
 def left_out(seed: int) -> set[str]:
@@ -152,17 +152,17 @@ def left_out(seed: int) -> set[str]:
 
 def _draw(count: int, required: int, places: Places, fixed: dict[int, Any], seed: int) -> tuple[Any, ...]:
     values = _values(seed)
-    made: list[Any] = [*(values[n] for n in ("x", "dt", "a", "b", "c")), *([None] * (count - 5))]
+    arguments: list[Any] = [*(values[n] for n in ("x", "dt", "a", "b", "c")), *([None] * (count - 5))]
     if required == 6:
-        made[5] = _SHAPES[seed][-1]
+        arguments[5] = _SHAPES[seed][-1]
     for role in ("d", "bias", "state"):
         if role in places and role not in left_out(seed):
-            made[places[role]] = values[role]
+            arguments[places[role]] = values[role]
     if "limit" in places:
-        made[places["limit"]] = ((0.4, 1.1), (0.0, _INFINITE), (-1.0, 0.5), (0.2, _INFINITE))[seed % 4]
+        arguments[places["limit"]] = ((0.4, 1.1), (0.0, _INFINITE), (-1.0, 0.5), (0.2, _INFINITE))[seed % 4]
     for at, value in fixed.items():
-        made[at] = value
-    return tuple(made)
+        arguments[at] = value
+    return tuple(arguments)
 
 
 def _draw_step(count: int, places: Places, fixed: dict[int, Any], seed: int) -> tuple[Any, ...]:
@@ -170,13 +170,13 @@ def _draw_step(count: int, places: Places, fixed: dict[int, Any], seed: int) -> 
     _, _, heads, dim, _, width, _ = _SHAPES[seed]
     dt = values["dt"][:, 0, :, None].expand(-1, -1, dim)
     rate = values["a"][:, None, None].expand(heads, dim, width)
-    made: list[Any] = [values["state"], values["x"][:, 0], dt, rate, values["b"][:, 0], values["c"][:, 0]]
-    made += [None] * (count - 6)
+    arguments: list[Any] = [values["state"], values["x"][:, 0], dt, rate, values["b"][:, 0], values["c"][:, 0]]
+    arguments += [None] * (count - 6)
     for role in ("d", "bias"):
         if role in places and role not in left_out(seed):
-            made[places[role]] = values[role][:, None].expand(heads, dim)
+            arguments[places[role]] = values[role][:, None].expand(heads, dim)
     if "z" in places:
-        made[places["z"]] = 2.0 * values["x"][:, 0].flip(0, -1)
+        arguments[places["z"]] = 2.0 * values["x"][:, 0].flip(0, -1)
     for at, value in fixed.items():
-        made[at] = value
-    return tuple(made)
+        arguments[at] = value
+    return tuple(arguments)
