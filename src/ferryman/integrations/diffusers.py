@@ -44,7 +44,7 @@ def attention(
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         out = scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return out.transpose(1, 2)
-    found: Tensor = dispatch_attention_fn(
+    output: Tensor = dispatch_attention_fn(
         query,
         key,
         value,
@@ -57,7 +57,7 @@ def attention(
         backend=backend,
         parallel_config=parallel_config,
     )
-    return found
+    return output
 
 
 def _native(backend: Any) -> bool:
@@ -76,12 +76,12 @@ def same() -> bool:
         if mask is not None:
             mask[..., 0] = True
         with torch.no_grad():
-            found = dispatch_attention_fn(
+            native = dispatch_attention_fn(
                 q, k, v, mask, 0.0, causal, 0.37, heads != 4, backend=attention_dispatch.AttentionBackendName(_NATIVE)
             )
         given = (x.transpose(1, 2) for x in (q, k, v))
         wanted = exact(*given, causal, 0.37, None, 0.0, mask)[0].transpose(1, 2)
-        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0.0, atol=_SAME):
+        if native.shape != wanted.shape or not torch.allclose(native, wanted, rtol=0.0, atol=_SAME):
             return False
     return True
 

@@ -47,15 +47,15 @@ class AttentionInterface:
         self, model: nn.Module, readers: Sequence[tuple[str, nn.Module]]
     ) -> tuple[list[tuple[str, str | None]], list[Left]]:
         """([(path of a module that holds a config, its implementation before)], readers that keep theirs)."""
-        held: dict[int, list[tuple[str, nn.Module]]] = {}
+        by_config: dict[int, list[tuple[str, nn.Module]]] = {}
         left: list[Left] = []
         for path, module in readers:
             if isinstance(getattr(getattr(module, "config", None), "_attn_implementation", None), str):
-                held.setdefault(id(module.config), []).append((path, module))
+                by_config.setdefault(id(module.config), []).append((path, module))
             else:
                 left.append(_left(path, module, "it has no config that names its attention implementation"))
         switched: list[tuple[str, str | None, Any]] = []
-        for modules in held.values():
+        for modules in by_config.values():
             path = modules[0][0]
             config: Any = modules[0][1].config
             owner = _owners.get(id(config), lambda: None)()
@@ -70,11 +70,11 @@ class AttentionInterface:
             else:
                 left += [_left(p, m, reason) for p, m in modules]
         for _, before, config in switched:
-            for path, _ in held[id(config)]:
+            for path, _ in by_config[id(config)]:
                 transformers_masks.note(model, path, config, before)
             config._attn_implementation = NAME
             _owners[id(config)] = weakref.ref(model)
-            if all("sliding_window" in _passed(m) for _, m in held[id(config)]):
+            if all("sliding_window" in _passed(m) for _, m in by_config[id(config)]):
                 windowed.add(id(config))
                 weakref.finalize(config, windowed.discard, id(config))
         return [(path, before) for path, before, _ in switched], left
@@ -135,8 +135,10 @@ blocks.registries[id(ALL_EXPERTS_FUNCTIONS)] = ALL_EXPERTS_FUNCTIONS
 
 def _falls_back(function: types.FunctionType) -> bool:
     """Whether a function that may have another package's implementation has none here, so that its own code runs."""
-    held = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()), strict=True))
-    return held.get("implementation") is function.__wrapped__  # type: ignore[attr-defined]
+    closure = dict(
+        zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()), strict=True)
+    )
+    return closure.get("implementation") is function.__wrapped__  # type: ignore[attr-defined]
 
 
 def _know_fallbacks() -> None:

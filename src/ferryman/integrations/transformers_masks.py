@@ -54,8 +54,8 @@ def expected(config: Any) -> str:
 @functools.cache
 def _of_class(kind: Any) -> str:
     name = kind.__module__.replace(".configuration_", ".modeling_")
-    held = vars(sys.modules[name]).values() if name in sys.modules else ()
-    kinds: list[Any] = [k for k in held if isinstance(k, type) and k.__module__ == name and issubclass(k, nn.Module)]
+    members = vars(sys.modules[name]).values() if name in sys.modules else ()
+    kinds: list[Any] = [k for k in members if isinstance(k, type) and k.__module__ == name and issubclass(k, nn.Module)]
     if not any(map(_class_works, kinds)):
         return ""
     return "sdpa" if any(getattr(k, "_supports_sdpa", False) is True for k in kinds) else "eager"
@@ -79,9 +79,9 @@ def _uses(tree: ast.FunctionDef, function: types.FunctionType) -> Iterator[list[
     if any(value is ALL_ATTENTION_FUNCTIONS for value in read):
         names.add(_NAME)
     else:
-        made = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _makes(n.value, function)]
-        names |= {t.id for node in made for t in node.targets if isinstance(t, ast.Name)}
-        first = min((node.end_lineno or 0 for node in made), default=0)
+        assignments = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _makes(n.value, function)]
+        names |= {t.id for node in assignments for t in node.targets if isinstance(t, ast.Name)}
+        first = min((node.end_lineno or 0 for node in assignments), default=0)
     for node in ast.walk(tree):
         alias = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in names
         if isinstance(node, ast.Assign) and alias and node.lineno > first:

@@ -127,10 +127,10 @@ def attention_forward(
         return _capped(query, key, value, seen, dropout, scaling, softcap), None
     if attention_mask is None and query.shape[2] > 1 and (window is not None or query.shape[2] != key.shape[2]):
         attention_mask = _explicit(query, key, causal, window)
-    found: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
+    outputs: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
     )
-    return found
+    return outputs
 
 
 def _inductors(mask: Tensor | None) -> bool:
@@ -232,38 +232,38 @@ def attention_mask(
         "allow_is_causal_skip": allow_is_causal_skip,
         "allow_is_bidirectional_skip": allow_is_bidirectional_skip,
     }
-    made: Tensor | None
+    mask: Tensor | None
     before = transformers_masks.expected(kwargs.get("config"))
     if before:
-        made = ALL_MASK_ATTENTION_FUNCTIONS[before](**given, local_size=local_size)
-        return made
+        mask = ALL_MASK_ATTENTION_FUNCTIONS[before](**given, local_size=local_size)
+        return mask
     if allow_is_causal_skip and _plain(q_length, kv_length, q_offset, kv_offset, attention_mask, local_size, kwargs):
         return None
     if allow_is_bidirectional_skip and attention_mask is None and local_size is None:
         return None
-    made = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**given | {"allow_is_causal_skip": False})
-    if made is None:
+    mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**given | {"allow_is_causal_skip": False})
+    if mask is None:
         return None
     itself = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
     if itself and attention_mask is None and not kwargs.get("use_vmap") and not allow_is_bidirectional_skip:
-        setattr(made, _SELF, True)  # causal, in a window, chunks or packed sequences
+        setattr(mask, _SELF, True)  # causal, in a window, chunks or packed sequences
     size = None if kwargs.get("config") is None else getattr(kwargs["config"], "attention_chunk_size", None)
     chunk = local_size if local_size is not None and size == local_size else None
     if not _causal(mask_function, local_size, allow_is_causal_skip) or (chunk is not None and kv_offset):
-        return made
+        return mask
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     keys = None if padding is None else padding[:, kv_offset : kv_offset + kv_length].bool()
-    end = torch.as_tensor(q_offset, device=made.device) + (q_length - kv_offset)
+    end = torch.as_tensor(q_offset, device=mask.device) + (q_length - kv_offset)
     end = end.to(torch.int32).expand(batch_size)
     first = torch.zeros_like(end) if keys is None else keys.int().argmax(-1).to(torch.int32)
-    told = Causal(
+    causal = Causal(
         torch.stack((first, end), -1),
         None if keys is None else keys[:, None, None],
         local_size if chunk is None else None,
         chunk,
     )
-    setattr(made, _SAYS, told)
-    return made
+    setattr(mask, _SAYS, causal)
+    return mask
 
 
 def _causal(function: Callable[..., Any], local_size: int | None, said: bool) -> bool:
@@ -279,8 +279,8 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
         if one is other:
             return True
-        held, wanted = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other))
-        return one.__code__ is other.__code__ and _alike(held, wanted)
+        contents, wanted = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (one, other))
+        return one.__code__ is other.__code__ and _alike(contents, wanted)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     return isinstance(one, int) and isinstance(other, int) and one == other
@@ -323,12 +323,12 @@ def same_as_ours(
     drawn tensors, with and without a mask, on a stand-in that has the module's numbers, and drawn sinks and a soft cap
     of the scores where the module ``passed`` such. Else why not, in words."""
     with_sinks = "s_aux" in passed
-    held = {n: v for n, v in vars(module).items() if isinstance(v, bool | int | float | str)}
+    numbers = {n: v for n, v in vars(module).items() if isinstance(v, bool | int | float | str)}
     sinks = [n for n, p in module.named_parameters(recurse=False) if p.shape == (heads,)]
     if with_sinks and len(sinks) != 1:
         return f"it has {len(sinks)} parameters of {heads} numbers that could be sinks; required: 1"
     draw = torch.Generator().manual_seed(0)
-    group = int(held.get("num_key_value_groups", 1))
+    group = int(numbers.get("num_key_value_groups", 1))
     exact = attention_with_lse.primitive.body  # type: ignore[attr-defined]
     for masked, cap in itertools.product((False, True), (None, 1.3) if "softcap" in passed else (None,)):
         q, k, v = (
@@ -341,17 +341,17 @@ def same_as_ours(
             mask[:, :, :, -2:] = torch.finfo(torch.float32).min  # as transformers hides keys
             if with_sinks:  # without, what a row that sees nothing gives is not the same in any two functions
                 mask[1, :, 0] = torch.finfo(torch.float32).min
-        stand_in = types.SimpleNamespace(**held | ({sinks[0]: drawn} if with_sinks else {}) | {"training": False})
+        stand_in = types.SimpleNamespace(**numbers | ({sinks[0]: drawn} if with_sinks else {}) | {"training": False})
         more: dict[str, Any] = {"s_aux": drawn} if with_sinks else {}
         more |= {"softcap": cap} if "softcap" in passed else {}
         try:
             with torch.no_grad(), Widened(torch.float64):
-                found = forward(stand_in, q, k, v, mask, scaling=0.37, dropout=0.0, sliding_window=None, **more)[0]
+                own = forward(stand_in, q, k, v, mask, scaling=0.37, dropout=0.0, sliding_window=None, **more)[0]
         except Exception as error:  # noqa: BLE001 - a function of the library's may raise anything: it is not ours then
             return f"its own attention function raised {type(error).__name__} on a stand-in for the module"
         taken = drawn if with_sinks else None
         wanted = exact(q, k, v, False, 0.37, None, cap or 0.0, mask, taken)[0].transpose(1, 2)
-        if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0.0, atol=_SAME):
+        if own.shape != wanted.shape or not torch.allclose(own, wanted, rtol=0.0, atol=_SAME):
             what = "sinks" if with_sinks else "a soft cap"
             return f"its own attention function gives other results than ops.attention with {what}"
     return None
@@ -371,14 +371,14 @@ def watch(seen: Callable[[Any, str, Tensor], None]) -> Iterator[None]:
 
     def telling(own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
-        def told(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def watched(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
             seen(module, "rotated queries", query)
             seen(module, "rotated keys", key)
             out = own(module, query, key, value, *args, **kwargs)
             seen(module, "attention's result", out[0])
             return out
 
-        return told
+        return watched
 
     for name in ("sdpa", NAME):
         before[name] = ALL_ATTENTION_FUNCTIONS[name]
