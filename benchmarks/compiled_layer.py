@@ -44,11 +44,11 @@ def layer(device: torch.device, dtype: torch.dtype, tiny: bool) -> tuple[Any, An
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
     with device:
-        made = Qwen3DecoderLayer(config, 0)
-        for name, weight in made.named_parameters():
+        decoder = Qwen3DecoderLayer(config, 0)
+        for name, weight in decoder.named_parameters():
             if "norm" not in name:
                 torch.nn.init.normal_(weight, std=config.initializer_range)
-        return made.to(dtype).eval(), Qwen3RotaryEmbedding(config)
+        return decoder.to(dtype).eval(), Qwen3RotaryEmbedding(config)
 
 
 def inputs(rotary: Any, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -166,21 +166,21 @@ def measure(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict[str, A
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
-    model = "tiny Qwen3" if found["tiny"] else "Qwen3-8B"
+def markdown(document: dict[str, Any]) -> str:
+    model = "tiny Qwen3" if document["tiny"] else "Qwen3-8B"
     lines = [
-        f"A compiled {model} decoder layer, {found['dtype']}, {found['device']}, torch {found['torch']}: unported time"
-        " over ported time (`benchmarks/compiled_layer.py`). Replayed: the device's time alone.",
+        f"A compiled {model} decoder layer, {document['dtype']}, {document['device']}, torch {document['torch']}:"
+        " unported time over ported time (`benchmarks/compiled_layer.py`). Replayed: the device's time alone.",
         "",
         "| mode | batch x tokens | unported us | ported us | speed | spread | replayed: unported | ported | speed |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for c in found["cases"]:
+    for c in document["cases"]:
         alone = _times(c["replayed"]) if "replayed" in c else ("-", "-", "-")
         spread = f"{c['unported_spread']:.2f}, {c['ported_spread']:.2f}"
         row = (c["mode"], f"{c['batch']} x {c['tokens']}", *_times(c), spread, *alone)
         lines.append(f"| {' | '.join(row)} |")
-    new = found["recompilations_on_unseen_lengths"]
+    new = document["recompilations_on_unseen_lengths"]
     counts = ", ".join(f"{mode} {n['ported']} and {n['unported']}" for mode, n in new.items())
     return "\n".join([*lines, "", f"Recompilations over lengths that neither has seen, ported and unported: {counts}."])
 
@@ -199,11 +199,11 @@ def main() -> None:
     device = torch.device(asked.device)
     if device.index is not None:
         torch.cuda.set_device(device)
-    found = measure(device, getattr(torch, asked.dtype), asked.tiny)
+    document = measure(device, getattr(torch, asked.dtype), asked.tiny)
     if asked.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(document, indent=2))
         return
-    print(markdown(found))
+    print(markdown(document))
 
 
 if __name__ == "__main__":

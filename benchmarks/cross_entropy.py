@@ -143,9 +143,9 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
     refused: dict[str, str] = {}
     for one in CONTENDERS:
         restore()
-        held = scratch if one.writes_over else given
+        inputs = scratch if one.writes_over else given
         try:
-            calls = [one.prepare(x, y) for x, y in zip(held, targets, strict=True)]
+            calls = [one.prepare(x, y) for x, y in zip(inputs, targets, strict=True)]
             timers[one.name] = timer(calls, DEVICE, restore=restore if one.writes_over else None)
         except Exception as error:  # noqa: BLE001 - a peer may do anything; its row says what it did
             refused[one.name] = failure(error, DEVICE)
@@ -153,7 +153,7 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
     for trial in range(TRIALS):
         for name in list(timers)[:: 1 if trial % 2 == 0 else -1]:
             trials[name].append(timers[name].cold() * 1e6)
-    found = {
+    contenders = {
         name: {
             "us": statistics.median(own),
             "spread": max(own) / min(own),
@@ -162,9 +162,9 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
         }
         for name, own in trials.items()
     }
-    for made in timers.values():
-        made.close()
-    return {"rows": rows, "classes": classes, "contenders": found, "refused": refused}
+    for clock in timers.values():
+        clock.close()
+    return {"rows": rows, "classes": classes, "contenders": contenders, "refused": refused}
 
 
 def table(cells: list[dict[str, Any]]) -> str:
@@ -202,9 +202,9 @@ def main() -> None:
         rows, classes = (int(number) for number in shape.split("x"))
         cells.append(measure(rows, classes))
         torch.cuda.empty_cache()
-    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cells": cells}
+    document = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cells": cells}
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
         options.json.with_suffix(".md").write_text(table(cells))
     print(table(cells))
 

@@ -170,16 +170,17 @@ def measure() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print the document instead of the table")
-    found = measure() if (options := parser.parse_args()) else {}
+    document = measure() if (options := parser.parse_args()) else {}
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(document, indent=1))
         return
-    for row in found["cases"]:
+    for row in document["cases"]:
         print(f"{row['case']:<36}{row['overhead_us']:6.2f} us  +- {row['spread_us']:.2f}")
-    for name, value in found["peers"].items():
+    for name, value in document["peers"].items():
         print(f"{name:<36}{value:6.2f} us")
     print(
-        f"worst of the norms {found['resolve_overhead_us']:.2f} us; attention {found['attention_overhead_us']:.2f} us"
+        f"worst of the norms {document['resolve_overhead_us']:.2f} us; "
+        f"attention {document['attention_overhead_us']:.2f} us"
     )
 
 

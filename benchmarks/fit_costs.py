@@ -136,9 +136,9 @@ def _parsed(form: type[Form], raw: dict[str, Any], path: Path) -> Form:
         raise ResultError(f"{path} is damaged, or none of {READ}: {place}: {first['msg']}") from error
 
 
-def _require(path: Path, found: object, profile: Profile) -> None:
-    if found != profile.name:
-        raise ResultError(f"{path} is of {found}, not of {profile.name}")
+def _require(path: Path, stated: object, profile: Profile) -> None:
+    if stated != profile.name:
+        raise ResultError(f"{path} is of {stated}, not of {profile.name}")
 
 
 def cells(path: Path, profile: Profile, left_out: Counter[str] | None = None) -> Iterator[Measured]:
@@ -259,10 +259,10 @@ def fit(measured: Sequence[Measured], profile: Profile, places: Sequence[tuple[f
 
 
 def _parts(work: cost.Work, profile: Profile) -> tuple[float, float]:
-    found = cost.parts(work, profile)
-    if found is None:
+    parts = cost.parts(work, profile)
+    if parts is None:
         raise SystemExit(f"{profile.name} lacks the bandwidth, or the peak of {work.dtype}: nothing can be fitted")
-    return found
+    return parts
 
 
 def _fit(measured: Sequence[Measured], profile: Profile) -> Any:
@@ -277,8 +277,8 @@ def _fit(measured: Sequence[Measured], profile: Profile) -> Any:
         predicted = fixed + np.maximum(at_peak[:, 0] / memory, at_peak[:, 1] / compute)
         return np.concatenate([np.log(predicted) - times, drawn * (log - START)])
 
-    def loss(found: Any) -> float:
-        size = np.abs(found)
+    def loss(errors: Any) -> float:
+        size = np.abs(errors)
         return float(np.sum(np.where(size < OUTLIER, size**2 / 2, OUTLIER * (size - OUTLIER / 2))))
 
     log, damping = START.copy(), 1e-3
@@ -288,10 +288,10 @@ def _fit(measured: Sequence[Measured], profile: Profile) -> Any:
         weight = np.minimum(1.0, OUTLIER / np.maximum(np.abs(now), 1e-12))
         step = np.linalg.solve(slope.T @ (slope * weight[:, None]) + damping * np.eye(3), -slope.T @ (weight * now))
         tried = np.minimum(log + step, [math.inf, 0.0, 0.0])
-        found = residuals(tried)
-        if loss(found) < loss(now):
-            done = loss(now) - loss(found) < 1e-9
-            log, now, damping = tried, found, damping / 3
+        after = residuals(tried)
+        if loss(after) < loss(now):
+            done = loss(now) - loss(after) < 1e-9
+            log, now, damping = tried, after, damping / 3
             if done:
                 break
         else:
@@ -310,13 +310,13 @@ def table(measured: Sequence[Measured], profile: Profile) -> Table:
     by: dict[str, dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for one in measured:
         by[one.group][one.work.kind].append(one)
-    found: Table = {}
+    fitted: Table = {}
     for group, kinds in sorted(by.items()):
         for kind in [k for k in kinds if cost.general(k) != k]:
             if len({m.case for m in kinds[kind]}) < ENOUGH_ROWS and cost.general(kind) in kinds:
                 kinds[cost.general(kind)] += kinds.pop(kind)
-        found[group] = {kind: _lines(kinds[kind], profile) for kind in sorted(kinds)}
-    return found
+        fitted[group] = {kind: _lines(kinds[kind], profile) for kind in sorted(kinds)}
+    return fitted
 
 
 def _lines(measured: Sequence[Measured], profile: Profile) -> dict[str, cost.Coefficients]:
@@ -353,7 +353,7 @@ def regret(measured: Sequence[Measured], profile: Profile, whole: bool = False) 
     families: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for (group, case), here in cells_of.items():
         families[group, family(group.partition(" ")[0], case) if whole else case].append(here)
-    found: dict[str, dict[str, list[float]]] = {}
+    regrets: dict[str, dict[str, list[float]]] = {}
     for (group, _), left_out in families.items():
         gone = {next(iter(cell.values())).case for cell in left_out}
         rest = [m for m in measured if m.group == group and m.case not in gone]
@@ -361,8 +361,8 @@ def regret(measured: Sequence[Measured], profile: Profile, whole: bool = False) 
         others = [cell for (g, case), cell in cells_of.items() if g == group and case not in gone]
         for cell in left_out:
             if len(cell) > 1:
-                _judge(cell, others, fitted, profile, found.setdefault(group, {c: [] for c in CHOOSERS}))
-    return found
+                _judge(cell, others, fitted, profile, regrets.setdefault(group, {c: [] for c in CHOOSERS}))
+    return regrets
 
 
 def _judge(
@@ -407,8 +407,8 @@ def _entry(cell: Mapping[str, Measured]) -> lockfile_entry.Entry:
 def written(fitted: Table, profile: Profile, stamp: Any) -> str:
     """The file's text, which `cost.load` must take."""
     ops = {group: {kind: _group(lines) for kind, lines in kinds.items()} for group, kinds in fitted.items()}
-    made = {"kind": "ferryman-costs", "version": cost.VERSION, "profile": profile.name, "stamp": stamp, "ops": ops}
-    return _tight(json.dumps(made, indent=1)) + "\n"
+    costs = {"kind": "ferryman-costs", "version": cost.VERSION, "profile": profile.name, "stamp": stamp, "ops": ops}
+    return _tight(json.dumps(costs, indent=1)) + "\n"
 
 
 def _group(lines: Mapping[str, cost.Coefficients]) -> dict[str, Any]:
@@ -460,10 +460,10 @@ def _run(given: argparse.Namespace) -> None:
         _require_all(target, fitted)
     for group, kinds in fitted.items():
         for kind, lines in kinds.items():
-            told = f"{group}{' one' if kind.startswith(cost.ONE) else ''}"
+            label = f"{group}{' one' if kind.startswith(cost.ONE) else ''}"
             for name, c in lines.items():
                 print(
-                    f"{told:30} {name:8} fixed {c.fixed * 1e6:6.2f} us  memory {c.memory:.3f}  "
+                    f"{label:30} {name:8} fixed {c.fixed * 1e6:6.2f} us  memory {c.memory:.3f}  "
                     f"compute {c.compute:.3f}  error {c.error:.3f}  {c.cells} cells"
                 )
     for title, whole in (("cells left out one by one", False), ("whole families of cells left out", True)):
@@ -490,14 +490,14 @@ def _gathered(files: Sequence[Path], profile: Profile) -> tuple[list[Measured], 
     empty = []
     for path in files:
         left_out: Counter[str] = Counter()
-        found = list(cells(path, profile, left_out))
-        measured += found
+        times = list(cells(path, profile, left_out))
+        measured += times
         sources.append(
-            {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "times": len(found)}
+            {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "times": len(times)}
         )
         why = ", ".join(f"{left_out[reason]} {reason}" for reason in (STALE, UNKNOWN, UNTRUSTED) if left_out[reason])
-        print(f"{path}: {len(found)} times{'; left out: ' if why else ''}{why}")
-        if not found:
+        print(f"{path}: {len(times)} times{'; left out: ' if why else ''}{why}")
+        if not times:
             empty.append(f"{path} ({why or 'it holds none'})")
     if empty:
         raise SystemExit(f"fit_costs: no times in {'; '.join(empty)}: measure again, or leave the file out")

@@ -80,8 +80,8 @@ def _model(name: str, layers: int) -> Any:
 
     model, config, options = _ROWS[name]
     count = {"n_layer": layers} if name == "gpt2" else {"num_hidden_layers": layers}
-    made = getattr(transformers, model)(getattr(transformers, config)(**options, **count))
-    return made.to("cuda", torch.bfloat16)
+    network = getattr(transformers, model)(getattr(transformers, config)(**options, **count))
+    return network.to("cuda", torch.bfloat16)
 
 
 def _step(model: Any, forward: Any, ids: torch.Tensor, train: bool) -> Callable[[], None]:

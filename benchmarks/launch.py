@@ -37,16 +37,16 @@ Call = Callable[[], Any]
 
 def seconds(call: Call) -> float:
     """Median over batches of one call's host time; the device catches up between batches."""
-    found = []
+    times = []
     gc.disable()
     for _ in range(BATCHES):
         start = time.perf_counter_ns()
         for _ in range(CALLS):
             call()
-        found.append((time.perf_counter_ns() - start) / CALLS)
+        times.append((time.perf_counter_ns() - start) / CALLS)
         torch.cuda.synchronize()
     gc.enable()
-    return statistics.median(found) * 1e-9
+    return statistics.median(times) * 1e-9
 
 
 def measure(calls: dict[str, Call]) -> dict[str, list[float]]:
@@ -215,8 +215,8 @@ def run(rows: int, width: int, device: torch.device) -> dict[str, Any]:
 
 def rendered(trials: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return {
-        name: {"us": statistics.median(found) * 1e6, "spread": max(found) / min(found)}
-        for name, found in trials.items()
+        name: {"us": statistics.median(times) * 1e6, "spread": max(times) / min(times)}
+        for name, times in trials.items()
     }
 
 
@@ -230,15 +230,15 @@ def table(document: dict[str, Any]) -> str:
         (f"{n}: ", b["calls"]) for n, b in document["backends"].items() if "calls" in b
     ]
     for prefix, calls in groups:
-        lines += [f"| {prefix}{name} | {found['us']:.2f} | {found['spread']:.2f} |" for name, found in calls.items()]
+        lines += [f"| {prefix}{name} | {call['us']:.2f} | {call['spread']:.2f} |" for name, call in calls.items()]
     lines.append("")
-    for name, found in document["backends"].items():
-        if "ratio" in found:
-            low, high = min(found["ratios"]), max(found["ratios"])
-            ratio = f"{name}: {found['ratio']:.2f} x the fastest baseline ({low:.2f} to {high:.2f})"
-            lines.append(f"{ratio}; dispatch {found['dispatch_us']:.2f} us")
+    for name, backend in document["backends"].items():
+        if "ratio" in backend:
+            low, high = min(backend["ratios"]), max(backend["ratios"])
+            ratio = f"{name}: {backend['ratio']:.2f} x the fastest baseline ({low:.2f} to {high:.2f})"
+            lines.append(f"{ratio}; dispatch {backend['dispatch_us']:.2f} us")
         else:
-            lines.append(f"{name}: not run: {'; '.join(found['not run'])}")
+            lines.append(f"{name}: not run: {'; '.join(backend['not run'])}")
     return "\n".join(lines) + "\n"
 
 

@@ -76,8 +76,8 @@ def measure(m: int, n: int, k: int, units: int) -> dict[str, Any]:
             for name in sorted(timers, reverse=trial % 2 == 1):
                 with ferryman.use("cuda"):
                     trials[name].append(timers[name].cold() * 1e6)
-    for made in timers.values():
-        made.close()
+    for clock in timers.values():
+        clock.close()
     ours, cublas = (statistics.median(trials[name]) for name in ("ours", "cublas"))
     return {
         "m": m,
@@ -112,9 +112,9 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     units = detect(DEVICE).units or 1
     rows = [measure(*shape, units) for shape in shapes()]
-    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    document = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
         options.json.with_suffix(".md").write_text(table(rows))
     print(table(rows))
 

@@ -96,10 +96,10 @@ def cells(
         shape_seed = draw.randrange(1 << 30)
         names = {case.name for case in known} | {case for name, case in unlike if name == op.name}
         queues[f"untuned {op.name}"] = drawn(op, device, random.Random(shape_seed), names, widths_of(seed))
-    found: list[Cell] = []
+    picked: list[Cell] = []
     left = {"untuned": math.ceil(UNTUNED * count)}
     left["tuned"] = count - left["untuned"]
-    while queues and len(found) < count:
+    while queues and len(picked) < count:
         for op in ops:
             for half in ("untuned", "tuned"):
                 queue = queues.get(f"{half} {op.name}")
@@ -108,11 +108,11 @@ def cells(
                     queues.pop(f"{half} {op.name}", None)
                     continue
                 left[half] -= 1
-                found.append(Cell(op, case))
+                picked.append(Cell(op, case))
         if not any(name.startswith("tuned") for name in queues):  # the grid is at its end
             left["untuned"] += left["tuned"]
             left["tuned"] = 0
-    return found[:count]
+    return picked[:count]
 
 
 def drawn(
@@ -133,12 +133,12 @@ def drawn(
 
 def widths_of(seed: int) -> tuple[int, ...]:
     """WIDTHS multiples of 64 from 256 to 65,536, none of them a power of two, as the grid's are; each scale alike."""
-    draw, found = random.Random(f"widths {seed}"), set[int]()
-    while len(found) < WIDTHS:
+    draw, widths = random.Random(f"widths {seed}"), set[int]()
+    while len(widths) < WIDTHS:
         width = 64 * round(2 ** draw.uniform(2, 10))
         if width & (width - 1):
-            found.add(width)
-    return tuple(sorted(found))
+            widths.add(width)
+    return tuple(sorted(widths))
 
 
 def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     decision = select.select(op, sets[0], profile, PLAIN)
     chosen = decision.implementation.name
     entries = lockfile.entries(op.name, profile)
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "op": op.name,
         "case": cell.case.name,
         "region": lockfile.region(op, sets[0]),
@@ -158,20 +158,20 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
         "source": decision.source,
     }
     seen, again = watch(plan.device), rotation.restoring(op, sets)
-    found = sorted(
+    contenders = sorted(
         runner.implementations(plan, op, sets[0]), key=lambda c: c.name != chosen
     )  # the noise is the first's
-    fused = [c for c in found if not _composed(op, c)]
+    fused = [c for c in contenders if not _composed(op, c)]
     if any(c.skipped is None for c in fused):  # nobody would choose what writes its scores to memory
-        found = [c for c in found if c in fused or c.name == chosen]
-    found += _own_plans(plan, op, sets[0])
-    found += runner.peer_contenders(plan, op, sets[0])
-    for contender in found:
+        contenders = [c for c in contenders if c in fused or c.name == chosen]
+    contenders += _own_plans(plan, op, sets[0])
+    contenders += runner.peer_contenders(plan, op, sets[0])
+    for contender in contenders:
         prepare(contender, sets, plan.device, seen.sample, again)
-    racing = [c for c in found if c.timer is not None]
-    told["skipped"] = {c.name: str(c.skipped) for c in found if c.timer is None}
+    racing = [c for c in contenders if c.timer is not None]
+    record["skipped"] = {c.name: str(c.skipped) for c in contenders if c.timer is None}
     if chosen not in {c.name for c in racing}:
-        return told | {"failed": f"the choice could not be timed: {told['skipped'].get(chosen, 'not on the menu')}"}
+        return record | {"failed": f"the choice could not be timed: {record['skipped'].get(chosen, 'not on the menu')}"}
     kept = promising(racing)
     if chosen not in {c.name for c in kept}:  # its noise is wanted all the same
         kept = [next(c for c in racing if c.name == chosen), *kept]
@@ -179,16 +179,16 @@ def judge(plan: runner.Plan, cell: Cell) -> dict[str, Any]:
     noise, untrusted = steady_trials(kept, seen)
     for contender in racing:
         close(contender)
-    told["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
-    if chosen in told["skipped"]:
-        return told | {"failed": f"the choice could not be timed: {told['skipped'][chosen]}"}
+    record["skipped"] |= {c.name: str(c.skipped) for c in racing if not c.trials}  # they broke in a trial
+    if chosen in record["skipped"]:
+        return record | {"failed": f"the choice could not be timed: {record['skipped'][chosen]}"}
     racing, kept = [c for c in racing if c.trials], [c for c in kept if c.trials]
     outside = {c.name: statistics.median(c.trials) for c in racing if c.role == "peer"}
     every = {c.name: statistics.median(c.trials) for c in racing if c.role != "peer"}
     seconds = {c.name: every[c.name] for c in kept if c.role != "peer"}
     order = select.preferred(op, profile)
     preferred = next((n for n in order if n in every), chosen)
-    return told | {
+    return record | {
         "seconds": seconds,
         "hopeless": {n: s for n, s in every.items() if n not in seconds},
         "noise": noise,
@@ -207,12 +207,12 @@ def _composed(op: Primitive, contender: Contender) -> bool:
 
 def _own_plans(plan: runner.Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
     """What `runner.implementations` has in a tuned configuration, as it would run without a lockfile."""
-    found, view = [], select.View.of(op, args, plan.profile)
+    contenders, view = [], select.View.of(op, args, plan.profile)
     for line in registry.implementations(op.name):
         if not select.refusals(line, view, plan.profile) and select.configuration_of(op, args, plan.profile, line):
-            found.append(runner.configured(plan, op, line))
-            found[-1].name += ", its own plan"
-    return found
+            contenders.append(runner.configured(plan, op, line))
+            contenders[-1].name += ", its own plan"
+    return contenders
 
 
 def work(given: argparse.Namespace, start: int) -> None:
@@ -226,16 +226,16 @@ def work(given: argparse.Namespace, start: int) -> None:
             print(json.dumps({"start": index}), file=out, flush=True)
             cell = todo[index]
             try:
-                told = judge(plan, cell)
+                record = judge(plan, cell)
             except (RuntimeError, FerrymanError) as error:  # out of memory, or refused: a counted cell
                 if device_lost(plan.device) is not None:
                     raise  # nothing more can be judged here: another process goes on after this cell
                 why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-                told = {"op": cell.op.name, "case": cell.case.name, "failed": why}
+                record = {"op": cell.op.name, "case": cell.case.name, "failed": why}
             if plan.device.type == "cuda":
                 gc.collect()
                 torch.cuda.empty_cache()
-            print(json.dumps({"cell": told}), file=out, flush=True)
+            print(json.dumps({"cell": record}), file=out, flush=True)
             if plan.device.type == "cuda" and torch.cuda.memory_reserved(plan.device) > KEPT_BYTES:
                 return  # graphs keep memory that nothing frees: another process goes on
 
@@ -256,8 +256,8 @@ def _cells_of(path: Path) -> set[tuple[str, str]]:
     try:
         return {(str(cell["op"]), str(cell["case"])) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ResultError(f"--unlike {path}: required: a document of benchmarks/regret.py; {told}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ResultError(f"--unlike {path}: required: a document of benchmarks/regret.py; {reason}") from error
 
 
 def _ahead(given: argparse.Namespace, start: int, environment: dict[str, str], seconds: float) -> None:
@@ -302,11 +302,11 @@ def supervise(
     environment = {**os.environ, "FERRYMAN_LOCKFILE": "none" if untuned else str(given.lockfile.resolve())}
     environment.pop("FERRYMAN_BACKEND", None)
     end = time.monotonic() + given.seconds
-    found: list[dict[str, Any]] = list(before)
+    judged: list[dict[str, Any]] = list(before)
     if given.ahead > 0 and torch.cuda.is_available():
-        _ahead(given, len(found), environment, given.seconds / 2)
-    while len(found) < len(todo) and time.monotonic() < end:
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(len(found))]
+        _ahead(given, len(judged), environment, given.seconds / 2)
+    while len(judged) < len(todo) and time.monotonic() < end:
+        command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(len(judged))]
         with tempfile.TemporaryFile("w+", encoding="utf-8") as complaints:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment)
             assert process.stdout is not None
@@ -317,7 +317,7 @@ def supervise(
                 message = json.loads(line)
                 at = message.get("start", at)
                 if "cell" in message:
-                    found.append(message["cell"])
+                    judged.append(message["cell"])
                     at = None
                     if time.monotonic() >= end:
                         process.kill()
@@ -326,15 +326,15 @@ def supervise(
             late.cancel()
             complaints.seek(0)
             tail = complaints.read()[-300:].strip().replace("\n", " | ")
-        if len(found) < len(todo) and time.monotonic() < end:
+        if len(judged) < len(todo) and time.monotonic() < end:
             if at is None and code == 0:
                 continue
             if at is None:
                 raise SystemExit(f"the judging process ended with code {code} outside any cell: {tail}")
             lost = todo[at]
             why = f"its process ended with code {code}: {tail}"
-            found.append({"op": lost.op.name, "case": lost.case.name, "failed": why})
-    return found, len(todo) - len(found)
+            judged.append({"op": lost.op.name, "case": lost.case.name, "failed": why})
+    return judged, len(todo) - len(judged)
 
 
 Why = Literal["counts", "failed", "no choice", "noisy", "untrusted"]
@@ -356,12 +356,12 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def summary(found: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, Any]]:
+def summary(judged: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, Any]]:
     """Median and p95 of the regret for groups of cells, what preference alone would have cost, what was left out."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for cell in found:
+    for cell in judged:
         groups.setdefault(of(cell), []).append(cell)
-    made = {}
+    rows = {}
     for name, members in sorted(groups.items()):
         by: dict[str, int] = {}
         for cell in members:
@@ -371,8 +371,8 @@ def summary(found: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], str]
         for key in ("regret", "regret_of_preference", "noise") if counted else ():
             values = [cell[key] for cell in counted]
             row[key] = {"median": statistics.median(values), "p95": percentile(values, 0.95), "most": max(values)}
-        made[name] = row
-    return made
+        rows[name] = row
+    return rows
 
 
 def _half(cell: dict[str, Any]) -> str:
@@ -384,7 +384,7 @@ def _source(cell: dict[str, Any]) -> str:
     return "predicted from regions near" if source.startswith("predicted from") else source
 
 
-def markdown(found: Sequence[dict[str, Any]], left: int, title: str) -> str:
+def markdown(judged: Sequence[dict[str, Any]], left: int, title: str) -> str:
     lines = [title, ""]
     for head, of in (("shapes", _half), ("order from", _source), ("op", lambda cell: str(cell["op"]))):
         lines += [
@@ -392,7 +392,7 @@ def markdown(found: Sequence[dict[str, Any]], left: int, title: str) -> str:
             "| preference alone: median | p95 | noise: median | p95 |",
             "|---" * 13 + "|",
         ]
-        for name, row in summary(found, of).items():
+        for name, row in summary(judged, of).items():
             numbers = [
                 row["cells"],
                 *(row.get(k, 0) for k in ("counts", "noisy", "no choice")),
@@ -413,25 +413,27 @@ def markdown(found: Sequence[dict[str, Any]], left: int, title: str) -> str:
             lines.append(f"| {name} | {' | '.join(map(str, numbers))} | {' | '.join(shares)} |")
         lines.append("")
     for half, limits in LIMITS.items():
-        regret = summary(found, _half).get(half, {}).get("regret")
-        told = "nothing to judge" if regret is None else ", ".join(f"{regret[k]:.1%}" for k in _LIMITED)
-        lines.append(f"{half}: median, p95 and worst {told}; allowed: {', '.join(f'{limit:.0%}' for limit in limits)}")
-    lines += _beside_peers(found)
+        regret = summary(judged, _half).get(half, {}).get("regret")
+        measured = "nothing to judge" if regret is None else ", ".join(f"{regret[k]:.1%}" for k in _LIMITED)
+        lines.append(
+            f"{half}: median, p95 and worst {measured}; allowed: {', '.join(f'{limit:.0%}' for limit in limits)}"
+        )
+    lines += _beside_peers(judged)
     if left:
         lines.append(f"{left} cells were left when time was up")
-    worst = sorted((c for c in found if standing(c) == "counts"), key=lambda c: -c["regret"])[:10]
+    worst = sorted((c for c in judged if standing(c) == "counts"), key=lambda c: -c["regret"])[:10]
     lines += ["", "| worst cells | case | choice | best | regret | order from |", "|---|---|---|---|---|---|"]
     for cell in worst:
         best = min(cell["seconds"], key=lambda name: cell["seconds"][name])
-        told = f"{cell['choice']} | {best} | {cell['regret']:.1%} | {cell['source']}"
-        lines.append(f"| {cell['op']} | {cell['case']} | {told} |")
+        columns = f"{cell['choice']} | {best} | {cell['regret']:.1%} | {cell['source']}"
+        lines.append(f"| {cell['op']} | {cell['case']} | {columns} |")
     return "\n".join(lines) + "\n"
 
 
-def _beside_peers(found: Sequence[dict[str, Any]]) -> list[str]:
+def _beside_peers(judged: Sequence[dict[str, Any]]) -> list[str]:
     """How fast the choices are beside each peer's own, by op, and where one is slower."""
     ratios: dict[tuple[str, str], list[tuple[float, dict[str, Any]]]] = {}
-    for cell in found:
+    for cell in judged:
         if standing(cell) in ("counts", "no choice"):
             for peer, seconds in cell.get("peers", {}).items():
                 times = cell["seconds"] | cell["hopeless"]
@@ -456,18 +458,18 @@ def _beside_peers(found: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def unmet(found: Sequence[dict[str, Any]]) -> list[str]:
+def unmet(judged: Sequence[dict[str, Any]]) -> list[str]:
     """What of `LIMITS` does not hold, or could not be judged."""
-    halves, told = summary(found, _half), []
+    halves, failures = summary(judged, _half), []
     for half, limits in LIMITS.items():
         regret = halves.get(half, {}).get("regret")
         if regret is None:
-            told.append(f"{half}: no cell counts; required: at least one")
+            failures.append(f"{half}: no cell counts; required: at least one")
             continue
         for name, limit in zip(_LIMITED, limits, strict=True):
             if regret[name] > limit:
-                told.append(f"{half}: {name} {regret[name]:.2%}; required: at most {limit:.0%}")
-    return told
+                failures.append(f"{half}: {name} {regret[name]:.2%}; required: at most {limit:.0%}")
+    return failures
 
 
 def main() -> None:
@@ -531,9 +533,9 @@ def regions(document: lockfile_document.Lockfile | None) -> str:
     """How many regions are tuned, and how many entries do not hold, if any."""
     if document is None:
         return "untuned"
-    held, others = lockfile_document.holding(document)
-    told = f"{sum(map(len, held.values()))} tuned regions"
-    return f"{told} ({len(others)} more do not hold any longer)" if others else told
+    valid, others = lockfile_document.holding(document)
+    text = f"{sum(map(len, valid.values()))} tuned regions"
+    return f"{text} ({len(others)} more do not hold any longer)" if others else text
 
 
 def _resumed(given: argparse.Namespace, todo: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -542,15 +544,15 @@ def _resumed(given: argparse.Namespace, todo: Sequence[Cell]) -> list[dict[str, 
         return []
     known = [(cell.op.name, cell.case.name) for cell in todo]
     try:
-        found: list[dict[str, Any]] = json.loads(given.resume.read_text(encoding="utf-8"))["cells"]
-        same = [(cell["op"], cell["case"]) for cell in found] == known[: len(found)]
+        judged: list[dict[str, Any]] = json.loads(given.resume.read_text(encoding="utf-8"))["cells"]
+        same = [(cell["op"], cell["case"]) for cell in judged] == known[: len(judged)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultError(
             f"--resume {given.resume}: required: a document of benchmarks/regret.py; {error!r}"
         ) from error
     if not same:
         raise ResultError(f"--resume {given.resume} is of another draw; name its --seed, --cells, --op and --grid")
-    return found
+    return judged
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -566,37 +568,37 @@ def _run(given: argparse.Namespace) -> None:
             documents.require_writable(path, option)
     start = time.monotonic()
     before = _resumed(given, todo)
-    found, left = supervise(given, todo, before)
+    judged, left = supervise(given, todo, before)
     seconds = time.monotonic() - start
-    if not found:
+    if not judged:
         raise ArgumentError(
             "regret", "--seconds", given.seconds, f"enough for one of {len(todo)} cells; none was judged"
         )
     environment = results.environment(plan.device, profile, given.seed, given.grid, seconds)
     title = (
-        f"{environment.device_name} ({profile.name}), torch {torch.__version__}, {given.dtype}: {len(found)} cells in "
+        f"{environment.device_name} ({profile.name}), torch {torch.__version__}, {given.dtype}: {len(judged)} cells in "
         f"{seconds:.0f} s, seed {given.seed}, {regions(document)}"
     )
-    text = markdown(found, left, title)
+    text = markdown(judged, left, title)
     print(text)
     if given.markdown is not None:
         documents.write(given.markdown, text, "--markdown")
     if given.json is not None:
-        made = {
+        report = {
             "kind": "ferryman-regret",
             "version": 1,
             "environment": environment.model_dump(mode="json"),
             "dtype": given.dtype,
             "noise_limit": NOISE_LIMIT,
             "left": left,
-            "halves": summary(found, _half),
-            "sources": summary(found, _source),
-            "ops": summary(found, lambda c: str(c["op"])),
-            "cells": found,
+            "halves": summary(judged, _half),
+            "sources": summary(judged, _source),
+            "ops": summary(judged, lambda c: str(c["op"])),
+            "cells": judged,
         }
-        documents.write(given.json, json.dumps(made, indent=1), "--json")
-    if given.require and (told := unmet(found)):
-        raise SystemExit("regret: " + "; ".join(told))
+        documents.write(given.json, json.dumps(report, indent=1), "--json")
+    if given.require and (failures := unmet(judged)):
+        raise SystemExit("regret: " + "; ".join(failures))
 
 
 if __name__ == "__main__":

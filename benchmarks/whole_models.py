@@ -88,10 +88,10 @@ def training(model: Any, owner: nn.Module, args: Any, kwargs: dict[str, Any]) ->
 
     def call() -> Any:
         owner.zero_grad(set_to_none=True)
-        found = [t for _, t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
+        outputs = [t for _, t in tensors_in(model(*args, **kwargs)) if t.requires_grad]
         if not slopes:
-            slopes.extend(torch.randn_like(t) for t in found)
-        torch.autograd.backward(found, slopes)
+            slopes.extend(torch.randn_like(t) for t in outputs)
+        torch.autograd.backward(outputs, slopes)
 
     return call
 
@@ -163,7 +163,7 @@ def worker(name: str, device: torch.device, tiny: bool, layers: int | None, hows
     report = port(twin)
     ported_in = time.perf_counter() - begin
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    made: dict[tuple[str, str], list[Callable[[], Any]]] = {}
+    steps: dict[tuple[str, str], list[Callable[[], Any]]] = {}
     failed: dict[str, str] = {}
     modes = ["forward"] + (["training"] if weights <= TRAINED else [])
     for mode in modes:
@@ -184,18 +184,18 @@ def worker(name: str, device: torch.device, tiny: bool, layers: int | None, hows
                 continue
             finally:
                 model.zero_grad(set_to_none=True)
-            made[mode, how] = sides
+            steps[mode, how] = sides
     place(model, torch.device("cpu"))  # the next one needs the room
     print("ready", flush=True)
     if sys.stdin.readline().strip() != "go":
         return
     place(model, device)
     cases = []
-    for (mode, how), sides in made.items():
+    for (mode, how), sides in steps.items():
         memory = [peak(side, model, device) for side in sides]
         cases.append({"mode": mode, "how": how, **compare(sides, device), "peak_bytes": memory})
         model.zero_grad(set_to_none=True)
-    found = {
+    row = {
         "family": name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "port_seconds": ported_in,
@@ -204,7 +204,7 @@ def worker(name: str, device: torch.device, tiny: bool, layers: int | None, hows
         "failed": failed,
         "inputs": {k: list(v.shape) for k, v in kwargs.items() if isinstance(v, torch.Tensor)},
     }
-    print(json.dumps(found), flush=True)
+    print(json.dumps(row), flush=True)
 
 
 class Child:
@@ -270,17 +270,17 @@ def drive(asked: argparse.Namespace) -> dict[str, Any]:
     for child in children:
         if not ready[child.name]:
             child.process.kill()
-    found = []
+    families = []
     for child in children:
         left = asked.seconds - (time.monotonic() - begin)
-        found.append(child.finish(ready[child.name] and left > 0, max(left, 1)))
-        sys.stderr.write(f"{child.name}: {len(found[-1]['cases'])} cases\n")
+        families.append(child.finish(ready[child.name] and left > 0, max(left, 1)))
+        sys.stderr.write(f"{child.name}: {len(families[-1]['cases'])} cases\n")
         if asked.json:
-            asked.json.write_text(json.dumps(_document(found, waiting, asked), indent=1) + "\n")
-    return _document(found, waiting, asked)
+            asked.json.write_text(json.dumps(_document(families, waiting, asked), indent=1) + "\n")
+    return _document(families, waiting, asked)
 
 
-def _document(found: list[dict[str, Any]], waiting: Sequence[str], asked: argparse.Namespace) -> dict[str, Any]:
+def _document(families: list[dict[str, Any]], waiting: Sequence[str], asked: argparse.Namespace) -> dict[str, Any]:
     import transformers
 
     from ferryman.device_profiles import detect
@@ -292,17 +292,17 @@ def _document(found: list[dict[str, Any]], waiting: Sequence[str], asked: argpar
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "tiny": asked.tiny,
-        "families": found,
+        "families": families,
         "not_started": list(waiting),
     }
 
 
-def summary(found: dict[str, Any]) -> list[str]:
+def summary(document: dict[str, Any]) -> list[str]:
     lines = []
     for mode in ("forward", "training"):
         for how, (mean, worst) in LIMITS.items():
             speeds = {
-                f["family"]: c for f in found["families"] for c in f["cases"] if (c["mode"], c["how"]) == (mode, how)
+                f["family"]: c for f in document["families"] for c in f["cases"] if (c["mode"], c["how"]) == (mode, how)
             }
             if not speeds:
                 continue
@@ -316,16 +316,16 @@ def summary(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(document: dict[str, Any]) -> str:
     lines = [
-        f"Ported against unported on {found['device']}, bfloat16, torch {found['torch']}, transformers "
-        f"{found['transformers']}, default widths, few layers (`benchmarks/whole_models.py`). Speed: unported over "
+        f"Ported against unported on {document['device']}, bfloat16, torch {document['torch']}, transformers "
+        f"{document['transformers']}, default widths, few layers (`benchmarks/whole_models.py`). Speed: unported over "
         "ported time of a call, with the 95% interval of the ratio. Memory: what a call allocates, likewise.",
         "",
         "| family | step | unported ms | ported ms | speed | 95% | memory |",
         "|---|---|---|---|---|---|---|",
     ]
-    for f in found["families"]:
+    for f in document["families"]:
         for c in f["cases"]:
             before, after = c["peak_bytes"]
             memory = f"{after / before:.2f}" if before and after is not None else "-"
@@ -333,11 +333,11 @@ def markdown(found: dict[str, Any]) -> str:
                 f"| {f['family']} | {c['mode']}, {c['how']} | {c['unported_ms']:.2f} | {c['ported_ms']:.2f} | "
                 f"{c['speed']:.3f} | {c['interval'][0]:.3f} to {c['interval'][1]:.3f} | {memory} |"
             )
-    lines += ["", *(f"- {line}" for line in summary(found))]
-    for f in found["families"]:
+    lines += ["", *(f"- {line}" for line in summary(document))]
+    for f in document["families"]:
         lines += [f"- {f['family']}, {step}, did not run: {why}" for step, why in f["failed"].items()]
-    if found["not_started"]:
-        lines.append(f"- not started in time: {', '.join(found['not_started'])}")
+    if document["not_started"]:
+        lines.append(f"- not started in time: {', '.join(document['not_started'])}")
     return "\n".join(lines)
 
 

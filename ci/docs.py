@@ -172,10 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true")
     if parser.parse_args(arguments).check:
-        found = stale()
-        for name in found:
+        outdated = stale()
+        for name in outdated:
             print(f"docs/{name} is not current: make docs")
-        return int(bool(found))
+        return int(bool(outdated))
     DOCS.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (DOCS / name).parent.mkdir(exist_ok=True)

@@ -116,14 +116,14 @@ def _canonical(name: str) -> str:
 
 def extras(torch: Torch, have_triton: bool, have_cupy: bool) -> tuple[str, ...]:
     """The project's extras for this torch. A Triton that torch brought stays: ours would be written over it."""
-    found = list(EXTRAS)
+    names = list(EXTRAS)
     if not have_triton:
-        found.append("triton")
+        names.append("triton")
     if torch.device and torch.cuda and not have_cupy and torch.cuda.split(".")[0] in _CUDA_EXTRA:
-        found.append(_CUDA_EXTRA[torch.cuda.split(".")[0]])
+        names.append(_CUDA_EXTRA[torch.cuda.split(".")[0]])
     if torch.cuda is None and torch.hip is None and not have_cupy and sys.platform == "linux":
-        found.append("cuda13")  # compiles without a driver, so its binding of NVRTC is tested
-    return tuple(found)
+        names.append("cuda13")  # compiles without a driver, so its binding of NVRTC is tested
+    return tuple(names)
 
 
 def say(text: str) -> None:
@@ -145,11 +145,11 @@ def probe(python: Path | str) -> tuple[Torch | None, dict[str, object]]:
     done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{python} cannot be used: {done.stderr.strip()}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    answers = json.loads(done.stdout.splitlines()[-1])
     torch = None
-    if found["torch"] is not None:
-        torch = Torch(found["torch"], found["cuda"], found["hip"], found["device"])
-    return torch, found
+    if answers["torch"] is not None:
+        torch = Torch(answers["torch"], answers["cuda"], answers["hip"], answers["device"])
+    return torch, answers
 
 
 def fingerprint() -> str:
@@ -165,7 +165,7 @@ def fingerprint() -> str:
 
 
 def set_up(venv: Path, asked: bool) -> None:
-    torch, found = probe(sys.executable)
+    torch, answers = probe(sys.executable)
     plan = decide(machine(), torch, asked)
     if plan.action == "stop":
         raise SystemExit(f"make: {plan.why}")
@@ -175,8 +175,8 @@ def set_up(venv: Path, asked: bool) -> None:
     if plan.action == "reuse":
         # not --system-site-packages: from inside a virtual environment that would name the wrong packages
         inside = probe(python)[1]["site"]
-        assert isinstance(inside, list) and isinstance(found["site"], list)
-        (Path(inside[0]) / "ferryman_reuse.pth").write_text("\n".join(found["site"]) + "\n", encoding="utf-8")
+        assert isinstance(inside, list) and isinstance(answers["site"], list)
+        (Path(inside[0]) / "ferryman_reuse.pth").write_text("\n".join(answers["site"]) + "\n", encoding="utf-8")
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-q")
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     if plan.action == "install":
@@ -184,14 +184,14 @@ def set_up(venv: Path, asked: bool) -> None:
         version = re.search(r"^torch==(\S+)", text, re.MULTILINE)
         assert version is not None, "constraints.txt pins torch"
         run(*pip, f"torch=={version[1]}")
-    torch, found = probe(python)
+    torch, answers = probe(python)
     if torch is None:
         raise SystemExit(f"torch cannot be imported from {python}")
-    installed = found["installed"]
+    installed = answers["installed"]
     assert isinstance(installed, list)
     constraints = venv / "constraints.txt"
     constraints.write_text(pins(text, ["torch", *installed]), encoding="utf-8")  # what torch brought stays
-    wanted = ",".join(extras(torch, bool(found["triton"]), bool(found["cupy"])))
+    wanted = ",".join(extras(torch, bool(answers["triton"]), bool(answers["cupy"])))
     run(*pip, "-c", constraints, "-e", f".[{wanted}]")
     run(
         python,

@@ -92,30 +92,30 @@ def parity(name: str, dtype: torch.dtype) -> dict[str, Any]:
         return {"verdict": "not built", "reasons": ["it gives no floating tensor"]}
     quiet = None
     try:
-        found = generic.compare(model, run, True)
-        if not all(site.gradient for site in found.report.ported):
+        comparison = generic.compare(model, run, True)
+        if not all(site.gradient for site in comparison.report.ported):
             quiet = generic.compare(model, run, False)
     except PortError as error:
         return {"verdict": "not ported", "reasons": [_line(error)]}
     except Exception as error:  # noqa: BLE001 - it belongs in the table, as wrong
         return {"verdict": "FAIL", "reasons": [f"raised {_line(error)}"]}
-    roles = {site.role for site in found.report.ported if site.role}
-    reasons = list(found.reasons)
-    made = {op for op in found.calls if not op.endswith("_backward")}
+    roles = {site.role for site in comparison.report.ported if site.role}
+    reasons = list(comparison.reasons)
+    called = {op for op in comparison.calls if not op.endswith("_backward")}
     more: dict[str, Any] = {}
     if quiet is not None:
         reasons += [f"without gradients: {reason}" for reason in quiet.reasons]
-        more = {"without_gradients": dict(quiet.calls), "only_without": sorted((roles & quiet.calls.keys()) - made)}
-    inside = {op for site in found.report.ported if not site.role for op in (*site.ops, *site.maybe)} & made
+        more = {"without_gradients": dict(quiet.calls), "only_without": sorted((roles & quiet.calls.keys()) - called)}
+    inside = {op for site in comparison.report.ported if not site.role for op in (*site.ops, *site.maybe)} & called
     return {
         "verdict": "FAIL" if reasons else "PASS",
         "reasons": reasons,
-        "modules": sorted(roles & made),
+        "modules": sorted(roles & called),
         "calls": sorted(inside),
-        "made": dict(found.calls),
-        "repeated": len(found.runs),
-        "miscounted": {op: list(pair) for op, pair in found.miscounted.items()},
-        "left": _kinds(found.report.unsupported),
+        "made": dict(comparison.calls),
+        "repeated": len(comparison.runs),
+        "miscounted": {op: list(pair) for op, pair in comparison.miscounted.items()},
+        "left": _kinds(comparison.report.unsupported),
         "seconds": round(time.perf_counter() - begin, 2),
         **more,
     }
@@ -138,17 +138,17 @@ def shares(name: str) -> dict[str, Any]:
         ferryman._integrate()
         run = bundled.inputs_of(name, False, model)
         try:
-            found = account(model, run)
+            ledger = account(model, run)
         except Exception:  # sizes that follow from what it computes: with data, where that is small enough
             if sum(p.numel() for p in model.parameters()) > SMALL:
                 raise
-            found, how = _with_data(name, run)
+            ledger, how = _with_data(name, run)
     except Exception as error:  # noqa: BLE001 - the library's own code on tensors without data
         return {"error": _line(error)}
-    whole = found.ported.total().seconds or 1.0
-    left = [(op, work.seconds / whole) for what, op, _, work in found.rows() if what == "left"]
+    whole = ledger.ported.total().seconds or 1.0
+    left = [(op, work.seconds / whole) for what, op, _, work in ledger.rows() if what == "left"]
     return {
-        "shares": {k: round(v, 4) for k, v in found.shares().items()},
+        "shares": {k: round(v, 4) for k, v in ledger.shares().items()},
         "unserved": [[op, round(share, 4)] for op, share in left[:4]],
         **({"how": how} if how else {}),
     }
@@ -177,15 +177,15 @@ def measure(names: Sequence[str], file: Path, limit: float) -> None:
     import ferryman.integrations.transformers  # noqa: F401 - it registers itself
     from ferryman.porting.model.families import FAMILIES
 
-    held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"families": {}}
-    held["versions"] = held.get("versions", {}) | {n: v for n in LIBRARIES if (v := _version(n))}
+    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"families": {}}
+    document["versions"] = document.get("versions", {}) | {n: v for n in LIBRARIES if (v := _version(n))}
     begin = time.perf_counter()
-    for name in names or [n for n in FAMILIES if n not in held["families"]]:
+    for name in names or [n for n in FAMILIES if n not in document["families"]]:
         row = {"float32": parity(name, torch.float32), "bfloat16": parity(name, torch.bfloat16), "real": shares(name)}
-        held["families"][name] = row
+        document["families"][name] = row
         said = row["real"].get("shares", row["real"].get("error"))
         print(name, row["float32"]["verdict"], row["bfloat16"]["verdict"], said, flush=True)
-        file.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         if time.perf_counter() - begin > limit:
             print(f"stopped after {limit:.0f} s", flush=True)
             return
@@ -197,8 +197,8 @@ def counts(row: dict[str, Any]) -> bool:
     return same and row["real"].get("shares", {}).get("time", 0.0) >= LEAST
 
 
-def page(held: dict[str, Any]) -> str:
-    rows = held["families"]
+def page(document: dict[str, Any]) -> str:
+    rows = document["families"]
     ported = [n for n, row in rows.items() if row["float32"]["verdict"] == "PASS"]
     both = [n for n in ported if rows[n]["bfloat16"]["verdict"] == "PASS"]
     counted = [n for n in rows if counts(rows[n])]
@@ -207,7 +207,7 @@ def page(held: dict[str, Any]) -> str:
     said = ", ".join(f"{100 * v:.0f}% of {k}" for k, v in mean.items())
     first = [rows[n]["real"].get("shares", {}) for n in FIRST if n in rows]
     over = {k: sum(s.get(k, 0.0) for s in first) / max(len(first), 1) for k in ("flops", "time")}
-    versions = ", ".join(f"{k} {v}" for k, v in sorted(held["versions"].items()))
+    versions = ", ".join(f"{k} {v}" for k, v in sorted(document["versions"].items()))
     header = "| family | float32 | bfloat16 | modules | calls | FLOPs | bytes | time | unserved | runs |"
     lines = [
         "<!-- Generated by ci/models.py from docs/models.json: do not edit. -->",
@@ -235,15 +235,15 @@ def page(held: dict[str, Any]) -> str:
         "|" + " --- |" * 10,
     ]
     for name, row in sorted(rows.items()):
-        found, real = row["float32"], row["real"]
+        in_float32, real = row["float32"], row["real"]
         share = real.get("shares", {})
         cells = [f"{100 * share[k]:.0f}%" if k in share else "-" for k in ("flops", "bytes", "time")]
         left = ", ".join(f"{op} {100 * s:.0f}%" for op, s in real.get("unserved", [])[:3])
-        modules = sorted([*found.get("modules", []), *(f"{op}\\*" for op in found.get("only_without", []))])
+        modules = sorted([*in_float32.get("modules", []), *(f"{op}\\*" for op in in_float32.get("only_without", []))])
         lines.append(
-            f"| {name} | {_cell(found)} | {_cell(row['bfloat16'])} | {', '.join(modules) or '-'} | "
-            f"{', '.join(found.get('calls', [])) or '-'} | {' | '.join(cells)} | {left or '-'} | "
-            f"{found.get('repeated', 0) or '-'} |"
+            f"| {name} | {_cell(in_float32)} | {_cell(row['bfloat16'])} | {', '.join(modules) or '-'} | "
+            f"{', '.join(in_float32.get('calls', [])) or '-'} | {' | '.join(cells)} | {left or '-'} | "
+            f"{in_float32.get('repeated', 0) or '-'} |"
         )
     lines += ["", f"## What serves less than {100 * LEAST:.0f}%", ""]
     for name, row in sorted(rows.items()):
@@ -266,15 +266,15 @@ def page(held: dict[str, Any]) -> str:
         if "how" in row["real"]:
             lines.append(f"- {name}, shares: its sizes follow from what it computes: counted {row['real']['how']}")
         for dtype in ("float32", "bfloat16"):
-            for op, (expected, made) in row[dtype].get("miscounted", {}).items():
+            for op, (expected, actual) in row[dtype].get("miscounted", {}).items():
                 lines.append(
-                    f"- {name}, {dtype}: `calls()` says {expected} of {op}, a pass with gradients makes {made}"
+                    f"- {name}, {dtype}: `calls()` says {expected} of {op}, a pass with gradients makes {actual}"
                 )
     return "\n".join(lines) + "\n"
 
 
-def _cell(found: dict[str, Any]) -> str:
-    return {"PASS": "yes", "FAIL": "**no**"}.get(found["verdict"], found["verdict"])
+def _cell(outcome: dict[str, Any]) -> str:
+    return {"PASS": "yes", "FAIL": "**no**"}.get(outcome["verdict"], outcome["verdict"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,13 +19,13 @@ if [ -z "$(library)" ]; then
     $root apt-get update -qq >&2
     DEBIAN_FRONTEND=noninteractive $root apt-get install -y -qq --no-install-recommends libamdhip64-5 >&2
 fi
-found=$(library)
-if [ -z "$found" ]; then
+path=$(library)
+if [ -z "$path" ]; then
     echo "setup-hiprtc: libamdhip64.so.5 is not on the loader's path after installing libamdhip64-5" >&2
     exit 1
 fi
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
-ln -sf "$found" "$folder/libamdhip64.so"
-ln -sf "$found" "$folder/libhiprtc.so"
+ln -sf "$path" "$folder/libamdhip64.so"
+ln -sf "$path" "$folder/libhiprtc.so"
 echo "export LD_LIBRARY_PATH=\"$folder\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}\""

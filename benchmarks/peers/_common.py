@@ -79,8 +79,8 @@ def backward(function: Any, forward: Sequence[Any], grads: Sequence[Tensor], tak
         function.forward(saved, *forward)
 
     def call() -> tuple[Any, ...]:
-        found = function.backward(saved, *grads)
-        found = found if isinstance(found, tuple) else (found,)
-        return tuple(found[i] for i in take)
+        gradients = function.backward(saved, *grads)
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        return tuple(gradients[i] for i in take)
 
     return call

@@ -22,14 +22,14 @@ def _forward(q: Any, k: Any, v: Any, causal: bool, scale: Any, window: Any, soft
     from flash_attn.cute.interface import flash_attn_func
 
     seen = (None, None) if window is None else (window - 1, 0 if causal else None)
-    found = flash_attn_func(
+    outputs = flash_attn_func(
         *(x.transpose(1, 2) for x in (q, k, v)),
         softmax_scale=scale,
         causal=causal,
         window_size=seen,
         softcap=softcap,
     )
-    out = found[0] if isinstance(found, tuple) else found
+    out = outputs[0] if isinstance(outputs, tuple) else outputs
     return out.transpose(1, 2)
 
 

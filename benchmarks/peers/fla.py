@@ -136,8 +136,8 @@ def causal_conv1d_backward(
     rows, grads = (t.transpose(1, 2).contiguous() for t in (x, grad_y))
 
     def call() -> Any:
-        found = causal_conv1d_bwd(rows, grads, None, weight, bias, activation=activation)
-        return found[0].transpose(1, 2), found[1], found[2]
+        gradients = causal_conv1d_bwd(rows, grads, None, weight, bias, activation=activation)
+        return gradients[0].transpose(1, 2), gradients[1], gradients[2]
 
     return call
 

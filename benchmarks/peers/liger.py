@@ -104,10 +104,10 @@ def softmax(x: Any) -> _common.Call:
 def softmax_backward(grad: Any, y: Any) -> _common.Call:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction as Function
 
-    made = _common.Saved()
-    Function.forward(made, y)  # for its launch's sizes; what is saved is then the op's own y
-    made.saved_tensors = (y,)
-    return lambda: Function.backward(made, grad)
+    saved = _common.Saved()
+    Function.forward(saved, y)  # for its launch's sizes; what is saved is then the op's own y
+    saved.saved_tensors = (y,)
+    return lambda: Function.backward(saved, grad)
 
 
 def cross_entropy(logits: Any, target: Any, ignore_index: int, label_smoothing: float) -> _common.Call:
@@ -125,8 +125,8 @@ def cross_entropy_inplace_grad(logits: Any, target: Any, ignore_index: int, labe
 
     def call() -> tuple[Any, ...]:
         with torch.enable_grad():
-            made = Function.apply(rows, target, None, ignore_index, 0.0, label_smoothing, "mean", None, False)
-        return made[0].detach(), None, logits
+            outputs = Function.apply(rows, target, None, ignore_index, 0.0, label_smoothing, "mean", None, False)
+        return outputs[0].detach(), None, logits
 
     return call
 
