@@ -83,10 +83,10 @@ class Count:
     shapes: Counter[tuple[str, tuple[Any, ...]]] = field(default_factory=Counter)  # distinct served calls
 
     def total(self) -> Work:
-        made = Work()
+        total = Work()
         for work in (*self.served.values(), *self.left.values()):
-            made += work
-        return made
+            total += work
+        return total
 
     def calls(self) -> dict[str, int]:
         return {op: work.calls for op, work in sorted(self.served.items())}
@@ -183,8 +183,8 @@ def count(
 
     if data:
         return _counted(model, run, device, ())
-    held = getattr(next(model.parameters(), None), "fake_mode", None)
-    fake = held or FakeTensorMode(allow_non_fake_inputs=True)
+    fake_mode = getattr(next(model.parameters(), None), "fake_mode", None)
+    fake = fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
     try:
         return _counted(model, run, device, (fake,))
     except (DataDependentOutputException, DynamicOutputShapeException):
@@ -241,9 +241,9 @@ class Account:
 
     def rows(self) -> Iterator[tuple[str, str, str, Work]]:
         """(served or left, op, implementation, work), the most time first."""
-        found = [("served", op, self.implementations.get(op, ""), w) for op, w in self.ported.served.items()]
-        found += [("left", op.removeprefix("aten::"), "", w) for op, w in self.ported.left.items()]
-        yield from sorted(found, key=lambda row: -row[3].seconds)
+        rows = [("served", op, self.implementations.get(op, ""), w) for op, w in self.ported.served.items()]
+        rows += [("left", op.removeprefix("aten::"), "", w) for op, w in self.ported.left.items()]
+        yield from sorted(rows, key=lambda row: -row[3].seconds)
 
     def text(self) -> str:
         shares = self.shares()
@@ -277,10 +277,10 @@ def account(
     return Account(profile.name, before, after, serving(after, profile))
 
 
-def serving(found: Count, profile: Profile) -> dict[str, str]:
+def serving(counts: Count, profile: Profile) -> dict[str, str]:
     """Which implementation would serve each op's calls on a device that need not be here."""
     chosen: dict[str, Counter[str]] = {}
-    for (op, described), calls in found.shapes.items():
+    for (op, described), calls in counts.shapes.items():
         names = getattr(ops, op).primitive.names
         args = {name: _on_meta(a) for name, a in zip(names, described, strict=True)}
         said = explain(op, device=profile, **args).chosen or "none"

@@ -42,8 +42,8 @@ def added(norm: Any, a: Any, b: Any) -> tuple[Any, Any]:
             return norm(total), total
         common = torch.promote_types(a.dtype, b.dtype)
         a, b = torch.broadcast_tensors(a.to(common), b.to(common))
-    found: tuple[Any, Any] = known(a, b)
-    return found
+    pair: tuple[Any, Any] = known(a, b)
+    return pair
 
 
 def held(norm: Any, a: Any, b: Any) -> tuple[list[Any], Any]:
@@ -64,9 +64,9 @@ def method(
     lines = [*([] if parameter == "x" else [f"{parameter} = x"]), *before, f"if {asked}:", f"    return {expression}"]
     text = f"def {ATTRIBUTE}(self, x, residual):\n" + "".join(f"    {line}\n" for line in lines)
     text += "    total = x + residual\n    return self(total), total\n"
-    made = dict(known)
-    exec(compile(text, "<ferryman added>", "exec"), made)  # noqa: S102 - our own text, their identifiers
-    function: types.FunctionType = made[ATTRIBUTE]
+    namespace = dict(known)
+    exec(compile(text, "<ferryman added>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
+    function: types.FunctionType = namespace[ATTRIBUTE]
     return function
 
 
@@ -117,12 +117,12 @@ def _fit(a: Any, b: Any) -> bool:
 
 def fused(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> ast.FunctionDef:
     """A copy of a method's tree with calls of `CALL` and `HELD`. norms: attributes, dotted, that take an addition."""
-    made = copy.deepcopy(tree)
+    fused_tree = copy.deepcopy(tree)
     if self_name and norms:
         finder = _Finder(self_name, norms)
-        made.body = finder.block(made.body)
-        finder.visit(made)
-    return made
+        fused_tree.body = finder.block(fused_tree.body)
+        finder.visit(fused_tree)
+    return fused_tree
 
 
 def alone(tree: ast.FunctionDef, self_name: str | None, norms: frozenset[str]) -> set[str]:
@@ -140,8 +140,8 @@ def norm_of(node: ast.Call) -> str:
 
 def outer(node: ast.AST) -> int | None:
     """How many of the ``if`` around a call it stands at the end of both sides of; None for the second such call."""
-    found: int | None = getattr(node, "ferryman_outer", 0)
-    return found
+    depth: int | None = getattr(node, "ferryman_outer", 0)
+    return depth
 
 
 class _Finder(ast.NodeTransformer):
@@ -163,8 +163,8 @@ class _Finder(ast.NodeTransformer):
         assert isinstance(argument, ast.BinOp)
         whole = ast.Call(ast.Name(CALL, ast.Load()), [node.func, argument.left, argument.right], [])
         ast.copy_location(whole, node)
-        found = ast.Subscript(whole, ast.Constant(0), ast.Load())
-        return ast.fix_missing_locations(ast.copy_location(found, node))
+        normed = ast.Subscript(whole, ast.Constant(0), ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(normed, node))
 
     # Locals
 
@@ -213,11 +213,11 @@ class _Finder(ast.NodeTransformer):
         assert isinstance(statement, ast.Assign) and value is not None
         name = f"ferryman_y{self.count}"
         self.count += 1
-        made = ast.Call(ast.Name(HELD, ast.Load()), [copy.deepcopy(call.func), value.left, value.right], [])
+        fused_call = ast.Call(ast.Name(HELD, ast.Load()), [copy.deepcopy(call.func), value.left, value.right], [])
         target = ast.Tuple([ast.Name(name, ast.Store()), statement.targets[0]], ast.Store())
-        whole = ast.Assign([target], ast.copy_location(made, value))
+        whole = ast.Assign([target], ast.copy_location(fused_call, value))
         if hasattr(statement, "ferryman_outer"):
-            made.ferryman_outer = statement.ferryman_outer  # type: ignore[attr-defined]
+            fused_call.ferryman_outer = statement.ferryman_outer  # type: ignore[attr-defined]
         body = [*body]
         body[i] = ast.fix_missing_locations(ast.copy_location(whole, statement))
         taken = ast.Call(ast.Attribute(ast.Name(name, ast.Load()), "pop", ast.Load()), [], [])
@@ -242,7 +242,7 @@ class _Finder(ast.NodeTransformer):
         if call is None:
             return None
         tail, head = body[j + 1 : end + 1], body[i:j]
-        made = []
+        bodies = []
         for k, side in enumerate((branch.body, branch.orelse)):
             own = copy.deepcopy([*head, *(s for s in side if not isinstance(s, ast.Pass)), *tail])
             last = max((n for n, s in enumerate(own[: len(own) - len(tail)]) if _sum_of(s) is not None), default=None)
@@ -253,10 +253,10 @@ class _Finder(ast.NodeTransformer):
             if hasattr(own[0], "ferryman_outer"):
                 del own[0].ferryman_outer
             own[last].ferryman_outer = None if k or before is None else before + 1  # type: ignore[attr-defined]
-            made.append(self.block(own))
-            if not any(isinstance(n, ast.Call) and _is_held(n, call, k) for s in made[-1] for n in ast.walk(s)):
+            bodies.append(self.block(own))
+            if not any(isinstance(n, ast.Call) and _is_held(n, call, k) for s in bodies[-1] for n in ast.walk(s)):
                 return None
-        changed = ast.copy_location(ast.If(branch.test, made[0], made[1]), branch)
+        changed = ast.copy_location(ast.If(branch.test, bodies[0], bodies[1]), branch)
         return [*body[:i], changed, *body[end + 1 :]]
 
 

@@ -35,13 +35,13 @@ _roles: dict[tuple[Any, ...], Role | Refusal | None] = {}
 
 def role_of(module: nn.Module) -> Role | Refusal | None:
     """The proven role of a block; a Refusal if one was proposed and not shown; None if none was proposed."""
-    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if not any(p.dim() in (2, 3) for p in held.values()) or not all(p.is_floating_point() for p in held.values()):
+    weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    if not any(p.dim() in (2, 3) for p in weights.values()) or not all(p.is_floating_point() for p in weights.values()):
         return None
     children = {n: recognise.gate_of(m) for n, m in module._modules.items() if m is not None}
     if not all(children.values()):
         return None
-    tensors = {n: tuple(p.shape) for n, p in held.items()}
+    tensors = {n: tuple(p.shape) for n, p in weights.items()}
     key = (
         state_of(module),
         tuple(tensors.items()),
@@ -86,10 +86,10 @@ def _tried(
     state, tensors = _short(module, names, sizes)
     try:
         with Widened(torch.float64):
-            made = _original(type(module), state, names, False, len(inputs), *inputs, *tensors)
+            outputs = _original(type(module), state, names, False, len(inputs), *inputs, *tensors)
     except Exception:  # noqa: BLE001 - foreign code ran on what it may not take
         return None
-    return made, dict(zip(names, tensors, strict=True))
+    return outputs, dict(zip(names, tensors, strict=True))
 
 
 def _role_of(
@@ -166,11 +166,11 @@ def _short(module: nn.Module, names: tuple[str, ...], sizes: Mapping[int, int]) 
     for name, value in state.items():
         if isinstance(value, int) and not isinstance(value, bool) and value in sizes:
             state[name] = sizes[value]
-    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
     generator = torch.Generator().manual_seed(7)
     tensors = []
     for n in names:
-        shape = [sizes[s] for s in held[n].shape]
+        shape = [sizes[s] for s in weights[n].shape]
         tensors.append(torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5)
     return state, tensors
 
@@ -197,14 +197,14 @@ class _Runs:
         numbers = None if self.layer.numbers is None else given[self.layer.numbers]
         self.trace.run += 1
         try:
-            made = _original(kind, self.state, self.names, training, count, *given)
+            outputs = _original(kind, self.state, self.names, training, count, *given)
         except Exception:
             for test in self.trace.tests:  # what was refused covers nothing
                 test.sides.pop(self.trace.run, None)
             raise
         if exact and numbers is not None:
             self.walked[self.trace.run] = set(numbers.unique().tolist())
-        return made
+        return outputs
 
     def drawn(self, count: int) -> list[tuple[Any, ...]]:
         """Inputs of every seed, but for those of the last ones that the block refuses."""
@@ -290,10 +290,10 @@ def _close(original: Any, candidate: Any, inputs: list[tuple[Any, ...]], proof: 
     for given in inputs[:_NARROW_SEEDS]:
         low = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
         try:
-            found, wanted = candidate(*low), original(*low)
+            actual, wanted = candidate(*low), original(*low)
         except Exception as error:  # noqa: BLE001 - foreign code ran: what it raises is the reason
             return Proof(False, f"{type(error).__name__}: {error}".split("\n", 1)[0][:300])
-        for f, w in zip(flat(found), flat(wanted), strict=True):
+        for f, w in zip(flat(actual), flat(wanted), strict=True):
             if f.shape != w.shape or f.dtype != w.dtype:
                 return Proof(False, f"in float32 it gives {tuple(w.shape)} of {w.dtype}")
             size = w.abs().amax(-1, keepdim=True).clamp_min(1) if not w.is_floating_point() else _size(w)

@@ -36,11 +36,11 @@ def follow_module(
     forward = own.get("forward")
     if forward is None:
         raise Unproven("its class has no forward of its own")
-    made: dict[str, Any] = {}
-    follower = Follower(trace, kind, own, module, made, known=known)
-    made["forward"] = follower.function(source.innermost(forward) if undecorated else forward, "forward", 0)
+    namespace: dict[str, Any] = {}
+    follower = Follower(trace, kind, own, module, namespace, known=known)
+    namespace["forward"] = follower.function(source.innermost(forward) if undecorated else forward, "forward", 0)
     try:
-        return type(kind.__name__, (kind,), dict(made))
+        return type(kind.__name__, (kind,), dict(namespace))
     except Exception as error:  # a class may refuse heirs with whatever it likes
         raise Unproven(f"no class can be derived from its own: {type(error).__name__}: {error}") from error
 
@@ -55,7 +55,7 @@ class Follower:
     kind: type | None
     methods: dict[str, Any]
     module: nn.Module | None
-    made: dict[str, Any]
+    namespace: dict[str, Any]
     functions: dict[int, Any] = field(default_factory=dict)
     known: Collection[str] = ()
     kinds: dict[type, Any] = field(default_factory=dict)
@@ -72,16 +72,16 @@ class Follower:
         if inner is not function and not all(trusted(w) for w in _decorators(function)):
             raise Unproven(f"{name}: a decorator stands around it")
         change = Instrument(self, inner, tree, role, depth)
-        made = source.rebuilt(inner, change.visit(copy.deepcopy(tree)), change.new)
-        wrapped = source.rewrapped(function, made)
+        instrumented = source.rebuilt(inner, change.visit(copy.deepcopy(tree)), change.new)
+        wrapped = source.rewrapped(function, instrumented)
         if wrapped is None:
             raise Unproven(f"{name}: its decorator cannot be copied")
         return wrapped
 
     def method(self, name: str, depth: int) -> None:
-        if name not in self.made:
-            self.made[name] = None  # recursion ends here
-            self.made[name] = self.function(self.methods[name], "method", depth)
+        if name not in self.namespace:
+            self.namespace[name] = None  # recursion ends here
+            self.namespace[name] = self.function(self.methods[name], "method", depth)
 
     def taken(self, value: Any) -> Any:
         """What code takes out of a table of functions and calls, such as an activation: followed, or of PyTorch."""
@@ -107,10 +107,10 @@ class Follower:
 
 def _decorators(function: Any) -> list[Any]:
     """The wrappers' own homes: what functools.wraps copied over them says nothing."""
-    found = []
+    wrappers = []
     while hasattr(function, "__wrapped__"):
         code = getattr(function, "__code__", None)
         home = function.__globals__.get("__name__", "") if code is not None else ""
-        found.append(types.SimpleNamespace(__module__=home))
+        wrappers.append(types.SimpleNamespace(__module__=home))
         function = function.__wrapped__
-    return found
+    return wrappers

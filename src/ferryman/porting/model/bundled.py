@@ -29,10 +29,10 @@ def _shrunk(config: Any, changes: Mapping[str, Any], layers: int, tiny: bool) ->
     """A config with fewer layers, and small widths where ``tiny``; nested configs too."""
     values: dict[str, Any] = {}
     for name, value in config.to_dict().items():
-        held = getattr(config, name, None)
-        if hasattr(held, "to_dict") and hasattr(held, "model_type"):
+        subconfig = getattr(config, name, None)
+        if hasattr(subconfig, "to_dict") and hasattr(subconfig, "model_type"):
             nested = changes.get(name, {})
-            values[name] = _shrunk(held, nested, layers, tiny).to_dict()
+            values[name] = _shrunk(subconfig, nested, layers, tiny).to_dict()
         elif name in changes:
             continue
         elif name in LAYERS and isinstance(value, int):
@@ -66,8 +66,8 @@ def build(name: str, tiny: bool, dtype: torch.dtype = torch.float32, layers: int
     wanted = family(name)
     for home in HOMES:
         if name in home.FAMILIES:
-            made: nn.Module = home.build(name, tiny, dtype)
-            return made
+            model: nn.Module = home.build(name, tiny, dtype)
+            return model
     config = _shrunk(config_of(wanted), wanted.tiny if tiny else wanted.real, layers or wanted.layers, tiny)
     return random(wanted.auto, config, dtype).eval()
 
@@ -97,9 +97,9 @@ def inputs_of(name: str, tiny: bool, model: nn.Module) -> Run:
 def _longest(config: Any) -> int:
     """Positions that a model has embeddings for; a few are kept for those that count from an offset."""
     for part in (config, getattr(config, "text_config", None)):
-        held = getattr(part, "max_position_embeddings", None) or getattr(part, "n_positions", None)
-        if isinstance(held, int):
-            return max(held - 8, 8)
+        positions = getattr(part, "max_position_embeddings", None) or getattr(part, "n_positions", None)
+        if isinstance(positions, int):
+            return max(positions - 8, 8)
     return 1 << 20
 
 
@@ -107,12 +107,12 @@ def load(target: str) -> Any:
     """What ``package.module:factory`` returns, called without arguments: a module, or a module and its inputs."""
     home, _, name = target.partition(":")
     try:
-        made = getattr(importlib.import_module(home), name)()
+        loaded = getattr(importlib.import_module(home), name)()
     except Exception as error:
         raise ArgumentError(
             "port", target, f"{type(error).__name__}: {error}", "a factory that returns a module"
         ) from error
-    module = made[0] if isinstance(made, tuple) and len(made) == 2 else made
+    module = loaded[0] if isinstance(loaded, tuple) and len(loaded) == 2 else loaded
     if not isinstance(module, nn.Module):
-        raise ArgumentError("port", target, type(made).__name__, "a factory that returns a torch.nn.Module")
-    return made
+        raise ArgumentError("port", target, type(loaded).__name__, "a factory that returns a torch.nn.Module")
+    return loaded

@@ -86,7 +86,7 @@ def check_model(
     (`ferryman.use`) in force bind the ported model. Downloads nothing. Raises ArgumentError, UnknownName, and what the
     porter raises.
     """
-    told = progress or (lambda stage: None)
+    announce = progress or (lambda stage: None)
     place, storage = _device(device), _dtype(dtype)
     length = tokens if tokens is not None else 48 if tiny else 256
     for name, value, least in (("batch", batch, 1), ("tokens", length, 2), ("steps", steps, 1)):
@@ -94,7 +94,7 @@ def check_model(
             raise ArgumentError(_OP, name, value, f"at least {least}")
     wanted = model_config.spec(model, tiny=tiny, layers=layers)
     with _threads(1 if tiny and place.type == "cpu" else None):
-        return _check(wanted, porter, place, storage, batch, length, steps, backward, seed, run_modes, told)
+        return _check(wanted, porter, place, storage, batch, length, steps, backward, seed, run_modes, announce)
 
 
 @contextlib.contextmanager
@@ -119,39 +119,39 @@ def _check(
     backward: bool,
     seed: int,
     run_modes: bool,
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> ModelResult:
     began = time.perf_counter()
-    told("build")
+    announce("build")
     # Weights, and with gradients the reference's, the floor's or the port's, and the ones being accumulated.
     built = model_config.build(wanted, place, storage, seed, copies=4.5 if backward else 1.5)
     vocabulary = int(wanted.fields["vocab_size"])
     prompt = torch.randint(vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed)).to(place)
 
-    told("reference")
+    announce("reference")
     free = measure.observe(built, prompt)
     alone = measure.observe(built, prompt, feed=free.inputs)
     greedy = measure.generate(built, prompt, steps)
     wanted_gradients = measure.gradients(built, prompt) if backward else None
-    told("floor")
+    announce("floor")
     floor = Floor(built, prompt, steps, free, alone, wanted_gradients)
 
     report = porter.port(built)
     try:
-        told("ported")
+        announce("ported")
         calls: list[Calls] = []
         fallbacks: Counter[tuple[str, str, str]] = Counter()
         with trace() as traced:
-            found = measure.observe(built, prompt)
+            observed = measure.observe(built, prompt)
         calls += _calls("forward", traced.calls, report.calls(1, gradients=False))
         fallbacks += traced.fallbacks
         found_alone = measure.observe(built, prompt, feed=free.inputs)
-        told("greedy")
+        announce("greedy")
         with trace() as traced:
             spoken = measure.generate(built, prompt, steps)
         calls += _calls("greedy", traced.calls, report.calls(spoken.passes, gradients=False))
         fallbacks += traced.fallbacks
-        told("gradients")
+        announce("gradients")
         slopes: list[Measure] = []
         if wanted_gradients is not None:
             with trace() as traced:
@@ -165,12 +165,12 @@ def _check(
         porter.unport(built)
     restored = torch.equal(measure.observe(built, prompt).logits, free.logits)
 
-    told("modules")
+    announce("modules")
     wanted_gradients = None
-    found_modules = _examine(built, porter, prompt, backward, floor, free.logits, found.logits, run_modes, told)
+    found_modules = _examine(built, porter, prompt, backward, floor, free.logits, observed.logits, run_modes, announce)
 
     allowed = bias_allowed(torch.finfo(storage).eps)
-    pairs = zip(found_alone.outputs, alone.outputs, found.outputs, free.outputs, strict=True)
+    pairs = zip(found_alone.outputs, alone.outputs, observed.outputs, free.outputs, strict=True)
     errors = [
         LayerErrors(
             layer=i,
@@ -181,7 +181,7 @@ def _check(
         )
         for i, (a, b, c, d) in enumerate(pairs)
     ]
-    logits = floor.logit_measures(measure.logit_distance(free.logits, found.logits), batch * length)
+    logits = floor.logit_measures(measure.logit_distance(free.logits, observed.logits), batch * length)
     said = _greedy(greedy, spoken, floor, steps)
     reasons = _module_reasons(found_modules)
     reasons += _reasons(errors, logits, said, slopes, calls, restored, spoken.passes, steps)
@@ -227,7 +227,7 @@ def _examine(
     unported: Tensor,
     ported: Tensor,
     run_modes: bool,
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> dict[str, Any]:
     """The fields of the result that say how far each module and mode is from the exact or the eager result."""
     also = twin(built)
@@ -240,7 +240,7 @@ def _examine(
         own = measure.logit_distance(truth, unported)
         logits = floor.logit_measures(measure.logit_distance(truth, ported), prompt.numel(), own)
         del truth
-        told("modes")
+        announce("modes")
         ran = []
         if run_modes:
             ran.append(modes.compiled(bench, lambda distance: floor.logit_measures(distance, prompt.numel())))
@@ -265,19 +265,19 @@ def judged_sites(report: Any) -> set[str]:
     return {p for p, ops in served.items() if ops != ("linear",) or not any(p.startswith(f"{o}.") for o in served)}
 
 
-def _module_reasons(found: dict[str, Any]) -> list[str]:
-    first, reasons = found["first_divergence"], []
+def _module_reasons(fields: dict[str, Any]) -> list[str]:
+    first, reasons = fields["first_divergence"], []
     if first is not None:
         reasons.append(first.text)
-        others = [m.path for m in found["modules"] if not m.ok and m.path != first.path]
+        others = [m.path for m in fields["modules"] if not m.ok and m.path != first.path]
         if others:
             reasons.append(f"{len(others)} more modules beyond a limit: {', '.join(others)}")
     reasons += [
         f"exact {m.name}: {m.value:.3g}; limit {m.limit:.3g} (floor {m.floor:.3g})"
-        for m in found["exact_logits"]
+        for m in fields["exact_logits"]
         if not m.ok
     ]
-    return reasons + [f"{mode.mode}: {mode.reason}" for mode in found["modes"] if mode.verdict == "FAIL"]
+    return reasons + [f"{mode.mode}: {mode.reason}" for mode in fields["modes"] if mode.verdict == "FAIL"]
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -291,14 +291,14 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    found = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if found not in _DTYPES.values():
+    storage = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if storage not in _DTYPES.values():
         raise ArgumentError(_OP, "dtype", str(dtype), " or ".join(_DTYPES))
-    return found  # type: ignore[return-value]
+    return storage  # type: ignore[return-value]
 
 
-def _greedy(reference: measure.Generated, found: measure.Generated, floor: Floor, steps: int) -> Greedy:
-    parted = measure.divergences(reference, found)
+def _greedy(reference: measure.Generated, spoken: measure.Generated, floor: Floor, steps: int) -> Greedy:
+    parted = measure.divergences(reference, spoken)
     sequences = reference.tokens.shape[0]
     limit = 2 * AMPLITUDE * floor.largest
     return Greedy(
@@ -309,7 +309,7 @@ def _greedy(reference: measure.Generated, found: measure.Generated, floor: Floor
         partings=[(d.sequence, d.step, d.gap) for d in parted],
         gap_limit=limit,
         reference=reference.tokens.tolist(),
-        ported=found.tokens.tolist(),
+        ported=spoken.tokens.tolist(),
         ok=all(d.gap <= limit for d in parted),
     )
 
@@ -337,23 +337,23 @@ def _reasons(
     def over(what: str, m: Measure) -> list[str]:
         return [] if m.ok else [f"{what}: {m.value:.3g}; limit {m.limit:.3g} (floor {m.floor:.3g})"]
 
-    found: list[str] = []
+    reasons: list[str] = []
     for layer in layers:
         for m in (layer.alone, layer.worst_token, layer.bias, layer.accumulated):
-            found += over(f"layer {layer.layer} {m.name}", m)
+            reasons += over(f"layer {layer.layer} {m.name}", m)
     for m in logits:
-        found += over(m.name, m)
+        reasons += over(m.name, m)
     for m in slopes:
-        found += over(f"gradient of {m.name}", m)
+        reasons += over(f"gradient of {m.name}", m)
     if not greedy.ok:
         row, step, gap = max(greedy.partings, key=lambda p: p[2])
         where = f"step {step} of sequence {row}"
-        found.append(f"greedy tokens part at {where} over a gap of {gap:.3g}; limit {greedy.gap_limit:.3g}")
+        reasons.append(f"greedy tokens part at {where} over a gap of {gap:.3g}; limit {greedy.gap_limit:.3g}")
     for c in calls:
         if not c.ok:
-            found.append(f"{c.phase}: {sum(c.served.values())} calls of {c.op}; expected {c.expected}")
+            reasons.append(f"{c.phase}: {sum(c.served.values())} calls of {c.op}; expected {c.expected}")
     if passes != steps:
-        found.append(f"greedy decoding ran the model {passes} times; expected {steps}")
+        reasons.append(f"greedy decoding ran the model {passes} times; expected {steps}")
     if not restored:
-        found.append("unport did not restore the model: its logits differ from before")
-    return found
+        reasons.append("unport did not restore the model: its logits differ from before")
+    return reasons

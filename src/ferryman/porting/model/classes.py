@@ -64,12 +64,12 @@ def _made(original: Any, recipe: Recipe) -> type[nn.Module]:
         own |= serving.ending(original, None, frozenset(), _without)
         own[gating.ATTRIBUTE] = staticmethod(gating.call_of(recipe.gate))
     # its name stays: libraries find the blocks that they compile, shard or place by the names of their classes
-    made = type(original.__name__, (original,), own)
+    kind = type(original.__name__, (original,), own)
     if adding.ATTRIBUTE in own:
-        setattr(made, adding.HOME, made)
+        setattr(kind, adding.HOME, kind)
     if gating.ATTRIBUTE in own:
-        setattr(made, gating.HOME, made)
-    return made
+        setattr(kind, gating.HOME, kind)
+    return kind
 
 
 def _taking_addition(role: Role, original: Any) -> Any:
@@ -85,8 +85,8 @@ def original_of(module: nn.Module) -> type[nn.Module]:
     """The class that a ported module had. Where another library has derived its own from ours since (FSDP,
     parametrisations), that one over the class that ours stands for."""
     kind: Any = type(module)
-    found: type[nn.Module] = _without(kind)
-    return found
+    original: type[nn.Module] = _without(kind)
+    return original
 
 
 @functools.cache
@@ -96,8 +96,8 @@ def _without(kind: Any) -> Any:
         return own
     if not hasattr(kind, "ferryman_original"):
         return kind
-    held = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
-    return type(kind)(kind.__name__, tuple(map(_without, kind.__bases__)), held)
+    namespace = {n: v for n, v in vars(kind).items() if n not in ("__dict__", "__weakref__")}
+    return type(kind)(kind.__name__, tuple(map(_without, kind.__bases__)), namespace)
 
 
 def _shown(self: Any) -> str:

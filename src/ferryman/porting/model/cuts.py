@@ -46,12 +46,12 @@ class Shown:
 
     def still(self, module: Any) -> bool:
         """Whether a module is in that state, and a call of it would run its class's forward and nothing around it."""
-        own, held = module.__dict__, module._parameters
+        own, parameters = module.__dict__, module._parameters
         return (
             source.untouched(module)
             and type(module) is self.kind
             and all(own.get(name) == value for name, value in self.state)
-            and all((held.get(name) is not None) is there for name, there in self.present)
+            and all((parameters.get(name) is not None) is there for name, there in self.present)
         )
 
 
@@ -60,14 +60,14 @@ _shown: dict[tuple[Any, ...], Shown | None] = {}
 
 def shown_of(module: nn.Module) -> Shown | None:
     """What a module's cut result is proven to be; None for most."""
-    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if next(module.children(), None) is not None or not any(p.dim() == 3 for p in held.values()):
+    weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    if next(module.children(), None) is not None or not any(p.dim() == 3 for p in weights.values()):
         return None
-    if "forward" in module.__dict__ or not all(p.is_floating_point() for p in held.values()):
+    if "forward" in module.__dict__ or not all(p.is_floating_point() for p in weights.values()):
         return None
     key = state_of(module)
     if key not in _shown:
-        _shown[key] = _shown_of(module, {n: tuple(p.shape) for n, p in held.items()})
+        _shown[key] = _shown_of(module, {n: tuple(p.shape) for n, p in weights.items()})
         keep_state(module)
     return _shown[key]
 

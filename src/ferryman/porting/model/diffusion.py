@@ -84,8 +84,8 @@ def _autoencoder(draw: Callable[..., Tensor], config: Any, batch: int, tiny: boo
 
 _DOWN, _UP = "DownEncoderBlock2D", "UpDecoderBlock2D"
 FAMILIES = {
-    found.name: found
-    for found in (
+    family.name: family
+    for family in (
         Diffusion(
             "dit",
             "DiTTransformer2DModel",
@@ -213,19 +213,19 @@ def build(name: str, tiny: bool, dtype: torch.dtype) -> nn.Module:
     wanted = FAMILIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made: nn.Module = getattr(home, wanted.kind)(**(wanted.tiny if tiny else wanted.real))
-    return cast(made, dtype).eval()
+        model: nn.Module = getattr(home, wanted.kind)(**(wanted.tiny if tiny else wanted.real))
+    return cast(model, dtype).eval()
 
 
-def cast(made: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A module with its floating tensors in a dtype."""
-    for module in made.modules():  # `made.to(dtype)` swaps data, which tensors without data do not allow
+    for module in model.modules():  # `model.to(dtype)` swaps data, which tensors without data do not allow
         for key, weight in module._parameters.items():
             module._parameters[key] = None if weight is None else nn.Parameter(weight.detach().to(dtype))
-        for key, held in module._buffers.items():
-            if held is not None and held.is_floating_point():
-                module._buffers[key] = held.to(dtype)
-    return made
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[key] = buffer.to(dtype)
+    return model
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def _frames(draw: Callable[..., Tensor], tiny: bool) -> tuple[Tensor, ...]:
 
 
 FAMILIES = {
-    found.name: found
-    for found in (
+    family.name: family
+    for family in (
         Elsewhere(
             "timm_vit",
             "timm:create_model",
@@ -77,8 +77,8 @@ def build(name: str, tiny: bool, dtype: torch.dtype) -> nn.Module:
         raise BackendUnavailable(f"{name} needs {library.split('.')[0]}: {error}") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made: nn.Module = getattr(home, maker)(**(wanted.tiny if tiny else wanted.real))
-    return cast(made, dtype).eval()
+        model: nn.Module = getattr(home, maker)(**(wanted.tiny if tiny else wanted.real))
+    return cast(model, dtype).eval()
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ _GROUPED = getattr(torch, "_grouped_mm", None)
 def _grouped(x: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
     """Rows up to each end by the weights of their group; those past the last are 0."""
     ends = offs.tolist()
-    made = [x[first:end] @ w for first, end, w in zip([0, *ends], ends, weights, strict=False)]
-    return torch.cat([*made, x.new_zeros(x.shape[0] - ends[-1], weights.shape[-1])])
+    products = [x[first:end] @ w for first, end, w in zip([0, *ends], ends, weights, strict=False)]
+    return torch.cat([*products, x.new_zeros(x.shape[0] - ends[-1], weights.shape[-1])])
 
 
 class Widened(TorchFunctionMode):
@@ -69,8 +69,8 @@ def mapped(tree: Any, change: Callable[[Tensor, str], Any], name: str = "") -> A
     if isinstance(tree, Tensor):
         return change(tree, name) if tree.is_floating_point() else tree
     if isinstance(tree, tuple | list):
-        made = [mapped(item, change, f"{name}[{i}]") for i, item in enumerate(tree)]
-        return made if isinstance(tree, list) else tuple(made)
+        parts = [mapped(item, change, f"{name}[{i}]") for i, item in enumerate(tree)]
+        return parts if isinstance(tree, list) else tuple(parts)
     if isinstance(tree, dict):
         return {key: mapped(item, change, f"{name}.{key}" if name else str(key)) for key, item in tree.items()}
     return tree
@@ -78,14 +78,14 @@ def mapped(tree: Any, change: Callable[[Tensor, str], Any], name: str = "") -> A
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """The floating tensors of a tree, in order."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def keep(tensor: Tensor, name: str) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(tree, keep)
-    return found
+    return tensors
 
 
 @torch.no_grad()
@@ -98,9 +98,9 @@ def logits(model: Any, tokens: Tensor) -> tuple[Tensor, torch.dtype]:
 
     def before(module: nn.Module, args: Any) -> None:
         mine = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        held = [(t, t.data) for t in mine if t.is_floating_point()]
-        stored[id(module)] = held
-        for tensor, data in held:
+        pairs = [(t, t.data) for t in mine if t.is_floating_point()]
+        stored[id(module)] = pairs
+        for tensor, data in pairs:
             tensor.data = data.to(wide)
 
     def after(module: nn.Module, args: Any, out: Any) -> None:
@@ -112,14 +112,14 @@ def logits(model: Any, tokens: Tensor) -> tuple[Tensor, torch.dtype]:
             stack.callback(leaf.register_forward_pre_hook(before).remove)
             stack.callback(leaf.register_forward_hook(after, always_call=True).remove)
         with Widened(wide):
-            found: Tensor = model(input_ids=tokens, use_cache=False).logits
-    return found, wide
+            exact_logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return exact_logits, wide
 
 
 @contextlib.contextmanager
 def parameters(module: nn.Module, wide: torch.dtype) -> Iterator[dict[str, Tensor]]:
     """Widened parameters and buffers of a module by name, for `torch.func.functional_call`; parameters are leaves."""
-    made = {n: p.detach().to(wide).requires_grad_(p.requires_grad) for n, p in module.named_parameters()}
-    made |= {n: b.to(wide) if b.is_floating_point() else b for n, b in module.named_buffers()}
-    yield made
-    made.clear()
+    tensors = {n: p.detach().to(wide).requires_grad_(p.requires_grad) for n, p in module.named_parameters()}
+    tensors |= {n: b.to(wide) if b.is_floating_point() else b for n, b in module.named_buffers()}
+    yield tensors
+    tensors.clear()

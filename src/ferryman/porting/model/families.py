@@ -18,7 +18,7 @@ def _language(*names: str, **changes: Any) -> list[Family]:
 
 
 def _all() -> dict[str, Family]:
-    found = [
+    families = [
         *_language(
             "llama",
             "qwen2",
@@ -188,7 +188,7 @@ def _all() -> dict[str, Family]:
         *(Family(name, "diffusers", "") for name in diffusion.FAMILIES),
         *(Family(name, "elsewhere", "") for name in elsewhere.FAMILIES),
     ]
-    return {family.name: family for family in found}
+    return {family.name: family for family in families}
 
 
 FAMILIES = _all()

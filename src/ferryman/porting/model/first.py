@@ -99,10 +99,10 @@ def first_divergence(
     try:
         for path, call in calls.items():
             floor = floors[path]
-            found = None if floor is None else _again(model.get_submodule(path), call.args, call.kwargs)
-            if floor is None or found is None:
+            replayed = None if floor is None else _again(model.get_submodule(path), call.args, call.kwargs)
+            if floor is None or replayed is None:
                 continue
-            value = distance(found, call.out)
+            value = distance(replayed, call.out)
             if value > AMPLITUDE * floor:
                 wrong.append((path, value, floor))
     finally:
@@ -133,25 +133,25 @@ def _floor(module: nn.Module, call: _Call, distance: Callable[[Any, Any], float]
         generator = torch.Generator().manual_seed(seed)
         with moved(module, generator):
             args, kwargs = (tree_map(lambda t: _moved(t, generator), v) for v in (call.args, call.kwargs))  # noqa: B023
-            found = _again(module, args, kwargs)
-        if found is None:
+            perturbed = _again(module, args, kwargs)
+        if perturbed is None:
             return None
-        floor = max(floor, distance(found, call.out))
+        floor = max(floor, distance(perturbed, call.out))
     return floor
 
 
 @contextlib.contextmanager
 def moved(module: nn.Module, generator: torch.Generator) -> Iterator[None]:
     """A module with each floating parameter element moved by one unit in its last place, up, down or not at all."""
-    held: Mapping[Any, Tensor] = {p: p.detach().clone() for p in module.parameters() if p.is_floating_point()}
+    originals: Mapping[Any, Tensor] = {p: p.detach().clone() for p in module.parameters() if p.is_floating_point()}
     with torch.no_grad():
-        for p, before in held.items():
+        for p, before in originals.items():
             p.copy_(_moved(before, generator))
     try:
         yield
     finally:
         with torch.no_grad():
-            for p, before in held.items():
+            for p, before in originals.items():
                 p.copy_(before)
 
 

@@ -54,23 +54,23 @@ class Floor:
         self.spoken = measure.generate(model, prompt, steps, seed=SEEDS[0])
 
     def logit_measures(
-        self, found: measure.LogitDistance, tokens: int, own: measure.LogitDistance | None = None
+        self, distance: measure.LogitDistance, tokens: int, own: measure.LogitDistance | None = None
     ) -> list[Measure]:
         """``own``: the unported model's distance from what is compared with, if that is not the unported model."""
-        held = own or measure.LogitDistance(0.0, 0, 0.0)
-        differing = max(self.disagreements, held.disagreements)
+        baseline = own or measure.LogitDistance(0.0, 0, 0.0)
+        differing = max(self.disagreements, baseline.disagreements)
         expected = AMPLITUDE * differing
         allowed = expected + 3 * math.sqrt(expected + 1)
         return [
-            limited("KL divergence", found.kl, max(self.kl, held.kl), AMPLITUDE**2),
+            limited("KL divergence", distance.kl, max(self.kl, baseline.kl), AMPLITUDE**2),
             Measure(
                 name="top-1 disagreement",
-                value=found.disagreements / tokens,
+                value=distance.disagreements / tokens,
                 floor=differing / tokens,
                 limit=allowed / tokens,
-                ok=found.disagreements <= allowed,
+                ok=distance.disagreements <= allowed,
             ),
-            limited("largest logit change", found.largest, max(self.largest, held.largest)),
+            limited("largest logit change", distance.largest, max(self.largest, baseline.largest)),
         ]
 
     def gradient_measures(self, slopes: dict[str, Tensor]) -> list[Measure]:
@@ -81,6 +81,6 @@ class Floor:
 
 
 def _larger(
-    error: Callable[[Tensor, Tensor], float], before: list[float], found: list[Tensor], wanted: list[Tensor]
+    error: Callable[[Tensor, Tensor], float], before: list[float], actual: list[Tensor], wanted: list[Tensor]
 ) -> list[float]:
-    return [max(b, error(f, w)) for b, f, w in zip(before, found, wanted, strict=True)]
+    return [max(b, error(f, w)) for b, f, w in zip(before, actual, wanted, strict=True)]

@@ -102,9 +102,9 @@ def observe(
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(backward), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = dict(tensors_in(run(model)))
+        outputs = dict(tensors_in(run(model)))
         slopes: dict[str, Tensor] = {}
-        reached = {n: t for n, t in found.items() if t.requires_grad}
+        reached = {n: t for n, t in outputs.items() if t.requires_grad}
         if backward and reached:
             dtypes = {n: (storage or {}).get(n, t.dtype) for n, t in reached.items()}
             weights = [
@@ -118,7 +118,7 @@ def observe(
         for name, b in model.named_buffers():
             if name in state and b.shape == state[name].shape:
                 b.copy_(state[name])
-    return {n: t.detach() for n, t in found.items()}, slopes
+    return {n: t.detach() for n, t in outputs.items()}, slopes
 
 
 def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
@@ -131,14 +131,14 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     floors: dict[str, dict[str, float]] = {"output": {}, "gradient": {}}
     for seed in SEEDS:
         moved, moved_slopes = _moved(model, run, backward, seed)
-        for what, found, wanted in (("output", moved, plain), ("gradient", moved_slopes, slopes)):
+        for what, perturbed, wanted in (("output", moved, plain), ("gradient", moved_slopes, slopes)):
             for name in wanted:
-                if name in found:
-                    floors[what][name] = max(floors[what].get(name, 0.0), relative(found[name], wanted[name]))
+                if name in perturbed:
+                    floors[what][name] = max(floors[what].get(name, 0.0), relative(perturbed[name], wanted[name]))
     report = port(model)
     try:
         with trace() as traced:
-            found, found_slopes = observe(model, run, backward)
+            outputs, found_slopes = observe(model, run, backward)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             runs = report.runs_of(model, run)
@@ -148,7 +148,7 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     restored = all(torch.equal(after[n], plain[n]) for n in plain)
     distances, reasons = [], []
     exact: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-    for what, ours, wanted in (("output", found, plain), ("gradient", found_slopes, slopes)):
+    for what, ours, wanted in (("output", outputs, plain), ("gradient", found_slopes, slopes)):
         if ours.keys() != wanted.keys():
             reasons.append(f"{what}s: {sorted(ours.keys() ^ wanted.keys())[:3]} on one side only")
             continue
@@ -194,9 +194,9 @@ def compare(model: nn.Module, run: Run, backward: bool = True) -> Parity:
     )
 
 
-def farthest(found: Any, wanted: Any) -> float:
+def farthest(actual: Any, wanted: Any) -> float:
     """The largest `relative` difference of two results' tensors; infinite where they are not of the same kind."""
-    ours, theirs = dict(tensors_in(found)), dict(tensors_in(wanted))
+    ours, theirs = dict(tensors_in(actual)), dict(tensors_in(wanted))
     if ours.keys() != theirs.keys():
         return float("inf")
     return max((relative(ours[n], theirs[n]) for n in theirs), default=0.0)
@@ -206,25 +206,26 @@ def _miscounted(
     report: PortReport, calls: Mapping[str, int], runs: Mapping[str, int], gradients: bool
 ) -> dict[str, tuple[int, int]]:
     said, open_ended = report.calls(runs=runs, gradients=gradients), report.maybe()
-    made = {op: n for op, n in calls.items() if not op.endswith("_backward")}
+    forward_calls = {op: n for op, n in calls.items() if not op.endswith("_backward")}
     return {
-        op: (said.get(op, 0), made.get(op, 0))
-        for op in sorted(said.keys() | made.keys())
-        if made.get(op, 0) != said.get(op, 0) and not (op in open_ended and made.get(op, 0) > said.get(op, 0))
+        op: (said.get(op, 0), forward_calls.get(op, 0))
+        for op in sorted(said.keys() | forward_calls.keys())
+        if forward_calls.get(op, 0) != said.get(op, 0)
+        and not (op in open_ended and forward_calls.get(op, 0) > said.get(op, 0))
     }
 
 
 def _measured(
-    what: str, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], floors: Mapping[str, float]
+    what: str, actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor], floors: Mapping[str, float]
 ) -> list[Distance]:
     """Of every tensor. Its floor is at least the median one's: rounding does not spare a tensor for good because three
     draws did."""
     common = sorted(floors.values())[len(floors) // 2] if floors else 0.0
-    made = []
+    distances = []
     for name, tensor in wanted.items():
         floor = max(floors.get(name, 0.0), common)
-        made.append(Distance(what, relative(found[name], tensor), floor, AMPLITUDE * floor, name))
-    return made
+        distances.append(Distance(what, relative(actual[name], tensor), floor, AMPLITUDE * floor, name))
+    return distances
 
 
 def _beyond(d: Distance) -> tuple[bool, float]:
@@ -232,10 +233,10 @@ def _beyond(d: Distance) -> tuple[bool, float]:
     return not d.ok, d.value / d.limit if d.limit else (1.0 if d.value else 0.0)
 
 
-def _against(d: Distance, found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Distance:
+def _against(d: Distance, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> Distance:
     if d.ok or d.where not in exact:
         return d
-    return dataclasses.replace(d, exact=relative(found[d.where], exact[d.where]))
+    return dataclasses.replace(d, exact=relative(actual[d.where], exact[d.where]))
 
 
 def _exact(
@@ -264,11 +265,11 @@ def _exact(
         mode.close()
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
+def relative(actual: Tensor, wanted: Tensor) -> float:
     """2-norm of the difference over that of what is wanted; infinite where shapes differ or one is not finite."""
-    if found.shape != wanted.shape:
+    if actual.shape != wanted.shape:
         return float("inf")
-    f, w = found.double(), wanted.double()
+    f, w = actual.double(), wanted.double()
     same = (f == w) | (torch.isnan(f) & torch.isnan(w))
     if not bool(torch.isfinite(f[~same]).all() and torch.isfinite(w[~same]).all()):
         return float("inf")

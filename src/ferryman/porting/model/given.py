@@ -35,8 +35,8 @@ class Draw:
     def beside(self, config: Any, marks: int, mark: int) -> Tensor:
         """Tokens of which ``marks`` after the first are the id ``mark``, which stands for something else."""
         kept = self.ids(min(_of(config, "vocab_size", 97), mark), max(self.length - marks, 8))
-        held = torch.full((self.batch, marks), mark)
-        return torch.cat((kept[:, :1], held, kept[:, 1:]), 1)
+        placeholders = torch.full((self.batch, marks), mark)
+        return torch.cat((kept[:, :1], placeholders, kept[:, 1:]), 1)
 
 
 def _mark(config: Any, kind: str) -> int:
@@ -45,8 +45,8 @@ def _mark(config: Any, kind: str) -> int:
 
 
 def _of(config: Any, name: str, otherwise: int) -> int:
-    for held in (config, *(getattr(config, n, None) for n in ("text_config", "text_encoder", "decoder"))):
-        value = getattr(held, name, None)
+    for part in (config, *(getattr(config, n, None) for n in ("text_config", "text_encoder", "decoder"))):
+        value = getattr(part, name, None)
         if isinstance(value, int):
             return value
     return otherwise
@@ -57,9 +57,9 @@ def _side(value: Any) -> int:
 
 
 def _image(draw: Draw, config: Any) -> Tensor:
-    held = getattr(config, "vision_config", None) or config
-    size = _side(getattr(held, "image_size", 32))
-    return draw.normal(getattr(held, "num_channels", 3), size, size)
+    vision = getattr(config, "vision_config", None) or config
+    size = _side(getattr(vision, "image_size", 32))
+    return draw.normal(getattr(vision, "num_channels", 3), size, size)
 
 
 def _plain(draw: Draw, config: Any) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def _mel_text(draw: Draw, config: Any) -> dict[str, Any]:
 
 
 def _frames(draw: Draw, config: Any) -> dict[str, Any]:
-    held = getattr(config, "encoder_config", None) or config
-    width = next(w for n in _WIDTHS if isinstance(w := getattr(held, n, None), int))
+    encoder = getattr(config, "encoder_config", None) or config
+    width = next(w for n in _WIDTHS if isinstance(w := getattr(encoder, n, None), int))
     return {"input_features": draw.normal(64 if draw.tiny else 1024, width)}
 
 

@@ -142,10 +142,10 @@ def served_helper(function: types.FunctionType, forms: Sequence[Form]) -> types.
     lines.append(f"    return _original({', '.join(names)})")
     text = "\n".join(lines) + "\n"
     exec(compile(text, f"<ferryman {function.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
-    made: types.FunctionType = known[function.__name__]
-    made.__defaults__ = function.__defaults__
-    made.__doc__ = function.__doc__
-    return made
+    served: types.FunctionType = known[function.__name__]
+    served.__defaults__ = function.__defaults__
+    served.__doc__ = function.__doc__
+    return served
 
 
 def unread(code: types.CodeType, name: str) -> bool:

@@ -80,8 +80,8 @@ class Instrument(ast.NodeTransformer):
         if not isinstance(node, ast.Compare) or [type(o) for o in node.ops] != [ast.Eq]:
             return ""
         right = node.comparators[0]
-        held = right.value if isinstance(right, ast.Attribute) else None
-        mine = isinstance(held, ast.Name) and held.id == self.self_name
+        owner = right.value if isinstance(right, ast.Attribute) else None
+        mine = isinstance(owner, ast.Name) and owner.id == self.self_name
         return right.attr if isinstance(right, ast.Attribute) and mine else ""
 
     def _guardable(self, node: ast.expr) -> bool:
@@ -174,8 +174,8 @@ class Instrument(ast.NodeTransformer):
     def visit_With(self, node: ast.With) -> ast.AST:
         for item in node.items:
             call = item.context_expr
-            found = source.resolve(call.func, self.own) if isinstance(call, ast.Call) else MISSING
-            if found is MISSING or not trusted(found):
+            manager = source.resolve(call.func, self.own) if isinstance(call, ast.Call) else MISSING
+            if manager is MISSING or not trusted(manager):
                 return self._refuse(node)
         self.generic_visit(node)
         return node
@@ -225,8 +225,8 @@ class Instrument(ast.NodeTransformer):
             node.func = self.visit(target)
         elif isinstance(target, ast.Subscript) and isinstance(source.resolve(target.value, self.own), Mapping):
             self.new["ferryman_taken"] = self.follower.taken
-            held = ast.Call(ast.Name("ferryman_taken", ast.Load()), [self.visit(target)], [])
-            node.func = ast.copy_location(held, target)
+            taken = ast.Call(ast.Name("ferryman_taken", ast.Load()), [self.visit(target)], [])
+            node.func = ast.copy_location(taken, target)
         else:
             raise Unproven(f"{self.own.__qualname__}: calls {ast.unparse(target)[:60]}, which no proof follows")
         node.args = [self.visit(a) for a in node.args]
@@ -258,13 +258,13 @@ class Instrument(ast.NodeTransformer):
         if name in follower.methods:
             follower.method(name, self.depth + 1)
             return
-        held = getattr(follower.module, name, MISSING)
-        if name in follower.known and isinstance(held, nn.Module):
+        attribute = getattr(follower.module, name, MISSING)
+        if name in follower.known and isinstance(attribute, nn.Module):
             return
-        if isinstance(held, Tensor) or held is MISSING:
+        if isinstance(attribute, Tensor) or attribute is MISSING:
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which no proof follows")
-        known = trusted(held) and not isinstance(held, nn.Module)
-        if not known and not (isinstance(held, functools.partial) and trusted(held.func)):
+        known = trusted(attribute) and not isinstance(attribute, nn.Module)
+        if not known and not (isinstance(attribute, functools.partial) and trusted(attribute.func)):
             raise Unproven(f"{self.own.__qualname__}: calls self.{name}, which it holds, and no proof follows")
 
     def _parent(self, name: str) -> None:

@@ -22,8 +22,8 @@ def leaf_of(module: nn.Module) -> Leaf | None:
     """How a module without children looks from outside; None for any other."""
     if next(module.children(), None) is not None:
         return None
-    held = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
-    if any(p.dim() > 2 or not p.is_floating_point() for p in held.values()):
+    weights = {n: p for n, p in [*module._parameters.items(), *module._buffers.items()] if p is not None}
+    if any(p.dim() > 2 or not p.is_floating_point() for p in weights.values()):
         return None
     numbers = {
         n: float(v)
@@ -36,12 +36,12 @@ def leaf_of(module: nn.Module) -> Leaf | None:
         constants += [c for c in inner.__code__.co_consts if isinstance(c, float)]
         constants += [d for d in inner.__defaults__ or () if isinstance(d, float)]
     return Leaf(
-        {n: p.shape[0] for n, p in held.items() if p.dim() == 1},
-        {n: (p.shape[0], p.shape[1]) for n, p in held.items() if p.dim() == 2},
+        {n: p.shape[0] for n, p in weights.items() if p.dim() == 1},
+        {n: (p.shape[0], p.shape[1]) for n, p in weights.items() if p.dim() == 2},
         numbers,
         tuple(dict.fromkeys(constants)),
         tuple(v[0] for v in vars(module).values() if isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], int)),
-        tuple(n for n, p in held.items() if p.dim() == 0),
+        tuple(n for n, p in weights.items() if p.dim() == 0),
         {n: v for n, v in vars(module).items() if isinstance(v, int) and not isinstance(v, bool) and n.isidentifier()},
         max(1, len(pair_of(type(module)))),
     )
@@ -49,9 +49,9 @@ def leaf_of(module: nn.Module) -> Leaf | None:
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
     """What a leaf's forward may depend on beside its tensors' elements; lengths of long sides are abstracted."""
-    held = dict([*module._parameters.items(), *module._buffers.items()])
+    weights = dict([*module._parameters.items(), *module._buffers.items()])
     sides: dict[int, str] = {}
-    for name, p in held.items():
+    for name, p in weights.items():
         if p is not None and p.dim() == 2:
             for axis, size in enumerate(p.shape):
                 sides.setdefault(int(size), f"{name}.{axis}")
@@ -67,7 +67,8 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
 
     own = [(n, plain(v)) for n, v in _settings(module)]
     tensors = [
-        (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers) for n, p in held.items()
+        (n, None if p is None else tuple(plain(int(s)) for s in p.shape), n in module._buffers)
+        for n, p in weights.items()
     ]
     return (type(module), tuple(own), tuple(tensors))
 
@@ -84,16 +85,16 @@ def is_setting(kind: Any, name: str) -> bool:
 @functools.cache
 def names_read(kind: Any) -> frozenset[str]:
     """Names in the code of a class down to nn.Module: of its functions, properties and what is defined inside them."""
-    found: set[str] = set()
+    names: set[str] = set()
     for base in itertools.takewhile(lambda base: base is not nn.Module, kind.__mro__):
         for value in vars(base).values():
             parts = (value.fget,) if isinstance(value, property) else (getattr(value, "__func__", value),)
             codes = [part.__code__ for part in map(inspect.unwrap, parts) if isinstance(part, types.FunctionType)]
             while codes:
                 code = codes.pop()
-                found.update(code.co_names)
+                names.update(code.co_names)
                 codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(found)
+    return frozenset(names)
 
 
 def class_settings(kind: Any) -> frozenset[str]:
@@ -117,10 +118,10 @@ def keep_state(module: nn.Module) -> None:
 
 def digest_of(kind: type) -> str:
     """Of the code that was proven."""
-    held = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, function in sorted(source.methods(kind).items()):
-        held.update(name.encode() + source.innermost(function).__code__.co_code)
-    return held.hexdigest()[:16]
+        digest.update(name.encode() + source.innermost(function).__code__.co_code)
+    return digest.hexdigest()[:16]
 
 
 def inputs_of(kind: Any) -> tuple[str, ...]:

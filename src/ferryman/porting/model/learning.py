@@ -18,23 +18,23 @@ def learnt(
     any other attribute that is called is a child. holder: the first argument is a module that holds children, and the
     one behind it counts as the first."""
     arguments = [a.arg for a in (*tree.args.posonlyargs, *tree.args.args) if a.arg != self_name]
-    found = set(arguments[1:2] if holder else arguments[:1])
+    names = set(arguments[1:2] if holder else arguments[:1])
     before = -1
-    while len(found) != before:
-        before = len(found)
+    while len(names) != before:
+        before = len(names)
         for node in ast.walk(tree):
             if not isinstance(node, _STORES) or node.value is None:
                 continue
-            if learns(node.value, found, self_name, methods):
+            if learns(node.value, names, self_name, methods):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    return frozenset(found - {self_name or ""})
+                names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return frozenset(names - {self_name or ""})
 
 
-def learns(value: ast.expr, found: Collection[str], self_name: str | None, methods: Collection[str]) -> bool:
-    """Whether an expression's value may need a gradient. found: names whose value does."""
+def learns(value: ast.expr, names: Collection[str], self_name: str | None, methods: Collection[str]) -> bool:
+    """Whether an expression's value may need a gradient. names: those whose value does."""
     if isinstance(value, ast.Name):
-        return value.id in found
+        return value.id in names
     if isinstance(value, ast.Attribute) and value.attr in _FACTS:
         return False
     if isinstance(value, ast.Compare | ast.Constant | ast.Lambda):
@@ -46,5 +46,5 @@ def learns(value: ast.expr, found: Collection[str], self_name: str | None, metho
         if isinstance(owner, ast.Name) and owner.id == self_name and value.func.attr not in methods:
             return True
     return any(
-        learns(n, found, self_name, methods) for n in ast.iter_child_nodes(value) if isinstance(n, ast.expr)
-    ) or (isinstance(value, ast.Call) and any(learns(k.value, found, self_name, methods) for k in value.keywords))
+        learns(n, names, self_name, methods) for n in ast.iter_child_nodes(value) if isinstance(n, ast.expr)
+    ) or (isinstance(value, ast.Call) and any(learns(k.value, names, self_name, methods) for k in value.keywords))

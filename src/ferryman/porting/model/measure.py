@@ -105,22 +105,22 @@ def _first(out: Any) -> Tensor:
     return tensor
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
+def relative(actual: Tensor, wanted: Tensor) -> float:
     """Norm of the difference over the norm, in float64."""
-    difference = torch.linalg.vector_norm(found.double() - wanted.double())
+    difference = torch.linalg.vector_norm(actual.double() - wanted.double())
     return float(difference / torch.linalg.vector_norm(wanted.double()).clamp_min(1e-300))
 
 
-def worst_row(found: Tensor, wanted: Tensor) -> float:
+def worst_row(actual: Tensor, wanted: Tensor) -> float:
     """The largest relative error of one token, which the norm over all tokens hides."""
-    difference = torch.linalg.vector_norm(found.double() - wanted.double(), dim=-1)
+    difference = torch.linalg.vector_norm(actual.double() - wanted.double(), dim=-1)
     return float((difference / torch.linalg.vector_norm(wanted.double(), dim=-1).clamp_min(1e-300)).max())
 
 
-def slope(found: Tensor, wanted: Tensor) -> float:
+def slope(actual: Tensor, wanted: Tensor) -> float:
     """How much of the difference is the result itself, scaled: rounding averages out, a systematic error does not."""
     w = wanted.double()
-    return float(((found.double() - w) * w).sum() / w.square().sum().clamp_min(1e-300))
+    return float(((actual.double() - w) * w).sum() / w.square().sum().clamp_min(1e-300))
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class LogitDistance:
     largest: float  # of any logit
 
 
-def logit_distance(reference: Tensor, found: Tensor) -> LogitDistance:
-    a, b = reference.reshape(-1, reference.shape[-1]), found.reshape(-1, found.shape[-1])
+def logit_distance(reference: Tensor, actual: Tensor) -> LogitDistance:
+    a, b = reference.reshape(-1, reference.shape[-1]), actual.reshape(-1, actual.shape[-1])
     total, differing, largest = 0.0, 0, 0.0
     for x, y in zip(torch.split(a, ROWS), torch.split(b, ROWS), strict=True):
         p, q = torch.log_softmax(x.double(), -1), torch.log_softmax(y.double(), -1)
@@ -185,14 +185,14 @@ class Divergence:
     gap: float
 
 
-def divergences(reference: Generated, found: Generated) -> list[Divergence]:
+def divergences(reference: Generated, actual: Generated) -> list[Divergence]:
     """The first difference of each sequence; beyond it the two read different text."""
     parted = []
-    for row, differs in enumerate((reference.tokens != found.tokens).tolist()):
+    for row, differs in enumerate((reference.tokens != actual.tokens).tolist()):
         if True in differs:
             step = differs.index(True)
             logits = reference.logits[step][row].double()
-            gap = logits[reference.tokens[row, step]] - logits[found.tokens[row, step]]
+            gap = logits[reference.tokens[row, step]] - logits[actual.tokens[row, step]]
             parted.append(Divergence(row, step, gap.item()))
     return parted
 
@@ -206,12 +206,12 @@ def gradients(model: Any, tokens: Tensor, seed: int | None = None) -> dict[str, 
     with perturbed(model, seed):
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     (loss * (HALF_SCALE if model.dtype == torch.float16 else 1.0)).backward()
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    slopes = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
-    return found
+    return slopes
 
 
-def gradient_errors(reference: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, float]:
+def gradient_errors(reference: dict[str, Tensor], actual: dict[str, Tensor]) -> dict[str, float]:
     """Relative error by group of parameters: "embedding", "layer 0", ..., "head"."""
     squares: dict[str, list[float]] = {}
     for name, wanted in reference.items():
@@ -221,7 +221,7 @@ def gradient_errors(reference: dict[str, Tensor], found: dict[str, Tensor]) -> d
         else:
             group = "embedding" if "embed_tokens" in parts else "head"
         sums = squares.setdefault(group, [0.0, 0.0])
-        given = found.get(name)
+        given = actual.get(name)
         difference = wanted if given is None else given.float() - wanted.float()
         sums[0] += float(torch.linalg.vector_norm(difference.float())) ** 2
         sums[1] += float(torch.linalg.vector_norm(wanted.float())) ** 2

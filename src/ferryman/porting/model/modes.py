@@ -96,12 +96,12 @@ def compiled(bench: Bench, judge: JudgeLogits, way: Invoke | None = None) -> Mod
         judged = bench.layers_run(run)
         first = bench.reference[bench.layers[0]].args[0].detach().requires_grad_(bench.backward)
         with torch.set_grad_enabled(bench.backward):  # the graphs that are there already
-            found, wanted = (stack(bench, first, each)["logits"].detach() for each in (run, invoke))
+            actual, wanted = (stack(bench, first, each)["logits"].detach() for each in (run, invoke))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, FerrymanError) as error:  # Dynamo's and Inductor's are RuntimeErrors
         return _raised("torch.compile", how, error, began)
-    logits = judge(measure.logit_distance(wanted, found))
+    logits = judge(measure.logit_distance(wanted, actual))
     return _result("torch.compile", how, judged, logits, began)
 
 
@@ -134,12 +134,12 @@ def captured(step: Step, example: Tensor) -> Step:
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            made = step(static)
+            outputs = step(static)
 
     def replayed(given: Tensor) -> dict[str, Tensor]:
         _copy(static, given)
         graph.replay()
-        return {name: tensor.clone() for name, tensor in made.items()}
+        return {name: tensor.clone() for name, tensor in outputs.items()}
 
     return replayed
 
@@ -158,7 +158,7 @@ def graph_replay(bench: Bench, capture: Capture | None = None) -> ModeResult:
         why = f"n/a: {device.type} has no CUDA graphs"
         return ModeResult(mode="CUDA graph", verdict="NOT_RUN", how=how, reason=why)
     first = bench.reference[bench.layers[0]].args[0]
-    held: dict[tuple[str, str, str], tuple[list[Measure], Floors]] = {}
+    by_place: dict[tuple[str, str, str], tuple[list[Measure], Floors]] = {}
     same = total = 0
     try:
         for backward in passes:
@@ -177,18 +177,18 @@ def graph_replay(bench: Bench, capture: Capture | None = None) -> ModeResult:
                 ("new input: ", replayed(other), step(other)),
                 ("again: ", replayed(first), wanted),
             )
-            for label, found, right in replays:
+            for label, outputs, right in replays:
                 for name, floor in floors.items():
-                    same += torch.equal(found[name], right[name])
+                    same += torch.equal(outputs[name], right[name])
                     total += 1
                     row = None if right[name].dim() < 2 else "row" if _slope(name) else "token"
-                    judged = floor.judge(errors(found[name], right[name]), bench.eps, row, label)
-                    held.setdefault(_place(bench, name), ([], floor))[0].extend(judged)
+                    judged = floor.judge(errors(outputs[name], right[name]), bench.eps, row, label)
+                    by_place.setdefault(_place(bench, name), ([], floor))[0].extend(judged)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, FerrymanError) as error:  # something in the step cannot be captured
         return _raised("CUDA graph", how, error, began)
-    result = _result("CUDA graph", how, _grouped(bench, held), [], began)
+    result = _result("CUDA graph", how, _grouped(bench, by_place), [], began)
     return result.model_copy(update={"bitwise": f"{same} of {total} tensors are bitwise those of the eager run"})
 
 
@@ -205,16 +205,16 @@ def _step(bench: Bench, backward: bool) -> Step:
     cotangent = bench.reference[_norm(bench)].cotangents[0] if backward else None
 
     def step(given: Tensor) -> dict[str, Tensor]:
-        made: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         start = given.detach().requires_grad_(backward)
-        with torch.set_grad_enabled(backward), _outputs(module_of, made):
+        with torch.set_grad_enabled(backward), _outputs(module_of, outputs):
             out = stack(bench, start)
-        found = {name: tensor.detach() for name, tensor in made.items()}
+        tensors = {name: tensor.detach() for name, tensor in outputs.items()}
         if cotangent is not None:
             slopes = torch.autograd.grad(out["hidden"], [start, *weights.values()], cotangent, allow_unused=True)
             names = [f"gradient of {bench.layers[0]}.the input", *(f"gradient of {name}" for name in weights)]
-            found |= {name: slope for name, slope in zip(names, slopes, strict=True) if slope is not None}
-        return found
+            tensors |= {name: slope for name, slope in zip(names, slopes, strict=True) if slope is not None}
+        return tensors
 
     return step
 
@@ -224,10 +224,10 @@ def _norm(bench: Bench) -> str:
 
 
 @contextlib.contextmanager
-def _outputs(modules: dict[str, nn.Module], made: dict[str, Tensor]) -> Iterator[None]:
+def _outputs(modules: dict[str, nn.Module], outputs: dict[str, Tensor]) -> Iterator[None]:
     def keep(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            made[path] = exact.tensors_of(out)[0]
+            outputs[path] = exact.tensors_of(out)[0]
 
         return hook
 
@@ -246,11 +246,11 @@ def _place(bench: Bench, name: str) -> tuple[str, str, str]:
     return owner, "backward", f"gradient of {full.removeprefix(f'{owner}.')}"
 
 
-def _grouped(bench: Bench, held: dict[tuple[str, str, str], tuple[list[Measure], Floors]]) -> list[ModuleErrors]:
+def _grouped(bench: Bench, by_place: dict[tuple[str, str, str], tuple[list[Measure], Floors]]) -> list[ModuleErrors]:
     by_path: dict[str, list[TensorErrors]] = {}
-    for (path, way, tensor), (measures, floor) in held.items():
+    for (path, way, tensor), (measures, floor) in by_place.items():
         most = max((d.relative for d in floor.drawn), default=0.0)
-        made = TensorErrors(
+        tensor_errors = TensorErrors(
             tensor=tensor,
             direction="backward" if way == "backward" else "forward",
             unported=floor.own.relative,
@@ -260,7 +260,7 @@ def _grouped(bench: Bench, held: dict[tuple[str, str, str], tuple[list[Measure],
             measures=measures,
             away=away(measures),
         )
-        by_path.setdefault(path, []).append(made)
+        by_path.setdefault(path, []).append(tensor_errors)
     judged = []
     for path, tensors in by_path.items():
         furthest, call = max(t.away for t in tensors), bench.reference[path]

@@ -55,10 +55,10 @@ class Errors:
     spread: float
 
 
-def errors(found: Tensor | None, wanted: Tensor) -> Errors:
-    """Of found against wanted, in float64; what is not there counts as zeros."""
+def errors(actual: Tensor | None, wanted: Tensor) -> Errors:
+    """Of actual against wanted, in float64; what is not there counts as zeros."""
     rows = wanted.reshape(-1, wanted.shape[-1]) if wanted.dim() > 1 else wanted.reshape(1, -1)
-    given = None if found is None else found.reshape(rows.shape)
+    given = None if actual is None else actual.reshape(rows.shape)
     step, place = max(1, CHUNK // max(rows.shape[1], 1)), _wide_device(wanted)
     sizes, differences, sums = [], [], torch.zeros(2, dtype=torch.float64, device=place)
     for start in range(0, rows.shape[0], step):
@@ -92,17 +92,17 @@ class Floors:
     order: float = 0.0
     drawn: list[Errors] = field(default_factory=list)
 
-    def judge(self, found: Errors, eps: float, row: str | None, name: str = "") -> list[Measure]:
+    def judge(self, measured: Errors, eps: float, row: str | None, name: str = "") -> list[Measure]:
         most = max([self.own.relative, self.order, *(d.relative for d in self.drawn)])
-        made = [limited(f"{name}error", found.relative, most)]
+        measures = [limited(f"{name}error", measured.relative, most)]
         if row is not None:
-            held = max(e.worst for e in (self.own, *self.drawn))
-            made.append(limited(f"{name}worst {row}", found.worst, held))
+            worst = max(e.worst for e in (self.own, *self.drawn))
+            measures.append(limited(f"{name}worst {row}", measured.worst, worst))
         chance = max(_rms([d.bias for d in self.drawn]), most * self.own.spread)
         limit = max(abs(self.own.bias), DEVIATIONS * chance) + bias_allowed(eps)
-        bias = abs(found.bias)
-        made.append(Measure(name=f"{name}bias", value=bias, floor=chance, limit=limit, ok=bias <= limit))
-        return made
+        bias = abs(measured.bias)
+        measures.append(Measure(name=f"{name}bias", value=bias, floor=chance, limit=limit, ok=bias <= limit))
+        return measures
 
 
 def _rms(values: list[float]) -> float:
@@ -123,10 +123,10 @@ class Unit:
     eps: float
     dtypes: dict[str, torch.dtype]
 
-    def judge(self, found: Made, eager: Made | None = None) -> ModuleErrors:
-        tensors = [self._tensor(n, "forward", w, found.forward, eager) for n, w in self.exact.forward.items()]
+    def judge(self, actual: Made, eager: Made | None = None) -> ModuleErrors:
+        tensors = [self._tensor(n, "forward", w, actual.forward, eager) for n, w in self.exact.forward.items()]
         tensors += [
-            self._tensor(n, "backward", w, found.backward, eager)
+            self._tensor(n, "backward", w, actual.backward, eager)
             for n, w in self.exact.backward.items()
             if w is not None
         ]
@@ -153,8 +153,8 @@ class Unit:
             }
         )
 
-    def _tensor(self, name: str, way: Any, wanted: Tensor, made: Any, eager: Made | None) -> TensorErrors:
-        floors, found = self.floors[name], made.get(name)
+    def _tensor(self, name: str, way: Any, wanted: Tensor, tensors: Any, eager: Made | None) -> TensorErrors:
+        floors, actual = self.floors[name], tensors.get(name)
         said: dict[str, Any] = {
             "tensor": name,
             "direction": way,
@@ -162,23 +162,23 @@ class Unit:
             "floor": max((d.relative for d in floors.drawn), default=0.0),
         }
         note = ""
-        if found is None:
+        if actual is None:
             note = "the ported module does not give it"
-        elif found.shape != wanted.shape:
-            note = f"its shape is {tuple(found.shape)}; required: {tuple(wanted.shape)}"
-        elif found.dtype != self.dtypes.get(name, found.dtype):
-            note = f"its dtype is {found.dtype}; required: {self.dtypes[name]}"
-        if found is not None and found.shape != wanted.shape:
+        elif actual.shape != wanted.shape:
+            note = f"its shape is {tuple(actual.shape)}; required: {tuple(wanted.shape)}"
+        elif actual.dtype != self.dtypes.get(name, actual.dtype):
+            note = f"its dtype is {actual.dtype}; required: {self.dtypes[name]}"
+        if actual is not None and actual.shape != wanted.shape:
             return TensorErrors(**said, found=math.inf, ratio=None, measures=[], away=math.inf, note=note)
-        seen = errors(found, wanted)
+        seen = errors(actual, wanted)
         row = ("token" if way == "forward" else "row") if wanted.dim() > 1 else None
         measures = floors.judge(seen, self.eps, row)
-        if eager is not None and found is not None:
+        if eager is not None and actual is not None:
             beside = (eager.forward if way == "forward" else eager.backward)[name]
-            if beside is not None and beside.shape == found.shape:
-                measures += floors.judge(errors(found, beside), self.eps, row, "against eager: ")
+            if beside is not None and beside.shape == actual.shape:
+                measures += floors.judge(errors(actual, beside), self.eps, row, "against eager: ")
         ratio = seen.relative / floors.own.relative if floors.own.relative else None
-        wrong = found is not None and bool(note)
+        wrong = actual is not None and bool(note)
         return TensorErrors(
             **said,
             found=seen.relative,
@@ -205,15 +205,15 @@ def prepare(model: Any, path: str, ported: bool, call: Call, watch: Watch, eps: 
     for name, wanted in pairs.items():
         if wanted is not None:
             summed = rows.get(f"{path}.{name.removeprefix('gradient of ')}", 0)
-            found = errors(unported.get(name), wanted)
-            floors[name] = Floors(found, order=sequential(summed))
+            own_errors = errors(unported.get(name), wanted)
+            floors[name] = Floors(own_errors, order=sequential(summed))
     for seed in SEEDS:
         moved = plain(seed)
         drawn = {**moved.forward, **moved.backward}
-        for name, held in floors.items():
+        for name, floor in floors.items():
             before = unported.get(name)
             if before is not None:
-                held.drawn.append(errors(drawn[name], before))
+                floor.drawn.append(errors(drawn[name], before))
     dtypes = {name: t.dtype for name, t in unported.items() if t is not None}
     return Unit(path, type(module).__name__, ported, call, wide, truth, floors, eps, dtypes)
 
@@ -244,12 +244,12 @@ def _device_of(call: Call, model: Any) -> torch.device:
 
 def _bytes(module: nn.Module, call: Call, model: Any) -> int:
     """What the exact twin of a module takes: weights and gradients, what the backward keeps, attention's scores."""
-    held = exact.tensors_of((call.args, call.kwargs)) + call.outputs
+    tensors = exact.tensors_of((call.args, call.kwargs)) + call.outputs
     scores = 0
     if any(m.__class__.__name__.endswith("Attention") for m in module.modules()):
         batch, length = call.outputs[0].shape[:2]
         scores = batch * int(model.config.num_attention_heads) * length * length
-    return 8 * (3 * sum(p.numel() for p in module.parameters()) + 12 * sum(t.numel() for t in held) + 6 * scores)
+    return 8 * (3 * sum(p.numel() for p in module.parameters()) + 12 * sum(t.numel() for t in tensors) + 6 * scores)
 
 
 class Bench:
@@ -264,17 +264,17 @@ class Bench:
         self.rows = _rows(model, sites, self.reference)
         self.backward = backward
         self.paths = sorted(self.reference, key=lambda path: self.reference[path].left)
-        held = set(measure.layers_of(model))
-        self.layers = [path for path, module in model.named_modules() if module in held]
+        decoder_layers = set(measure.layers_of(model))
+        self.layers = [path for path, module in model.named_modules() if module in decoder_layers]
         self.reduced: list[str] = []  # paths whose twin is float32
 
     def unit(self, path: str, watch: Watch | None = None) -> Unit:
-        made = prepare(
+        unit = prepare(
             self.model, path, path in self.sites, self.reference[path], watch or self.watch, self.eps, self.rows
         )
-        if made.wide != torch.float64 and path not in self.reduced:
+        if unit.wide != torch.float64 and path not in self.reduced:
             self.reduced.append(path)
-        return made
+        return unit
 
     def run(self, path: str, way: Invoke = invoke, watch: Watch | None = None) -> Made:
         """A module of the ported twin on the reference's numbers, with its own masks and flags."""

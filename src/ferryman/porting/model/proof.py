@@ -156,12 +156,12 @@ def _prove(
     worst = gradient = 0.0
     try:
         for given in inputs:
-            found, slopes = _run(candidate, given, gradients)
+            actual, slopes = _run(candidate, given, gradients)
             with Widened(torch.float64):
                 wanted, wanted_slopes = _run(original, given, gradients)
                 again, _ = _run(original, given, False)
             _same(wanted, again, limit)
-            worst = max(worst, _distance("result", found, wanted, limit))
+            worst = max(worst, _distance("result", actual, wanted, limit))
             reach = functools.partial(_reach, original, candidate, given, slopes, wanted_slopes)
             gradient = max(gradient, _distance("gradient", slopes, wanted_slopes, limit, reach))
         form, differing, rounding = _rounded(original, forms, inputs[:narrow], storage, wide)
@@ -188,13 +188,13 @@ def _run(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(results, gradients of floating inputs for a fixed cotangent). rounding: the seed of `_Rounding` for both."""
     with torch.enable_grad() if gradients else torch.no_grad():
-        made = [_leaf(x, gradients) for x in given]
-        kept = [x.detach().clone() for x in made if isinstance(x, Tensor)]
+        arguments = [_leaf(x, gradients) for x in given]
+        kept = [x.detach().clone() for x in arguments if isinstance(x, Tensor)]
         with contextlib.nullcontext() if rounding is None else _Rounding(rounding):
-            results = flat(call(*made))
-        if not all(_equal(a, b) for a, b in zip((x for x in made if isinstance(x, Tensor)), kept, strict=True)):
+            results = flat(call(*arguments))
+        if not all(_equal(a, b) for a, b in zip((x for x in arguments if isinstance(x, Tensor)), kept, strict=True)):
             raise Disagreement("it changes its input")
-        leaves = [x for x in made if isinstance(x, Tensor) and x.requires_grad]
+        leaves = [x for x in arguments if isinstance(x, Tensor) and x.requires_grad]
         reached = [r for r in results if r.requires_grad]
         if not gradients or not leaves:
             return [r.detach() for r in results], []
@@ -210,8 +210,8 @@ def _run(
 def _leaf(x: Any, gradients: bool) -> Any:
     if not isinstance(x, Tensor):
         return x
-    made = x.detach().clone()
-    return made.requires_grad_(gradients and made.is_floating_point())
+    leaf = x.detach().clone()
+    return leaf.requires_grad_(gradients and leaf.is_floating_point())
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -236,10 +236,10 @@ class _Rounding(TorchDispatchMode):
         self.units = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        outputs = func(*args, **(kwargs or {}))
         if any(r.alias_info is not None for r in func._schema.returns):
-            return made  # a view, or written in place
-        return tree_map_only(Tensor, self._moved, made)
+            return outputs  # a view, or written in place
+        return tree_map_only(Tensor, self._moved, outputs)
 
     def _moved(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float64:
@@ -253,10 +253,10 @@ def _reach(
     """How far roundings of one unit in the last place, at each op of either, move each gradient, by row."""
     reach = [torch.zeros_like(w) for w in wanted]
     for seed in range(_MOVES):
-        found = _run(candidate, given, True, seed)[1]
+        rounded = _run(candidate, given, True, seed)[1]
         with Widened(torch.float64):
             again = _run(original, given, True, seed)[1]
-        for now, before in ((found, slopes), (again, wanted)):
+        for now, before in ((rounded, slopes), (again, wanted)):
             apart = [(a - b).abs().nan_to_num(0.0, 0.0, 0.0) for a, b in zip(now, before, strict=True)]
             reach = [torch.maximum(r, a) for r, a in zip(reach, apart, strict=True)]
     # a comparison that a rounding turned moves a gradient by much of its size, and speaks of no cancelling
@@ -268,7 +268,7 @@ def _reach(
 
 def _distance(
     what: str,
-    found: list[Tensor],
+    actual: list[Tensor],
     wanted: list[Tensor],
     limit: float,
     reach: Callable[[], list[Tensor]] | None = None,
@@ -280,10 +280,10 @@ def _distance(
     Such a row may differ by as many of these moves as another by units, 2^12 (Monte Carlo arithmetic: Parker, 1997).
     """
     moves: list[Tensor] | None = None
-    if len(found) != len(wanted):
-        raise Disagreement(f"{len(wanted)} {what}s against the op's {len(found)}")
+    if len(actual) != len(wanted):
+        raise Disagreement(f"{len(wanted)} {what}s against the op's {len(actual)}")
     worst = 0.0
-    for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
+    for i, (f, w) in enumerate(zip(actual, wanted, strict=True)):
         if f.shape != w.shape:
             raise Disagreement(f"{what} {i} has shape {tuple(w.shape)}, the op's {tuple(f.shape)}")
         if w.numel() == 0:

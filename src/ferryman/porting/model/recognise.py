@@ -70,13 +70,13 @@ class Role:
 
     def on(self, module: nn.Module) -> Role:
         """The role with what it needs of a module that it was proven for."""
-        held = [*module._parameters.items(), *module._buffers.items()]
+        weights = [*module._parameters.items(), *module._buffers.items()]
         kind, read = type(module), set(re.findall(r"\bself\.(\w+)", f"{self.expression} {self.added}"))
         own = {n for n in (*vars(module), *module._modules) if is_setting(kind, n)} | class_settings(kind)
         return replace(
             self,
-            tensors=tuple(n for n, p in held if p is not None),
-            absent=tuple(n for n, p in held if p is None),
+            tensors=tuple(n for n, p in weights if p is not None),
+            absent=tuple(n for n, p in weights if p is None),
             state=frozenset(own - read),
             read=frozenset(own & read),
         )
@@ -101,10 +101,10 @@ def role_of(module: nn.Module) -> Role | Refusal | None:
     """The proven role of a leaf module; a Refusal if a role was proposed and not shown; None if none was proposed."""
     key = state_of(module)
     if key not in _roles:
-        found = _role_of(module)
-        if found is None:
+        role = _role_of(module)
+        if role is None:
             return None
-        _roles[key] = found
+        _roles[key] = role
         keep_state(module)
     return _roles[key]
 
@@ -179,23 +179,23 @@ def _tests(
 ) -> tuple[str, ...]:
     """What a call must be for the candidate's expression to hold: x of the tensors' dtype; or in float32 and these
     narrower, where that is shown as well, with an addition before it, too, if it takes one."""
-    found: list[str] = []
+    tests: list[str] = []
     if not candidate.gradient:
-        found.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
+        tests.append(no_gradient([*(() if candidate.rows else ("x",)), *(f"self.{n}" for n in names)]))
     if candidate.rows:
         table = f"self.{candidate.rows}"
-        found += ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
-        found += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
+        tests += ["(x.dtype is torch.int64 or x.dtype is torch.int32)", f"{table}.dtype.itemsize < 8"]
+        tests += [f"{table}.dtype is self.{n}.dtype" for n in candidate.uses if n != candidate.rows]
     else:
         ours = [f"self.{n}.dtype" for n in candidate.uses]
         wide = bool(ours) and _prove(kind, state, names, candidate, frozenset({0})).ok
         if wide and (not added or _takes_addition(kind, state, names, candidate, frozenset({0, 1}))):
-            found += [f"{ours[0]} is {dtype}" for dtype in ours[1:]]
-            found.append(f"(x.dtype is {ours[0]} or x.dtype is torch.float32 and {ours[0]}.itemsize < 4)")
+            tests += [f"{ours[0]} is {dtype}" for dtype in ours[1:]]
+            tests.append(f"(x.dtype is {ours[0]} or x.dtype is torch.float32 and {ours[0]}.itemsize < 4)")
         else:
-            found += [f"x.dtype is {dtype}" for dtype in ours]
-        found.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
-    return tuple(found)
+            tests += [f"x.dtype is {dtype}" for dtype in ours]
+        tests.append("x.dtype.itemsize < 8 and x.dtype.is_floating_point")
+    return tuple(tests)
 
 
 def _gated_tests(
@@ -242,10 +242,10 @@ def _prove(
     """The instrumented module against the candidate's expression, in both modes. wide: tensors that are float32 where
     the others are narrower, of a candidate that is proven with all of one dtype."""
     cut: dict[int, int] = state["ferryman_cut"]
-    held = {**state["_parameters"], **state["_buffers"]}
+    weights = {**state["_parameters"], **state["_buffers"]}
     generator = torch.Generator().manual_seed(7)
     tensors = [
-        torch.randn([cut.get(s, s) for s in held[n].shape], generator=generator, dtype=torch.float64) for n in names
+        torch.randn([cut.get(s, s) for s in weights[n].shape], generator=generator, dtype=torch.float64) for n in names
     ]
     inputs: list[tuple[Any, ...]]
     if candidate.rows:
@@ -282,9 +282,9 @@ def _takes_addition(
     candidate: Candidate,
     wide: frozenset[int] = frozenset(),
 ) -> bool:
-    held = {**state["_parameters"], **state["_buffers"]}
+    weights = {**state["_parameters"], **state["_buffers"]}
     generator = torch.Generator().manual_seed(9)
-    tensors = [torch.randn(held[n].shape, generator=generator, dtype=torch.float64) for n in names]
+    tensors = [torch.randn(weights[n].shape, generator=generator, dtype=torch.float64) for n in names]
     expression = compiled(candidate.added, ("self", "x", "residual"), ops=_DEFINITIONS)
     return adding.proven(
         functools.partial(original, kind, state, names, False),
@@ -390,9 +390,9 @@ def _gate_of(activation: Any, module: bool) -> Gate | None:
 
 
 def _is_torch(function: Any) -> bool:
-    held = function.func if isinstance(function, functools.partial) else function
-    return (getattr(held, "__module__", None) or "").split(".")[0] in ("torch", "_C") or isinstance(
-        held, types.BuiltinFunctionType
+    inner = function.func if isinstance(function, functools.partial) else function
+    return (getattr(inner, "__module__", None) or "").split(".")[0] in ("torch", "_C") or isinstance(
+        inner, types.BuiltinFunctionType
     )
 
 

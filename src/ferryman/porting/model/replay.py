@@ -94,10 +94,10 @@ def record(model: Any, tokens: Tensor, paths: list[str], backward: bool) -> dict
     if backward:
         places = [(c, i) for c in calls.values() for i, out in enumerate(c.outputs) if out.requires_grad]
         scale = measure.HALF_SCALE if model.dtype == torch.float16 else 1.0
-        found = torch.autograd.grad(loss * scale, [c.outputs[i] for c, i in places], allow_unused=True)
+        gradients = torch.autograd.grad(loss * scale, [c.outputs[i] for c, i in places], allow_unused=True)
         for call in calls.values():
             call.cotangents = [None] * len(call.outputs)
-        for (call, i), gradient in zip(places, found, strict=True):
+        for (call, i), gradient in zip(places, gradients, strict=True):
             call.cotangents[i] = gradient
     for call in calls.values():
         call.outputs = [out.detach() for out in call.outputs]

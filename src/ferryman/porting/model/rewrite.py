@@ -67,13 +67,13 @@ def rewritten(
 
 def _uses_of_callable(kind: type) -> tuple[Use, ...]:
     """What a served copy of a callable's code uses; empty where nothing is served."""
-    made = _cache.get((kind, frozenset(), frozenset(), frozenset(), frozenset()))
-    if made is None:
-        made = ServedClass(kind, frozenset(), {}, frozenset(), {}, ("__call__",)).result()
-        _cache[kind, frozenset(), frozenset(), frozenset(), frozenset()] = made
-        if "__call__" in made.functions:
-            served_calls[kind] = made.functions["__call__"]
-    return made.uses if "__call__" in made.functions else ()
+    served = _cache.get((kind, frozenset(), frozenset(), frozenset(), frozenset()))
+    if served is None:
+        served = ServedClass(kind, frozenset(), {}, frozenset(), {}, ("__call__",)).result()
+        _cache[kind, frozenset(), frozenset(), frozenset(), frozenset()] = served
+        if "__call__" in served.functions:
+            served_calls[kind] = served.functions["__call__"]
+    return served.uses if "__call__" in served.functions else ()
 
 
 @dataclass
@@ -98,7 +98,7 @@ class ServedClass:
 
     def result(self) -> Rewritten:
         own = source.methods(self.kind)
-        made: dict[str, Any] = {}
+        functions: dict[str, Any] = {}
         seen = set(self.entries)
         first = self.entries[0]
         wanted: list[tuple[str, Conditions]] = [(e, () if e == first else None) for e in self.entries if e in own]
@@ -128,9 +128,9 @@ class ServedClass:
                 if wrapped is None:
                     self.opaque.append(name)
                 else:
-                    made[name] = wrapped
+                    functions[name] = wrapped
         return Rewritten(
-            made,
+            functions,
             tuple(self.uses),
             frozenset(self.interfaces),
             tuple(self.opaque),
@@ -173,16 +173,16 @@ class ServedClass:
 
 def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:
     """Whether a local that holds what a registry gave may be called twice: in a loop, or in two places of one path."""
-    held = _given(tree, function)
+    names = _given(tree, function)
 
     def most(node: ast.AST) -> int:
         if isinstance(node, ast.IfExp):
             return most(node.test) + max(most(node.body), most(node.orelse))
         lists = [value for _, value in ast.iter_fields(node) if isinstance(value, list)]
         alone = [child for child in ast.iter_child_nodes(node) if not any(child in value for value in lists)]
-        found = sum(map(most, alone)) + sum(map(path, lists))
-        here = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in held
-        return (found + here) * (2 if isinstance(node, _LOOPS) else 1)
+        calls = sum(map(most, alone)) + sum(map(path, lists))
+        here = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+        return (calls + here) * (2 if isinstance(node, _LOOPS) else 1)
 
     def path(nodes: list[ast.AST]) -> int:
         """Of statements in turn, or the parts of an expression."""
@@ -199,24 +199,24 @@ def _repeats(tree: ast.AST, function: types.FunctionType) -> bool:
 
 
 def _learnt_in_calls(tree: ast.AST, function: types.FunctionType, serve: Serve) -> Iterator[str | int]:
-    held = _given(tree, function)
+    names = _given(tree, function)
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
             yield from (k.arg for k in call.keywords if k.arg and serve.learns(k.value))
-            if isinstance(call.func, ast.Name) and call.func.id in held:
+            if isinstance(call.func, ast.Name) and call.func.id in names:
                 yield from (i for i, value in enumerate(call.args) if serve.learns(value))
 
 
 def _given(tree: ast.AST, function: types.FunctionType) -> set[str]:
     """Locals that hold what a registry gave."""
-    held = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             read = (n for n in ast.walk(node.value) if isinstance(n, ast.Name))
             if any(id(source.resolve(n, function)) in registries for n in read):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                held |= {t.id for t in targets if isinstance(t, ast.Name)}
-    return held
+                names |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return names
 
 
 _LOOPS = ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp

@@ -163,11 +163,11 @@ def _narrow(*given: Any) -> bool:
 
 def _read_by_wrappers(function: Any) -> tuple[str, ...]:
     """Words in the code of a function's decorators: keywords that they may act on."""
-    found: dict[str, None] = {}
+    words: dict[str, None] = {}
     while hasattr(function, "__wrapped__"):
-        found |= dict.fromkeys(c for c in function.__code__.co_consts if isinstance(c, str) and c.isidentifier())
+        words |= dict.fromkeys(c for c in function.__code__.co_consts if isinstance(c, str) and c.isidentifier())
         function = function.__wrapped__
-    return tuple(found)
+    return tuple(words)
 
 
 def _replacement(function: types.FunctionType, inner: types.FunctionType, forms: tuple[Form, ...]) -> Any:
@@ -204,8 +204,8 @@ def _replacement(function: types.FunctionType, inner: types.FunctionType, forms:
     lines.append(f"    return _original({', '.join(names)}{f', **{rest}' if rest else ''})")
     text = "\n".join(lines) + "\n"
     exec(compile(text, f"<ferryman {inner.__name__}>", "exec"), known)  # noqa: S102 - our own text, their identifiers
-    made: types.FunctionType = known["served"]
-    made.__name__ = inner.__name__
-    made.__defaults__ = inner.__defaults__
-    made.__doc__ = inner.__doc__
-    return made
+    replacement: types.FunctionType = known["served"]
+    replacement.__name__ = inner.__name__
+    replacement.__defaults__ = inner.__defaults__
+    replacement.__doc__ = inner.__doc__
+    return replacement

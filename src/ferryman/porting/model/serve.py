@@ -83,12 +83,12 @@ class Serve(ast.NodeTransformer):
             self.owner.interfaces.add(id(value))
             return node
         try:
-            found = served().get(value) or more.get(value)
+            entry = served().get(value) or more.get(value)
         except TypeError:  # not hashable, so no function
             return node
-        if found is not None:
-            self._use(found.op, node, found.fixed)
-            return self._put(found.replacement, node)
+        if entry is not None:
+            self._use(entry.op, node, entry.fixed)
+            return self._put(entry.replacement, node)
         handed = source.handed_on(value)
         function = value if handed is None else handed
         if isinstance(function, types.FunctionType) and not source_is_torch(function):
@@ -125,14 +125,14 @@ class Serve(ast.NodeTransformer):
         if not (isinstance(target, ast.Attribute) and target.attr == "dtype"):
             return None
         value = source.resolve(inner.func, self.own)
-        found = served().get(value) if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else None
-        if found is None or found.narrowed is None:
+        entry = served().get(value) if isinstance(value, types.FunctionType | types.BuiltinFunctionType) else None
+        if entry is None or entry.narrowed is None:
             return None
         self.called[id(inner.func)] = inner
-        self._use(found.op, inner.func)
+        self._use(entry.op, inner.func)
         arguments = [self.visit(target), *(self.visit(a) for a in inner.args)]
         keywords = [ast.keyword(k.arg, self.visit(k.value)) for k in inner.keywords]
-        return ast.copy_location(ast.Call(self._put(found.narrowed, node), arguments, keywords), node)
+        return ast.copy_location(ast.Call(self._put(entry.narrowed, node), arguments, keywords), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         narrowed = self._narrowed(node)
@@ -146,8 +146,8 @@ class Serve(ast.NodeTransformer):
             self.owner.uses += [
                 Use(u.op, "", self.conditions if u.conditions == () else None, u.gradient) for u in uses
             ]
-            held, node.func = node.func, self._put(called, node.func)
-            node.args.insert(0, held)
+            callee, node.func = node.func, self._put(called, node.func)
+            node.args.insert(0, callee)
         if isinstance(node.func, ast.Name) and node.func.id in (adding.CALL, adding.HELD):
             node.func = self._put(adding.added if node.func.id == adding.CALL else adding.held, node.func)
             depth, conditions = adding.outer(node), self.conditions
@@ -206,7 +206,7 @@ class Serve(ast.NodeTransformer):
             for n in ast.walk(s)
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
         }
-        made: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         for i, statement in enumerate(body):
             target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
             if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and target.id in self.single:
@@ -215,10 +215,10 @@ class Serve(ast.NodeTransformer):
                     assert isinstance(statement.value, ast.Call)
                     self.pending[target.id] = statement.value
                     statement.value = self.visit(statement.value.args[0])
-                    made.append(statement)
+                    statements.append(statement)
                     continue
-            made.append(self.visit(statement))
-        return made
+            statements.append(self.visit(statement))
+        return statements
 
     # Gates
 
@@ -260,8 +260,8 @@ class Serve(ast.NodeTransformer):
                 waiting = isinstance(side, ast.Name) and side.id in self.pending
                 if waiting:
                     assert isinstance(side, ast.Name)
-                    held = self.pending.pop(side.id)
-                    call = ast.copy_location(ast.Call(held.func, [side], held.keywords), side)
+                    activation = self.pending.pop(side.id)
+                    call = ast.copy_location(ast.Call(activation.func, [side], activation.keywords), side)
                 elif isinstance(side, ast.Call) and self._activation(side) is not None:
                     call = side
                 else:
@@ -278,20 +278,20 @@ class Serve(ast.NodeTransformer):
             target: Callable[..., Any] = gating.gated if first else gating.gated_last
             arguments = [call.func, inner, rest] if first else [rest, call.func, inner]
         else:
-            found = self._function_gate(call)
-            if found is None:
+            function_gate = self._function_gate(call)
+            if function_gate is None:
                 raise AssertionError(f"{ast.unparse(call)} was a known activation a moment ago")
-            self.owner.uses.append(Use(found[0].op, "", self.conditions))
-            target = _of_function(found[0], found[1])[0 if first else 1]
+            self.owner.uses.append(Use(function_gate[0].op, "", self.conditions))
+            target = _of_function(function_gate[0], function_gate[1])[0 if first else 1]
             arguments = [inner, rest] if first else [rest, inner]
         return ast.copy_location(ast.Call(self._put(target, node), arguments, []), node)
 
 
-def _standing(held: Any, helper: Any) -> Any:
+def _standing(module: Any, helper: Any) -> Any:
     """The served function in place of a module that hands on to it, while that runs its own forward."""
 
     def call(*given: Any, **options: Any) -> Any:
-        return helper(*given, **options) if source.untouched(held) else held(*given, **options)
+        return helper(*given, **options) if source.untouched(module) else module(*given, **options)
 
     return call
 

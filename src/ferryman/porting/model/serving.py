@@ -57,8 +57,8 @@ def condition(
 
 def known(original: Any, guards: Sequence[tuple[str, bool]]) -> dict[str, Any]:
     """What the code's names mean."""
-    found = source.names_read(original, [text for text, _ in guards])
-    return found | {"ops": ops, "torch": torch, "ferryman_plain": PLAIN}
+    names = source.names_read(original, [text for text, _ in guards])
+    return names | {"ops": ops, "torch": torch, "ferryman_plain": PLAIN}
 
 
 def forward(
@@ -80,9 +80,9 @@ def forward(
     text = f"def forward(self, {declared}, *rest, **more):\n    if not rest and not more:\n"
     text += "".join(f"        {line}\n" for line in lines)
     text += f"    return _original(self, {names}, *rest, **more)\n"
-    made = {**meaning, "_original": original}
-    exec(compile(text, "<ferryman forward>", "exec"), made)  # noqa: S102 - our own text, their identifiers
-    function: types.FunctionType = made["forward"]
+    namespace = {**meaning, "_original": original}
+    exec(compile(text, "<ferryman forward>", "exec"), namespace)  # noqa: S102 - our own text, their identifiers
+    function: types.FunctionType = namespace["forward"]
     function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # libraries read it
     return function
 

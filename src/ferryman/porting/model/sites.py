@@ -115,10 +115,10 @@ def interfaces_of(module: nn.Module, recipe: Recipe) -> frozenset[int]:
 def fused_norms(module: nn.Module, recipe: Recipe) -> Iterator[tuple[int, bool]]:
     """The ids of norms that the served copy of a module's methods calls with an addition, and whether also without."""
     if recipe.gate is None and (recipe.role is None or not recipe.role.gradient):
-        found = recipe.served(type(module))
-        for use in found.uses:
+        served = recipe.served(type(module))
+        for use in served.uses:
             if use.norm:
-                yield id(module.get_submodule(use.norm)), use.norm in found.alone
+                yield id(module.get_submodule(use.norm)), use.norm in served.alone
 
 
 def site_of(
@@ -137,7 +137,7 @@ def site_of(
         op, proof = recipe.role.op, recipe.role.proof
         shown = f"float64 error {proof.worst:.1g}, {proof.rounding} rounding points, code {recipe.role.digest}"
         if not recipe.role.gradient:
-            inner = {o for found in _uses(module, recipe)[:2] for o in found}
+            inner = {o for ops in _uses(module, recipe)[:2] for o in ops}
             shown = f"where no gradient is needed: {shown}"
             return Site(path, kind, (), tuple(sorted({op, *inner})), shown, op, gradient=False)
         taken = min(len(recipe.role.inputs), recipe.role.required or len(inputs_of(type(module))))
@@ -149,10 +149,10 @@ def site_of(
     shown = f"{', '.join(sorted(quiet))} where no gradient is needed" if quiet else ""
     if attending:
         maybe -= {"attention", "softmax"}
-        found = recipe.served(type(module))
-        read = [i for i in interfaces if id(i.registry) in found.interfaces]
+        served = recipe.served(type(module))
+        read = [i for i in interfaces if id(i.registry) in served.interfaces]
         doubtful, fixed = {k for i in read for k in i.doubtful}, {k for i in read for k in i.fixed}
-        if found.passed & doubtful or found.learnt & fixed or found.repeats:
+        if served.passed & doubtful or served.learnt & fixed or served.repeats:
             maybe.add("attention")
         else:
             surely.append("attention")

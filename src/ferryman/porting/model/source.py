@@ -51,18 +51,18 @@ def _parse(function: types.FunctionType) -> ast.FunctionDef | None:
     body = tree.body[0].body if indented and isinstance(tree.body[0], ast.If) else tree.body
     if len(body) != 1 or not isinstance(body[0], ast.FunctionDef):
         return None
-    found = body[0]
-    found.decorator_list, found.returns = [], None
-    arguments = found.args
+    definition = body[0]
+    definition.decorator_list, definition.returns = [], None
+    arguments = definition.args
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
         if argument is not None:
             argument.annotation = None
-    ast.increment_lineno(found, first - 1 - indented)
+    ast.increment_lineno(definition, first - 1 - indented)
     try:
-        again = _code_of(function, found, ())
+        again = _code_of(function, definition, ())
     except (SyntaxError, ValueError):
         return None
-    return found if _alike(again, function.__code__) else None
+    return definition if _alike(again, function.__code__) else None
 
 
 def _alike(a: types.CodeType, b: types.CodeType) -> bool:
@@ -74,15 +74,15 @@ def _alike(a: types.CodeType, b: types.CodeType) -> bool:
 
 def _steps(code: types.CodeType) -> list[tuple[str, str]]:
     """Instructions and what they name. A method is loaded in one of two ways, by what the module imports."""
-    found = []
+    steps = []
     for step in dis.get_instructions(code):
         if step.opname in _FILLERS:
             continue
         name = step.opname.replace("LOAD_METHOD", "LOAD_ATTR")
         jumps = "JUMP" in name or name in ("FOR_ITER", "SEND")
         inner = isinstance(step.argval, types.CodeType | frozenset) or jumps
-        found.append((name, "" if inner else str(step.argval).removeprefix("NULL + ")))
-    return found
+        steps.append((name, "" if inner else str(step.argval).removeprefix("NULL + ")))
+    return steps
 
 
 def _code_of(function: types.FunctionType, tree: ast.FunctionDef, names: tuple[str, ...]) -> types.CodeType:
@@ -141,12 +141,12 @@ def rebuilt(function: types.FunctionType, tree: ast.FunctionDef, new: Mapping[st
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells |= {name: types.CellType(value) for name, value in new.items()}
     closure = tuple(cells[name] for name in code.co_freevars)
-    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__annotations__, made.__doc__ = function.__annotations__, function.__doc__
-    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-    made.__dict__.update({k: v for k, v in function.__dict__.items() if k != "__wrapped__"})
-    return made
+    copy = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
+    copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
+    copy.__dict__.update({k: v for k, v in function.__dict__.items() if k != "__wrapped__"})
+    return copy
 
 
 def rewrapped(function: Any, inner: Any) -> Any:
@@ -154,21 +154,21 @@ def rewrapped(function: Any, inner: Any) -> Any:
     if not hasattr(function, "__wrapped__"):
         return inner
     own = function.__wrapped__
-    made = rewrapped(own, inner)
-    if made is None or not isinstance(function, types.FunctionType):
+    wrapped = rewrapped(own, inner)
+    if wrapped is None or not isinstance(function, types.FunctionType):
         return None
     cells = list(function.__closure__ or ())
     places = [i for i, cell in enumerate(cells) if _content(cell) is own]
     if not places:
         return None
     for i in places:
-        cells[i] = types.CellType(made)
+        cells[i] = types.CellType(wrapped)
     copy = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__dict__.update(function.__dict__)
-    copy.__wrapped__ = made  # type: ignore[attr-defined]
+    copy.__wrapped__ = wrapped  # type: ignore[attr-defined]
     copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
     copy.__annotations__ = function.__annotations__
     return copy
@@ -198,14 +198,14 @@ def resolve(node: ast.AST, function: types.FunctionType) -> Any:
     return function.__globals__.get(node.id, getattr(builtins, node.id, MISSING))
 
 
-def handed_on(held: Any) -> types.FunctionType | None:
+def handed_on(module: Any) -> types.FunctionType | None:
     """The function to which a module without tensors or children hands whatever it is called with.
 
     Libraries make such modules of functions, so that the forward may be replaced on the instance.
     """
-    if not isinstance(held, nn.Module) or held._parameters or held._buffers or held._modules:
+    if not isinstance(module, nn.Module) or module._parameters or module._buffers or module._modules:
         return None
-    forward = type(held).forward
+    forward = type(module).forward
     tree = parsed(forward)
     if tree is None or len(tree.body) != 1 or not isinstance(tree.body[0], ast.Return):
         return None
@@ -223,9 +223,9 @@ def handed_on(held: Any) -> types.FunctionType | None:
 
 def own_forward(module: nn.Module) -> bool:
     """Whether the forward on an instance is its class's own, bound to it."""
-    held = module.__dict__.get("forward")
-    mine = isinstance(held, types.MethodType) and held.__self__ is module
-    return mine and held.__func__ is type(module).forward  # type: ignore[union-attr]
+    forward = module.__dict__.get("forward")
+    mine = isinstance(forward, types.MethodType) and forward.__self__ is module
+    return mine and forward.__func__ is type(module).forward  # type: ignore[union-attr]
 
 
 def untouched(module: nn.Module) -> bool:
@@ -248,12 +248,12 @@ def methods(kind: type) -> dict[str, Any]:
 
     Static, class methods and properties are not among them.
     """
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for base in kind.__mro__:
         if base is nn.Module or base is object:
             break
         for name, value in vars(base).items():
-            if name not in found:
-                found[name] = value
-    own = {n: v for n, v in found.items() if isinstance(v, types.FunctionType)}
+            if name not in members:
+                members[name] = value
+    own = {n: v for n, v in members.items() if isinstance(v, types.FunctionType)}
     return {n: v for n, v in own.items() if not (n.startswith("__") and n != "__call__") and n != "extra_repr"}

@@ -88,15 +88,17 @@ def _recipe(module: nn.Module, known: dict[int, Gate], added: set[int]) -> tuple
         return Recipe(role, gates, cuts=_cuts(module), norms=norms, callables=_callables(module)), None
     if isinstance(role, Refusal) and _holds(module):
         reason = role.reason
-    cut, held = _cuts(module), _callables(module)
-    made = rewrite.rewritten(type(module), gates, cut, norms, held)
-    if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in made.uses} <= role.proposed:
+    cut, callables = _cuts(module), _callables(module)
+    served = rewrite.rewritten(type(module), gates, cut, norms, callables)
+    if isinstance(role, Refusal) and trusted(type(module)) and {use.op for use in served.uses} <= role.proposed:
         return None, reason  # PyTorch's own module around a functional whose op it was shown not to be
-    ungated = _ungated(module, made.products) or _replaced(made)
-    if made.functions or made.interfaces:
-        return Recipe(gates=gates, interface=bool(made.interfaces), cuts=cut, norms=norms, callables=held), ungated
-    if made.opaque:
-        reason = f"the source of its {', '.join(made.opaque)} is not available, or is not what runs"
+    ungated = _ungated(module, served.products) or _replaced(served)
+    if served.functions or served.interfaces:
+        return Recipe(
+            gates=gates, interface=bool(served.interfaces), cuts=cut, norms=norms, callables=callables
+        ), ungated
+    if served.opaque:
+        reason = f"the source of its {', '.join(served.opaque)} is not available, or is not what runs"
     if reason is None and ungated is None and _holds(module):
         reason = "no op of the day computes it"
     return None, reason or ungated
@@ -126,19 +128,23 @@ def _hooked(module: nn.Module) -> bool:
 def _ungated(module: nn.Module, products: frozenset[str]) -> str | None:
     """Why a product with an activation of no tensors stays two ops."""
     for path in sorted(products):
-        held: Any = module
+        activation: Any = module
         for name in path.split("."):
-            held = getattr(held, name, None)
-        if isinstance(held, nn.Module) and not any(True for _ in held.parameters()) and not list(held.buffers()):
-            if _hooked(held):
+            activation = getattr(activation, name, None)
+        if (
+            isinstance(activation, nn.Module)
+            and not any(True for _ in activation.parameters())
+            and not list(activation.buffers())
+        ):
+            if _hooked(activation):
                 return f"{path} has a hook, which a gated activation would not run"
-            return f"its activation {path} is {type(held).__name__}, and no gated op has it"
+            return f"its activation {path} is {type(activation).__name__}, and no gated op has it"
     return None
 
 
-def _replaced(made: rewrite.Rewritten) -> str | None:
+def _replaced(served: rewrite.Rewritten) -> str | None:
     """Why a function that a module's code calls is not served."""
-    for use in made.uses:
+    for use in served.uses:
         if use.through is not None and not source.untouched(use.through):
             return f"the {use.op or 'function'} that it calls is a module, whose forward was replaced on the instance"
     return None
@@ -160,28 +166,28 @@ def _is_fake(p: Tensor) -> bool:
 
 def _named(module: nn.Module, known: Collection[int]) -> frozenset[str]:
     """Attributes, at most two deep, that are known by their ids."""
-    found = set()
+    names = set()
     for name, child in module.named_modules():
         if name.count(".") < 2 and id(child) in known and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", name):
-            found.add(name)
-    return frozenset(found)
+            names.add(name)
+    return frozenset(names)
 
 
 def _cuts(module: nn.Module) -> rewrite.Cuts:
     """Children whose result, cut to the length of what they are given, is known."""
-    found = set()
+    pairs = set()
     for name, child in module.named_children():
         if name.isidentifier() and _plain(child) is None:
             shown = cuts.shown_of(child)
             if shown is not None:
-                found.add((name, shown))
-    return frozenset(found)
+                pairs.add((name, shown))
+    return frozenset(pairs)
 
 
 def _callables(module: nn.Module) -> rewrite.Callables:
     """Attributes that are objects of a class with a __call__ of its own, and no modules, tensors or functions."""
     return frozenset(
-        (name, type(held))
-        for name, held in vars(module).items()
-        if name.isidentifier() and isinstance(getattr(type(held), "__call__", None), types.FunctionType)  # noqa: B004
+        (name, type(value))
+        for name, value in vars(module).items()
+        if name.isidentifier() and isinstance(getattr(type(value), "__call__", None), types.FunctionType)  # noqa: B004
     )

@@ -67,7 +67,7 @@ class Trace:
         entered: whoever asks has a guard of its own, by which every loop that always had items has some. never: whether
         a test that was never true cannot be.
         """
-        found = []
+        guards = []
         for test in self.tests:
             if len(test.seen) == 1:
                 if entered and test.loop and True in test.seen:
@@ -76,13 +76,13 @@ class Trace:
                     continue
                 if test.guard is None:
                     raise Unproven(f"no input took both sides of `{test.text}` (line {test.line})")
-                found.append((test.guard, next(iter(test.seen))))
-        return list(dict.fromkeys(found))
+                guards.append((test.guard, next(iter(test.seen))))
+        return list(dict.fromkeys(guards))
 
 
 def _number(value: Any) -> float:
-    found = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    return found if isinstance(found, int | float) else math.nan
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return number if isinstance(number, int | float) else math.nan
 
 
 def trusted(value: Any) -> bool:

@@ -86,8 +86,8 @@ def build(target: str, tiny: bool, layers: int | None, dtype: torch.dtype, input
     none. Downloads nothing. Raises ArgumentError and UnknownName.
     """
     if ":" in target and not Path(target).exists():
-        made = bundled.load(target)
-        model, given = made if isinstance(made, tuple) else (made, None)
+        loaded = bundled.load(target)
+        model, given = loaded if isinstance(loaded, tuple) else (loaded, None)
         return Built(target, model.to(dtype).eval(), _caller(target, model, given, inputs))
     if Path(target).exists():
         model, kind = _from_config(Path(target), tiny, layers, dtype)
@@ -186,7 +186,7 @@ def trial(
         own = run
         run = lambda m: _on(own, m, device)  # noqa: E731
     progress("compare")
-    found = generic.compare(model, run, backward)
+    parity = generic.compare(model, run, backward)
     progress("time")
     seconds = {"unported eager": timed(model, run, device)}
     begin = time.perf_counter()
@@ -217,20 +217,20 @@ def trial(
             for w, o, i, k in said.rows()
         ]
     )
-    report = found.report
+    report = parity.report
     return Trial(
         model=built.name,
         device=device,
         dtype=str(_dtype_of(model)).removeprefix("torch."),
         parameters=sum(p.numel() for p in model.parameters()),
-        verdict="PASS" if found.ok else "FAIL",
-        reasons=list(found.reasons),
-        parity=[Measured(**vars(d), ok=d.ok) for d in found.distances],
-        first_divergence=found.first.path if found.first else "",
-        restored=found.restored,
-        calls=dict(found.calls),
-        ported=report.calls(runs=found.runs, gradients=backward),
-        runs=dict(found.runs),
+        verdict="PASS" if parity.ok else "FAIL",
+        reasons=list(parity.reasons),
+        parity=[Measured(**vars(d), ok=d.ok) for d in parity.distances],
+        first_divergence=parity.first.path if parity.first else "",
+        restored=parity.restored,
+        calls=dict(parity.calls),
+        ported=report.calls(runs=parity.runs, gradients=backward),
+        runs=dict(parity.runs),
         left=[{"path": x.path, "module": x.module, "reason": x.reason} for x in report.unsupported],
         kinds=report.text().split("\n"),
         accounted_for=said.device if said else reason,
@@ -252,7 +252,7 @@ def _on(run: Run, model: nn.Module, device: str) -> Any:
 @torch.no_grad()
 def timed(model: Any, run: Run, device: str, repeats: int = 5) -> float:
     """Median seconds of a forward, inputs' drawing included, after two that do not count."""
-    found = []
+    seconds = []
     for i in range(repeats + 2):
         if device.startswith("cuda"):
             torch.cuda.synchronize()
@@ -261,5 +261,5 @@ def timed(model: Any, run: Run, device: str, repeats: int = 5) -> float:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         if i >= 2:
-            found.append(time.perf_counter() - begin)
-    return sorted(found)[len(found) // 2]
+            seconds.append(time.perf_counter() - begin)
+    return sorted(seconds)[len(seconds) // 2]

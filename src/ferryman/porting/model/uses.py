@@ -37,10 +37,10 @@ class Use:
             return None
         for text, outcome, name in self.conditions:
             try:
-                held = bool(eval(text, {"__builtins__": {}}, {name: module}))  # noqa: S307 - the module's own test
+                truth = bool(eval(text, {"__builtins__": {}}, {name: module}))  # noqa: S307 - the module's own test
             except (NameError, AttributeError, TypeError, RuntimeError):
                 return None  # it reads more than the module's state
-            if held is not outcome:
+            if truth is not outcome:
                 return False
         return True
 
@@ -56,7 +56,7 @@ registries: dict[int, Any] = {}  # id -> an object of another library whose read
 served_calls: dict[type, Any] = {}  # a callable's class -> its served __call__
 
 
-def called(held: Any, *args: Any, **options: Any) -> Any:
-    """``held(*args, **options)``, by the served copy of its class's code where that is what it runs."""
-    served_call = served_calls.get(type(held))
-    return held(*args, **options) if served_call is None else served_call(held, *args, **options)
+def called(callee: Any, *args: Any, **options: Any) -> Any:
+    """``callee(*args, **options)``, by the served copy of its class's code where that is what it runs."""
+    served_call = served_calls.get(type(callee))
+    return callee(*args, **options) if served_call is None else served_call(callee, *args, **options)

@@ -31,9 +31,9 @@ class KeepValues(TorchDispatchMode):
             _lose(func, args, kwargs)
             return func(*_placed(args), **kwargs) if func._schema.name in _INDEXED else func(*args, **kwargs)
         if not given:  # a factory: how large is it?
-            made = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
-            if not all(_kept(t) for t in made):
-                return made[0] if len(made) == 1 else tuple(made)
+            tensors = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+            if not all(_kept(t) for t in tensors):
+                return tensors[0] if len(tensors) == 1 else tuple(tensors)
         elif not all(_kept(t) for t in given):
             _lose(func, args, kwargs)
             return func(*args, **kwargs)
@@ -66,16 +66,16 @@ def lost(t: Tensor) -> bool:
 
 def _lose(func: Any, args: Any, kwargs: Any) -> None:
     """What a call that does not run writes over is lost, with every view of it."""
-    for key, held in [*_lost.items()]:
-        if held.expired():
+    for key, storage in [*_lost.items()]:
+        if storage.expired():
             del _lost[key]
     for i, one in enumerate(func._schema.arguments):
         if one.alias_info is not None and one.alias_info.is_write:
             written = args[i] if i < len(args) else kwargs.get(one.name)
             for t in tree_leaves(written):
                 if isinstance(t, Tensor) and not isinstance(t, FakeTensor):
-                    held = StorageWeakRef(t.untyped_storage())
-                    _lost[held.cdata] = held
+                    storage = StorageWeakRef(t.untyped_storage())
+                    _lost[storage.cdata] = storage
 
 
 KEEP_VALUES = KeepValues()  # type: ignore[no-untyped-call]
