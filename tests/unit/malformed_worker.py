@@ -49,7 +49,7 @@ def document(kind: str, **more: Any) -> bytes:
 def opened(path: Path) -> object:
     found = journal.Journal(path, "r")
     found.close(done=False)
-    return found.found
+    return found.entries
 
 
 def kept(path: Path) -> object:

@@ -70,7 +70,7 @@ def test_drawn_calls_lower(name: str, device: str) -> None:
                 launcher(*args, target)
             finally:
                 redirect.back(before)
-            units |= collector.found
+            units |= collector.units
     assert units, "no drawn call launches a kernel"
     for unit in units.values():
         assert lowered(unit, known.arch) is not None

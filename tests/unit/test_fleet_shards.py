@@ -77,7 +77,7 @@ def test_a_journal_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     assert sorted((c.implementation, c.case) for c in made.cells()) == [("definition", "one"), ("torch", "one")]
     second.close(done=False)
     other = Journal(path, "another request")
-    assert other.other and other.found == [] and path.with_suffix(".old.jsonl").exists()
+    assert other.other and other.entries == [] and path.with_suffix(".old.jsonl").exists()
     other.close(done=True)
     assert not path.exists()
 

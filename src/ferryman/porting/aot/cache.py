@@ -85,10 +85,10 @@ def _path(name: str) -> Path:
 def toolchain(backend: str, arch: str) -> dict[str, str]:
     """Versions of what compiles for ``arch``. Raises BackendUnavailable where it is not installed."""
     if backend == "triton":
-        found = {"triton": metadata.version("triton")}
+        versions = {"triton": metadata.version("triton")}
         if arch.startswith("sm_"):
-            found["ptxas"] = _ptxas()
-        return found
+            versions["ptxas"] = _ptxas()
+        return versions
     if backend == "cuda":
         from ferryman.backends.cuda import OPTIONS, nvrtc
 

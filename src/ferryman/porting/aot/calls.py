@@ -52,7 +52,7 @@ def launched(
                         launchers[line](*args, target)
     finally:
         redirect.back(before)
-    return collector.found
+    return collector.units
 
 
 class Collector:
@@ -63,16 +63,16 @@ class Collector:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.found: dict[str, Any] = {}
+        self.units: dict[str, Any] = {}
 
     def launch(self, unit: Any, *_: Any) -> None:
-        self.found[unit.name] = unit
+        self.units[unit.name] = unit
 
     def launch_triton(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any]) -> None:
         from ferryman.backends.triton import specialise
 
         one = specialise(kernel, args, meta)
-        self.found[repr(one)] = one
+        self.units[repr(one)] = one
 
 
 def calls_of(op: Primitive, target: Target, sizes: Mapping[str, Any]) -> Iterator[Case]:

@@ -26,7 +26,7 @@ _SIMDS = {64: 4, 32: 2}  # of an AMD compute unit, by its wave: CDNA, RDNA
 def judge(resources: Mapping[str, int], known: Profile, spills_allowed: int, aligned: bool) -> list[Gate]:
     """The gates of one kernel. ``resources`` as `triton_resources.of` or the SIMT compilers give them; ``aligned``: all
     that it reads is dense and aligned, so that 16 bytes a lane can be read."""
-    found: list[Gate | None] = [
+    gates: list[Gate | None] = [
         _most("registers", resources.get("registers"), known.registers_per_thread, "a thread"),
         *_spills(resources, known.vendor, spills_allowed),
         _most("shared", resources.get("shared"), known.shared_memory, "bytes a block"),
@@ -37,7 +37,7 @@ def judge(resources: Mapping[str, int], known: Profile, spills_allowed: int, ali
         _buffers(resources, known),
         _most("code_bytes", resources.get("code_bytes"), CODE_LIMIT, "bytes"),
     ]
-    return [gate for gate in found if gate is not None]
+    return [gate for gate in gates if gate is not None]
 
 
 def failures(gates: list[Gate]) -> str | None:
@@ -92,10 +92,10 @@ def waves(resources: Mapping[str, int], known: Profile) -> tuple[int, int] | Non
 
 
 def _occupancy(resources: Mapping[str, int], known: Profile) -> Gate | None:
-    found = waves(resources, known)
-    if found is None:
+    occupancy = waves(resources, known)
+    if occupancy is None:
         return None
-    actual, most = found
+    actual, most = occupancy
     required = "at least one block"
     return Gate(name="occupancy", passed=actual > 0, actual=f"{actual} of {most} waves a unit", required=required)
 
@@ -127,8 +127,8 @@ def _buffers(resources: Mapping[str, int], known: Profile) -> Gate | None:
     """CDNA's buffer loads check their bounds for nothing; a global load of a masked row costs a branch."""
     if "mfma" not in known.features or resources.get("loads", 0) == 0:
         return None
-    found = resources.get("buffer_loads")
-    if found is None:
+    buffered = resources.get("buffer_loads")
+    if buffered is None:
         return None
-    actual = f"{found} of {resources['loads']} loads"
-    return Gate(name="buffer_loads", passed=found > 0, actual=actual, required="some through buffers")
+    actual = f"{buffered} of {resources['loads']} loads"
+    return Gate(name="buffer_loads", passed=buffered > 0, actual=actual, required="some through buffers")

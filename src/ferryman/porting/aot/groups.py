@@ -87,12 +87,12 @@ def groups_of(
 def sources_of(group: Group, known: Profile) -> list[Source]:
     """What there is to compile in a group, each thing once. Imports the family's kernels, and with them Triton."""
     modules = [importlib.import_module(where) for where in _modules(group.backend, group.family)]
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     allowed: Counter[str] = Counter()  # spills, by kernel: other forms of it may have as many
     for target, module in itertools.product(launch_targets(known), modules):
         triton = group.backend == "triton"
         for unit in module.specialisations(target, group.dtype) if triton else module.units(target):
-            found.setdefault(_key(group, unit), Source(unit.name, unit))
+            sources.setdefault(_key(group, unit), Source(unit.name, unit))
             kernel = _kernel(group, unit)
             allowed[kernel] = max(allowed[kernel], unit.spills_allowed)
     ops = [op for op in registry.primitives().values() if family_of(op) == group.family]
@@ -100,10 +100,10 @@ def sources_of(group: Group, known: Profile) -> list[Source]:
         sizes = {"widths": group.widths, "head_dims": group.head_dims}
         served = launched(ops, group.backend, known, target, getattr(torch, dtype), sizes)
         for key, unit in served.items():
-            if key not in found:
+            if key not in sources:
                 spills = max(allowed[_kernel(group, unit)], _BESIDE)
-                found[key] = Source(unit.name, _allowing(group, unit, spills))
-    return list(found.values())
+                sources[key] = Source(unit.name, _allowing(group, unit, spills))
+    return list(sources.values())
 
 
 def _key(group: Group, unit: Any) -> str:

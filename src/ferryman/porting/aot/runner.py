@@ -61,7 +61,7 @@ def compile_all(
     known = {p.name: p for p in profiles}
     listed = _groups(profiles, ops, backends, dtypes or groups.DTYPES, serving)
     seen: dict[str, str] = {}
-    made = Compiled(_manifest(profiles, {}, [], 0.0))
+    compiled = Compiled(_manifest(profiles, {}, [], 0.0))
     count = jobs or min(os.cpu_count() or 1, 8)
     advance = progress or (lambda done, total, label: None)
 
@@ -82,25 +82,25 @@ def compile_all(
         tasks = sorted([*tasks, *host.values()], key=lambda task: task.group)
         for done, (task, answer) in enumerate(workers.each(tasks, lambda w, t: _compile(w, t, timeout)), 1):
             if answer.get("damaged"):
-                made.damaged.append(answer["damaged"])
+                compiled.damaged.append(answer["damaged"])
             if task.module:
                 module = _module(task.row, answer)
                 modules.append(module)
                 advance(done, len(tasks), module.name)
                 if module.file is not None:
-                    made.images[module.file] = answer["entry"]
+                    compiled.images[module.file] = answer["entry"]
                 continue
             entry = _entry(task.group, task.row, answer, known[task.group.profile])
             entries.append(entry)
             advance(done, len(tasks), f"{task.group.profile} {entry.kernel}: {entry.verdict}")
             if entry.file is not None:
-                made.images[entry.file] = answer["entry"]
+                compiled.images[entry.file] = answer["entry"]
             if entry.metadata is not None:
-                made.metadata[entry.metadata] = _metadata(answer)
+                compiled.metadata[entry.metadata] = _metadata(answer)
     entries.sort(key=lambda e: (e.profile, e.backend, e.family, e.dtype, e.kernel, e.key))
     modules.sort(key=lambda m: (m.name, m.source))
-    made.manifest = _manifest(profiles, seen, entries, time.perf_counter() - began, modules)
-    return made
+    compiled.manifest = _manifest(profiles, seen, entries, time.perf_counter() - began, modules)
+    return compiled
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ def _compile(worker: pool.Worker, task: _Task, timeout: float) -> tuple[_Task, d
         return task, {"error": str(lost)}
 
 
-def write(made: Compiled, folder: Path) -> None:
+def write(compiled: Compiled, folder: Path) -> None:
     """Objects first, each whole; then the manifest, which names them; then what an older manifest named goes.
 
     Raises OSError; a folder that cannot be written keeps its old manifest, whose objects are all still there.
     """
-    for file, name in made.images.items():
+    for file, name in compiled.images.items():
         try:
             kept = cache.get(name)
         except cache.DamagedEntry as entry:
@@ -145,10 +145,12 @@ def write(made: Compiled, folder: Path) -> None:
         if kept is None:
             raise OSError(errno.ENOENT, f"the cache lost {name} during the run; run it again")
         write_whole(folder / file, kept[1])
-    for file, data in made.metadata.items():
+    for file, data in compiled.metadata.items():
         write_whole(folder / file, data)
-    write_whole(folder / MANIFEST, (made.manifest.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
-    wanted = {*made.images, *made.metadata}
+    write_whole(
+        folder / MANIFEST, (compiled.manifest.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode()
+    )
+    wanted = {*compiled.images, *compiled.metadata}
     for path in (folder / OBJECTS).glob("*"):
         if f"{OBJECTS}/{path.name}" not in wanted and path.suffix in (".cubin", ".hsaco", ".json", ".so"):
             path.unlink()
@@ -168,20 +170,20 @@ def _groups(
         if name not in registry.backends():
             raise UnknownName("backend", name, registry.backends())
     families = families_of(ops)
-    found: list[Group] = []
+    listed: list[Group] = []
     for known in profiles:
         able = backends_of(known)
         own = [b for b in able if backends is None or b in backends]
-        found += groups_of(known, own, families, dtypes, serving)
+        listed += groups_of(known, own, families, dtypes, serving)
     for name in backends or ():
-        if not any(group.backend == name for group in found):
+        if not any(group.backend == name for group in listed):
             serves = ", ".join(sorted({b for p in profiles for b in backends_of(p)}))
             raise ArgumentError(
                 "compile", "--backend", name, f"one that has kernels for these targets and ops: {serves}"
             )
-    if not found:
+    if not listed:
         raise ArgumentError("compile", "--op", ", ".join(ops or ()), "an op with kernels of ours")
-    return found
+    return listed
 
 
 def _entry(group: Group, row: dict[str, Any], answer: dict[str, Any], known: Profile) -> Entry:

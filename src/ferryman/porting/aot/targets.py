@@ -30,15 +30,15 @@ def profiles_for(names: Iterable[str]) -> list[Profile]:
     words = [word.strip() for text in names for word in text.split(",")]
     if not words or not all(words):
         raise ArgumentError("compile", "--target", repr(",".join(words)), f"names of profiles, arches, or {ALL!r}")
-    found: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = {}
     for word in words:
         for known in _everything() if word.lower() == ALL else [_by_arch(word) or profile(word)]:
             if not backends_of(known):
                 raise ArgumentError(
                     "compile", "--target", word, "an NVIDIA or AMD device; others have nothing to compile"
                 )
-            found.setdefault(known.name, known)
-    return list(found.values())
+            profiles.setdefault(known.name, known)
+    return list(profiles.values())
 
 
 def backends_of(known: Profile) -> list[str]:

@@ -36,7 +36,7 @@ def _profile(name: str) -> Profile:
 def _table(group: Group) -> dict[str, tuple[Source, dict[str, Any]]]:
     """(source, its description) of every kernel of a group, by key: an order would be this process's own."""
     known = _profile(group.profile)
-    found: dict[str, tuple[Source, dict[str, Any]]] = {}
+    table: dict[str, tuple[Source, dict[str, Any]]] = {}
     for source in sources_of(group, known):
         row = {"kernel": source.kernel, **_description(group, source)}
         try:
@@ -44,8 +44,8 @@ def _table(group: Group) -> dict[str, tuple[Source, dict[str, Any]]]:
         except FerrymanError as error:  # a compiler option that Triton does not know, and would ignore
             row["key"] = hashlib.sha256(repr(source.unit).encode()).hexdigest()
             row["refused"] = f"{type(error).__name__}: {error}"
-        found.setdefault(row["key"], (source, row))
-    return found
+        table.setdefault(row["key"], (source, row))
+    return table
 
 
 def _key(group: Group, source: Source, arch: str) -> str:
@@ -64,12 +64,12 @@ def _modules(group: Group) -> dict[str, tuple[str, str]]:
         return {}
     from ferryman.backends import triton, triton_host
 
-    found: dict[str, tuple[str, str]] = {}
+    modules: dict[str, tuple[str, str]] = {}
     for source, row in _table(group).values():
         if "refused" not in row:
             for name, text in triton_host.texts(triton.jit_source(source.unit, known.arch)).items():
-                found.setdefault(triton_host.digest(text), (name, text))
-    return found
+                modules.setdefault(triton_host.digest(text), (name, text))
+    return modules
 
 
 def listing(group: Group) -> dict[str, Any]:
@@ -141,18 +141,23 @@ def _compile(group: Group, source: Source, known: Profile) -> tuple[dict[str, An
     if group.backend == "triton":
         from ferryman.backends.triton import TritonBackend
 
-        made = TritonBackend().compile(source.unit, None, known.arch)
+        compiled = TritonBackend().compile(source.unit, None, known.arch)
     else:
         from ferryman.backends import simt_offline
 
-        made = simt_offline.compile_unit(source.unit, known.arch)
+        compiled = simt_offline.compile_unit(source.unit, known.arch)
     try:
-        code_objects.check(made.image, known.arch)
+        code_objects.check(compiled.image, known.arch)
     except ValueError as error:  # a toolchain that exits with 0 and leaves half a file
         raise CompileError(group.backend, source.kernel, known.arch, f"the code object is unusable: {error}") from error
-    resources = {**made.resources, "code_bytes": code_objects.code_bytes(made.image)}
-    digest = hashlib.sha256(made.image).hexdigest()
-    return {"sha256": digest, "kind": made.kind, "resources": resources, "metadata": made.metadata}, made.image
+    resources = {**compiled.resources, "code_bytes": code_objects.code_bytes(compiled.image)}
+    digest = hashlib.sha256(compiled.image).hexdigest()
+    return {
+        "sha256": digest,
+        "kind": compiled.kind,
+        "resources": resources,
+        "metadata": compiled.metadata,
+    }, compiled.image
 
 
 def _abi() -> str:

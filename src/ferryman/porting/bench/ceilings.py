@@ -36,11 +36,11 @@ def measure(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 def _best(call: clock.Call, device: torch.device) -> float:
-    made = clock.timer([call], device)
+    timer = clock.timer([call], device)
     try:
-        return min(made.cold() for _ in range(3))
+        return min(timer.cold() for _ in range(3))
     finally:
-        made.close()
+        timer.close()
 
 
 def copies(bytes_moved: float, device: torch.device) -> Callable[[], clock.Call]:
@@ -67,6 +67,6 @@ def _quickest(into: torch.Tensor, source: torch.Tensor) -> Callable[..., Any]:
         return _COPIES[0]
     timers = [clock.timer([functools.partial(way, into, source)], source.device) for way in _COPIES]
     times = [min(t.rough or math.inf, t.cold(1)) for t in timers]
-    for made in timers:
-        made.close()
+    for timer in timers:
+        timer.close()
     return _COPIES[times.index(min(times))]

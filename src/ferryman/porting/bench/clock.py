@@ -136,7 +136,7 @@ class DeviceTimer(Timer):
         else:
             number = len(calls)
             work = lambda: self._each(calls)  # noqa: E731
-        found = []
+        times = []
         for sample in range(samples):
             if sample == samples // 2:
                 for _ in range(self.rounds):
@@ -145,8 +145,8 @@ class DeviceTimer(Timer):
             if self.restore is not None and self.others is not None:
                 self.restore()
                 self.others.max()
-            found.append(self._events(work, number, self.rounds))
-        return statistics.median(found)
+            times.append(self._events(work, number, self.rounds))
+        return statistics.median(times)
 
     def cold(self, samples: int = SAMPLES) -> float:
         return self._median(0, self.calls, samples)

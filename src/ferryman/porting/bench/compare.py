@@ -59,12 +59,12 @@ def compare(before: Benchmark, now: Benchmark, again: Again | None = None, asked
     """
     require_same(before, now.environment, {cell.key for cell in now.cells})
     _require_common(before, now)
-    found = _changes(before, now, asked)
-    suspects = frozenset((c.op, c.case) for c in found if c.verdict == "slower")
+    changes = _changes(before, now, asked)
+    suspects = frozenset((c.op, c.case) for c in changes if c.verdict == "slower")
     if suspects and again is not None:
         fresh = {(c.op, c.case, c.dtype, c.name): c for c in _changes(before, again(suspects), asked)}
-        found = [_confirmed(c, fresh.get((c.op, c.case, c.dtype, c.name))) for c in found]
-    return sorted(found, key=lambda c: -(c.ratio or 0.0))
+        changes = [_confirmed(c, fresh.get((c.op, c.case, c.dtype, c.name))) for c in changes]
+    return sorted(changes, key=lambda c: -(c.ratio or 0.0))
 
 
 def require_same(before: Benchmark, here: Environment, cells: Collection[tuple[str, str, str]]) -> None:
@@ -106,12 +106,12 @@ def _require_common(before: Benchmark, now: Benchmark) -> None:
         )
 
 
-def _counted(found: Collection[tuple[str, ...]]) -> str:
+def _counted(keys: Collection[tuple[str, ...]]) -> str:
     """Cells, or contenders on cells."""
-    if not found:
+    if not keys:
         return "none"
-    op, case, _, *name = min(found)
-    return f"{' on '.join((*name, f'{op} {case}'))} ({len(found)} in all)"
+    op, case, _, *name = min(keys)
+    return f"{' on '.join((*name, f'{op} {case}'))} ({len(keys)} in all)"
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -122,7 +122,7 @@ def _changes(before: Benchmark, now: Benchmark, asked: Collection[str]) -> list[
     ops, cells = {cell.op for cell in now.cells}, {cell.key for cell in now.cells}
     old = {(*cell.key, t.name): (cell, t) for cell in before.cells if cell.op in ops for t in cell.times}
     new = {(*cell.key, t.name): (cell, t) for cell in now.cells for t in cell.times}
-    made = []
+    changes = []
     for key in dict.fromkeys([*new, *old]):
         if key not in old or key not in new:
             cell, times = (new if key in new else old)[key]
@@ -130,12 +130,12 @@ def _changes(before: Benchmark, now: Benchmark, asked: Collection[str]) -> list[
             ours = times.role == "implementation" and times.seconds is not None
             if key in old and ours and expected and cell.key in cells:
                 why = f"{cell.op} has no implementation of this name"
-                made.append(Change(*key, times.role, "no longer timed", reason=why))
+                changes.append(Change(*key, times.role, "no longer timed", reason=why))
             elif times.trials:
-                made.append(Change(*key, times.role, "only now" if key in new else "only before"))
+                changes.append(Change(*key, times.role, "only now" if key in new else "only before"))
             continue
-        made += _change(key, *old[key], *new[key])
-    return made
+        changes += _change(key, *old[key], *new[key])
+    return changes
 
 
 def _change(key: tuple[str, str, str, str], old_cell: Cell, old: Times, new_cell: Cell, new: Times) -> list[Change]:
@@ -149,8 +149,8 @@ def _change(key: tuple[str, str, str, str], old_cell: Cell, old: Times, new_cell
     each = _noise(old_cell, old), _noise(new_cell, new)
     noise = sum(each)
     verdict: Verdict = _SLOWER[new.role] if ratio > 1 + noise else "faster" if ratio < 1 / (1 + noise) else "same"
-    if told := [*old_cell.untrusted, *new_cell.untrusted]:
-        verdict, why = "untrusted", "; ".join(dict.fromkeys(told))
+    if doubts := [*old_cell.untrusted, *new_cell.untrusted]:
+        verdict, why = "untrusted", "; ".join(dict.fromkeys(doubts))
     elif verdict == "same" and max(each) > MOST_NOISE:
         verdict, why = "too noisy", f"the noise is {max(each):.0%}; required: at most {MOST_NOISE:.0%}"
     return [Change(*key, new.role, verdict, ratio, noise, reason=why)]

@@ -50,7 +50,7 @@ class Watch:
         if not self.samples:
             return Condition(source=self.source)
         sm, memory, power, heat, _ = zip(*self.samples, strict=True)
-        reasons = dict.fromkeys(reason for *_, found in self.samples for reason in found)
+        reasons = dict.fromkeys(reason for *_, causes in self.samples for reason in causes)
         return Condition(
             source=self.source,
             sm_clock_mhz=(min(sm), max(sm)),
@@ -95,13 +95,13 @@ def _asker(nvml: Any, handle: Any) -> Callable[[], tuple[int, int, float, int, l
         reasons_of = nvml.nvmlDeviceGetCurrentClocksThrottleReasons
 
     def ask() -> tuple[int, int, float, int, list[str]]:
-        found = int(reasons_of(handle))
+        mask = int(reasons_of(handle))
         return (
             int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
             int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-            [name for bit, name in _REASONS.items() if found & bit],
+            [name for bit, name in _REASONS.items() if mask & bit],
         )
 
     return ask
@@ -123,12 +123,12 @@ def steadied(trials: Sequence[Sequence[float]]) -> list[list[float]]:
 
 def distrust(condition: Condition, spread: float) -> list[str]:
     """Why times under this condition are not to be trusted; empty where they are. ``spread``: of trials of one kind."""
-    found = [f"clocks were lowered: {reason}" for reason in condition.throttled_by if reason not in STEADY]
+    doubts = [f"clocks were lowered: {reason}" for reason in condition.throttled_by if reason not in STEADY]
     clocks = condition.sm_clock_mhz
     if clocks is not None and condition.throttled_by and spread > CLOCK_SPREAD:
         low, high = clocks
         if high > CLOCK_SPREAD * low:
-            found.append(
+            doubts.append(
                 f"the SM clock moved between {low} and {high} MHz at the power cap, and times by {spread - 1:.0%}"
             )
-    return found
+    return doubts

@@ -116,16 +116,16 @@ def trials(
     twice: list[float] = []
     control = next((c for c in contenders if c.role == "implementation" and c.skipped is None), None)
     for trial in range(TRIALS):
-        found: dict[str, list[float]] = {}
+        samples: dict[str, list[float]] = {}
         again: list[float] = []
         for turn in range(trial * turns, (trial + 1) * turns):
             for contender in contenders[:: 1 if turn % 2 == 0 else -1]:
-                _sample(contender, turns, found.setdefault(contender.name, []), starting)
+                _sample(contender, turns, samples.setdefault(contender.name, []), starting)
             if control is not None:
                 _sample(control, turns, again, starting)
         for contender in contenders:
             if contender.skipped is None:
-                contender.trials.append(statistics.median(found[contender.name]))
+                contender.trials.append(statistics.median(samples[contender.name]))
         if control is not None and control.skipped is None:
             twice.append(statistics.median(again))
     if control is None or control.skipped is not None:

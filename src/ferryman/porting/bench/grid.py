@@ -51,8 +51,8 @@ def inputs(op: Primitive, case: Case, dtype: torch.dtype, seed: int, device: tor
     generator = torch.Generator(device).manual_seed(seed)
 
     def gradient(like: Tensor) -> Tensor:
-        made = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32).to(like.dtype)
-        return torch.empty_like(like).copy_(made)
+        drawn = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32).to(like.dtype)
+        return torch.empty_like(like).copy_(drawn)
 
     return _backwards(op, forward, values, outputs, gradient)
 
@@ -90,8 +90,8 @@ def _backwards(
         given[f"out_{name}"] = tensor
         given.setdefault(name, tensor)
     for name, index in forward.gradient_names().items():
-        made = gradient(outputs[index])  # drawn though it may be left out: the others' values stay
-        given[name] = None if op.types.get(name) == "Tensor?" else made
+        drawn = gradient(outputs[index])  # drawn though it may be left out: the others' values stay
+        given[name] = None if op.types.get(name) == "Tensor?" else drawn
     needs = [name for name in op.names if name.startswith("need_")]
     given |= {name: forward.types[name.removeprefix("need_")] == "Tensor" for name in needs}  # a bias learns seldom
     return tuple(given[name] for name in op.names)

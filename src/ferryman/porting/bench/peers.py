@@ -48,8 +48,8 @@ class Adapter:
 
     @property
     def ops(self) -> dict[str, Callable[..., Callable[[], Any]]]:
-        found: dict[str, Callable[..., Callable[[], Any]]] = self.module.OPS
-        return found
+        served: dict[str, Callable[..., Callable[[], Any]]] = self.module.OPS
+        return served
 
     def call_of(self, op: str, args: tuple[Any, ...]) -> Callable[[], Any]:
         known, function = registry.primitive(op), self.ops[op]
@@ -65,8 +65,8 @@ class Adapter:
             reason = self.module.available()
             return Peer(name=self.name, version=None if reason else str(self.module.version()), reason=reason)
         except Exception as error:  # whatever a file of the user's does when it is asked
-            told = f"{type(error).__name__}: {error}"
-            raise FerrymanError(f"the adapter {self.module.__file__} cannot say what it is: {told}") from error
+            message = f"{type(error).__name__}: {error}"
+            raise FerrymanError(f"the adapter {self.module.__file__} cannot say what it is: {message}") from error
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
@@ -89,15 +89,15 @@ def adapters(folder: Path, wanted: Sequence[str] | None) -> list[Adapter]:
             "a folder of adapters; the installed package holds none: "
             "they are benchmarks/peers of its source (a checkout, or the sdist)",
         )
-    found: dict[str, Adapter] = {}
+    by_name: dict[str, Adapter] = {}
     for adapter in map(_adapter, files):
-        if adapter.name in found:
+        if adapter.name in by_name:
             raise FerrymanError(f"two adapters of {folder} have the NAME {adapter.name!r}; required: one each")
-        found[adapter.name] = adapter
+        by_name[adapter.name] = adapter
     for name in wanted or ():
-        if name not in found:
-            raise UnknownName("peer", name, found)
-    return [a for name, a in found.items() if wanted is None or name in wanted]
+        if name not in by_name:
+            raise UnknownName("peer", name, by_name)
+    return [a for name, a in by_name.items() if wanted is None or name in wanted]
 
 
 def _adapter(path: Path) -> Adapter:

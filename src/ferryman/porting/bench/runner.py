@@ -79,8 +79,8 @@ def run(
     cells = cells_of(ops, size, place, only)
     for name in implementations or ():
         registry.check_requested(name)
-    found = [] if peer_names == () else peers.adapters(peers_from, peer_names)
-    announced = [adapter.peer() for adapter in found]
+    adapters = [] if peer_names == () else peers.adapters(peers_from, peer_names)
+    announced = [adapter.peer() for adapter in adapters]
     profile = select.profile_for(place)
     plan = Plan(
         place,
@@ -88,7 +88,7 @@ def run(
         dtype,
         cells,
         tuple(implementations or ()),
-        tuple(a for a, peer in zip(found, announced, strict=True) if peer.reason is None),
+        tuple(a for a, peer in zip(adapters, announced, strict=True) if peer.reason is None),
         seed,
     )
     if limits is None:  # a part of a larger run may have none of its implementations
@@ -114,9 +114,9 @@ def require_served(plan: Plan) -> None:
     ops = dict.fromkeys(op.name for op, _ in plan.cells)
     served = [line for op in ops for line in _menu(plan, op)]
     if plan.implementations and not any(line.answers(name) for line in served for name in plan.implementations):
-        told = f"{', '.join(plan.implementations)} serves none of {', '.join(ops)} on {plan.device}"
+        reason = f"{', '.join(plan.implementations)} serves none of {', '.join(ops)} on {plan.device}"
         names = ", ".join(sorted({line.name for line in served}))
-        raise FerrymanError(f"nothing to time: {told}; required: one of {names}")
+        raise FerrymanError(f"nothing to time: {reason}; required: one of {names}")
 
 
 def _menu(plan: Plan, op: str) -> list[Implementation]:
@@ -205,7 +205,7 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
     """
     _, failed = preparing.ready(op, args, plan.profile, plan.implementations)
     view = select.View.of(op, args, plan.profile)
-    found = []
+    contenders = []
     for line in _menu(plan, op.name):
         asked = any(map(line.answers, plan.implementations))
         if (plan.implementations and not asked) or (line.backend == "definition" and not asked):
@@ -213,10 +213,10 @@ def implementations(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Co
         why = select.refusals(line, view, plan.profile)
         if line.name in failed:
             why = [str(failed[line.name])]
-        made = configured(plan, op, line, "" if why else select.configuration_of(op, args, plan.profile, line))
-        made.skipped = "; ".join(why) if why else None
-        found.append(made)
-    return found
+        contender = configured(plan, op, line, "" if why else select.configuration_of(op, args, plan.profile, line))
+        contender.skipped = "; ".join(why) if why else None
+        contenders.append(contender)
+    return contenders
 
 
 def configured(plan: Plan, op: Primitive, line: Implementation, configuration: str = "") -> Contender:
@@ -237,15 +237,15 @@ def _public(op: Primitive, args: tuple[Any, ...]) -> Callable[[], Any]:
 
 def peer_contenders(plan: Plan, op: Primitive, args: tuple[Any, ...]) -> list[Contender]:
     """Adapters that serve the op, once they were right on its standard case and agree with it on these inputs."""
-    found = []
+    contenders = []
     for adapter in plan.adapters:
         if op.name not in adapter.ops:
             continue
-        made = Contender(adapter.name, "peer", functools.partial(adapter.call_of, op.name))
-        made.public = made.call_of
-        made.skipped = _mistaken(plan, op, made.call_of, args)
-        found.append(made)
-    return found
+        contender = Contender(adapter.name, "peer", functools.partial(adapter.call_of, op.name))
+        contender.public = contender.call_of
+        contender.skipped = _mistaken(plan, op, contender.call_of, args)
+        contenders.append(contender)
+    return contenders
 
 
 @torch.no_grad()
@@ -257,12 +257,12 @@ def _mistaken(
     try:
         if case is not None:
             small = tuple(rotation.own(a) for a in grid.inputs(op, case, plan.dtype, plan.seed, plan.device))
-            told = _judged(op, small, call_of)
-            if told is not None:
-                return f"not equal to the op on {case.name}: {told}"
+            difference = _judged(op, small, call_of)
+            if difference is not None:
+                return f"not equal to the op on {case.name}: {difference}"
         ours = as_tuple(op.namespace["_resolve"](*rotation.spared(op, args)))
-        told = peers.wrong(op, args, call_of(rotation.spared(op, args))(), ours, peers.AGREEING)
-        return None if told is None else f"does not agree with ours on these inputs: {told}"
+        difference = peers.wrong(op, args, call_of(rotation.spared(op, args))(), ours, peers.AGREEING)
+        return None if difference is None else f"does not agree with ours on these inputs: {difference}"
     except peers.NotServed as error:
         return f"not served: {error}"
     except Exception as error:  # noqa: BLE001 - other libraries raise what they like; a lost device rises next

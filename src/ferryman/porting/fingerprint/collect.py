@@ -44,11 +44,11 @@ class Step:
     def keys(self) -> tuple[str, ...]:
         return (self.prefix,) if self.merged else tuple(f"{self.prefix}.{name}" for name in self.names)
 
-    def fact(self, found: Found) -> Fact:
-        key = self.prefix if self.merged else f"{self.prefix}.{found.name}"
-        route = f"{self.route} {found.name}" if self.merged else self.route
+    def fact(self, answer: Found) -> Fact:
+        key = self.prefix if self.merged else f"{self.prefix}.{answer.name}"
+        route = f"{self.route} {answer.name}" if self.merged else self.route
         return Fact(
-            key=key, route=route, format=self.format, value=found.value, reason=found.reason, detail=found.detail
+            key=key, route=route, format=self.format, value=answer.value, reason=answer.reason, detail=answer.detail
         )
 
 
@@ -81,12 +81,12 @@ def measure(chosen: Collection[Step], progress: Progress | None = None) -> list[
 
 def _ask(step: Step) -> list[Fact]:
     try:
-        found = list(step.run())
+        answers = list(step.run())
     except (Refused, BackendUnavailable) as error:
-        found = [Found(name, None, str(error)) for name in step.names]
-    missing = [name for name in step.names if name not in {f.name for f in found}]
-    found += [Found(name, None, "the probe gave no answer") for name in missing]
-    return [step.fact(f) for f in found]
+        answers = [Found(name, None, str(error)) for name in step.names]
+    missing = [name for name in step.names if name not in {f.name for f in answers}]
+    answers += [Found(name, None, "the probe gave no answer") for name in missing]
+    return [step.fact(f) for f in answers]
 
 
 def flavour(facts: Iterable[Fact], place: torch.device) -> Fact:
@@ -110,12 +110,12 @@ def steps(place: torch.device, profile: Profile) -> list[Step]:
 
 def torch_steps(place: torch.device) -> list[Step]:
     """The probes through torch alone: nothing is compiled."""
-    found: list[Step] = []
+    probes: list[Step] = []
     for route in torch_routes(place):
-        found += _matrix_steps(route)
-    found.append(Step("torch", "matrix.i8", integers.NAMES, lambda: integers.probe(torch_integer(place)), "int8"))
-    found.append(Step("torch sum", "order", ("sum", "sum_4096"), lambda: _sums(place)))
-    return found + _elementwise_steps("torch", place, elementwise.torch_apply(place), ("add", "mul"))
+        probes += _matrix_steps(route)
+    probes.append(Step("torch", "matrix.i8", integers.NAMES, lambda: integers.probe(torch_integer(place)), "int8"))
+    probes.append(Step("torch sum", "order", ("sum", "sum_4096"), lambda: _sums(place)))
+    return probes + _elementwise_steps("torch", place, elementwise.torch_apply(place), ("add", "mul"))
 
 
 def _matrix_steps(route: Route) -> list[Step]:
@@ -155,14 +155,14 @@ def _elementwise_steps(
         with refusable(place):
             return ask(op, x, y, z, result)
 
-    found = [
+    probes = [
         Step(route, f"ulp.{route}", (name,), lambda name=name: [elementwise.probe_ulp(apply, name)])  # type: ignore[misc]
         for name in FUNCTIONS
     ]
-    found.append(Step(route, "contraction", (route,), lambda: [_renamed(elementwise.probe_contraction(apply), route)]))
+    probes.append(Step(route, "contraction", (route,), lambda: [_renamed(elementwise.probe_contraction(apply), route)]))
     for dtype, short in _SHORT.items():
         if casts or dtype == torch.float32:  # the SIMT kernel is float32
-            found.append(
+            probes.append(
                 Step(
                     route,
                     f"subnormals.{short}",
@@ -172,7 +172,7 @@ def _elementwise_steps(
                 )
             )
     for name, dtype in _FP8.items() if casts else ():
-        found.append(
+        probes.append(
             Step(
                 route,
                 f"overflow.{route}",
@@ -183,16 +183,16 @@ def _elementwise_steps(
         )
     rounded = {"float16": FORMATS["float16"], "bfloat16": FORMATS["bfloat16"]} | {n: FORMATS[n] for n in _FP8}
     for name, form in rounded.items() if casts else ():
-        found.append(Step(route, f"rounding.{route}", (name,), lambda form=form: [_cast(apply, form)], name))  # type: ignore[misc]
-    return found
+        probes.append(Step(route, f"rounding.{route}", (name,), lambda form=form: [_cast(apply, form)], name))  # type: ignore[misc]
+    return probes
 
 
 def _cast(apply: elementwise.Apply, form: Format) -> Found:
     return _renamed(elementwise.probe_cast_rounding(apply, form.dtype, form.bits), form.name)
 
 
-def _renamed(found: Found, name: str) -> Found:
-    return Found(name, found.value, found.reason, found.detail)
+def _renamed(answer: Found, name: str) -> Found:
+    return Found(name, answer.value, answer.reason, answer.detail)
 
 
 def _absent(route: str, backend: str, profile: Profile) -> str | None:
@@ -230,10 +230,10 @@ def _triton_steps(place: torch.device, profile: Profile) -> list[Step]:
     def apply(op: str, x: Tensor, y: Tensor, z: Tensor, result: torch.dtype) -> Tensor:
         return triton_kernels.elementwise(place, op, x, y, z, result)
 
-    found = [step for route in triton_kernels.routes(place) for step in _matrix_steps(route)]
+    probes = [step for route in triton_kernels.routes(place) for step in _matrix_steps(route)]
     integer = triton_kernels.integer(place)
-    found.append(Step("triton", "matrix.i8", integers.NAMES, lambda: integers.probe(integer), "int8"))
-    return found + _elementwise_steps("triton", place, apply, ops)
+    probes.append(Step("triton", "matrix.i8", integers.NAMES, lambda: integers.probe(integer), "int8"))
+    return probes + _elementwise_steps("triton", place, apply, ops)
 
 
 def _simt_steps(place: torch.device, profile: Profile) -> list[Step]:

@@ -41,9 +41,9 @@ class _Claim:
 def compare(profile: Profile, facts: Collection[Fact], *, unstated: bool = True) -> list[Finding]:
     """A finding for each fact that the profile states, and (``unstated``) for each that it could state."""
     claims = _claims(profile)
-    found = [_judge(claim, facts) for claim in claims]
+    findings = [_judge(claim, facts) for claim in claims]
     if "bias" in {path.split(".")[1] for path in profile.provenance if path.startswith("numerics.")}:
-        found += [
+        findings += [
             Finding(
                 path=f"numerics.bias.{d}",
                 outcome="not measured",
@@ -59,8 +59,8 @@ def compare(profile: Profile, facts: Collection[Fact], *, unstated: bool = True)
             values = {f.value for f in facts if f.key == key and f.value is not None}
             if path not in said and values:
                 text = next(iter(values)) if len(values) == 1 else ", ".join(sorted(map(str, values)))
-                found.append(Finding(path=path, outcome="not stated", measured=text))
-    return found
+                findings.append(Finding(path=path, outcome="not stated", measured=text))
+    return findings
 
 
 def contradicted(findings: Iterable[Finding]) -> bool:
@@ -111,16 +111,16 @@ def _showsflavour(step: Step, wanted: Collection[str]) -> bool:
 
 
 def _claims(profile: Profile) -> list[_Claim]:
-    found = []
+    claims = []
     if profile.fp8 is not None:
-        found.append(_Claim("numerics.fp8", profile.fp8, {"fp8": (profile.fp8,)}))
+        claims.append(_Claim("numerics.fp8", profile.fp8, {"fp8": (profile.fp8,)}))
     for dtype, name in profile.accumulation.items():
         wanted = {f"matrix.{dtype}.{k}": values for k, values in _CLASSES.get(name, {}).items()}
-        found.append(_Claim(f"numerics.accumulation.{dtype}", name, wanted, at_least=name in _AT_LEAST))
+        claims.append(_Claim(f"numerics.accumulation.{dtype}", name, wanted, at_least=name in _AT_LEAST))
     for key, value in profile.arithmetic.items():
         bound = key.startswith("ulp.")
-        found.append(_Claim(f"numerics.arithmetic.{key}", value, {key: (value,)}, at_most=bound))
-    return found
+        claims.append(_Claim(f"numerics.arithmetic.{key}", value, {key: (value,)}, at_most=bound))
+    return claims
 
 
 def _judge(claim: _Claim, facts: Iterable[Fact]) -> Finding:
@@ -128,11 +128,11 @@ def _judge(claim: _Claim, facts: Iterable[Fact]) -> Finding:
     against, seen, silent = [], [], []
     for key, wanted in claim.wanted.items():
         mine = [f for f in facts if f.key == key]
-        told = [f for f in mine if f.value is not None]
-        if not told:
+        answered = [f for f in mine if f.value is not None]
+        if not answered:
             silent.append(f"{key}: {mine[0].reason if mine else 'no route of this run measures it'}")
-        seen += told
-        against += [f for f in told if not any(_holds(claim, value, f) for value in wanted)]
+        seen += answered
+        against += [f for f in answered if not any(_holds(claim, value, f) for value in wanted)]
     shown = against or seen
     values = {str(f.value) for f in shown}
     measured = (shown[0].value if len(values) == 1 else ", ".join(sorted(values))) if shown else None

@@ -221,12 +221,12 @@ def probe_matrix(reduce: Reduce, form: Format) -> Iterator[Found]:
             yield from _width("aligned", alignment, together)
         except Irregular as finding:
             yield from (Found(name, None, str(finding)) for name in ("aligned_bits", "aligned_rounding"))
-    found = accumulator_places(root)
-    if found is None:
+    accumulator = accumulator_places(root)
+    if accumulator is None:
         why = f"no partial sum of {terms} terms passes through two additions"
         yield from (Found(name, None, why) for name in ("accumulator_bits", "accumulator_rounding"))
         return
-    places, direct = found
+    places, direct = accumulator
     yield from _accumulator("accumulator", reduce, form, terms, places, alignment if direct else None)
 
 

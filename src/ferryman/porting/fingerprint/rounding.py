@@ -51,5 +51,5 @@ def rules_of_sum(observed: Mapping[tuple[float, bool], float], cut: tuple[int, s
 
 def rule_of_addend(observed: Mapping[float, float]) -> str | None:
     """The same where the *addend* itself is cut before it is added, whatever the base."""
-    found = [r for r, rule in RULES.items() if all(rule(s) == v for s, v in observed.items())]
-    return found[0] if len(found) == 1 else None
+    fitting = [r for r, rule in RULES.items() if all(rule(s) == v for s, v in observed.items())]
+    return fitting[0] if len(fitting) == 1 else None

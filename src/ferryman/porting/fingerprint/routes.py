@@ -82,7 +82,7 @@ def matmul_precision(precision: str) -> Iterator[None]:
     matmul = torch.backends.cuda.matmul
     mkldnn = getattr(torch.backends.mkldnn, "matmul", None)
     newer: list[Any] = [m for m in (matmul, mkldnn) if hasattr(m, "fp32_precision")]
-    held = [m.fp32_precision for m in newer]
+    precisions = [m.fp32_precision for m in newer]
     try:
         legacy: str | None = torch.get_float32_matmul_precision()
     except RuntimeError:  # the user mixed both ways of setting it
@@ -97,7 +97,7 @@ def matmul_precision(precision: str) -> Iterator[None]:
     finally:
         if legacy is not None:
             torch.set_float32_matmul_precision(legacy)
-        for m, value in zip(newer, held, strict=True):
+        for m, value in zip(newer, precisions, strict=True):
             m.fp32_precision = value
         for flag, value in partial.items():
             setattr(matmul, flag, value)

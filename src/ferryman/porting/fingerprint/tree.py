@@ -68,8 +68,8 @@ def meeting_sizes(reduce: Reduce, length: int, positions: Sequence[int], big: fl
         doubtful = [p for p, c in zip(pairs, counts, strict=True) if not _possible(c, n)]
         if not doubtful:
             break
-        found = _counts(reduce, length, where, doubtful, sign * big, small * unit)
-        again = dict(zip(doubtful, found, strict=True))
+        recounts = _counts(reduce, length, where, doubtful, sign * big, small * unit)
+        again = dict(zip(doubtful, recounts, strict=True))
         counts = [again.get(p, c) for p, c in zip(pairs, counts, strict=True)]
     for (i, j), count in zip(pairs, counts, strict=True):
         if not _possible(count, n):
@@ -81,7 +81,7 @@ def meeting_sizes(reduce: Reduce, length: int, positions: Sequence[int], big: fl
 def _counts(
     reduce: Reduce, length: int, where: Tensor, pairs: Sequence[tuple[int, int]], big: float, unit: float
 ) -> list[float]:
-    found: list[float] = []
+    counts: list[float] = []
     chunk = max(256, _ELEMENTS // length)
     for start in range(0, len(pairs), chunk):
         part = torch.tensor(pairs[start : start + chunk])
@@ -90,8 +90,8 @@ def _counts(
         rows = torch.arange(len(part))
         terms[rows, where[part[:, 0]]] = big
         terms[rows, where[part[:, 1]]] = -big
-        found += (reduce(terms) / unit).tolist()
-    return found
+        counts += (reduce(terms) / unit).tolist()
+    return counts
 
 
 def _possible(count: float, n: int) -> bool:

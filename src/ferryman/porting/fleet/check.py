@@ -68,21 +68,21 @@ def run(
         plan = pool.once(ray, claim, remote.plan, ask, known.name)
         sizes = _sizes(plan)
         record = Journal(journal, fingerprint([ask, known.name, remote.digest(), plan["groups"], plan["lines"]]))
-        made = _Cells(plan, record, progress)
+        cells = _Cells(plan, record, progress)
         if record.other:
             say(
                 f"{journal} is of another request or of other sources; it is kept as *.old.jsonl, and this "
                 "run begins anew"
             )
-        if made.resumed:
-            say(f"{made.resumed} of {len(sizes)} groups of cells were done before; they stand in {journal}")
-        cost = shards.costs({g: s for g, s in sizes.items() if g not in made.done}, spent)
+        if cells.resumed:
+            say(f"{cells.resumed} of {len(sizes)} groups of cells were done before; they stand in {journal}")
+        cost = shards.costs({g: s for g, s in sizes.items() if g not in cells.done}, spent)
         waiting = {f"{i}": [_job(plan, groups), known.name] for i, groups in enumerate(shards.divided(cost, count))}
         try:
-            pool.spread(ray, claim, remote.check, waiting, made.take, made.lost)
+            pool.spread(ray, claim, remote.check, waiting, cells.take, cells.lost)
             facts = Environment.model_validate(plan["environment"])
             document = results(
-                facts, ordered([*made.cells(), *map(Cell.model_validate, plan["skipped"])], plan["tier"])
+                facts, ordered([*cells.cells(), *map(Cell.model_validate, plan["skipped"])], plan["tier"])
             )
             late = pool.once(
                 ray, claim, remote.finish, document.model_dump(mode="json"), plan["lines"]["compiled"], ask["dtypes"]
@@ -92,7 +92,7 @@ def run(
             raise
     if times is not None:
         times.parent.mkdir(parents=True, exist_ok=True)
-        times.write_text(json.dumps(shards.document(made.seconds), indent=1) + "\n", encoding="utf-8")
+        times.write_text(json.dumps(shards.document(cells.seconds), indent=1) + "\n", encoding="utf-8")
     record.close(done=True)
     return document.model_copy(
         update={
@@ -149,7 +149,7 @@ class _Cells:
             for way, op, dtype, case in map(tuple, plan["groups"])
             for line in plan["lines"][way][op]
         }
-        for entry in journal.found:
+        for entry in journal.entries:
             self._keep(entry)
         counts: dict[Group, int] = {}
         for key, group in self._expected.items():

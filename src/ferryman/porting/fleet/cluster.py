@@ -67,10 +67,10 @@ class Claim:
 
 def address(on: str) -> str | None:
     """HOST:PORT of ``ray@HOST:PORT``; None for ``ray``, a cluster of our own. Raises ArgumentError."""
-    found = ON.fullmatch(on)
-    if found is None or int(found["port"] or 1) not in range(1, 65536):
+    match = ON.fullmatch(on)
+    if match is None or int(match["port"] or 1) not in range(1, 65536):
         raise ArgumentError("fleet", "--on", on, "ray (a cluster on this machine), or ray@HOST:PORT")
-    return None if found["host"] is None else f"{found['host']}:{found['port']}"
+    return None if match["host"] is None else f"{match['host']}:{match['port']}"
 
 
 def import_ray() -> Any:
@@ -184,14 +184,14 @@ def slots(ray: Any, claim: Claim) -> int:
 
 def require(ray: Any, claim: Claim) -> int:
     """`slots`. Raises FleetError where it is none, with what the nodes offer."""
-    found = slots(ray, claim)
-    if not found:
+    count = slots(ray, claim)
+    if not count:
         offered = "; ".join(f"{n['NodeManagerAddress']}: {_offer(n['Resources'])}" for n in nodes(ray))
         raise FleetError(
             f"no node of the cluster has {claim}; the nodes have {offered or 'nothing'}. A node declares it: "
             f"ray start .. --resources '{_declaration(claim)}'"
         )
-    return found
+    return count
 
 
 def _offer(resources: Mapping[str, float]) -> str:

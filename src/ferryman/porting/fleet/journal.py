@@ -24,21 +24,21 @@ def fingerprint(request: Any) -> str:
 
 
 class Journal:
-    """Opened for one request; ``found`` is what it held of that request already."""
+    """Opened for one request; ``entries`` is what it held of that request already."""
 
     def __init__(self, path: Path | None, request: str) -> None:
-        self.path, self.found, self.other = path, list[Any](), False
+        self.path, self.entries, self.other = path, list[Any](), False
         self._file: IO[str] | None = None
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            self.found = self._read(path, request)
+            self.entries = self._read(path, request)
             if self.other:
                 os.replace(path, path.with_suffix(".old.jsonl"))
         self._file = path.open("w", encoding="utf-8")  # whole lines only: what was cut off is gone
         self._line({"kind": KIND, "request": request})
-        for entry in self.found:
+        for entry in self.entries:
             self._line(entry)
 
     def _read(self, path: Path, request: str) -> list[Any]:

@@ -30,10 +30,10 @@ from ferryman.porting.running.workers import Job, Workers
 @lru_cache(maxsize=1)
 def digest() -> str:
     """SHA-256 of this installation's sources: a version's number alone does not tell two checkouts apart."""
-    root, found = Path(porting.__file__).parents[1], hashlib.sha256()
+    root, hasher = Path(porting.__file__).parents[1], hashlib.sha256()
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".yaml", ".cuh", ".json")):
-        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()
+        hasher.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return hasher.hexdigest()
 
 
 def identity() -> dict[str, str]:
@@ -48,13 +48,13 @@ def identity() -> dict[str, str]:
 def claimed(device: str, profile: str) -> tuple[torch.device, Profile]:
     """The device that was claimed. Raises FleetError where a node declares what it does not have."""
     place = placed(device)
-    found = detect(place)
-    if found.name != profile:
+    detected = detect(place)
+    if detected.name != profile:
         raise FleetError(
-            f"node {socket.gethostname()} declares {profile} and has {found.name} ({found.title}); "
+            f"node {socket.gethostname()} declares {profile} and has {detected.name} ({detected.title}); "
             "correct its --resources"
         )
-    return place, found
+    return place, detected
 
 
 def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
@@ -67,9 +67,12 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
     chosen = dtypes_of(ask["dtypes"])
     tier = ask["tier"] or ("small" if place.type == "cpu" else "standard")
     seed = SEED if ask["seed"] is None else ask["seed"]
-    made = Plan(ask["ops"], ask["backends"], chosen, tier, place, profile, ask["full"])
-    interpreted = Job.interpreted(made.interpreted, chosen, tier, seed, ask["full"])
-    lines = {"compiled": {op.name: [x.name for x in here] for op, here in made.local}, "interpreted": interpreted.lines}
+    whole_plan = Plan(ask["ops"], ask["backends"], chosen, tier, place, profile, ask["full"])
+    interpreted = Job.interpreted(whole_plan.interpreted, chosen, tier, seed, ask["full"])
+    lines = {
+        "compiled": {op.name: [x.name for x in here] for op, here in whole_plan.local},
+        "interpreted": interpreted.lines,
+    }
     groups = []
     for way, ops in lines.items():
         for name in ops:
@@ -86,7 +89,7 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
         "dtypes": interpreted.dtypes,
         "lines": lines,
         "groups": groups,
-        "skipped": [c.model_dump(mode="json") for c in made.skipped],
+        "skipped": [c.model_dump(mode="json") for c in whole_plan.skipped],
         "environment": environment(place, profile, seed, tier).model_dump(mode="json"),
     }
 
@@ -94,29 +97,29 @@ def plan(ask: dict[str, Any], profile_name: str) -> dict[str, Any]:
 def check(job: dict[str, Any], profile_name: str) -> dict[str, Any]:
     """The cells of a job (`worker.Job`), each with the seconds since the one before: {"cells": [[cell, seconds]]}."""
     claimed(job["device"], profile_name)
-    found: list[list[Any]] = []
+    cells: list[list[Any]] = []
     with quiet(), Workers([Job(**job)]) as workers:
         last = time.monotonic()
         for cell in workers.remaining():
             now = time.monotonic()
-            found.append(
-                [cell.model_dump_json(), round(now - last, 4) if found else None]
+            cells.append(
+                [cell.model_dump_json(), round(now - last, 4) if cells else None]
             )  # the first one waits for torch
             last = now
-    return {"cells": found, "host": socket.gethostname(), "pid": os.getpid()}
+    return {"cells": cells, "host": socket.gethostname(), "pid": os.getpid()}
 
 
 def finish(document: dict[str, Any], lines: dict[str, list[str]], dtypes: list[str]) -> dict[str, Any]:
     """What is measured alone, afterwards, on one device: times of what was right, and the profile's numerics."""
-    made = parse(document)
-    place = placed("cpu" if made.environment.device == "cpu" else "cuda")
+    results = parse(document)
+    place = placed("cpu" if results.environment.device == "cpu" else "cuda")
     profile = detect(place)
-    timings = timing.slowest(made.cells) if place.type == "cpu" else []
+    timings = timing.slowest(results.cells) if place.type == "cpu" else []
     with quiet():
         for op, names in lines.items() if place.type != "cpu" else ():
             menu = [registry.implementation(op, name) for name in names]
             timings += timing.of_right_ones(
-                registry.primitive(op), menu, dtypes_of(dtypes), place, profile, made.environment.seed, made.cells
+                registry.primitive(op), menu, dtypes_of(dtypes), place, profile, results.environment.seed, results.cells
             )
         numerics = verify(profile, place)
     return {

@@ -62,7 +62,7 @@ def _require_of_here(text: str, name: str, profile: Profile) -> None:
 def bench(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, profile_name: str) -> dict[str, Any]:
     """The benchmark of some cells."""
     place, _ = claimed(ask["device"], profile_name)
-    found = runner.run(
+    benchmark = runner.run(
         ops=list(dict.fromkeys(op for op, _ in pairs)),
         implementations=ask["implementations"],
         grid_name=ask["grid"],
@@ -72,7 +72,7 @@ def bench(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, prof
         only=frozenset((op, case) for op, case in pairs),
         limits=Ceilings.model_validate(limits),
     )
-    return {"document": found.model_dump(mode="json"), "host": socket.gethostname(), "pid": os.getpid()}
+    return {"document": benchmark.model_dump(mode="json"), "host": socket.gethostname(), "pid": os.getpid()}
 
 
 def tune(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, profile_name: str) -> dict[str, Any]:
@@ -102,21 +102,21 @@ def tune(ask: dict[str, Any], pairs: Sequence[Sequence[str]], limits: Any, profi
         for region, entry in regions.items()
         if any(entry.case == f"{case} {dtype}" for name, case in fresh if name == op)
     ]
-    told = [
+    rows = [
         {**asdict(one), "entry": None if one.entry is None else one.entry.model_dump(mode="json")} for one in outcomes
     ]
-    return {"outcomes": told, "entries": entries, "host": socket.gethostname(), "pid": os.getpid()}
+    return {"outcomes": rows, "entries": entries, "host": socket.gethostname(), "pid": os.getpid()}
 
 
-def merge(ask: dict[str, Any], held: str | None, entries: Sequence[Any], profile_name: str) -> str | None:
-    """The lockfile ``held``, if there is one, with what workers measured; None where there is nothing at all."""
+def merge(ask: dict[str, Any], lockfile: str | None, entries: Sequence[Any], profile_name: str) -> str | None:
+    """``lockfile``, the text of one if there is one, with what workers measured; None where there is nothing at all."""
     place, _ = claimed(ask["device"], profile_name)
     profile = select.profile_for(place)
     with tempfile.TemporaryDirectory(prefix="ferryman-") as folder:
         path = Path(folder) / "lock.json"
-        if held is not None:
-            _require_of_here(held, ask["path"], profile)
-            path.write_text(held, encoding="utf-8")
+        if lockfile is not None:
+            _require_of_here(lockfile, ask["path"], profile)
+            path.write_text(lockfile, encoding="utf-8")
         for op, region, entry in entries:
             lockfile_document.record(path, profile, {op: {region: Entry.model_validate(entry)}})
         return path.read_text("utf-8") if path.exists() else None
@@ -127,16 +127,16 @@ def lost(
 ) -> dict[str, Any]:
     """What stands for cells at which workers died again and again."""
     if what == tune.__name__:
-        told = [{"op": op, "case": case, "result": f"not measured: {why}", "entry": None} for op, case in pairs]
-        return {"outcomes": told, "entries": []}
+        outcomes = [{"op": op, "case": case, "result": f"not measured: {why}", "entry": None} for op, case in pairs]
+        return {"outcomes": outcomes, "entries": []}
     place, profile = claimed(ask["device"], profile_name)
     wanted = {(op, case) for op, case in pairs}
     cells = runner.cells_of(ask["ops"], ask["grid"], place, wanted)
     given = tuple(ask["implementations"] or ())
-    made = runner.Plan(place, profile, DTYPES[ask["dtype"]], cells, given, (), ask["seed"])
+    bench_plan = runner.Plan(place, profile, DTYPES[ask["dtype"]], cells, given, (), ask["seed"])
     document = Benchmark(
         environment=results.environment(place, profile, ask["seed"], ask["grid"], 0.0),
         ceilings=Ceilings.model_validate(limits),
-        cells=[runner.not_timed(made, op, case, why) for op, case in cells],
+        cells=[runner.not_timed(bench_plan, op, case, why) for op, case in cells],
     )
     return {"document": document.model_dump(mode="json")}

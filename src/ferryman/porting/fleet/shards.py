@@ -40,7 +40,7 @@ def sized(case: Case, implementations: int) -> float:
 
 def measured(paths: Iterable[Path]) -> dict[tuple[str, str, str], float]:
     """Seconds by (op, dtype, case): of a fleet's own times, or of a result document's cells. Raises ResultError."""
-    found: dict[tuple[str, str, str], float] = {}
+    by_cell: dict[tuple[str, str, str], float] = {}
     for path in paths:
         try:
             raw = files.document(path)
@@ -55,13 +55,13 @@ def measured(paths: Iterable[Path]) -> dict[tuple[str, str, str], float]:
             for name, seconds in times.items():
                 op, _, rest = name.partition("|")
                 dtype, _, case = rest.partition("|")
-                found[op, dtype, case] = float(seconds)
+                by_cell[op, dtype, case] = float(seconds)
             continue
         for cell in load(path).cells:
             if cell.seconds is not None:
                 key = cell.op, cell.dtype, cell.case
-                found[key] = found.get(key, OVERHEAD) + RUNS * cell.seconds
-    return found
+                by_cell[key] = by_cell.get(key, OVERHEAD) + RUNS * cell.seconds
+    return by_cell
 
 
 def costs(sizes: Mapping[Group, float], known: Mapping[tuple[str, str, str], float]) -> dict[Group, float]:

@@ -81,9 +81,9 @@ def tune(
     a file that is damaged, cannot be written, or is of another device than the workers have.
     """
     ask = _ask(on, ops, implementations, grid, dtype, Claim.of(known).device)
-    held: list[str | None] = []
-    lockfile_document.locked(path, lambda real: held.append(_text(real)))
-    ask |= {"again": again, "silence": silence, "lockfile": held[0], "path": str(path)}
+    texts: list[str | None] = []
+    lockfile_document.locked(path, lambda real: texts.append(_text(real)))
+    ask |= {"again": again, "silence": silence, "lockfile": texts[0], "path": str(path)}
     sweep = _Sweep(on, known, ask, workers, earlier, journal, progress, say)
 
     def merged(ray: Any, claim: Claim, parts: Sequence[Mapping[str, Any]]) -> None:
@@ -208,7 +208,7 @@ class _Sweep:
     def _resume(self, record: Journal) -> None:
         if record.other:
             self._say(f"{record.path} is of another request or of other sources; it is kept as *.old.jsonl")
-        for part in record.found:
+        for part in record.entries:
             self._keep(part, "done before")
         if self._done:
             self._say(f"{len(self._done)} of {len(self.pairs)} cells were done before; they stand in {record.path}")

@@ -42,10 +42,10 @@ def backend(
     report = chosen.pop("report", None)
     if report is not None and not isinstance(report, Report):
         raise ArgumentError(_NAME, "options['report']", type(report).__name__, "a ferryman.porting.graph.Report")
-    for made in rewrite(gm, wanted):
-        account.enter(made)
+    for graph_report in rewrite(gm, wanted):
+        account.enter(graph_report)
         if report is not None:
-            report.graphs.append(made)
+            report.graphs.append(graph_report)
     return _compiled(gm, example_inputs, inner, mode, chosen)
 
 
@@ -53,56 +53,56 @@ def rewrite(gm: fx.GraphModule, wanted: str | tuple[str, ...] = "auto") -> list[
     """Put ops into a graph of Dynamo's, in place, and into the bodies of its checkpoints; what became of each."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    found = []
+    reports = []
     with unset_fake_temporarily():
         for each in [gm, *_bodies(gm)]:
             started = time.perf_counter()
-            made = _rewritten(each, wanted)
-            made.seconds = time.perf_counter() - started
-            found.append(made)
-    return found
+            report = _rewritten(each, wanted)
+            report.seconds = time.perf_counter() - started
+            reports.append(report)
+    return reports
 
 
 def _bodies(gm: fx.GraphModule) -> list[fx.GraphModule]:
-    found: list[fx.GraphModule] = []
+    bodies: list[fx.GraphModule] = []
     for node in gm.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "__name__", "") not in _INLINE:
             continue
         for argument in node.args:
             if isinstance(argument, fx.Node) and argument.op == "get_attr":
                 body = getattr(gm, str(argument.target), None)
-                if isinstance(body, fx.GraphModule) and body not in found:
-                    found += [body, *_bodies(body)]
-    return found
+                if isinstance(body, fx.GraphModule) and body not in bodies:
+                    bodies += [body, *_bodies(body)]
+    return bodies
 
 
 def _rewritten(gm: fx.GraphModule, wanted: str | tuple[str, ...]) -> GraphReport:
-    made = GraphReport()
+    report = GraphReport()
     if _under_autocast(gm.graph):
-        made.entries.append(Entry("", "", account.STAYED, "autocast is on: casts are not in the graph to be seen"))
-        return made
-    found = candidates.find(gm.graph)
-    regions = {node for c in found.candidates for node in c.region}
-    made.others = Counter(
+        report.entries.append(Entry("", "", account.STAYED, "autocast is on: casts are not in the graph to be seen"))
+        return report
+    survey = candidates.find(gm.graph)
+    regions = {node for c in survey.candidates for node in c.region}
+    report.others = Counter(
         name_of(n)
         for n in gm.graph.nodes
         if n.op in ("call_function", "call_method") and n not in regions and _computes(n)
     )
     placed: list[Candidate] = []
     changed = False
-    for candidate in found.candidates:
+    for candidate in survey.candidates:
         kept, entry = _judged(candidate, wanted)
         if entry.verdict == account.PLACED:
             placed.append(kept)
         elif entry.verdict == account.SIMPLER:
             changed = True
-        made.entries.append(entry)
-    made.entries += [Entry(s.op, s.where, account.STAYED, s.reason) for s in found.stayed]
+        report.entries.append(entry)
+    report.entries += [Entry(s.op, s.where, account.STAYED, s.reason) for s in survey.stayed]
     place.place(gm.graph, placed)
     if placed or changed:
         gm.graph.lint()
         gm.recompile()
-    return made
+    return report
 
 
 def _judged(candidate: Candidate, wanted: str | tuple[str, ...]) -> tuple[Candidate, Entry]:
@@ -153,8 +153,8 @@ def _compiled(
         from torch._inductor.compile_fx import compile_fx
 
         patches = {**(list_mode_options(mode) if mode and mode != "default" else {}), **options}
-        found: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
-        return found
+        by_inductor: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
+        return by_inductor
     if options or mode:
         raise ArgumentError(
             _NAME, "options", sorted(options) or mode, f"none beside inner={inner!r}: they are Inductor's"
@@ -163,5 +163,5 @@ def _compiled(
         from torch._dynamo.backends.registry import lookup_backend
 
         inner = lookup_backend(inner)
-    made: Callable[..., Any] = inner(gm, list(example_inputs))
-    return made
+    compiled: Callable[..., Any] = inner(gm, list(example_inputs))
+    return compiled

@@ -57,18 +57,18 @@ def find(graph: fx.Graph) -> Found:
     normal = Normal(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     barriers = [order[node] for node in graph.nodes if disturbs(node)]
-    found, taken = Found(), set[fx.Node]()
+    survey, taken = Found(), set[fx.Node]()
     refused: dict[tuple[str, str], Stayed] = {}
     for candidate in _proposed(graph, normal, order, taken, refused):
         reason = _obstacle(candidate, order, barriers)
         if reason is None:
             taken.update(candidate.region)
-            found.candidates.append(candidate)
+            survey.candidates.append(candidate)
         else:
             refused.setdefault((candidate.op.name, candidate.where), Stayed(candidate.op.name, candidate.where, reason))
     placed = {node.name for node in taken}
-    found.stayed = [s for s in refused.values() if s.where not in placed]
-    return found
+    survey.stayed = [s for s in refused.values() if s.where not in placed]
+    return survey
 
 
 def _proposed(
@@ -87,9 +87,9 @@ def _proposed(
             if node in taken or node not in normal.term:
                 continue
             for binding in matcher.at(node):
-                made = _completed(pattern, matcher, normal, node, binding, order, taken, refused)
-                if made is not None and not taken.intersection(made.region):
-                    yield made
+                completed = _completed(pattern, matcher, normal, node, binding, order, taken, refused)
+                if completed is not None and not taken.intersection(completed.region):
+                    yield completed
                     if node in taken:
                         break
 
@@ -109,13 +109,13 @@ def _completed(
         inner = (binding.roots or {}).get(index)
         if inner is not None:
             continue
-        found = _partner(pattern, matcher, normal, node, binding, index, order, taken)
-        if found is None:
+        partner = _partner(pattern, matcher, normal, node, binding, index, order, taken)
+        if partner is None:
             where = pattern.op.name, node.name
             why = f"nothing computes its {pattern.op.outputs[index]} with the same arguments"
             refused.setdefault(where, Stayed(*where, why))
             return None
-        outputs[index], binding = found
+        outputs[index], binding = partner
     stops = {bound.term: name for name, bound in binding.terms.items()}
     walked = _region(list(outputs.values()), stops, normal, order)
     if walked is None:
@@ -157,9 +157,9 @@ def _partner(
     same = bare(normal.term[node])
     nodes = [n for n in normal.term if bare(normal.term[n]) is not same and n not in taken]
     for other in sorted(nodes, key=lambda n: abs(order[n] - order[node])):
-        for found in matcher.rest(binding, index, other):
-            if all(name in found.terms for name in pattern.variables):
-                return other, found
+        for extended in matcher.rest(binding, index, other):
+            if all(name in extended.terms for name in pattern.variables):
+                return other, extended
     return None
 
 

@@ -34,12 +34,12 @@ def proposed(graph: fx.Graph, normal: Normal) -> Iterator[Candidate]:
         if proposer is None or known is None:
             continue
         try:
-            made = proposer(normal, node, *node.args, **node.kwargs)
+            proposal = proposer(normal, node, *node.args, **node.kwargs)
         except TypeError:  # arguments that the proposer does not take
             continue
-        if made is not None:
-            args = tuple(Argument(a) if isinstance(a, fx.Node) else a for a in made[0])
-            yield Candidate(known, args, {0: node}, (*made[1], node), casts=op == "cross_entropy")
+        if proposal is not None:
+            args = tuple(Argument(a) if isinstance(a, fx.Node) else a for a in proposal[0])
+            yield Candidate(known, args, {0: node}, (*proposal[1], node), casts=op == "cross_entropy")
 
 
 def _source(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:

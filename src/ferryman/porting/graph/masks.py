@@ -31,14 +31,14 @@ def folded(candidate: Candidate) -> Candidate | None:
     if nodes is None:
         return None
     q, k = value(candidate.inputs["q"].node), value(candidate.inputs["k"].node)
-    made = []
+    matrices = []
     for draw in _draws(q, k, candidate):
         try:
-            made.append((draw, mask.of(computed(nodes, draw)[mask.node])))
+            matrices.append((draw, mask.of(computed(nodes, draw)[mask.node])))
         except RuntimeError:  # sizes that do not go together
             return None
     for causal, window in _readings(nodes):
-        if all(_says(matrix, draw, q, k, causal, window) for draw, matrix in made):
+        if all(_says(matrix, draw, q, k, causal, window) for draw, matrix in matrices):
             said = {"causal": causal, "window": window, "mask": None}
             args = tuple(said.get(n, a) if n in said else a for n, a in options.items())
             words = "causal" if causal else "everything"
@@ -49,22 +49,22 @@ def folded(candidate: Candidate) -> Candidate | None:
 
 def constant(node: fx.Node) -> list[fx.Node] | None:
     """The nodes that compute a value, in order, if it follows from sizes alone."""
-    found: dict[fx.Node, None] = {}
+    nodes: dict[fx.Node, None] = {}
     queue = [node]
     while queue:
         here = queue.pop()
-        if here in found:
+        if here in nodes:
             continue
         if not isinstance(value(here), (Tensor, tuple, list)):
             continue  # a size
-        if here.op not in ("call_function", "call_method") or disturbs(here) or len(found) > _MOST_NODES:
+        if here.op not in ("call_function", "call_method") or disturbs(here) or len(nodes) > _MOST_NODES:
             return None
         if any(word in name_of(here) for word in _RANDOM):
             return None
-        found[here] = None
+        nodes[here] = None
         queue += here.all_input_nodes
     order = {n: i for i, n in enumerate(node.graph.nodes)}
-    return sorted(found, key=order.__getitem__)
+    return sorted(nodes, key=order.__getitem__)
 
 
 def _readings(nodes: list[fx.Node]) -> Iterator[tuple[bool, int | None]]:
@@ -88,12 +88,12 @@ def _draws(q: Tensor, k: Tensor, candidate: Candidate) -> list[Draw]:
     ]
 
 
-def _says(made: Tensor, draw: Draw, q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
+def _says(mask: Tensor, draw: Draw, q: Tensor, k: Tensor, causal: bool, window: int | None) -> bool:
     sq, sk = draw.size(q.shape[2]), draw.size(k.shape[2])
-    if tuple(made.shape[-2:]) != (sq, sk):
+    if tuple(mask.shape[-2:]) != (sq, sk):
         return False
-    seen = visible(sq, sk, causal, window, made.device)
-    wanted = torch.ones((sq, sk), dtype=torch.bool, device=made.device) if seen is None else seen
-    if made.dtype == torch.bool:
-        return bool((made == wanted).all())
-    return bool((torch.where(wanted, made == 0, made <= torch.finfo(made.dtype).min / 2)).all())
+    seen = visible(sq, sk, causal, window, mask.device)
+    wanted = torch.ones((sq, sk), dtype=torch.bool, device=mask.device) if seen is None else seen
+    if mask.dtype == torch.bool:
+        return bool((mask == wanted).all())
+    return bool((torch.where(wanted, mask == 0, mask <= torch.finfo(mask.dtype).min / 2)).all())

@@ -61,9 +61,9 @@ class Matcher:
             return
         self.steps = 0
         start = Binding({}, {}, roots={}, storage=example.dtype)
-        for found in self._fit(root, term, start):
-            if all(name in found.terms for name in self._needed(0)) and self._sizes_hold(found):
-                yield found
+        for binding in self._fit(root, term, start):
+            if all(name in binding.terms for name in self._needed(0)) and self._sizes_hold(binding):
+                yield binding
 
     def rest(self, binding: Binding, index: int, node: fx.Node) -> Iterator[Binding]:
         """Bindings, going on from one, under which another root is what a node computes."""
@@ -72,18 +72,18 @@ class Matcher:
             return
         term = self.normal.term[node]
         self.steps = 0
-        for found in self._fit(self.pattern.roots[index], term.args[2] if term.kind == "round" else term, binding):
-            if self._sizes_hold(found):
-                yield found
+        for extended in self._fit(self.pattern.roots[index], term.args[2] if term.kind == "round" else term, binding):
+            if self._sizes_hold(extended):
+                yield extended
 
     def _needed(self, index: int) -> set[str]:
-        found, queue = set(), [self.pattern.roots[index]]
+        names, queue = set(), [self.pattern.roots[index]]
         while queue:
             term = queue.pop()
             if term in self.variable:
-                found.add(self.variable[term])
+                names.add(self.variable[term])
             queue += parts(term)
-        return found
+        return names
 
     # One term in another -------------------------------------------------------------------------------
 
@@ -116,15 +116,15 @@ class Matcher:
         elif p.kind == "add":
             yield from self._sum(p, t, b)
         elif p.kind == t.kind and p.kind != "leaf" and len(p.args[1]) == len(t.args[1]):
-            for found in self._parameters(p.args[0], t.args[0], b):
-                yield from self._each(p.args[1], t.args[1], found)
+            for extended in self._parameters(p.args[0], t.args[0], b):
+                yield from self._each(p.args[1], t.args[1], extended)
 
     def _each(self, ps: tuple[Term, ...], ts: tuple[Term, ...], b: Binding) -> Iterator[Binding]:
         if not ps:
             yield b
             return
-        for found in self._fit(ps[0], ts[0], b):
-            yield from self._each(ps[1:], ts[1:], found)
+        for extended in self._fit(ps[0], ts[0], b):
+            yield from self._each(ps[1:], ts[1:], extended)
 
     def _bind(self, name: str, t: Term, b: Binding, view: tuple[str, int] | None = None) -> Iterator[Binding]:
         known = b.terms.get(name)
@@ -177,15 +177,15 @@ class Matcher:
     def _sizes_hold(self, b: Binding) -> bool:
         """Each size of the pattern is, in the graph, that of an argument that it may come from."""
         for p, t in b.sizes:
-            found = False
+            fits = False
             for name, axis, divisor in self.pattern.sizes[p]:
                 known = b.terms.get(name)
                 if known is None:
                     continue
                 shape = value(self.normal.nodes[known.term][0]).shape
                 size = shape[axis] if len(shape) >= -axis else None
-                found = found or (isinstance(size, int) and size % divisor == 0 and size // divisor == t)
-            if not found:
+                fits = fits or (isinstance(size, int) and size % divisor == 0 and size // divisor == t)
+            if not fits:
                 return False
         return True
 
@@ -212,14 +212,14 @@ class Matcher:
         p, power = ps[0]
         for i, (t, raised) in enumerate(ts):
             if raised == power:
-                for found in self._fit(p, t, b):
-                    yield from self._factors(ps[1:], ts[:i] + ts[i + 1 :], pc, tc, found)
+                for extended in self._fit(p, t, b):
+                    yield from self._factors(ps[1:], ts[:i] + ts[i + 1 :], pc, tc, extended)
 
     def _sum(self, p: Term, t: Term, b: Binding) -> Iterator[Binding]:
         if t.kind != "add":
             return
-        for found in self._number(p.args[0], t.args[0], b):
-            yield from self._operands(list(p.args[1]), list(t.args[1]), found)
+        for extended in self._number(p.args[0], t.args[0], b):
+            yield from self._operands(list(p.args[1]), list(t.args[1]), extended)
 
     def _operands(self, ps: list[tuple[Term, float]], ts: list[tuple[Term, float]], b: Binding) -> Iterator[Binding]:
         if len(ps) != len(ts):
@@ -231,13 +231,13 @@ class Matcher:
         for i, (t, scale) in enumerate(ts):
             rest = ts[:i] + ts[i + 1 :]
             if math.isclose(weight, scale):
-                for found in self._fit(p, t, b):
-                    yield from self._operands(ps[1:], rest, found)
+                for extended in self._fit(p, t, b):
+                    yield from self._operands(ps[1:], rest, extended)
             elif p in self.variable and (scaled := self.normal.pool.scaled(scale / weight, t)) in self.normal.nodes:
-                for found in self._fit(p, scaled, b):
-                    yield from self._operands(ps[1:], rest, found)
-            elif (made := self._made(p, b)) is not None and (
-                self.normal.pool.scaled(weight, made) is self.normal.pool.scaled(scale, t)
+                for extended in self._fit(p, scaled, b):
+                    yield from self._operands(ps[1:], rest, extended)
+            elif (built := self._made(p, b)) is not None and (
+                self.normal.pool.scaled(weight, built) is self.normal.pool.scaled(scale, t)
             ):
                 yield from self._operands(ps[1:], rest, b)
 

@@ -127,14 +127,14 @@ class Normal:
             if isinstance(example, (tuple, list)) and node.op in ("call_function", "call_method"):
                 self._divide(node)
             return
-        made = None
+        computed = None
         if node.op in ("call_function", "call_method") and example.dtype in FLOATS:
-            found = _RULES.get(name_of(node))
-            if found is not None:
-                made = _attempt(found, self, node)
-        term = self.pool.leaf(node) if made is None else made
-        if made is not None and example.dtype in HALF and not self._exact(node):
-            term = self.pool.round(example.dtype, False, made)
+            term_rule = _RULES.get(name_of(node))
+            if term_rule is not None:
+                computed = _attempt(term_rule, self, node)
+        term = self.pool.leaf(node) if computed is None else computed
+        if computed is not None and example.dtype in HALF and not self._exact(node):
+            term = self.pool.round(example.dtype, False, computed)
         self.term[node] = term
         self.nodes.setdefault(term, []).append(node)
 
@@ -206,9 +206,9 @@ class _NoRuleError(Exception):
     """A call beyond what its rule knows."""
 
 
-def _attempt(found: Callable[..., Term | None], normal: Normal, node: fx.Node) -> Term | None:
+def _attempt(term_rule: Callable[..., Term | None], normal: Normal, node: fx.Node) -> Term | None:
     try:
-        return found(normal, node, *node.args, **node.kwargs)
+        return term_rule(normal, node, *node.args, **node.kwargs)
     except (_NoRuleError, TypeError):  # TypeError: arguments that the rule does not take
         return None
 
@@ -442,8 +442,8 @@ def _var(
     size, taken = value(x).shape[axis], int(unbiased) if correction is None else correction
     if not keepdim or not isinstance(size, int) or not isinstance(taken, int) or size <= taken:
         return None
-    found = n.pool.scaled(size / (size - taken), _variance(n, n.of(x), axis))
-    return found if name_of(node) == "var" else n.pool.product(1.0, [(found, Fraction(1, 2), True)])
+    variance = n.pool.scaled(size / (size - taken), _variance(n, n.of(x), axis))
+    return variance if name_of(node) == "var" else n.pool.product(1.0, [(variance, Fraction(1, 2), True)])
 
 
 @rule("layer_norm")
@@ -465,8 +465,8 @@ def _layer_norm(
     factors = [(centred, Fraction(1)), (spread, Fraction(-1, 2))]
     if weight is not None:
         factors.append((n.of(weight), Fraction(1)))
-    made = pool.product_of(1.0, factors)
-    return made if bias is None else pool.total(0.0, [(made, 1.0), (n.of(bias), 1.0)])
+    normed = pool.product_of(1.0, factors)
+    return normed if bias is None else pool.total(0.0, [(normed, 1.0), (n.of(bias), 1.0)])
 
 
 @rule("rms_norm")

@@ -83,14 +83,14 @@ def _options(op: Primitive, cases: list[Case]) -> Iterator[dict[str, Any]]:
 
 def _functions(op: Primitive) -> list[Callable[..., Any]]:
     """Whatever computes the op: its definition, with the roundings that it permits, and what torch.compile traces."""
-    found: list[Callable[..., Any]] = [op.body]
+    functions: list[Callable[..., Any]] = [op.body]
     if op.limits.rounded is not None:
         names = [r.name for r in op.limits.roundings]
         for count in range(1, len(names) + 1):
-            found += [op.limits.rounded(frozenset(chosen)) for chosen in itertools.combinations(names, count)]
+            functions += [op.limits.rounded(frozenset(chosen)) for chosen in itertools.combinations(names, count)]
     if op.lower is not None and op.lower is not op.body:
-        found.append(op.lower)
-    return found
+        functions.append(op.lower)
+    return functions
 
 
 def _shape_case(op: Primitive, cases: list[Case]) -> list[Case]:
@@ -117,7 +117,7 @@ def of(op: Primitive) -> list[Pattern]:
     if not set(op.types.values()) <= _KINDS:
         return []
     cases = list(registry.evidence(op).cases())
-    found: dict[Any, Pattern] = {}
+    patterns: dict[Any, Pattern] = {}
     for case, storage, options in itertools.product(_shape_case(op, cases), _STORAGES, list(_options(op, cases))):
         args: dict[str, Any] = {}
         missing = False
@@ -134,11 +134,15 @@ def of(op: Primitive) -> list[Pattern]:
         if missing:
             continue
         for function in _functions(op):
-            made = _recorded(op, function, args, options, storage in (torch.bfloat16,))
-            if made is not None:
-                key = (made.half, _key(made), tuple(sorted((k, v) for k, v in made.fixed.items() if v is None)))
-                found.setdefault(key, made)
-    return sorted(found.values(), key=lambda p: -p.weight)
+            pattern = _recorded(op, function, args, options, storage in (torch.bfloat16,))
+            if pattern is not None:
+                key = (
+                    pattern.half,
+                    _key(pattern),
+                    tuple(sorted((k, v) for k, v in pattern.fixed.items() if v is None)),
+                )
+                patterns.setdefault(key, pattern)
+    return sorted(patterns.values(), key=lambda p: -p.weight)
 
 
 def _recorded(
@@ -238,8 +242,8 @@ def all_patterns() -> tuple[Pattern, ...]:
     """Of every op that has a backward or none, forward ops only: a gradient belongs to its forward. Largest first."""
     known = registry.primitives()
     backwards = {op.gradient.backward for op in known.values()}
-    found = [p for op in known.values() if op.name not in backwards and not op.mutates for p in of(op)]
-    return tuple(sorted(found, key=lambda p: -p.weight))
+    patterns = [p for op in known.values() if op.name not in backwards and not op.mutates for p in of(op)]
+    return tuple(sorted(patterns, key=lambda p: -p.weight))
 
 
 __all__ = ["Pattern", "all_patterns", "bare", "of", "parts"]

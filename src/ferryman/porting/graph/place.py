@@ -43,16 +43,16 @@ def _one(graph: fx.Graph, candidate: Candidate, moved: dict[fx.Node, fx.Node]) -
         call = graph.call_function(getattr(torch.ops.ferryman, op.name).default, tuple(args))
         call.meta["ferryman"] = op.name
         for index, node in candidate.outputs.items():
-            made = call if len(op.outputs) == 1 else graph.call_function(_getitem, (call, index))
-            made.meta["example_value"] = value(node)
+            replacement = call if len(op.outputs) == 1 else graph.call_function(_getitem, (call, index))
+            replacement.meta["example_value"] = value(node)
             for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
                 if key in node.meta:
-                    made.meta[key] = call.meta[key] = node.meta[key]
+                    replacement.meta[key] = call.meta[key] = node.meta[key]
             if candidate.casts:
-                made = graph.call_method("to", (made, value(node).dtype))
-                made.meta["example_value"] = value(node)
-            node.replace_all_uses_with(made)
-            moved[node] = made
+                replacement = graph.call_method("to", (replacement, value(node).dtype))
+                replacement.meta["example_value"] = value(node)
+            node.replace_all_uses_with(replacement)
+            moved[node] = replacement
 
 
 def _getitem(parts: Any, index: int) -> Any:
@@ -64,9 +64,9 @@ def _viewed(graph: fx.Graph, node: fx.Node, argument: Argument) -> fx.Node:
         return node
     kind, dim = argument.view
     called = {"rows": ("flatten", (node, 0, -2)), "t": ("t", (node,))}.get(kind, (kind, (node, dim)))
-    made = graph.call_method(*called)
-    made.meta["example_value"] = argument.of(value(node))
-    return made
+    viewed = graph.call_method(*called)
+    viewed.meta["example_value"] = argument.of(value(node))
+    return viewed
 
 
 def _any_layout(graph: fx.Graph) -> None:

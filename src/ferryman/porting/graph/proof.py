@@ -41,10 +41,10 @@ _proven: dict[Any, Verdict] = {}
 def prove(candidate: Candidate) -> Verdict:
     """Whether the op is what the region computes. Runs on the device that the graph is for."""
     key = signature(candidate)
-    found = _proven.get(key)
-    if found is None:
-        found = _proven[key] = _prove(candidate)
-    return found
+    verdict = _proven.get(key)
+    if verdict is None:
+        verdict = _proven[key] = _prove(candidate)
+    return verdict
 
 
 def signature(candidate: Candidate) -> Any:
@@ -82,18 +82,18 @@ def _prove(candidate: Candidate) -> Verdict:
     worst, flips = 0.0, 0.0
     for draw in _draws(candidate):
         try:
-            found = _run(candidate, draw)
+            verdict = _run(candidate, draw)
         except RuntimeError as error:  # a literal size that does not fit the smaller ones
             if not draw.small:
                 return Verdict(f"it cannot be run on drawn tensors: {error}")
             draw.small = {}
             try:
-                found = _run(candidate, draw)
+                verdict = _run(candidate, draw)
             except RuntimeError as again:
                 return Verdict(f"it cannot be run on drawn tensors: {again}")
-        if found.reason is not None:
-            return found
-        worst, flips = max(worst, found.error), max(flips, found.flipped)
+        if verdict.reason is not None:
+            return verdict
+        worst, flips = max(worst, verdict.error), max(flips, verdict.flipped)
     return Verdict(None, worst, flips)
 
 
@@ -105,11 +105,11 @@ def _draws(candidate: Candidate) -> list[Draw]:
     symbols = sorted(
         {s for a in candidate.inputs.values() for n in value(a.node).shape for s in symbols_of(n)}, key=str
     )
-    found = []
+    draws = []
     for seed, (fill, scale) in enumerate(fills):
         sizes = dict(zip(symbols, itertools.cycle(_SMALL[seed % 2 :]), strict=False))
-        found.append(Draw(seed, fill, scale, _shrunk(candidate), sizes))
-    return found
+        draws.append(Draw(seed, fill, scale, _shrunk(candidate), sizes))
+    return draws
 
 
 def _shrunk(candidate: Candidate) -> dict[int, int]:
@@ -127,11 +127,11 @@ def _tensor(x: Tensor, draw: Draw, generator: torch.Generator, name: str, candid
     order = sorted(range(len(shape)), key=lambda i: -hint(x.stride(i)))
     laid = [shape[i] for i in order]
     if x.dtype == torch.bool:
-        made = torch.rand(laid, generator=generator) < 0.7
+        drawn = torch.rand(laid, generator=generator) < 0.7
         if len(shape) > 1:
-            made = made.movedim(order.index(len(shape) - 1), -1)
-            made[..., 0] = True  # each row sees something
-            made = made.movedim(-1, order.index(len(shape) - 1))
+            drawn = drawn.movedim(order.index(len(shape) - 1), -1)
+            drawn[..., 0] = True  # each row sees something
+            drawn = drawn.movedim(-1, order.index(len(shape) - 1))
     elif not x.dtype.is_floating_point:
         most = max(
             (
@@ -141,17 +141,17 @@ def _tensor(x: Tensor, draw: Draw, generator: torch.Generator, name: str, candid
             ),
             default=2,
         )
-        made = torch.randint(0, most, laid, generator=generator).to(x.dtype)
+        drawn = torch.randint(0, most, laid, generator=generator).to(x.dtype)
     else:
-        made = torch.randn(laid, generator=generator, dtype=torch.float64)
+        drawn = torch.randn(laid, generator=generator, dtype=torch.float64)
         weight = len(shape) < 2
         if draw.fill == "shifted" or weight:
-            made = made + (1.0 if weight else 3.0)
+            drawn = drawn + (1.0 if weight else 3.0)
         if not weight:
-            made = made * draw.scale
-        made = made.to(x.dtype)
+            drawn = drawn * draw.scale
+        drawn = drawn.to(x.dtype)
     back = [order.index(i) for i in range(len(shape))]
-    return made.to(x.device).permute(back)
+    return drawn.to(x.device).permute(back)
 
 
 def _run(candidate: Candidate, draw: Draw) -> Verdict:
@@ -232,8 +232,8 @@ def _roundings(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw
 
 def _defined(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], body: Callable[..., Any]) -> tuple[Tensor, ...]:
     args = [a.of(drawn[a.node]) if isinstance(a, Argument) else a for a in candidate.args]
-    made = body(*args)
-    return made if isinstance(made, tuple) else (made,)
+    outputs = body(*args)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _evaluate(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw, *, exact: bool) -> dict[int, Tensor]:
@@ -244,8 +244,8 @@ def _evaluate(candidate: Candidate, drawn: Mapping[fx.Node, Tensor], draw: Draw,
     wide = torch.float64 if exact else torch.float32
     for node in candidate.region:
         dtype = value(node).dtype if isinstance(value(node), Tensor) else None
-        made = known[node.args[0]] if name_of(node) in CASTS else evaluated(node, known, draw, wide)  # type: ignore[index]
+        output = known[node.args[0]] if name_of(node) in CASTS else evaluated(node, known, draw, wide)  # type: ignore[index]
         if dtype in HALF and not exact and (name_of(node) in CASTS or node in results):
-            made = made.to(dtype).float()
-        known[node] = made
+            output = output.to(dtype).float()
+        known[node] = output
     return {index: known[node] for index, node in candidate.outputs.items()}

@@ -88,11 +88,11 @@ def record(
     with recorder:
         result = function(*(args[name] for name in names))
     results = result if isinstance(result, tuple) else (result,)
-    found = []
+    outputs = []
     for part in results:
         node = nodes.get(id(part))
         if node is None:
             raise RuntimeError(f"{resolve_name(function) or function}: a result was made by no call of PyTorch")
-        found.append(node)
-    graph.output(tuple(found))
-    return graph, inputs, tuple(found)
+        outputs.append(node)
+    graph.output(tuple(outputs))
+    return graph, inputs, tuple(outputs)

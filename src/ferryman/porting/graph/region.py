@@ -70,8 +70,8 @@ def checked(candidate: Candidate) -> str | None:
         candidate.op.check(*args)
     except ArgumentError as error:
         return str(error)
-    made = candidate.op.meta(*args)
-    results = made if isinstance(made, tuple) else (made,)
+    returned = candidate.op.meta(*args)
+    results = returned if isinstance(returned, tuple) else (returned,)
     for index, node in candidate.outputs.items():
         want, shape = value(node), tuple(hint(n) for n in value(node).shape)
         if tuple(results[index].shape) != shape:
@@ -93,8 +93,8 @@ def hint(size: Any) -> int:
 def meta_of(argument: Argument) -> torch.Tensor:
     """An argument without data, of the sizes that the graph was made with."""
     x = value(argument.node)
-    made = torch.empty_strided([hint(n) for n in x.shape], [hint(n) for n in x.stride()], dtype=x.dtype, device="meta")
-    return argument.of(made)
+    meta = torch.empty_strided([hint(n) for n in x.shape], [hint(n) for n in x.stride()], dtype=x.dtype, device="meta")
+    return argument.of(meta)
 
 
 def symbols_of(size: Any) -> set[Any]:

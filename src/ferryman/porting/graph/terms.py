@@ -39,10 +39,10 @@ class Pool:
 
     def make(self, kind: str, *args: Any) -> Term:
         key = (kind, args)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = Term(kind, args, next(_serials))
-        return found
+        term = self._known.get(key)
+        if term is None:
+            term = self._known[key] = Term(kind, args, next(_serials))
+        return term
 
     def known(self, kind: str, *args: Any) -> Term | None:
         return self._known.get((kind, args))
@@ -98,15 +98,15 @@ class Pool:
 
     def total(self, constant: float, operands: Iterable[tuple[Term, float]]) -> Term:
         """A sum. Operands that are sums stay whole: a residual stream would become one sum of all layers."""
-        found: dict[Term, float] = {}
+        coefficients: dict[Term, float] = {}
         for term, coefficient in operands:
             if term.kind == "const":
                 constant += coefficient * term.args[0]
                 continue
             if term.kind == "mul" and term.args[0] != 1.0:
                 coefficient, term = coefficient * term.args[0], self.product_of(1.0, term.args[1])
-            found[term] = found.get(term, 0.0) + coefficient
-        left = tuple(sorted(((t, c) for t, c in found.items() if c), key=lambda pair: pair[0].serial))
+            coefficients[term] = coefficients.get(term, 0.0) + coefficient
+        left = tuple(sorted(((t, c) for t, c in coefficients.items() if c), key=lambda pair: pair[0].serial))
         if not left:
             return self.const(constant)
         if constant == 0.0 and len(left) == 1:

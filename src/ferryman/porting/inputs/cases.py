@@ -51,11 +51,11 @@ class Arguments:
 
     def untouched(self) -> list[str]:
         """What was written to that should not have been; empty when nothing was."""
-        found = []
+        writes = []
         for name, buffer in self.buffers.items():
             if not buffer.untouched():
-                found.append(f"wrote outside {name}" if buffer.overrun() else f"{name} was modified")
-        return found
+                writes.append(f"wrote outside {name}" if buffer.overrun() else f"{name} was modified")
+        return writes
 
 
 def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
@@ -64,18 +64,18 @@ def cases_of(primitive: Primitive, tier: str = "small") -> list[Case]:
     forward = forward_of(primitive)
     if forward is None:
         return [c for c in registry.evidence(primitive).cases() if c.tier == tier]
-    found = []
+    cases = []
     needs = [n for n in primitive.names if n.startswith("need_")]
     optional = [n for n in output_gradients(primitive, forward) if primitive.types[n] == "Tensor?"]
     for index, case in enumerate(c for c in registry.evidence(forward).cases() if c.tier == tier):
         there = {n: case.args.get(n.removeprefix("need_")) is not None for n in needs}
         extra: dict[str, Any] = there | dict.fromkeys(optional, index % 2 == 1)
-        found.append(replace(case, args={**case.args, **extra}))
+        cases.append(replace(case, args={**case.args, **extra}))
         for name in needs:
             if there[name] if forward.types[name.removeprefix("need_")] == "Tensor?" else index == 0:
                 args = {**case.args, **extra, name: False}
-                found.append(replace(case, name=f"{case.name}_without_{name}", args=args))
-    return found
+                cases.append(replace(case, name=f"{case.name}_without_{name}", args=args))
+    return cases
 
 
 def output_gradients(backward: Primitive, forward: Primitive) -> dict[str, int]:

@@ -146,10 +146,10 @@ def fill(name: str, op: str = "") -> Fill:
     for own in evidence.fills if evidence is not None else ():
         if own.name == name:
             return own
-    found = FILLS.get(name) or known().get(name)
-    if found is None:
+    shared = FILLS.get(name) or known().get(name)
+    if shared is None:
         raise UnknownName("fill", name, known())
-    return found
+    return shared
 
 
 # --- memory layout -------------------------------------------------------------------------------------------------
@@ -271,10 +271,10 @@ def _strides(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]
     """(strides, extra storage offset) in elements."""
     given = _STRIDED.fullmatch(layout)
     if given is not None:
-        found = tuple(int(n) for n in given["strides"].split(",") if n)
-        if len(found) != len(shape):
+        stated = tuple(int(n) for n in given["strides"].split(",") if n)
+        if len(stated) != len(shape):
             raise UnknownName("layout for this shape", f"{layout} of {shape}", ["contiguous", "rows", "last", "offset"])
-        return found, int(given["offset"])
+        return stated, int(given["offset"])
     if layout == "heads":
         if len(shape) != 4:
             raise UnknownName("layout for this shape", f"heads of {shape}", ["contiguous", "rows", "last", "offset"])

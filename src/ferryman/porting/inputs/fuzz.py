@@ -132,9 +132,9 @@ def _refilled(domain: Domain, args: dict[str, Any], dtype: torch.dtype, choose: 
     return args
 
 
-def described(found: Case, dtype: torch.dtype) -> str:
+def described(drawn: Case, dtype: torch.dtype) -> str:
     """A case as Python that makes it again."""
-    return f"({found!r}, {dtype})"
+    return f"({drawn!r}, {dtype})"
 
 
 def _floating(dtype: str) -> bool:

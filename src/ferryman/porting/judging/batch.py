@@ -44,12 +44,12 @@ def alone(prepared: Prepared, index: int) -> tuple[Any, ...]:
     """The arguments of one sample, each in memory of its own, with the strides and the alignment it had."""
     batch = prepared.primitive.limits.batch
     assert not isinstance(batch, str)
-    found: list[Any] = []
+    arguments: list[Any] = []
     for name, value in zip(prepared.primitive.names, prepared.args.values, strict=True):
         if name in batch and isinstance(value, Tensor) and value.dim() > batch[name] and value.shape[0] > 1:
             value = Buffer.holding(value[index : index + 1], value.device, value).tensor
-        found.append(value)
-    return tuple(found)
+        arguments.append(value)
+    return tuple(arguments)
 
 
 def judge(
@@ -90,16 +90,16 @@ def judge(
         compared += whole.numel()
         if bool(gates.differing(single[i], whole.double()).any()):
             same = False
-            found = gates.Judgement.of(
+            judgement = gates.Judgement.of(
                 name,
                 single[i].to(prepared.oracle[i].device),
                 prepared.oracle[i][index : index + 1],
                 _sample(bounds[i], prepared.oracle[i], index),
             )
-            if found.wrong is not None:
-                return Gate(outcome="fail", reason=f"sample {index} alone: {gates.element(found.wrong)}")
-            apart = (single[i].double() - whole.double()).abs().to(found.bound.total.device) / found.bound.total
-            largest = max(largest, float(apart[found.judged].max()) if bool(found.judged.any()) else 0.0)
+            if judgement.wrong is not None:
+                return Gate(outcome="fail", reason=f"sample {index} alone: {gates.element(judgement.wrong)}")
+            apart = (single[i].double() - whole.double()).abs().to(judgement.bound.total.device) / judgement.bound.total
+            largest = max(largest, float(apart[judgement.judged].max()) if bool(judgement.judged.any()) else 0.0)
     if not compared:
         return _na("no output has this axis")
     if same:

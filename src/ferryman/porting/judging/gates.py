@@ -43,8 +43,8 @@ class Judgement:
     @classmethod
     def of(cls, name: str, got: Tensor, exact: Tensor, bound: Bound) -> Judgement:
         judged, misplaced = metrics.masks(name, got, exact, bound)
-        found = metrics.worst(name, got, exact, bound.total, judged)
-        return cls(name, got, exact, bound, judged, misplaced, found)
+        worst = metrics.worst(name, got, exact, bound.total, judged)
+        return cls(name, got, exact, bound, judged, misplaced, worst)
 
     @property
     def within(self) -> bool:
@@ -75,17 +75,17 @@ def judge(
         return {"gates": dict(sorted(gates.items())), "reason": f"G0: {fault}", "reduction": prepared.reduction()}
     declared = declared_of(prepared, implementation, tf32)
     outputs = tuple(o.to(e.device) for o, e in zip(runs.outputs, prepared.oracle, strict=True))
-    found = [
+    judgements = [
         Judgement.of(*one)
         for one in zip(prepared.primitive.outputs, outputs, prepared.oracle, prepared.bounds(declared), strict=True)
     ]
-    wrong = next((j.misplaced for j in found if j.misplaced is not None), None)
-    worst = max((j.worst for j in found if j.worst is not None), key=lambda w: w.ratio, default=None)
-    usable = all(metrics.usable(j.bound.total, j.judged) for j in found)
+    wrong = next((j.misplaced for j in judgements if j.misplaced is not None), None)
+    worst = max((j.worst for j in judgements if j.worst is not None), key=lambda w: w.ratio, default=None)
+    usable = all(metrics.usable(j.bound.total, j.judged) for j in judgements)
     gates["G0"] = Gate(outcome="pass") if wrong is None else Gate(outcome="fail", reason=element(wrong))
-    gates["G1"], inexact = exactness(prepared, declared, found)
+    gates["G1"], inexact = exactness(prepared, declared, judgements)
     gates["G2"] = _componentwise(worst, usable)
-    gates["G3"], gates["G4"], noise = _statistics(prepared, declared, found)
+    gates["G3"], gates["G4"], noise = _statistics(prepared, declared, judgements)
     shown = wrong or inexact or worst
     return {
         "gates": dict(sorted(gates.items())),
@@ -93,10 +93,12 @@ def judge(
         "noise": noise,
         "worst": None if shown is None else worst_element(shown),
         "reason": first_failure(gates),
-        "reading": _reading(prepared, gates, found, inexact),
+        "reading": _reading(prepared, gates, judgements, inexact),
         "distribution": [
             sum(c)
-            for c in zip(*(metrics.distribution(j.got, j.exact, j.bound.total, j.judged) for j in found), strict=True)
+            for c in zip(
+                *(metrics.distribution(j.got, j.exact, j.bound.total, j.judged) for j in judgements), strict=True
+            )
         ],
         "reduction": prepared.reduction(),
     }
@@ -147,12 +149,12 @@ def differing(got: Tensor, exact: Tensor) -> Tensor:
     return ~((got == expected) | (got.isnan() & expected.isnan()))
 
 
-def exactness(prepared: Prepared, declared: Declared, found: list[Judgement]) -> tuple[Gate, Worst | None]:
+def exactness(prepared: Prepared, declared: Declared, judgements: list[Judgement]) -> tuple[Gate, Worst | None]:
     """G1, and the first element that is not bit for bit what it must be."""
     why = not_exact(prepared, declared)
     if why is not None:
         return Gate(outcome="n/a", reason=why), None
-    judged = [j for j in found if j.name not in prepared.case.inexact and j.got.numel()]
+    judged = [j for j in judgements if j.name not in prepared.case.inexact and j.got.numel()]
     if not judged:
         return Gate(outcome="n/a", reason="no output is exact in this case"), None
     for j in judged:
@@ -190,7 +192,7 @@ def _componentwise(worst: Worst | None, usable: bool) -> Gate:
     return Gate(outcome="pass", measure=worst.ratio)
 
 
-def _statistics(prepared: Prepared, declared: Declared, found: list[Judgement]) -> tuple[Gate, Gate, float | None]:
+def _statistics(prepared: Prepared, declared: Declared, judgements: list[Judgement]) -> tuple[Gate, Gate, float | None]:
     """G3 and G4, which compare with the low-precision reference, and G3's largest ratio."""
     if not prepared.independent:
         why = (
@@ -203,7 +205,7 @@ def _statistics(prepared: Prepared, declared: Declared, found: list[Judgement]) 
     biases: list[tuple[str, metrics.Bias]] = []
     summed = prepared.reduction() != 1
     references = prepared.reference(declared.roundings)
-    for i, (j, low, terms) in enumerate(zip(found, references, prepared.terms, strict=True)):
+    for i, (j, low, terms) in enumerate(zip(judgements, references, prepared.terms, strict=True)):
         heard = metrics.noise(j.got, low, j.exact, j.bound, j.judged)
         if heard is not None:
             noises.append(heard)
@@ -265,11 +267,11 @@ def _bias(biases: list[tuple[str, metrics.Bias]]) -> Gate:
 
 
 def _reading(
-    prepared: Prepared, gates: dict[GateName, Gate], found: list[Judgement], inexact: Worst | None
+    prepared: Prepared, gates: dict[GateName, Gate], judgements: list[Judgement], inexact: Worst | None
 ) -> str | None:
     if all(gates[n].outcome != "fail" for n in ("G0", "G1", "G2", "G3", "G4")):
         return None
-    for j, terms in zip(found, prepared.terms, strict=True):
+    for j, terms in zip(judgements, prepared.terms, strict=True):
         outside = j.outside()
         if inexact is not None and inexact.output == j.name:
             outside = outside | differing(j.got, j.exact)
@@ -287,7 +289,7 @@ def _reading(
         )
         text = reading.read(evidence)
         if text is not None:
-            return text if len(found) == 1 else f"{j.name}: {text}"
+            return text if len(judgements) == 1 else f"{j.name}: {text}"
     return None
 
 

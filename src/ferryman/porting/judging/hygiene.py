@@ -51,17 +51,17 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 def _aliased(outputs: tuple[Any, ...], args: Arguments) -> list[str]:
     inputs = {b.tensor.untyped_storage().data_ptr(): name for name, b in args.buffers.items()}
-    found, seen = [], set[int]()
+    aliases, seen = [], set[int]()
     for i, out in enumerate(outputs):
         if not isinstance(out, Tensor) or out.numel() == 0:
             continue
         storage = out.untyped_storage().data_ptr()
         if storage in inputs:
-            found.append(f"output {i} aliases {inputs[storage]}")
+            aliases.append(f"output {i} aliases {inputs[storage]}")
         if out.data_ptr() in seen:
-            found.append(f"output {i} aliases another output")
+            aliases.append(f"output {i} aliases another output")
         seen.add(out.data_ptr())
-    return found
+    return aliases
 
 
 def run(
@@ -101,11 +101,11 @@ def run(
 
 def _recycled(first: tuple[Any, ...], again: tuple[Any, ...]) -> list[str]:
     """The first run's outputs are still held here: memory that comes back belongs to two results."""
-    held = {o.data_ptr() for o in first if isinstance(o, Tensor) and o.numel()}
+    addresses = {o.data_ptr() for o in first if isinstance(o, Tensor) and o.numel()}
     return [
         f"output {i} is memory of an earlier call's output, which is still in use"
         for i, o in enumerate(again)
-        if isinstance(o, Tensor) and o.numel() and o.data_ptr() in held
+        if isinstance(o, Tensor) and o.numel() and o.data_ptr() in addresses
     ]
 
 

@@ -91,7 +91,7 @@ def bounds(
 ) -> tuple[Bound, ...]:
     """``shown``: the low-precision reference itself applies the declared roundings, so they add no variance."""
     factors = declared.terms(storage, saved_exact)
-    found = []
+    limits = []
     for given, exact, dtype in zip(terms, oracle, out_dtypes, strict=True):
         total = UNIT[dtype] * exact.abs() + _LEAST[dtype]
         variance = systematic = torch.zeros_like(exact)
@@ -118,8 +118,8 @@ def bounds(
                 variance = variance + part.square()
             elif name == "absolute":
                 variance = variance + part.square() / 3
-        found.append(Bound(total, variance, given.get("ambiguous"), systematic))
-    return tuple(found)
+        limits.append(Bound(total, variance, given.get("ambiguous"), systematic))
+    return tuple(limits)
 
 
 @dataclass(frozen=True)

@@ -165,23 +165,23 @@ class _Again:
 
     def judge(self, outputs: tuple[Any, ...], judged: dict[str, Any]) -> None:
         """Add G6, G7 and what they find to the fields of a cell."""
-        found: dict[GateName, Gate] = judged["gates"]
-        if any(g.outcome == "fail" for g in found.values()):
+        by_gate: dict[GateName, Gate] = judged["gates"]
+        if any(g.outcome == "fail" for g in by_gate.values()):
             why = "not judged: the outputs are wrong already"
-            found["G6"] = found["G7"] = Gate(outcome="n/a", reason=why)
+            by_gate["G6"] = by_gate["G7"] = Gate(outcome="n/a", reason=why)
             return
         prepared, line = self._prepared, self._implementation
         leak = self._unseen(outputs)
         if leak is not None:
-            found["G5"] = Gate(outcome="fail", reason=leak)
+            by_gate["G5"] = Gate(outcome="fail", reason=leak)
             judged["reading"] = "future tokens leak: results change with what they may not depend on"
         declared = gates.declared_of(prepared, line, self._tf32)
-        found["G6"] = batch.judge(prepared, line, outputs, self._launcher, self._target, declared, self._refused)
-        found["G7"] = vjp.judge(
+        by_gate["G6"] = batch.judge(prepared, line, outputs, self._launcher, self._target, declared, self._refused)
+        by_gate["G7"] = vjp.judge(
             prepared, line, self._kernel, self._target, outputs, tf32=self._tf32, interpreted=self._interpreted
         )
-        judged["gates"] = {name: found[name] for name in get_args(GateName)}
-        judged["reason"] = judged["reason"] or gates.first_failure(found)
+        judged["gates"] = {name: by_gate[name] for name in get_args(GateName)}
+        judged["reason"] = judged["reason"] or gates.first_failure(by_gate)
 
     def _refused(self, args: tuple[Any, ...]) -> list[str]:
         if self._kernel is not None:
@@ -229,9 +229,9 @@ def _refusal(implementation: Implementation, view: View, profile: Profile) -> Ve
 
 
 def _verdict(judged: dict[str, Any], simulated: bool) -> Verdict:
-    found: dict[GateName, Gate] = judged["gates"]
-    if any(g.outcome == "fail" for g in found.values()):
-        return "MISTRUSTED" if found["G2"].reason == gates.UNUSABLE else "FAIL"
+    by_gate: dict[GateName, Gate] = judged["gates"]
+    if any(g.outcome == "fail" for g in by_gate.values()):
+        return "MISTRUSTED" if by_gate["G2"].reason == gates.UNUSABLE else "FAIL"
     return "SIMULATED" if simulated else "PASS"
 
 

@@ -52,11 +52,11 @@ def _special(got: Tensor, exact: Tensor, wrong: Tensor) -> str | None:
     lost = exact.isnan() & wrong
     if bool(lost.any()) and bool((got[lost] == 0).all()):
         return "NaN became 0"
-    made = got.isnan() & ~exact.isnan()
-    if bool(made.all()):
+    nans = got.isnan() & ~exact.isnan()
+    if bool(nans.all()):
         return "every element is NaN"
-    if bool(made.any()) and bool((made == wrong).all()) and _place(got, wrong) is None:
-        return f"NaN in {int(made.sum())} elements where the result is a number: read out of bounds, or not written"
+    if bool(nans.any()) and bool((nans == wrong).all()) and _place(got, wrong) is None:
+        return f"NaN in {int(nans.sum())} elements where the result is a number: read out of bounds, or not written"
     if bool((got == 0).all()) and bool((exact != 0).any()):
         return "every element is 0"
     return None
@@ -113,8 +113,8 @@ def _axis(axis: int, dims: int) -> tuple[str, str]:
 def _indices(wrong: Tensor, axis: int) -> list[int]:
     others = [a for a in range(wrong.dim()) if a != axis]
     hit = wrong.any(dim=others) if others else wrong
-    found: list[int] = hit.nonzero().flatten().tolist()
-    return found
+    indices: list[int] = hit.nonzero().flatten().tolist()
+    return indices
 
 
 def _place(got: Tensor, wrong: Tensor) -> str | None:

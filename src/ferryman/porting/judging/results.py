@@ -251,13 +251,13 @@ class _Schema(GenerateJsonSchema):
 
 def schema() -> dict[str, Any]:
     """The published schema (docs/schema/), of the version that this Ferryman writes."""
-    found = Results.model_json_schema(schema_generator=_Schema)
-    found["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    found["required"] = sorted({*found["required"], "kind", "schema_version"})
+    generated = Results.model_json_schema(schema_generator=_Schema)
+    generated["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    generated["required"] = sorted({*generated["required"], "kind", "schema_version"})
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         "title": f"Ferryman result document, version {SCHEMA_VERSION}",
-        **{name: value for name, value in found.items() if name != "title"},
+        **{name: value for name, value in generated.items() if name != "title"},
     }
 
 
@@ -334,16 +334,16 @@ def printable(value: Any) -> Any:
         return _line(value)
     stack = [value]
     while stack:
-        held = stack.pop()
-        if isinstance(held, dict):
-            for key in [k for k in held if _UNSAFE.search(k)]:
-                held[_line(key)] = held.pop(key)
-        elif not isinstance(held, list):
+        container = stack.pop()
+        if isinstance(container, dict):
+            for key in [k for k in container if _UNSAFE.search(k)]:
+                container[_line(key)] = container.pop(key)
+        elif not isinstance(container, list):
             continue
-        for place, one in held.items() if isinstance(held, dict) else enumerate(held):
+        for place, one in container.items() if isinstance(container, dict) else enumerate(container):
             if isinstance(one, str):
                 if _UNSAFE.search(one):
-                    held[place] = _line(one)
+                    container[place] = _line(one)
             elif isinstance(one, (dict, list)):
                 stack.append(one)
     return value
@@ -396,8 +396,8 @@ def _processor() -> str:
     """The CPU's model; where the system does not say, its architecture, which machines share."""
     with contextlib.suppress(OSError):
         said = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"^model name\s*:\s*(\S.*)$", said, re.MULTILINE):
-            return found[1].strip()
+        if match := re.search(r"^model name\s*:\s*(\S.*)$", said, re.MULTILINE):
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -42,6 +42,6 @@ def faults() -> list[str]:
     route = redirect.current()
     if route is None:
         return []
-    found = route.take()
-    more = [f"and {len(found) - _MOST} more findings"] if len(found) > _MOST else []
-    return [str(f) for f in found[:_MOST]] + more
+    findings = route.take()
+    more = [f"and {len(findings) - _MOST} more findings"] if len(findings) > _MOST else []
+    return [str(f) for f in findings[:_MOST]] + more

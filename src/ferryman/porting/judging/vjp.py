@@ -152,7 +152,7 @@ def _run(
         for n, v in zip(op.names, prepared.args.values, strict=True)
     )
     leaves = {n: v for n, v in zip(op.names, args, strict=True) if n in names and _differentiable(v)}
-    found: dict[str, dict[str, Tensor]] = {}
+    gradients: dict[str, dict[str, Tensor]] = {}
     served: dict[str, str] = {}
 
     def forward() -> tuple[Tensor, ...]:
@@ -178,8 +178,8 @@ def _run(
             ran = [name for which_op, name in seen.calls - before if which_op == op.gradient.backward]
             if len(ran) == 1:
                 served[which] = ran[0]
-            found[which] = dict(zip(leaves, grads, strict=True))
-    return _Ran(shown, found, passes, dict(seen.calls), asked, served)
+            gradients[which] = dict(zip(leaves, grads, strict=True))
+    return _Ran(shown, gradients, passes, dict(seen.calls), asked, served)
 
 
 def _overwritable(op: Primitive, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -305,19 +305,19 @@ def _judged(
             # differences of nearly equal numbers: autograd's and the definition's, both in float64
             apart = (oracle - exact.analytic[i].reshape(oracle.shape)).abs().nan_to_num(0.0, posinf=0.0)
             allowed = replace(bounds[i], total=bounds[i].total + apart.clamp(max=FLOAT64))
-            found = gates.Judgement.of(f"grad of {name}", got.to(oracle.device), oracle, allowed)
-            if found.wrong is not None:
+            judgement = gates.Judgement.of(f"grad of {name}", got.to(oracle.device), oracle, allowed)
+            if judgement.wrong is not None:
                 return Gate(
                     outcome="fail",
-                    measure=_finite(found.worst),
-                    reason=(f"{which} cotangents: {gates.element(found.wrong)} ({note})"),
+                    measure=_finite(judgement.worst),
+                    reason=(f"{which} cotangents: {gates.element(judgement.wrong)} ({note})"),
                 )
-            if found.worst is not None:
-                largest = max(largest, found.worst.ratio)
+            if judgement.worst is not None:
+                largest = max(largest, judgement.worst.ratio)
             output = backward.outputs[i]
             both = Declared(declared.accumulation, declared.roundings | frozenset(implementation.roundings))
             if gates.not_exact(prepared, both) is None and output not in prepared.case.inexact:
-                bad = gates.differing(found.got, exact.analytic[i])
+                bad = gates.differing(judgement.got, exact.analytic[i])
                 if bool(bad.any()):
                     text = f"differs from the exact one in {int(bad.sum())} of {bad.numel()} elements"
                     return Gate(outcome="fail", reason=f"grad of {name} {text} ({note})")
@@ -360,10 +360,10 @@ def _allowed(
         next((given[n].dtype for n in shared if _differentiable(given[n])), prepared.dtype)
         for shared in prepared.primitive.gradient.owners
     ]
-    found = metrics.bounds(terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False)
+    bounds = metrics.bounds(terms, analytic, dtypes, declared, prepared.dtype, saved_exact=True, shown=False)
     if not saved:
-        return found
+        return bounds
     return tuple(
         Bound(b.total + (a - e).abs().nan_to_num(posinf=0.0), b.variance, b.ambiguous)
-        for b, a, e in zip(found, analytic, exact.analytic, strict=True)
+        for b, a, e in zip(bounds, analytic, exact.analytic, strict=True)
     )

@@ -56,13 +56,13 @@ def parse(text: str) -> Reference:
     match = _FORM.fullmatch(text)
     if match is None:
         raise ArgumentError("check", "--kernel", repr(text), _FORMS)
-    found = Reference(match["where"], match["name"])
-    if found.file is not None:
-        if not found.file.is_file():
-            raise KernelError(f"--kernel {text}: {found.file} is no file here ({Path.cwd()})")
-    elif not _MODULE.fullmatch(found.where):
+    reference = Reference(match["where"], match["name"])
+    if reference.file is not None:
+        if not reference.file.is_file():
+            raise KernelError(f"--kernel {text}: {reference.file} is no file here ({Path.cwd()})")
+    elif not _MODULE.fullmatch(reference.where):
         raise ArgumentError("check", "--kernel", repr(text), _FORMS)
-    return found
+    return reference
 
 
 def load_apart(reference: Reference) -> tuple[Callable[..., Any], Numerics]:
@@ -83,16 +83,16 @@ def load(reference: Reference) -> Callable[..., Any]:
             f"{reference.where} cannot be imported: {type(error).__name__}: {_line(error)}. Run from the folder that "
             "it is importable from, or give a path: ./file.py:function"
         ) from error
-    found: Any = module
+    target: Any = module
     for part in reference.name.split("."):
-        if not hasattr(found, part):
-            known = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n, None))]
+        if not hasattr(target, part):
+            known = [n for n in dir(target) if not n.startswith("_") and callable(getattr(target, n, None))]
             raise UnknownName(f"function of {reference.where}", part, known)
-        found = getattr(found, part)
-    if not callable(found):
-        raise KernelError(f"{reference} is {_article(found)}; required: a function, or another callable")
-    made: Callable[..., Any] = found
-    return made
+        target = getattr(target, part)
+    if not callable(target):
+        raise KernelError(f"{reference} is {_article(target)}; required: a function, or another callable")
+    kernel: Callable[..., Any] = target
+    return kernel
 
 
 def _module(reference: Reference) -> ModuleType:

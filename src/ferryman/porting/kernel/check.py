@@ -282,12 +282,12 @@ class _Process:
                     raise _Large(f"its process took {used / 2**30:.3g} GiB; required: at most {limit_text}") from None
                 continue
             try:
-                found = json.loads(text)
+                message = json.loads(text)
             except ValueError:
-                found = None
-            if not isinstance(found, dict):
+                message = None
+            if not isinstance(message, dict):
                 raise _Ended(f"its process wrote what is no message: {text[:80]!r}")
-            return found
+            return message
 
     def _complaint(self) -> str:
         self._listener.join(timeout=1)

@@ -89,23 +89,23 @@ def tokens(text: str) -> list[Token]:
     return [Token(m.group(), m.start(), str(m.lastgroup)) for m in _TOKEN.finditer(text) if m.lastgroup != "skip"]
 
 
-def _closing(found: Sequence[Token], at: int) -> int:
+def _closing(stream: Sequence[Token], at: int) -> int:
     """The index of the bracket that closes the one at ``at``; the last index where there is none."""
     depth = 0
-    for i in range(at, len(found)):
-        depth += (found[i].text in _OPEN) - (found[i].text in _CLOSE)
+    for i in range(at, len(stream)):
+        depth += (stream[i].text in _OPEN) - (stream[i].text in _CLOSE)
         if depth == 0:
             return i
-    return len(found) - 1
+    return len(stream) - 1
 
 
-def _until(found: Sequence[Token], at: int, mark: str) -> int | None:
+def _until(stream: Sequence[Token], at: int, mark: str) -> int | None:
     """The index of the first ``mark`` outside brackets, before the brackets around close."""
     depth = 0
-    for i in range(at, len(found)):
-        if depth == 0 and found[i].text == mark:
+    for i in range(at, len(stream)):
+        if depth == 0 and stream[i].text == mark:
             return i
-        depth += (found[i].text in _OPEN) - (found[i].text in _CLOSE)
+        depth += (stream[i].text in _OPEN) - (stream[i].text in _CLOSE)
         if depth < 0:
             return None
     return None
@@ -113,68 +113,68 @@ def _until(found: Sequence[Token], at: int, mark: str) -> int | None:
 
 def regions(text: str) -> Iterator[Region]:
     """Every region of a source, in order; a statement's own tokens are in no other region."""
-    found = tokens(text)
+    stream = tokens(text)
     i = 0
-    while i < len(found):
-        token, before = found[i], found[i - 1].text if i else ";"
-        if token.text in ("if", "while") and i + 1 < len(found) and found[i + 1].text == "(":
-            end = _closing(found, i + 1)
-            yield Region(tuple(found[i + 2 : end]), False)
+    while i < len(stream):
+        token, before = stream[i], stream[i - 1].text if i else ";"
+        if token.text in ("if", "while") and i + 1 < len(stream) and stream[i + 1].text == "(":
+            end = _closing(stream, i + 1)
+            yield Region(tuple(stream[i + 2 : end]), False)
             i = end + 1
             continue
-        if token.text in ("if", "for") and i + 2 < len(found):
-            opened = i + 1 if found[i + 1].text == "(" else i + 2
-            end = _closing(found, opened)
+        if token.text in ("if", "for") and i + 2 < len(stream):
+            opened = i + 1 if stream[i + 1].text == "(" else i + 2
+            end = _closing(stream, opened)
             if token.text == "for":
-                first = _until(found, opened + 1, ";")
-                second = None if first is None else _until(found, first + 1, ";")
+                first = _until(stream, opened + 1, ";")
+                second = None if first is None else _until(stream, first + 1, ";")
                 if first is not None and second is not None and second > first + 1:
-                    yield Region(tuple(found[first + 1 : second]), False)
+                    yield Region(tuple(stream[first + 1 : second]), False)
             i = end + 1
             continue
         begins = before in (";", "{", "}", "else") or (before == ")" and token.kind == "name")
         if not begins or token.text in _NOT_CODE or token.kind != "name":
             i += 1
             continue
-        stop = _until(found, i, ";")
-        body = _until(found, i, "{")
+        stop = _until(stream, i, ";")
+        body = _until(stream, i, "{")
         if stop is None or (body is not None and body < stop):
             i += 1
             continue
-        yield from _statement(found[i : stop + 1])
+        yield from _statement(stream[i : stop + 1])
         i = stop + 1
 
 
-def _statement(found: list[Token]) -> Iterator[Region]:
-    texts = [t.text for t in found]
-    if texts[0] == "return" and len(found) > 2:
-        yield Region(tuple(found[1:-1]), False)
+def _statement(stream: list[Token]) -> Iterator[Region]:
+    texts = [t.text for t in stream]
+    if texts[0] == "return" and len(stream) > 2:
+        yield Region(tuple(stream[1:-1]), False)
         return
     if "constexpr" in texts or "static" in texts or "__shared__" in texts:
         return
-    equal = _until(found, 0, "=")
-    declares = found[0].text in ("const", "auto", "typename", "float", "int", "bool", "u32", "i64", "unsigned") or (
-        len(found) > 1 and found[1].kind == "name"
+    equal = _until(stream, 0, "=")
+    declares = stream[0].text in ("const", "auto", "typename", "float", "int", "bool", "u32", "i64", "unsigned") or (
+        len(stream) > 1 and stream[1].kind == "name"
     )
     if equal is not None and equal >= 2 and not declares:  # T *out = .., Pack<T> x = ..: `a * b = ..` is no expression
-        declares = found[equal - 1].kind == "name" and found[equal - 2].text in ("*", "&", ">")
-        declares = declares and found[0].kind == "name"
+        declares = stream[equal - 1].kind == "name" and stream[equal - 2].text in ("*", "&", ">")
+        declares = declares and stream[0].kind == "name"
     if declares:
-        if equal is not None and _until(found, equal + 1, ",") is None and texts[equal + 1] not in ("{", "["):
-            yield Region(tuple(found[equal + 1 : -1]), False)
+        if equal is not None and _until(stream, equal + 1, ",") is None and texts[equal + 1] not in ("{", "["):
+            yield Region(tuple(stream[equal + 1 : -1]), False)
     elif any(t in ("(", "=", "+=", "-=", "*=", "^=", "|=", "&=") for t in texts):
-        yield Region(tuple(found), True)
+        yield Region(tuple(stream), True)
 
 
-def _primary(found: Sequence[Token], at: int) -> int | None:
+def _primary(stream: Sequence[Token], at: int) -> int | None:
     """The index behind the operand that begins at ``at``: a name, number or bracket with its members and calls."""
-    if at >= len(found) or (found[at].kind not in ("name", "number") and found[at].text != "("):
+    if at >= len(stream) or (stream[at].kind not in ("name", "number") and stream[at].text != "("):
         return None
-    i = _closing(found, at) + 1 if found[at].text == "(" else at + 1
-    while i < len(found):
-        if found[i].text in "([" and found[i].text:
-            i = _closing(found, i) + 1
-        elif found[i].text in (".", "->", "::") and i + 1 < len(found):
+    i = _closing(stream, at) + 1 if stream[at].text == "(" else at + 1
+    while i < len(stream):
+        if stream[i].text in "([" and stream[i].text:
+            i = _closing(stream, i) + 1
+        elif stream[i].text in (".", "->", "::") and i + 1 < len(stream):
             i += 2
         else:
             break
@@ -183,21 +183,21 @@ def _primary(found: Sequence[Token], at: int) -> int | None:
 
 def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
     """(operator, start, end, new) of every edit inside a region."""
-    found = region.tokens
-    for i, token in enumerate(found):
+    stream = region.tokens
+    for i, token in enumerate(stream):
         spaced = text[token.start - 1] == " " and text[token.end : token.end + 1] in (" ", "\n")
-        after = _primary(found, i + 1)
-        follows = found[after].text if after is not None and after < len(found) else ""
+        after = _primary(stream, i + 1)
+        follows = stream[after].text if after is not None and after < len(stream) else ""
         if token.text in _COMPARED and spaced:
             yield "comparison turned", token.start, token.end, _COMPARED[token.text]
             if token.text in ("<", "<=") and after is not None:
-                yield "one short", found[after - 1].end, found[after - 1].end, " - 1"
+                yield "one short", stream[after - 1].end, stream[after - 1].end, " - 1"
         if token.text in "+-" and spaced and i:
             yield "sign", token.start, token.end, "-" if token.text == "+" else "+"
             if after is not None and follows not in ("*", "/", "%"):
-                yield "term left out", token.start, found[after - 1].end, ""
+                yield "term left out", token.start, stream[after - 1].end, ""
         if token.text in "*/" and spaced and i and after is not None:
-            yield "factor left out", token.start, found[after - 1].end, ""
+            yield "factor left out", token.start, stream[after - 1].end, ""
         if token.text in ("&&", "||"):
             yield "mask in part", token.start, token.end, "||" if token.text == "&&" else "&&"
         if token.kind == "number" and spaced and not token.text.lower().startswith("0x"):
@@ -205,8 +205,8 @@ def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
             tail, real = token.text[len(digits) :], any(c in digits for c in ".e")
             value = float(digits) * 2 or 1.0
             yield "constant changed", token.start, token.end, f"{value!r}{tail}" if real else f"{int(digits) + 1}{tail}"
-        if token.kind == "name" and i + 1 < len(found) and found[i + 1].text == "(":
-            yield from _called(found, i, text)
+        if token.kind == "name" and i + 1 < len(stream) and stream[i + 1].text == "(":
+            yield from _called(stream, i, text)
         if token.text in ("+=", "*=", "-=") and region.statement:
             yield "factor left out" if token.text == "*=" else "term left out", token.start, token.end, "="
             if token.text == "+=":
@@ -215,44 +215,47 @@ def _changes(region: Region, text: str) -> Iterator[tuple[str, int, int, str]]:
                 new = f"{whole} = ferryman_narrow({whole} + ({value_text}));"
                 yield "accumulator narrowed", region.start, region.end, new
                 yield "sign", token.start, token.end, "-="
-    strides = sorted({t.text for t in found if t.text.endswith("stride")})
-    for token in found:
+    strides = sorted({t.text for t in stream if t.text.endswith("stride")})
+    for token in stream:
         if len(strides) > 1 and token.text in strides:
             other = strides[(strides.index(token.text) + 1) % len(strides)]
             yield "parameter swapped", token.start, token.end, other
     if region.statement:
-        named = any(w in t.text for t in found for w in _WAITS)
+        named = any(w in t.text for t in stream for w in _WAITS)
         yield "wait removed" if named else "statement left out", region.start, region.end, ";"
 
 
-def _called(found: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, int, int, str]]:
-    name, end = found[i], _closing(found, i + 1)
+def _called(stream: Sequence[Token], i: int, text: str) -> Iterator[tuple[str, int, int, str]]:
+    name, end = stream[i], _closing(stream, i + 1)
     whole = i  # where the call begins, with what qualifies its name
-    while whole >= 2 and found[whole - 1].text in ("::", ".", "->") and found[whole - 2].kind == "name":
+    while whole >= 2 and stream[whole - 1].text in ("::", ".", "->") and stream[whole - 2].kind == "name":
         whole -= 2
     swapped = {"max": "min", "min": "max", "Max": "Min"}
     for old, new in swapped.items():
         if name.text.endswith(old):
             yield "maximum left out", name.start, name.end, name.text.removesuffix(old) + new
-    comma = _until(found[: end + 1], i + 2, ",")
+    comma = _until(stream[: end + 1], i + 2, ",")
     if comma is None and end > i + 2:
-        yield "function left out", found[whole].start, found[end].end, text[found[i + 1].start : found[end].end]
-    if comma is not None and _until(found[: end + 1], comma + 1, ",") is None:
-        first, second = text[found[i + 2].start : found[comma].start], text[found[comma + 1].start : found[end].start]
-        yield "operands swapped", found[i + 2].start, found[end].start, f"{second}, {first}"
+        yield "function left out", stream[whole].start, stream[end].end, text[stream[i + 1].start : stream[end].end]
+    if comma is not None and _until(stream[: end + 1], comma + 1, ",") is None:
+        first, second = (
+            text[stream[i + 2].start : stream[comma].start],
+            text[stream[comma + 1].start : stream[end].start],
+        )
+        yield "operands swapped", stream[i + 2].start, stream[end].start, f"{second}, {first}"
         if name.text.endswith(("max", "min")):
-            yield "maximum left out", found[whole].start, found[end].end, f"({first})"
+            yield "maximum left out", stream[whole].start, stream[end].end, f"({first})"
 
 
 def functions(text: str) -> list[tuple[int, str]]:
     """(place, name) of every function's definition."""
-    found = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)
-    return [(m.start(), m[1]) for m in found if m[1] not in ("if", "for", "while", "switch", "constexpr")]
+    matches = re.finditer(r"(\w+)\s*\([^;{}]*\)\s*(?:const\s*)?\{", text)
+    return [(m.start(), m[1]) for m in matches if m[1] not in ("if", "for", "while", "switch", "constexpr")]
 
 
 def edits(text: str, file: str) -> list[Edit]:
     """Every edit of a C++ source."""
-    found: dict[tuple[int, str, str], Edit] = {}
+    distinct: dict[tuple[int, str, str], Edit] = {}
     around = functions(text)
     for region in regions(text):
         if not region.tokens:
@@ -262,15 +265,15 @@ def edits(text: str, file: str) -> list[Edit]:
             line = text.count("\n", 0, start) + 1
             last = text.count("\n", 0, end) + 1
             edit = Edit(file, start, text[start:end], new, operator, inside[-1] if inside else "", line, last)
-            found.setdefault((start, edit.old, new), edit)
-    return sorted(found.values(), key=lambda e: (e.start, e.operator, e.new))
+            distinct.setdefault((start, edit.old, new), edit)
+    return sorted(distinct.values(), key=lambda e: (e.start, e.operator, e.new))
 
 
 def schemata(text: str, file: str, chosen: Mapping[int, Edit]) -> str:
     """A source in which ``ferryman_mutant == n`` runs edit ``n`` of ``chosen``, and 0 none. A compiler's complaint
     about
     edit n names line n of the file "mutant" (`refused`)."""
-    made, at = [], 0
+    pieces, at = [], 0
     for region in regions(text):
         if not region.tokens:
             continue
@@ -291,9 +294,9 @@ def schemata(text: str, file: str, chosen: Mapping[int, Edit]) -> str:
                 else f"ferryman_mutant == {n} ? {body} : "
             )
         whole = f"{{ {''.join(parts)}{{ {old}\n }} }}" if region.statement else f"({''.join(parts)}({old}\n))"
-        made += [text[at : region.start], whole, back]
+        pieces += [text[at : region.start], whole, back]
         at = region.end
-    return "".join(made) + text[at:]
+    return "".join(pieces) + text[at:]
 
 
 def refused(complaints: str) -> set[int]:

@@ -35,8 +35,8 @@ class Edit:
         """Raises EditError where the old text does not stand at its place."""
         end = self.start + len(self.old)
         if text[self.start : end] != self.old:
-            found = text[self.start : end]
-            raise EditError(f"{self.file}:{self.line}: {found!r} stands there; required: {self.old!r}")
+            present = text[self.start : end]
+            raise EditError(f"{self.file}:{self.line}: {present!r} stands there; required: {self.old!r}")
         return text[: self.start] + self.new + text[end:]
 
     @property
@@ -77,12 +77,12 @@ class Operator:
     make: Callable[..., Iterator[tuple[object, str]]]
 
 
-def spread(found: Sequence[Edit], most: int, seed: int | str) -> list[Edit]:
+def spread(candidates: Sequence[Edit], most: int, seed: int | str) -> list[Edit]:
     """At most ``most`` edits, the operators in turn. The seed shuffles the operators, and each operator's edits."""
     import random
 
     by: dict[str, list[Edit]] = {}
-    for edit in found:
+    for edit in candidates:
         by.setdefault(edit.operator, []).append(edit)
     for name, edits in by.items():
         random.Random(f"{seed}/{name}").shuffle(edits)

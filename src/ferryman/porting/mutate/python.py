@@ -69,10 +69,10 @@ def called(node: ast.AST) -> str:
 
 
 def _with(node: Any, **fields: Any) -> str:
-    made = copy.copy(node)
+    copied = copy.copy(node)
     for name, value in fields.items():
-        setattr(made, name, value)
-    return ast.unparse(made)
+        setattr(copied, name, value)
+    return ast.unparse(copied)
 
 
 def _text(node: ast.AST) -> str:
@@ -298,13 +298,13 @@ OPERATORS = (
 
 def jitted(tree: ast.Module) -> set[str]:
     """Names of a module's functions that a compiler for devices takes: decorated, or given to ``jit`` by a call."""
-    found = set()
+    names = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and "jit" in ast.unparse(node.value.func):
-            found |= {a.id for a in node.value.args if isinstance(a, ast.Name)}
-    return found
+            names |= {a.id for a in node.value.args if isinstance(a, ast.Name)}
+    return names
 
 
 def reachable(tree: ast.Module, start: Iterable[str]) -> set[str]:
@@ -318,13 +318,13 @@ def reachable(tree: ast.Module, start: Iterable[str]) -> set[str]:
             names |= {t.id: used for t in node.targets if isinstance(t, ast.Name)}
         elif isinstance(node, ast.ImportFrom):
             names |= {a.asname or a.name: set() for a in node.names}
-    found, left = set[str](), list(start)
+    reached, left = set[str](), list(start)
     while left:
         name = left.pop()
-        if name in names and name not in found:
-            found.add(name)
+        if name in names and name not in reached:
+            reached.add(name)
             left += names[name]
-    return found
+    return reached
 
 
 def _compiled(node: ast.AST) -> Iterator[ast.AST]:
@@ -356,7 +356,7 @@ def edits(
     def place(line: int, column: int) -> int:
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    found: dict[tuple[int, str, str], Edit] = {}
+    distinct: dict[tuple[int, str, str], Edit] = {}
     for function in tree.body:
         if not isinstance(function, ast.FunctionDef) or (functions is not None and function.name not in functions):
             continue
@@ -378,5 +378,5 @@ def edits(
                             file, start, old, new, operator.name, function.name, place_of.lineno, place_of.end_lineno
                         )
                         if " ".join(old.split()) != new.strip("()"):
-                            found.setdefault((start, old, new), edit)
-    return sorted(found.values(), key=lambda e: (e.start, e.operator, e.new))
+                            distinct.setdefault((start, old, new), edit)
+    return sorted(distinct.values(), key=lambda e: (e.start, e.operator, e.new))

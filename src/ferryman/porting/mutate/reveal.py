@@ -28,10 +28,10 @@ def _load(text: str, name: str, module: str, folder: Path) -> Any:
     full = f"{package}.{name}" if package else name
     spec = importlib.util.spec_from_file_location(full, path)
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[full] = made
-    spec.loader.exec_module(made)
-    return made
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[full] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def _innermost(kernel: Any) -> Any:
@@ -48,9 +48,9 @@ def _each(args: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str,
 
 def _planted(value: float) -> Callable[[Tensor], Tensor]:
     def change(x: Tensor) -> Tensor:
-        made = x.clone()
-        made.view(-1)[made.numel() // 2] = value
-        return made
+        planted = x.clone()
+        planted.view(-1)[planted.numel() // 2] = value
+        return planted
 
     return change
 
@@ -142,9 +142,9 @@ def search(job: dict[str, Any], folder: Path) -> dict[str, Any]:
                     "what": what,
                     "difference": f"the mutant raises {type(error).__name__}",
                 }
-            found = difference(right, wrong)
-            if found is not None:
-                return {"input": f"{name}({described(args)})", "what": what, "difference": found}
+            mismatch = difference(right, wrong)
+            if mismatch is not None:
+                return {"input": f"{name}({described(args)})", "what": what, "difference": mismatch}
     return {"equal": runs, "skipped": skipped}
 
 

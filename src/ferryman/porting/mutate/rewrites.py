@@ -81,13 +81,13 @@ def _summing(
         dims = _dims(x, dim)
         kept = [d for d in range(x.dim()) if d not in dims]
         flat = x.permute(*kept, *dims).reshape(*[x.shape[d] for d in kept], -1)
-        made = total(flat)
+        summed = total(flat)
         if "mean" in str(func):
-            made = made / (flat.shape[-1] + count)
+            summed = summed / (flat.shape[-1] + count)
         if keepdim:
             for d in sorted(dims):
-                made = made.unsqueeze(d)
-        return made
+                summed = summed.unsqueeze(d)
+        return summed
 
     return dict.fromkeys(names, replaced)
 
@@ -110,8 +110,8 @@ def _weighing(largest: Callable[[Tensor], Tensor], total: Callable[[Tensor, Tens
 
     def logsumexp(func: Any, x: Tensor, dim: Any, keepdim: bool = False) -> Any:
         m = torch.where(largest(x).isinf(), 0.0, largest(x))
-        made = m + torch.log(total(torch.exp(x - m), m))
-        return made if keepdim else made.squeeze(-1)
+        log_total = m + torch.log(total(torch.exp(x - m), m))
+        return log_total if keepdim else log_total.squeeze(-1)
 
     return dict(zip(_LOG_SUMS, (logsumexp, softmax, log_softmax), strict=True))
 
@@ -189,8 +189,10 @@ def _turned(shift: int) -> dict[str, Replace]:
 
 def _through(dtype: torch.dtype, *names: str) -> dict[str, Replace]:
     def replaced(func: Any, *args: Any, **more: Any) -> Any:
-        made = func(*args, **more)
-        return made.to(dtype).to(made.dtype) if isinstance(made, Tensor) and made.is_floating_point() else made
+        result = func(*args, **more)
+        return (
+            result.to(dtype).to(result.dtype) if isinstance(result, Tensor) and result.is_floating_point() else result
+        )
 
     return dict.fromkeys(names, replaced)
 
@@ -210,16 +212,16 @@ def _cancelling() -> dict[str, Replace]:
     differences: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def sub(func: Any, a: Any, b: Any, **more: Any) -> Any:
-        made = func(a, b, **more)
+        difference = func(a, b, **more)
         if isinstance(b, Tensor) and b.dim() and b.shape[-1] == 1 and a.shape[-1] > 1:
-            differences[id(made)] = made, a, b
-        return made
+            differences[id(difference)] = difference, a, b
+        return difference
 
     def power(func: Any, x: Tensor, exponent: Any) -> Any:
-        made = func(x, exponent)
+        raised = func(x, exponent)
         if id(x) in differences and differences[id(x)][0] is x:
-            differences[id(made)] = made, *differences[id(x)][1:]
-        return made
+            differences[id(raised)] = raised, *differences[id(x)][1:]
+        return raised
 
     def mean(func: Any, x: Tensor, *rest: Any, **more: Any) -> Any:
         kept, a, b = differences.get(id(x), (None, x, x))

@@ -46,9 +46,9 @@ def _numpy(name: str) -> Replace:
     def replaced(func: Any, x: Tensor) -> Tensor:
         import numpy as np  # where it is used: the command line starts without it
 
-        made: Callable[..., Any] = getattr(np, name)
+        ufunc: Callable[..., Any] = getattr(np, name)
         with np.errstate(all="ignore"):
-            return torch.from_numpy(np.asarray(made(x.contiguous().numpy()), dtype="float32").reshape(tuple(x.shape)))
+            return torch.from_numpy(np.asarray(ufunc(x.contiguous().numpy()), dtype="float32").reshape(tuple(x.shape)))
 
     return replaced
 

@@ -69,9 +69,9 @@ def written(operator: str) -> Callable[[Callable[[Tensor], Tensor]], None]:
                     result = right(*args)
                     y = _tuple(result)[i]
                     if y.numel() and y.is_floating_point():
-                        made = change(y.clone())
-                        same = (made == y) | (made.isnan() & y.isnan())
-                        y.copy_(torch.where(same, y, made))
+                        changed = change(y.clone())
+                        same = (changed == y) | (changed.isnan() & y.isnan())
+                        y.copy_(torch.where(same, y, changed))
                     return result
 
                 yield name, kernel

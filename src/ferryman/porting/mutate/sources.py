@@ -47,27 +47,27 @@ def file_of(line: Implementation) -> tuple[str, str]:
 
 def _imports(file: str, names: set[str]) -> dict[str, set[str]]:
     """Files of the package that a file imports some of ``names`` from -> those names as they are called there."""
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for node in _tree(file).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE):
             path = node.module.removeprefix(_PACKAGE).replace(".", "/") + ".py"
             wanted = {a.name for a in node.names if (a.asname or a.name) in names}
             if wanted and (ROOT / path).is_file():
-                found.setdefault(path, set()).update(wanted)
-    return found
+                imported.setdefault(path, set()).update(wanted)
+    return imported
 
 
 def _closure(file: str, start: set[str]) -> dict[str, set[str]]:
     """Files -> the names in them that are used, from some names of one file on."""
-    found: dict[str, set[str]] = {}
+    used: dict[str, set[str]] = {}
     left = [(file, start)]
     while left:
         at, names = left.pop()
-        more = python.reachable(_tree(at), names) - found.get(at, set())
+        more = python.reachable(_tree(at), names) - used.get(at, set())
         if more:
-            found.setdefault(at, set()).update(more)
+            used.setdefault(at, set()).update(more)
             left += list(_imports(at, more).items())
-    return found
+    return used
 
 
 @functools.lru_cache(maxsize=None)
@@ -99,11 +99,11 @@ def candidates(op: str) -> list[Edit]:
     if line is None:
         return []
     file, function = file_of(line)
-    found: list[Edit] = []
+    edits: list[Edit] = []
     for path, names in sorted(_closure(file, {function}).items()):
         if "experimental.gluon" not in text_of(path):
-            found += python.edits(text_of(path), path, names)
-    return found
+            edits += python.edits(text_of(path), path, names)
+    return edits
 
 
 @functools.lru_cache(maxsize=1)
@@ -137,12 +137,12 @@ def kernel(line: Implementation, edit: Edit) -> Callable[..., Any]:
 def _launcher(line: Implementation, texts: Mapping[str, str], tag: str) -> Callable[..., Any]:
     """The line's launcher where some files have other texts. What imports them is loaded anew, too."""
     file, function = file_of(line)
-    made: dict[str, str] = {}
+    names: dict[str, str] = {}
 
     def module(path: str) -> str | None:
         """The new module's name; None where the path does not lead to a new text."""
-        if path in made:
-            return made[path]
+        if path in names:
+            return names[path]
         text = texts.get(path, text_of(path))
         changed = path in texts
         for imported in _imports(path, _all(path)):
@@ -152,10 +152,10 @@ def _launcher(line: Implementation, texts: Mapping[str, str], tag: str) -> Calla
                 text, changed = text.replace(f"from {dotted} import", f"from {inner} import"), True
         if not changed:
             return None
-        made[path] = f"ferryman_mutant_{tag}_{path.removesuffix('.py').replace('/', '_')}"
-        if made[path] not in sys.modules:
-            load(made[path], text)
-        return made[path]
+        names[path] = f"ferryman_mutant_{tag}_{path.removesuffix('.py').replace('/', '_')}"
+        if names[path] not in sys.modules:
+            load(names[path], text)
+        return names[path]
 
     name = module(file)
     if name is None:
@@ -211,15 +211,17 @@ def _telling(path: str) -> str:
     tree, kernels = ast.parse(text_of(path)), python.jitted(_tree(path))
 
     def told(body: list[ast.stmt]) -> list[ast.stmt]:
-        found: list[ast.stmt] = []
+        statements: list[ast.stmt] = []
         for node in body:
             blocks = [b for b in ("body", "orelse") if getattr(node, b, None)]
             last = node.body[0].lineno - 1 if isinstance(node, (ast.If, ast.For, ast.While)) else node.end_lineno
-            found.append(ast.parse(f"ferryman_reached({path!r}, {node.lineno}, {max(last or 0, node.lineno)})").body[0])
+            statements.append(
+                ast.parse(f"ferryman_reached({path!r}, {node.lineno}, {max(last or 0, node.lineno)})").body[0]
+            )
             for block in blocks:
                 setattr(node, block, told(getattr(node, block)))
-            found.append(node)
-        return found
+            statements.append(node)
+        return statements
 
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in kernels:

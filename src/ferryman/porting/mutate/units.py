@@ -67,8 +67,8 @@ def edited(unit: Unit, edit: Edit) -> Unit:
     if unit.source.count(text) != 1:
         return unit
     narrow = cpp.NARROW.replace("static inline", "static inline __attribute__((device))")
-    made = (narrow if "ferryman_narrow" in edit.new else "") + unit.source.replace(text, edit.apply(text))
-    return unit._replace(source=made)
+    source = (narrow if "ferryman_narrow" in edit.new else "") + unit.source.replace(text, edit.apply(text))
+    return unit._replace(source=source)
 
 
 def _route() -> Any:
@@ -108,16 +108,16 @@ def kernel(line: Implementation, edit: Edit) -> Callable[..., Any]:
 
 def launched(run: Callable[[], Any]) -> tuple[Any, Units]:
     """(what ``run`` gives, the units that it launched)."""
-    found: set[Unit] = set()
+    units: set[Unit] = set()
     route = _route()
 
     def seen(unit: Unit) -> Unit:
-        found.add(unit)
+        units.add(unit)
         return unit
 
     before, route.change = route.change, seen
     try:
-        return run(), frozenset(found)
+        return run(), frozenset(units)
     finally:
         route.change = before
 
@@ -140,7 +140,7 @@ def changes(unit: Unit, edit: Edit, arch: str) -> bool:
     """Whether the edit changes the unit's machine code. Raises CompileError where it does not compile."""
     if edit.file not in _with_code(unit, arch):
         return False
-    made = edited(unit, edit)
-    return made != unit and _code(simt_offline.assembly(made, arch, keep=False)) != _code(
+    mutant = edited(unit, edit)
+    return mutant != unit and _code(simt_offline.assembly(mutant, arch, keep=False)) != _code(
         simt_offline.assembly(unit, arch)
     )

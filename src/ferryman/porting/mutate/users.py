@@ -220,13 +220,13 @@ except ImportError:
 def _tests(junit: Path) -> dict[str, str]:
     if not junit.exists():
         return {}
-    found = {}
+    outcomes = {}
     for case in ElementTree.parse(junit).iter("testcase"):
         bad = [e for e in case if e.tag in ("failure", "error")]
         name = f"{case.get('classname')}::{case.get('name')}"
         skipped = any(e.tag == "skipped" for e in case)
-        found[name] = (bad[0].get("message") or "failed") if bad else "skipped" if skipped else "passed"
-    return found
+        outcomes[name] = (bad[0].get("message") or "failed") if bad else "skipped" if skipped else "passed"
+    return outcomes
 
 
 def _baseline(tests: _Tests) -> tuple[float, _Run]:
@@ -307,9 +307,9 @@ def mutate(
                 outcome.raised_by.append(f"{edit.operator}, line {edit.line}: {edit.note}")
             if fate == "survived":
                 survivor = Survivor(edit.operator, edit.function, edit.line, edit.diff(text))
-                found = _revealed(tests, edit)
-                outcome.equal += "equal" in found and bool(found["equal"])
-                survivor.revealed = _words(found)
+                answer = _revealed(tests, edit)
+                outcome.equal += "equal" in answer and bool(answer["equal"])
+                survivor.revealed = _words(answer)
                 survivor.tolerances = _tolerances(plain.notes, run.notes)
                 outcome.survivors.append(survivor)
             if progress is not None:
@@ -346,29 +346,29 @@ def _revealed(tests: _Tests, edit: Edit) -> dict[str, Any]:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return {"failed": f"its replay ended with code {done.returncode}: {last[:200]}"}
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
 
 
-def _words(found: dict[str, Any]) -> str:
-    if "failed" in found:
-        return str(found["failed"])
-    if "difference" in found:
-        return f"{found['what']}: {found['input']}: {found['difference']}"
-    if found["equal"]:
-        return f"bitwise equal on {found['equal']} replayed inputs: it may change nothing"
-    return f"no launch could be replayed{': ' + found['skipped'] if found.get('skipped') else ''}"
+def _words(answer: dict[str, Any]) -> str:
+    if "failed" in answer:
+        return str(answer["failed"])
+    if "difference" in answer:
+        return f"{answer['what']}: {answer['input']}: {answer['difference']}"
+    if answer["equal"]:
+        return f"bitwise equal on {answer['equal']} replayed inputs: it may change nothing"
+    return f"no launch could be replayed{': ' + answer['skipped'] if answer.get('skipped') else ''}"
 
 
 def _tolerances(plain: list[dict[str, Any]], mutated: list[dict[str, Any]]) -> list[str]:
     """The comparisons that let a larger error through with the bug than without."""
 
     def largest(notes: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        by_place: dict[str, dict[str, Any]] = {}
         for one in notes:
-            if "compared" in one and one["error"] >= found.get(one["where"], {"error": -1.0})["error"]:
-                found[one["where"]] = one
-        return found
+            if "compared" in one and one["error"] >= by_place.get(one["where"], {"error": -1.0})["error"]:
+                by_place[one["where"]] = one
+        return by_place
 
     before, lines = largest(plain), []
     for where, one in largest(mutated).items():

@@ -168,9 +168,9 @@ def figures(document: Benchmark) -> dict[str, str]:
     ]
     shown = Results(environment=document.environment, cells=[], timings=timings)
     names = plots.implementations(shown)
-    made = {plot.title.lower().replace(" ", "-"): plot.svg for plot in plots.roofline(shown)}
-    made["key"] = plots.key("key-t", names, [])
-    return {name: _alone(svg) for name, svg in made.items() if svg}
+    svgs = {plot.title.lower().replace(" ", "-"): plot.svg for plot in plots.roofline(shown)}
+    svgs["key"] = plots.key("key-t", names, [])
+    return {name: _alone(svg) for name, svg in svgs.items() if svg}
 
 
 def _timing(document: Benchmark, cell: Cell, times: Times) -> Timing:

@@ -47,26 +47,26 @@ def spreads(document: Results) -> list[Spread]:
 
 
 def _spread(op: str, implementation: str, dtype: str, cells: Sequence[Cell], edges: Sequence[float]) -> Spread:
-    found = bins(cells, edges) or []
-    total = sum(count for _, _, count in found)
-    beyond = sum(count for low, _, count in found if low >= 1)
+    binned = bins(cells, edges) or []
+    total = sum(count for _, _, count in binned)
+    beyond = sum(count for low, _, count in binned if low >= 1)
     return Spread(
         op,
         implementation,
         short(dtype),
         len(cells),
-        f"{total:,}" if found else "-",
-        below(found, 0.5),
-        below(found, 0.999),
-        f"{beyond:,}" if found else "-",
+        f"{total:,}" if binned else "-",
+        below(binned, 0.5),
+        below(binned, 0.999),
+        f"{beyond:,}" if binned else "-",
         number(max(cell.ratio or 0.0 for cell in cells)),
     )
 
 
-def below(found: Bins, share: float) -> str:
+def below(binned: Bins, share: float) -> str:
     """The upper end of the bin in which that share of the elements is reached."""
-    total, reached = sum(count for _, _, count in found), 0
-    for _, high, count in found:
+    total, reached = sum(count for _, _, count in binned), 0
+    for _, high, count in binned:
         reached += count
         if total and reached >= share * total:
             return f"< {number(high)}" if math.isfinite(high) else "beyond all bins"

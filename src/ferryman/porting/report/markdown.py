@@ -224,11 +224,11 @@ def _counts(counts: dict[Verdict, int]) -> str:
 
 def _reasons(cells: list[Cell]) -> list[str]:
     """One line per implementation and reason, with how many cells it stands for."""
-    found: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     for cell in cells:
         if cell.verdict in ("NOT_RUN", "UNIMPLEMENTED", "COMPILED_ONLY"):
-            found[cell.verdict, cell.implementation, cell.reason or "no reason given"] += 1
-    return [f"- {i}: {v}, {n} cells: {_text(why)}" for (v, i, why), n in found.most_common()]
+            counts[cell.verdict, cell.implementation, cell.reason or "no reason given"] += 1
+    return [f"- {i}: {v}, {n} cells: {_text(why)}" for (v, i, why), n in counts.most_common()]
 
 
 def _timing(timings: Sequence[Timing]) -> Timing | None:

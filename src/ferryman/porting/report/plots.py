@@ -150,16 +150,16 @@ def _wrong(document: Results, op: str) -> str:
     return ", ".join(dict.fromkeys(c.implementation for c in document.cells if c.op == op and c.verdict in WRONG))
 
 
-def distribution(document: Results, edges: Sequence[float] | None, told: Callable[[], None]) -> list[Plot]:
+def distribution(document: Results, edges: Sequence[float] | None, advance: Callable[[], None]) -> list[Plot]:
     """Per op: how the errors lie against the bound, one line per implementation and dtype."""
     cells = _ran(document)
     names = implementations(document)
-    made = []
+    plots = []
     for number, op in enumerate(dict.fromkeys(c.op for c in cells)):
         mine = [c for c in cells if c.op == op]
-        made.append(Plot(op, _ridges(f"d{number}", op, mine, names, edges), _wrong(document, op)))
-        told()
-    return made
+        plots.append(Plot(op, _ridges(f"d{number}", op, mine, names, edges), _wrong(document, op)))
+        advance()
+    return plots
 
 
 def _ridges(name: str, op: str, cells: Sequence[Cell], names: Sequence[str], edges: Sequence[float] | None) -> str:
@@ -173,14 +173,14 @@ def _ridges(name: str, op: str, cells: Sequence[Cell], names: Sequence[str], edg
         top = _FAR if any((c.ratio or 0.0) > 1 for c in cells) else 4.0
         for y, (implementation, _, mine) in enumerate(reversed(rows)):
             colour = _SERIES[_style(implementation, names)]
-            found = None if edges is None else bins(mine, edges)
+            binned = None if edges is None else bins(mine, edges)
             axes.axhline(y, color=_GRID, linewidth=0.4, zorder=1)
-            if found is not None:
-                _ridge(axes, y, found, colour, max(c.ratio or 0.0 for c in mine))
+            if binned is not None:
+                _ridge(axes, y, binned, colour, max(c.ratio or 0.0 for c in mine))
             ratios = [min(max(c.ratio or 0.0, _FLOOR), _FAR) for c in mine]
             right = [r for r in ratios if r <= 1]
             wrong = [r for r in ratios if 1 < r < _FAR]
-            if found is None:
+            if binned is None:
                 axes.plot(right, [y + 0.3] * len(right), "|", color=colour, markersize=7, markeredgewidth=0.8)
             elif len(right) == len(ratios):
                 axes.plot([max(right)], [y + 0.18], "|", color=_TEXT, markersize=5, markeredgewidth=1.2, zorder=4)
@@ -207,11 +207,11 @@ def _error_ticks(axes: Any, top: float) -> None:
     axes.minorticks_off()
 
 
-def _ridge(axes: Any, y: float, found: Bins, colour: str, worst: float) -> None:
+def _ridge(axes: Any, y: float, binned: Bins, colour: str, worst: float) -> None:
     """Steps whose height is the logarithm of the share of elements, so that a single wrong one shows."""
-    total = sum(count for _, _, count in found)
+    total = sum(count for _, _, count in binned)
     merged: dict[tuple[float, float], int] = {}
-    for low, high, count in found:
+    for low, high, count in binned:
         key = (0.0, _FLOOR) if high <= _FLOOR * 1.0001 else (low, high)
         merged[key] = merged.get(key, 0) + count
     furthest = max((low for (low, _), count in merged.items() if count), default=0.0)
@@ -233,17 +233,17 @@ def _ridge(axes: Any, y: float, found: Bins, colour: str, worst: float) -> None:
             )
 
 
-def against_reduction(document: Results, told: Callable[[], None]) -> list[Plot]:
+def against_reduction(document: Results, advance: Callable[[], None]) -> list[Plot]:
     """Per op with sums of more than one length: the worst error at each length, in bounds."""
     cells = [c for c in _ran(document) if c.reduction and math.isfinite(c.ratio or 0.0) and c.ratio]
     names = implementations(document)
-    made = []
+    plots = []
     for number, op in enumerate(dict.fromkeys(c.op for c in cells)):
         mine = [c for c in cells if c.op == op]
         if len({c.reduction for c in mine}) > 1:
-            made.append(Plot(op, _growth(f"k{number}", op, mine, names), _wrong(document, op)))
-        told()
-    return made
+            plots.append(Plot(op, _growth(f"k{number}", op, mine, names), _wrong(document, op)))
+        advance()
+    return plots
 
 
 def _growth(name: str, op: str, cells: Sequence[Cell], names: Sequence[str]) -> str:

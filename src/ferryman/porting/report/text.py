@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 def table_row(values: Sequence[str]) -> str:
     """A row of a Markdown table: what stands in a cell begins no other cell and no other row."""
-    cells = [re.sub(r"(\\*)\|", lambda found: found[1] * 2 + r"\|", " ".join(v.splitlines())) for v in values]
+    cells = [re.sub(r"(\\*)\|", lambda match: match[1] * 2 + r"\|", " ".join(v.splitlines())) for v in values]
     return f"| {' | '.join(cells)} |"
 
 

@@ -177,8 +177,8 @@ def counted(counts: dict[Verdict, int]) -> str:
 
 
 def tally(cells: Iterable[Cell]) -> dict[Verdict, int]:
-    found: Counter[Verdict] = Counter(cell.verdict for cell in cells)
-    return dict(found)
+    counts: Counter[Verdict] = Counter(cell.verdict for cell in cells)
+    return dict(counts)
 
 
 def overview(document: Results) -> Overview:
@@ -197,10 +197,10 @@ def _worst_ratio(row: Row) -> str:
 
 
 def grouped(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
-    found: dict[tuple[str, str], list[Cell]] = {}
+    by_implementation: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((cell.op, cell.implementation), []).append(cell)
-    return found
+        by_implementation.setdefault((cell.op, cell.implementation), []).append(cell)
+    return by_implementation
 
 
 def declared(cells: Sequence[Cell]) -> str:
@@ -228,17 +228,17 @@ def _entry(cells: Sequence[Cell], gate: GateName, notes: Notes) -> GateEntry:
     entry = GateEntry()
     used: set[int] = set()
     for cell in cells:
-        found = cell.gates.get(gate)
-        if found is None:
+        cell_gate = cell.gates.get(gate)
+        if cell_gate is None:
             continue
-        if found.outcome == "fail":
+        if cell_gate.outcome == "fail":
             entry.failed += 1
             continue  # the failures have a section of their own
-        if found.outcome == "pass":
+        if cell_gate.outcome == "pass":
             entry.passed += 1
         else:
             entry.inapplicable += 1
-        note = notes.number(found.reason) if found.reason else None
+        note = notes.number(cell_gate.reason) if cell_gate.reason else None
         if note is not None:
             used.add(note)
     entry.notes = sorted(used)
@@ -247,13 +247,13 @@ def _entry(cells: Sequence[Cell], gate: GateName, notes: Notes) -> GateEntry:
 
 def groups(document: Results) -> tuple[list[Group], int]:
     """(the wrong cells by op x implementation, how many groups are left out)."""
-    found = []
+    failures = []
     for (op, implementation), cells in grouped(document.cells).items():
         wrong = sorted((c for c in cells if c.verdict in WRONG), key=_badness)
         if wrong:
-            found.append((op, implementation, cells, wrong))
-    shown = [_group(*each) for each in found[:GROUPS_SHOWN]]
-    return shown, len(found) - len(shown)
+            failures.append((op, implementation, cells, wrong))
+    shown = [_group(*each) for each in failures[:GROUPS_SHOWN]]
+    return shown, len(failures) - len(shown)
 
 
 def _badness(cell: Cell) -> tuple[int, float]:
@@ -317,11 +317,11 @@ def _wrong(cell: Cell) -> WrongCell:
 
 def missing(document: Results) -> tuple[list[Missing], int]:
     """(what did not run, by reason; how many reasons are left out)."""
-    found: dict[tuple[Verdict, str], list[Cell]] = {}
+    by_reason: dict[tuple[Verdict, str], list[Cell]] = {}
     for cell in document.cells:
         if cell.verdict in ABSENT:
-            found.setdefault((cell.verdict, cell.reason or "no reason given"), []).append(cell)
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+            by_reason.setdefault((cell.verdict, cell.reason or "no reason given"), []).append(cell)
+    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     shown = [
         Missing(
             verdict,
@@ -344,16 +344,16 @@ def _names(values: Iterable[str], most: int = 40) -> str:
 def listings(document: Results, notes: Notes) -> list[Listing]:
     """Every cell that is not wrong and was tried on its own, by op. Wrong ones stand with the failures."""
     room = CELLS_SHOWN
-    found: dict[str, list[Cell]] = {}
+    by_op: dict[str, list[Cell]] = {}
     for cell in document.cells:
         if cell.verdict not in WRONG:
-            found.setdefault(cell.op, []).append(cell)
-    made = []
-    for op, cells in found.items():
+            by_op.setdefault(cell.op, []).append(cell)
+    listed = []
+    for op, cells in by_op.items():
         shown = cells[: max(room, 0)]
         room -= len(shown)
-        made.append(Listing(op, [_line(c, notes) for c in shown], len(cells)))
-    return made
+        listed.append(Listing(op, [_line(c, notes) for c in shown], len(cells)))
+    return listed
 
 
 def _line(cell: Cell, notes: Notes) -> Line:

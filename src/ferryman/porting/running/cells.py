@@ -25,13 +25,13 @@ def dtypes_of(names: Iterable[str | torch.dtype] | None) -> tuple[torch.dtype, .
     if names is None:
         return STORAGE_DTYPES
     known = {dtype_name(d): d for d in STORAGE_DTYPES}
-    found = []
+    dtypes = []
     for name in names:
         text = dtype_name(name) if isinstance(name, torch.dtype) else _SHORT.get(name, name)
         if text not in known:
             raise UnknownName("dtype", text, known)
-        found.append(known[text])
-    return tuple(dict.fromkeys(found))
+        dtypes.append(known[text])
+    return tuple(dict.fromkeys(dtypes))
 
 
 def tier_cases(primitive: Primitive, tier: str) -> list[Case]:
@@ -148,7 +148,7 @@ def alone(
         for c in cells
         if c.verdict == "NOT_RUN" and "out of memory" in (c.reason or "")
     }
-    found = [c for c in cells if (c.op, c.dtype, c.case, c.implementation) not in short]
+    settled = [c for c in cells if (c.op, c.dtype, c.case, c.implementation) not in short]
     for op, lines in local:
         for case in tier_cases(op, tier):
             for name in dict.fromkeys(d for o, d, c, _ in short if (o, c) == (op.name, case.name)):
@@ -156,10 +156,10 @@ def alone(
                 prepared, verdict, reason = _prepared(op, case, DTYPES[name], device, seed)
                 for line in mine:
                     if prepared is None:
-                        found.append(not_run(op.name, line, device, DTYPES[name], reason, case.name, verdict=verdict))
+                        settled.append(not_run(op.name, line, device, DTYPES[name], reason, case.name, verdict=verdict))
                     else:
-                        found.append(check_cell(op, line, case, DTYPES[name], device, profile, prepared=prepared))
-    return found
+                        settled.append(check_cell(op, line, case, DTYPES[name], device, profile, prepared=prepared))
+    return settled
 
 
 def ordered(cells: Iterable[Cell], tier: str) -> list[Cell]:

@@ -109,10 +109,10 @@ def _elements(case: Case) -> int:
 def case_named(primitives: Sequence[Primitive], name: str) -> dict[str, Case]:
     """The case of that name of each op that has one. Raises UnknownName if none has."""
     known = {p.name: {c.name: c for c in tier_cases(p, "standard")} for p in primitives}
-    found = {op: cases[name] for op, cases in known.items() if name in cases}
-    if not found:
+    by_op = {op: cases[name] for op, cases in known.items() if name in cases}
+    if not by_op:
         raise UnknownName("case", name, {n for cases in known.values() for n in cases})
-    return found
+    return by_op
 
 
 def run(
@@ -171,8 +171,8 @@ def count(
         except (CompileError, SimulationError) as error:
             return entry.model_copy(update={"reason": str(error).splitlines()[0]})
         launches = [_launch(name, report.counters) for name, report in simulator.reports if report.counters is not None]
-        found = simulator.take()
-    return entry.model_copy(update={"launches": launches, "reason": str(found[0]) if found else None})
+        findings = simulator.take()
+    return entry.model_copy(update={"launches": launches, "reason": str(findings[0]) if findings else None})
 
 
 def _launch(kernel: str, counters: Counters) -> Launch:

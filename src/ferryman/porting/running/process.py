@@ -120,14 +120,14 @@ def resident_bytes(pid: int) -> int:
 
 def machine_bytes() -> int:
     """Memory that this machine has, or that this process's control group may have."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             with open(path, "rb") as file:
-                found.append(int(file.read()))
+                limits.append(int(file.read()))
         except (OSError, ValueError):  # none, or "max"
             continue
-    return min(found)
+    return min(limits)
 
 
 @contextmanager
@@ -158,8 +158,8 @@ def failure(error: Exception, device: torch.device) -> str:
     """What a contender's error says, in a line without a terminal's colours. Raises where the device was lost to it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    told = Text.from_ansi(str(error)).plain.strip().splitlines() or [""]
-    return f"{type(error).__name__}: {told[0][:200]}"
+    lines = Text.from_ansi(str(error)).plain.strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 def device_lost(device: torch.device) -> str | None:

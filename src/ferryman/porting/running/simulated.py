@@ -63,9 +63,9 @@ def run(
     chosen, tier = dtypes_of(dtypes), tier or "small"
     names = list(registry.primitives()) if ops is None else [registry.primitive(op).name for op in ops]
     lines = {op: [x.name for x in registry.asked(op, wanted)] for op in dict.fromkeys(names)}
-    lines = {op: found for op, found in lines.items() if found}
+    lines = {op: served for op, served in lines.items() if served}
     each = 1 if thin else len(chosen)
-    total = sum(len(tier_cases(registry.primitive(op), tier)) * each * len(found) for op, found in lines.items())
+    total = sum(len(tier_cases(registry.primitive(op), tier)) * each * len(served) for op, served in lines.items())
     count = jobs or default_jobs()
     shares = [
         Job(

@@ -36,26 +36,26 @@ def obstacle(known: Profile, here: Profile | None) -> tuple[str, str] | None:
     if here is None:
         return None
     wanted, least = capability(known.arch), f"{capability(known.arch) / 10:.1f}"
-    found = f"{known.name} ({known.arch}), and the device here is {here.title} ({here.arch})"
+    devices = f"{known.name} ({known.arch}), and the device here is {here.title} ({here.arch})"
     if here.vendor != "nvidia":
-        return found, f"an NVIDIA GPU of compute capability {least} or later, which executes its PTX"
+        return devices, f"an NVIDIA GPU of compute capability {least} or later, which executes its PTX"
     if capability(here.arch) < wanted:
-        return found, f"a device of compute capability {least} or later: PTX runs on later ones, never on earlier"
+        return devices, f"a device of compute capability {least} or later: PTX runs on later ones, never on earlier"
     if wanted >= ARCH_SPECIFIC and here.arch != known.arch:
-        return found, f"a device of {known.arch}: from there on Triton's PTX is for one arch alone"
+        return devices, f"a device of {known.arch}: from there on Triton's PTX is for one arch alone"
     if here.shared_memory < known.shared_memory:
         memory = f" with {here.shared_memory} bytes of shared memory for a block"
-        return found + memory, f"a device with {known.shared_memory} or more, as {known.name} has"
+        return devices + memory, f"a device with {known.shared_memory} or more, as {known.name} has"
     return None
 
 
 def require(known: Profile, here: Profile | None, verb: str = "check") -> None:
     """Raises ArgumentError where ``here`` cannot stand in for ``known``; for None, where nothing can."""
-    found = obstacle(known, here)
-    if found is None and here is not None and interpreting():
-        found = f"{known.name}, and TRITON_INTERPRET=1", "a process that compiles Triton: unset TRITON_INTERPRET"
-    if found is not None:
-        raise ArgumentError(verb, "--as", *found)
+    mismatch = obstacle(known, here)
+    if mismatch is None and here is not None and interpreting():
+        mismatch = f"{known.name}, and TRITON_INTERPRET=1", "a process that compiles Triton: unset TRITON_INTERPRET"
+    if mismatch is not None:
+        raise ArgumentError(verb, "--as", *mismatch)
 
 
 @contextmanager

@@ -70,9 +70,9 @@ def events(call: Callable[[], Any], device: torch.device, over: Sequence[torch.T
     for _ in range(_WARM):
         call()
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
-    found: dict[Clock, list[float]] = {"device events": [], WITH_LAUNCHES: []}
+    by_clock: dict[Clock, list[float]] = {"device events": [], WITH_LAUNCHES: []}
     spent, flushes = 0.0, 1
-    while max(map(len, found.values())) < _MOST and spent < _BUDGET_MS:
+    while max(map(len, by_clock.values())) < _MOST and spent < _BUDGET_MS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for x, was in zip(over, pristine, strict=True):
             x.copy_(was)
@@ -88,11 +88,11 @@ def events(call: Callable[[], Any], device: torch.device, over: Sequence[torch.T
         if overtaken and flushes < _MOST_FLUSHES and spent < _BUDGET_MS:
             flushes *= 2
         else:
-            found[WITH_LAUNCHES if overtaken else "device events"].append(taken)
+            by_clock[WITH_LAUNCHES if overtaken else "device events"].append(taken)
     for x, was in zip(over, pristine, strict=True):
         x.copy_(was)
-    clock: Clock = "device events" if found["device events"] else WITH_LAUNCHES
-    return statistics.median(found[clock]) / 1e3, clock
+    clock: Clock = "device events" if by_clock["device events"] else WITH_LAUNCHES
+    return statistics.median(by_clock[clock]) / 1e3, clock
 
 
 def against_roofline(
@@ -167,10 +167,10 @@ def of_right_ones(
     for c in cells:
         if c.op == primitive.name:
             verdicts.setdefault((c.implementation, c.dtype), set()).add(c.verdict)
-    found: list[Timing] = []
+    timings: list[Timing] = []
     case = standard_case(primitive)
     if case is None:
-        return found
+        return timings
     for dtype in dtypes:
         right = [line for line in lines if _right_everywhere(verdicts.get((line.name, dtype_name(dtype)), set()))]
         if not right:
@@ -182,11 +182,11 @@ def of_right_ones(
                 kernel = (kernels or {}).get((primitive.name, line.name))
                 one = measure(primitive, line, dtype, device, profile, seed, args, kernel)
                 if one is not None:
-                    found.append(one)
+                    timings.append(one)
         except torch.OutOfMemoryError as error:
             why = str(error).splitlines()[0][:200]
             warnings.warn(f"{primitive.name} {dtype_name(dtype)} has no times: out of memory: {why}", stacklevel=2)
-    return found
+    return timings
 
 
 def _right_everywhere(verdicts: set[str]) -> bool:

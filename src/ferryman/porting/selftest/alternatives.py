@@ -67,25 +67,25 @@ def _elsewhere(line: Implementation, facts: Mapping[str, Any]) -> Kernel:
 
 def alternatives(ops: Sequence[str], backend: str) -> list[Alternative]:
     """Every right alternative of the ops, of one way of running."""
-    found = []
+    alternates = []
     for op in ops:
         if backend == "torch":
             line, plain = torch_line(op), nothing_declared(op)
-            found += [
+            alternates += [
                 Alternative(op, "shipped", functools.partial(registry.launcher, line), line),
                 Alternative(op, "copied", functools.partial(_copied, op), line),
                 Alternative(op, "float64", functools.partial(_float64, op), plain),
                 Alternative(op, "float32", functools.partial(rules.in_float32, registry.primitive(op)), plain),
             ]
-            found += [
+            alternates += [
                 Alternative(op, r.name, functools.partial(_rewritten, op, r), plain)
                 for r in right.RIGHT
                 if r.applies(set(used(op)))
             ]
         elif (ours := sources.interpretable(op)) is not None:
-            found.append(Alternative(op, "shipped", functools.partial(registry.launcher, ours), ours, "triton"))
-            found += [
+            alternates.append(Alternative(op, "shipped", functools.partial(registry.launcher, ours), ours, "triton"))
+            alternates += [
                 Alternative(op, name, functools.partial(_elsewhere, ours, facts), ours, "triton")
                 for name, facts in DEVICES.items()
             ]
-    return found
+    return alternates

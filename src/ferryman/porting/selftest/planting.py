@@ -89,7 +89,7 @@ def _seen(op: str) -> tuple[frozenset[str], frozenset[str]]:
 def _of_rules(known: Primitive) -> list[Mutant]:
     op, line = known.name, torch_line(known.name)
     right = functools.partial(registry.launcher, line)
-    found = []
+    mutants = []
     for one in rules.RULES:
         for suffix in [suffix for suffix, _ in one.make(known, lambda: None)]:
             if one.real and suffix not in _seen(op)[1]:
@@ -99,15 +99,15 @@ def _of_rules(known: Primitive) -> list[Mutant]:
                 return next(k for s, k in one.make(known, right()) if s == suffix)
 
             name = f"{one.name}.{suffix}" if suffix else one.name
-            found.append(Mutant(op, name, one.operator, one.models, make, right, line, gpu=one.gpu))
+            mutants.append(Mutant(op, name, one.operator, one.models, make, right, line, gpu=one.gpu))
     plain = functools.partial(rules.in_float32, known)
     for name, operator, note, _ in rules.definition_rules(known, set(used(op))):
 
         def bent(name: str = name) -> Kernel:
             return next(k for n, _, _, k in rules.definition_rules(known, set(used(op))) if n == name)
 
-        found.append(Mutant(op, name, operator, note, bent, plain, nothing_declared(op)))
-    return found
+        mutants.append(Mutant(op, name, operator, note, bent, plain, nothing_declared(op)))
+    return mutants
 
 
 def _of_source(op: str, most: int | None, seed: int) -> list[Mutant]:
@@ -135,15 +135,15 @@ def _some(possible: Sequence[Edit], op: str, most: int | None, seed: int) -> Seq
 def _edits(
     op: str, line: Implementation, chosen: Sequence[Edit], make: Callable[[Edit], Kernel], right: Callable[[], Kernel]
 ) -> list[Mutant]:
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     names: dict[str, int] = {}
     for edit in chosen:
         stem = f"{edit.function}.{edit.operator.replace(' ', '_')}.{edit.tag}"
         names[stem] = names.get(stem, 0) + 1
         name = stem if names[stem] == 1 else f"{stem}.{names[stem]}"
         planted = functools.partial(make, edit)
-        found.append(Mutant(op, name, edit.operator, edit.note, planted, right, line, line.backend, None, edit))
-    return found
+        mutants.append(Mutant(op, name, edit.operator, edit.note, planted, right, line, line.backend, None, edit))
+    return mutants
 
 
 def catalogue(
@@ -151,9 +151,9 @@ def catalogue(
 ) -> list[Mutant]:
     """The mutants of the ops: all of the rules, and ``most`` edits of each op's source, drawn by the seed (None: all).
     backend: of that one; None: of all but "hip", whose edits only who asks for them waits for."""
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     for op in ops:
-        found += _of_rules(registry.primitive(op)) if backend in (None, "torch") else []
-        found += _of_source(op, most, seed) if backend in (None, "triton") else []
-        found += _of_units(op, most, seed) if backend == "hip" else []
-    return found
+        mutants += _of_rules(registry.primitive(op)) if backend in (None, "torch") else []
+        mutants += _of_source(op, most, seed) if backend in (None, "triton") else []
+        mutants += _of_units(op, most, seed) if backend == "hip" else []
+    return mutants

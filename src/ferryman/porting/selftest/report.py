@@ -178,11 +178,11 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def _fates(records: list[Record]) -> dict[str, Fates]:
-    found: dict[str, Fates] = {}
+    by_operator: dict[str, Fates] = {}
     for record in records:
-        fates, name = found.setdefault(record.operator, Fates()), record.outcome.replace(" ", "_")
+        fates, name = by_operator.setdefault(record.operator, Fates()), record.outcome.replace(" ", "_")
         setattr(fates, name, getattr(fates, name) + 1)
-    return dict(sorted(found.items()))
+    return dict(sorted(by_operator.items()))
 
 
 def _equivalent(records: list[Record]) -> dict[str, float]:
@@ -191,7 +191,7 @@ def _equivalent(records: list[Record]) -> dict[str, float]:
     for r in records:
         if r.outcome != "not run":
             kernels.setdefault(f"{r.op}.{r.backend}", []).append(r.outcome == "equivalent")
-    return {name: round(sum(found) / len(found), 4) for name, found in sorted(kernels.items())}
+    return {name: round(sum(fates) / len(fates), 4) for name, fates in sorted(kernels.items())}
 
 
 def dumps(document: SelfTest) -> str:
@@ -200,15 +200,15 @@ def dumps(document: SelfTest) -> str:
 
 def markdown(document: SelfTest) -> str:
     """The tables of docs/selftest.md: every rule's score, and what became of each operator's mutants."""
-    facts, found, runs = document.environment, document.mutants, document.honest_runs
-    whole = max(found.non_equivalent, 1)
-    rules = [("ferryman", found.caught, document.false_alarms)]
+    facts, mutants, runs = document.environment, document.mutants, document.honest_runs
+    whole = max(mutants.non_equivalent, 1)
+    rules = [("ferryman", mutants.caught, document.false_alarms)]
     rules += [(b.meaning, b.caught, b.false_alarms) for b in document.baselines.values()]
     lines = [
         f"{facts.device_name or facts.device}, torch {facts.versions['torch']}, seed {facts.seed}, {document.planted} "
         f"mutants of {len(document.ops)} ops:",
         "",
-        f"| rule | caught of {found.non_equivalent} | share |" + (f" alarms in {runs} right runs |" if runs else ""),
+        f"| rule | caught of {mutants.non_equivalent} | share |" + (f" alarms in {runs} right runs |" if runs else ""),
         "|---|---|---|" + ("---|" if runs else ""),
         *(f"| {name} | {n} | {n / whole:.1%} |" + (f" {alarms} |" if runs else "") for name, n, alarms in rules),
         "",
@@ -231,8 +231,8 @@ def survivors(document: SelfTest) -> list[Record]:
 
 def reasons(records: Iterable[Record], outcome: Outcome) -> Mapping[str, list[str]]:
     """Reason -> keys of the mutants with that outcome."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for record in records:
         if record.outcome == outcome:
-            found.setdefault(record.reason or "no reason given", []).append(record.key)
-    return found
+            by_reason.setdefault(record.reason or "no reason given", []).append(record.key)
+    return by_reason

@@ -65,9 +65,9 @@ class Journal:
         else:
             self.tallies[key] = Tally.model_validate(said["tally"])
 
-    def add(self, key: str, found: Record | Tally) -> None:
-        kind = "record" if isinstance(found, Record) else "tally"
-        said = {"key": key, kind: found.model_dump(mode="json")}
+    def add(self, key: str, entry: Record | Tally) -> None:
+        kind = "record" if isinstance(entry, Record) else "tally"
+        said = {"key": key, kind: entry.model_dump(mode="json")}
         self._keep(key, said)
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as out:
@@ -139,9 +139,9 @@ def run(
     deadline = None if minutes is None else began + 60 * minutes
     done = 0
 
-    def heard(key: str, found: Record | Tally) -> None:
+    def heard(key: str, entry: Record | Tally) -> None:
         nonlocal done
-        journal.add(key, found)
+        journal.add(key, entry)
         done += 1
         if progress is not None:
             progress(done, total, key.split(".")[0])
@@ -171,8 +171,8 @@ def run(
             _spread(todo, left, jobs, deadline, heard)
     facts = environment(place, profile, seed, "small", round(time.perf_counter() - began, 3))
     tally = Tally()
-    for found in journal.tallies.values():
-        tally.merge(found)
+    for part in journal.tallies.values():
+        tally.merge(part)
     records = [journal.records[m.key] for m in chosen if m.key in journal.records]
     return compose(facts, records, tally, every_run_judged)
 
@@ -246,13 +246,13 @@ def _spread(
     ended = 0
     try:
         while ended < len(threads):
-            found = results.get()
-            if isinstance(found, BaseException):
-                raise found
-            if found is None:
+            answer = results.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:
                 ended += 1
             else:
-                heard(*found)
+                heard(*answer)
     finally:
         stop.set()
         for thread in threads:

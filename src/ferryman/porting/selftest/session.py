@@ -102,12 +102,12 @@ class Cells:
         the right kernel has run on some, these come first, by their cost, then small ones of any dtype."""
         usual = [c for c in self.cases if aligned(self.primitive, c)][:1]
         rest = sorted((c for c in self.cases if c not in usual), key=_elements)
-        found = [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
+        pairs = [(case, dtype) for dtype in self.dtypes for case in [*usual, *rest]]
         known = self._seconds
         if known:
             last = max(known.values())
-            found.sort(key=lambda c: known.get((c[0].name, c[1]), last + 1 + _elements(c[0])))
-        return found
+            pairs.sort(key=lambda c: known.get((c[0].name, c[1]), last + 1 + _elements(c[0])))
+        return pairs
 
     def unknown(self, case: Case, dtype: torch.dtype) -> bool:
         """Whether the budget did not reach this cell."""
@@ -145,7 +145,7 @@ class Cells:
         fuzzing does not know the op."""
         if id(kernel) not in self._draws:
             began, given = time.process_time(), self.budget
-            found: list[Draw] = []
+            draws: list[Draw] = []
             op, setting = self.primitive, self.setting
             compiled, small = setting.device.type == "cuda", None if setting.device.type == "cuda" else _SMALL
             try:
@@ -155,7 +155,7 @@ class Cells:
                     else fuzz.cases(op, 8 * DRAWS, _DRAWN_BY, small)
                 )
                 for number, (case, dtype) in enumerate(drawn):
-                    if time.process_time() - began > given or len(found) == DRAWS:
+                    if time.process_time() - began > given or len(draws) == DRAWS:
                         break
                     if dtype not in self.dtypes:
                         continue
@@ -167,10 +167,10 @@ class Cells:
                     except sources.TooLong:
                         continue
                     if outputs is not None:
-                        found.append(Draw(f"draw {number} {dtype_name(dtype)}", args, outputs, lines))
+                        draws.append(Draw(f"draw {number} {dtype_name(dtype)}", args, outputs, lines))
             except UnknownName:
                 pass  # an op of another package, which fuzzing has no data about: only its own cases are known
-            self._draws[id(kernel)] = found
+            self._draws[id(kernel)] = draws
             self._spent(began)
         return self._draws[id(kernel)]
 
@@ -289,8 +289,8 @@ def _evaluate(
     few = record.draws < DRAWS and cells.budget <= 0
     if not differs and (untried or few):
         why = f"bitwise equal in {record.runs} runs and {record.draws} draws, {untried} cells not tried"
-        found = not_run(mutant, f"undecided when its time was up: {why}", record.runs)
-        return found.model_copy(update={"undecided": True})
+        undecided = not_run(mutant, f"undecided when its time was up: {why}", record.runs)
+        return undecided.model_copy(update={"undecided": True})
     if not reached and not differs:
         return not_run(
             mutant, record.reason or "nothing here reaches it: another device's path, or no case and no draw"

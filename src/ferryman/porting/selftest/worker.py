@@ -53,8 +53,8 @@ def forked(work: Callable[[], Record | None], limit: float, own: float | None = 
         if own is not None:
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(own), math.ceil(own)))
         try:
-            found = work()
-            text = json.dumps({"record": found and found.model_dump(mode="json")})
+            record = work()
+            text = json.dumps({"record": record and record.model_dump(mode="json")})
         except EditError as error:
             text = json.dumps({"edit": str(error)})
         except BaseException as error:  # noqa: BLE001 - a fault of the self-test: told, not swallowed
@@ -119,9 +119,9 @@ def each_mutant(
             key = mutant.line.where
             if key not in rights:
                 rights[key] = mutant.right()
-            found = evaluate(mutant, rights[key], cells, setting, every_run_judged)
-            assert found is not None
-            yield found
+            record = evaluate(mutant, rights[key], cells, setting, every_run_judged)
+            assert record is not None
+            yield record
             lost = _lost(setting.device, mutant.key) if setting.device.type == "cuda" else None
 
 
@@ -138,11 +138,11 @@ def _interpreted(
         for mutant in left:
             work = functools.partial(evaluate, mutant, right, cells, cells.setting, every_run_judged, first)
             own = OWN_SECONDS + SLOWER * cells.seconds
-            found = forked(work, max(limit, 2 * own), own)
-            if found is None:
+            answer = forked(work, max(limit, 2 * own), own)
+            if answer is None:
                 survivors.append(mutant)
             else:
-                yield not_run(mutant, found) if isinstance(found, str) else found
+                yield not_run(mutant, answer) if isinstance(answer, str) else answer
         left = survivors
 
 
@@ -176,10 +176,10 @@ def main() -> int:
     torch.set_num_threads(1)
     job = json.loads(sys.stdin.read())
 
-    def say(key: str, found: Record | Tally) -> None:
-        kind = "record" if isinstance(found, Record) else "tally"
+    def say(key: str, entry: Record | Tally) -> None:
+        kind = "record" if isinstance(entry, Record) else "tally"
         with contextlib.suppress(BrokenPipeError):
-            out.write(json.dumps({"key": key, kind: found.model_dump(mode="json")}) + "\n")
+            out.write(json.dumps({"key": key, kind: entry.model_dump(mode="json")}) + "\n")
             out.flush()
 
     device = torch.device("cpu")

@@ -32,11 +32,11 @@ class Held:
 def check(path: Path, profile: Profile) -> Held:
     """Compare a lockfile with this machine. Raises LockfileError for a damaged one."""
     document = lockfile_document.load(path)
-    held, stale = lockfile_document.holding(document)
+    current, stale = lockfile_document.holding(document)
     count = sum(map(len, document.choices.values()))
     failed = [
         (op, entry.case, c.label, str(c.error))
-        for op, entries in held.items()
+        for op, entries in current.items()
         for entry in entries.values()
         for c in entry.candidates
         if c.failed
@@ -58,11 +58,11 @@ def covered(path: Path, profile: Profile, calls: Iterable[tuple[Primitive, Seque
     """What the lockfile's entries that hold say of calls (their tensors may be on "meta"), op by op."""
     document = lockfile_document.load(path)
     usable = not lockfile_document.differing(document, profile)
-    held = lockfile_document.holding(document)[0] if usable else {}
-    found: dict[str, list[int]] = {}
+    current = lockfile_document.holding(document)[0] if usable else {}
+    by_op: dict[str, list[int]] = {}
     for op, args in calls:
-        entries, region = held.get(op.name, {}), lockfile.region(op, args)
+        entries, region = current.get(op.name, {}), lockfile.region(op, args)
         near_by = None if region in entries else near.predict(region, cost.work_of(op, args), profile, entries)
-        counts = found.setdefault(op.name, [0, 0, 0])
+        counts = by_op.setdefault(op.name, [0, 0, 0])
         counts[0 if region in entries else 2 if near_by is None else 1] += 1
-    return [Covered(op, *counts) for op, counts in found.items()]
+    return [Covered(op, *counts) for op, counts in by_op.items()]

@@ -38,10 +38,10 @@ def standard(
 def judge(plan: runner.Plan, op: Primitive, contender: Contender) -> bool:
     """Whether a candidate was right on the standard case. One that was wrong or failed is skipped, with its reason;
     one that does not serve that case is not."""
-    found = standard(op.name, plan.dtype, plan.seed, plan.device)
-    if found is None:
+    reference = standard(op.name, plan.dtype, plan.seed, plan.device)
+    if reference is None:
         return False
-    case, args, exact = found
+    case, args, exact = reference
     implementation, _, configuration = contender.name.partition(" ")
     line = registry.implementation(op.name, implementation)
     if select.refusals(line, select.View.of(op, args, plan.profile), plan.profile) or (
@@ -49,13 +49,13 @@ def judge(plan: runner.Plan, op: Primitive, contender: Contender) -> bool:
     ):
         return False
     try:
-        told = peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact)
+        difference = peers.wrong(op, args, contender.call_of(rotation.spared(op, args))(), exact)
     except Exception as error:  # noqa: BLE001 - a candidate that cannot run is recorded as such
         contender.skipped = failure(error, plan.device)
         return False
-    if told is not None:
-        contender.skipped = f"not equal to the op on {case}: {told}"
-    return told is None
+    if difference is not None:
+        contender.skipped = f"not equal to the op on {case}: {difference}"
+    return difference is None
 
 
 @torch.no_grad()
@@ -98,5 +98,5 @@ def compare(
             contender.skipped = why
         return
     for contender in racing:
-        if told := wrong(contender, exact):
-            contender.skipped = f"wrong on these inputs: {told}"
+        if difference := wrong(contender, exact):
+            contender.skipped = f"wrong on these inputs: {difference}"

@@ -104,7 +104,7 @@ def tune(
     chosen = [registry.primitive(name) for name in dict.fromkeys(ops or registry.primitives())]
     known_implementations(implementations)
     lockfile_document.writable(path, profile)  # else it would be found after the work
-    held = {} if again else _held(path)
+    current = {} if again else _held(path)
     cells, outcomes = [], []
     for op in chosen:
         names = candidates_of(op, profile, implementations)
@@ -115,7 +115,7 @@ def tune(
                 continue
             args = grid.on_meta(op, case, dtype)
             region = lockfile.region(op, args)
-            entry = held.get((op.name, region, f"{case.name} {dtype_name(dtype)}"))
+            entry = current.get((op.name, region, f"{case.name} {dtype_name(dtype)}"))
             if entry is not None and set(names) <= {c.implementation for c in entry.candidates}:
                 outcomes.append(Outcome(op.name, case.name, "kept", entry))
             elif quick is None:
@@ -142,7 +142,7 @@ def tune(
             waiting,
             silence,
             command or COMMAND,
-            lambda found: outcomes.append(_written(path, profile, found, preferred[found["op"], found["case"]])),
+            lambda report: outcomes.append(_written(path, profile, report, preferred[report["op"], report["case"]])),
             end,
         )
         waiting = waiting[done:]
@@ -180,8 +180,8 @@ def _held(path: Path) -> dict[tuple[str, str, str], Entry]:
     """What the lockfile has that still holds, by op, region, and case with dtype."""
     if not path.exists():
         return {}
-    held, _ = lockfile_document.holding(lockfile_document.load(path))
-    return {(op, region, e.case): e for op, entries in held.items() for region, e in entries.items()}
+    current, _ = lockfile_document.holding(lockfile_document.load(path))
+    return {(op, region, e.case): e for op, entries in current.items() for region, e in entries.items()}
 
 
 def candidates_of(op: Primitive, profile: Profile, wanted: Sequence[str] | None) -> list[str]:
@@ -334,42 +334,42 @@ def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
     lines.put(None)
 
 
-def _written(path: Path, profile: Profile, found: dict[str, Any], names: Sequence[str]) -> Outcome:
+def _written(path: Path, profile: Profile, report: dict[str, Any], names: Sequence[str]) -> Outcome:
     """Choose among the candidates of a cell, ``names`` in order of preference, and write the choice."""
-    op, case = found["op"], found["case"]
-    if "lost" in found:
-        return Outcome(op, case, f"not measured: {found['lost']}")
-    if found["untrusted"]:
-        return Outcome(op, case, f"not written: {'; '.join(found['untrusted'])}")
-    noise = found["noise"] or 0.0
+    op, case = report["op"], report["case"]
+    if "lost" in report:
+        return Outcome(op, case, f"not measured: {report['lost']}")
+    if report["untrusted"]:
+        return Outcome(op, case, f"not written: {'; '.join(report['untrusted'])}")
+    noise = report["noise"] or 0.0
     if noise > MOST_NOISE:
         return Outcome(op, case, f"not written: the noise is {noise:.0%}; required: at most {MOST_NOISE:.0%}")
-    measured = {name: statistics.median(values) for name, values in found["trials"].items() if values}
+    measured = {name: statistics.median(values) for name, values in report["trials"].items() if values}
     for name in [n for n, s in measured.items() if not LEAST_SECONDS <= s <= MOST_SECONDS]:
         why = f"its time is {measured.pop(name):.3g} s; required: {LEAST_SECONDS:g} to {MOST_SECONDS:g}"
-        found["errors"][name] = why
+        report["errors"][name] = why
     # by preference, which settles a tie; an implementation's own plan before its other configurations
     times = {n: measured[n] for n in sorted(measured, key=lambda n: (names.index(n.partition(" ")[0]), " " in n))}
     if not times:
         return Outcome(
-            op, case, f"no candidate ran and was right: {'; '.join(f'{n}: {e}' for n, e in found['errors'].items())}"
+            op, case, f"no candidate ran and was right: {'; '.join(f'{n}: {e}' for n, e in report['errors'].items())}"
         )
     winner = lockfile_entry.best(times, noise)
     candidates = [Candidate(**_named(n), seconds=s) for n, s in times.items()]
-    candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in found["errors"].items()]
+    candidates += [Candidate(**_named(n), error=e[:_MOST_ERROR]) for n, e in report["errors"].items()]
     entry = Entry(
         **_named(winner),
         seconds=times[winner],
-        noise=found["noise"],
+        noise=report["noise"],
         kernels=kernel_code.digest(op),
-        bytes=found["bytes"],
-        flops=found["flops"],
-        case=f"{case} {found['dtype']}",
+        bytes=report["bytes"],
+        flops=report["flops"],
+        case=f"{case} {report['dtype']}",
         time=lockfile_document.now(),
         candidates=candidates,
     )
-    written = lockfile_document.record(path, profile, {op: {found["key"]: entry}})
-    return Outcome(op, case, "written", written[op][found["key"]])
+    written = lockfile_document.record(path, profile, {op: {report["key"]: entry}})
+    return Outcome(op, case, "written", written[op][report["key"]])
 
 
 def _named(candidate: str) -> dict[str, Any]:

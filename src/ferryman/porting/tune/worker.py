@@ -106,14 +106,14 @@ def candidates(
 
 def contenders(plan: runner.Plan, op: Primitive, args: tuple[Any, ...], names: list[str]) -> list[Contender]:
     """The candidates, ready to be timed; then the implementations that refuse the call, with their reasons."""
-    found, known = [], runner.implementations(plan, op, args)  # first: it prepares what serves prepared calls only
+    ready, known = [], runner.implementations(plan, op, args)  # first: it prepares what serves prepared calls only
     for one in candidates(op, args, plan.profile, names):
         line = registry.implementation(op.name, one.implementation)
-        made = runner.configured(plan, op, line, "" if one.own else one.configuration)
-        made.name = one.label
-        found.append(made)
+        contender = runner.configured(plan, op, line, "" if one.own else one.configuration)
+        contender.name = one.label
+        ready.append(contender)
     refused = [c for c in known if c.skipped is not None and c.name in names]
-    return [*found, *(c for c in refused if c.name not in {f.name for f in found})][:MOST_CANDIDATES]
+    return [*ready, *(c for c in refused if c.name not in {f.name for f in ready})][:MOST_CANDIDATES]
 
 
 def _end_with_the_tuner() -> None:
