@@ -23,8 +23,8 @@ def rewritten(
         return gm.forward
 
     torch._dynamo.reset()
-    made = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
-    return kept[0], kept[1], made
+    results = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
+    return kept[0], kept[1], results
 
 
 def placed(report: graph.GraphReport) -> dict[str, int]:
@@ -34,14 +34,14 @@ def placed(report: graph.GraphReport) -> dict[str, int]:
 def at_output(report: graph.GraphReport, gm: fx.GraphModule) -> list[str]:
     """Ops that make what the graph returns."""
     (output,) = (n for n in gm.graph.nodes if n.op == "output")
-    found = []
+    op_names = []
     for node in output.all_input_nodes:
         while "ferryman" not in node.meta and node.all_input_nodes and node.target in ("to",):
             node = node.all_input_nodes[0]
         source = node.all_input_nodes[0] if getattr(node.target, "__name__", "") == "_getitem" else node
         if "ferryman" in source.meta:
-            found.append(source.meta["ferryman"])
-    return found
+            op_names.append(source.meta["ferryman"])
+    return op_names
 
 
 def far(got: Any, want: Any) -> float:

@@ -30,9 +30,9 @@ def pairs(op: Primitive, device: torch.device) -> Iterator[tuple[Implementation,
     vendor = select.profile_for(device).vendor
 
     def runs(name: str) -> list[Implementation]:
-        found = registry.implementations(name)
+        lines = registry.implementations(name)
         backends = registry.backends()
-        return [i for i in found if vendor in backends[i.backend].vendors and not registry.probe(i.backend, vendor)]
+        return [i for i in lines if vendor in backends[i.backend].vendors and not registry.probe(i.backend, vendor)]
 
     for forward in runs(op.name):
         for backward in runs(op.gradient.backward or ""):
@@ -56,10 +56,12 @@ def _leaves(op: Primitive, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list
     # an optional gradient that is asked for (attention's bias) is not every backward's, and G7 judges it
     asked = {n for n in op.names if f"need_{n}" in switches and op.types[n] == "Tensor?"}
     wanted = {n for shared in op.gradient.owners for n in shared} - asked
-    found = []
+    leaves = []
     for name, value in zip(op.names, args, strict=True):
-        found.append(value.detach().requires_grad_() if isinstance(value, Tensor) and name in wanted else value)
-    return tuple(found), [n for n, v in zip(op.names, found, strict=True) if isinstance(v, Tensor) and v.requires_grad]
+        leaves.append(value.detach().requires_grad_() if isinstance(value, Tensor) and name in wanted else value)
+    return tuple(leaves), [
+        n for n, v in zip(op.names, leaves, strict=True) if isinstance(v, Tensor) and v.requires_grad
+    ]
 
 
 def worst_ratio(
@@ -84,7 +86,7 @@ def worst_ratio(
             asked.enter_context(ferryman.use(**{op.name: forward.name, str(op.gradient.backward): backward.name}))
         outputs = as_tuple((call or op.namespace["_resolve"])(*spared(op, args)))
         kept = [i for i, n in enumerate(op.outputs) if n not in op.gradient.nondifferentiable]
-        held = [o.detach().clone() for o in outputs]  # the backward may write over them
+        saved_outputs = [o.detach().clone() for o in outputs]  # the backward may write over them
         generator = torch.Generator().manual_seed(1)
         cotangents = [torch.randn(outputs[i].shape, generator=generator).to(outputs[i]) for i in kept]
         leaves = [a for n, a in zip(op.names, args, strict=True) if n in names]
@@ -113,7 +115,7 @@ def worst_ratio(
     terms = gradient.limits.bound(backward_args, as_tuple(gradient.body(*backward_args)))
     moved = [torch.zeros((), dtype=torch.float64)] * len(gradient.outputs)
     if op.mutates:  # the forward has rounded what its backward begins with, which its own bound allows
-        kept_outputs = {f"out_{n}": o.double() for n, o in zip(op.outputs, held, strict=True)}
+        kept_outputs = {f"out_{n}": o.double() for n, o in zip(op.outputs, saved_outputs, strict=True)}
         exactly, actually = (
             as_tuple(gradient.body(*(g[n] for n in gradient.names))) for g in (given, given | kept_outputs)
         )
@@ -129,7 +131,7 @@ def worst_ratio(
         own = op.limits.bound(tuple(a.detach() if isinstance(a, Tensor) else a for a in exact_args), exact)
         by_name += [
             (name, mine, right.detach(), part, torch.zeros((), dtype=torch.float64))
-            for name, mine, right, part in zip(op.outputs, held, exact, own, strict=True)
+            for name, mine, right, part in zip(op.outputs, saved_outputs, exact, own, strict=True)
         ]
     for name, mine, right, part, beside in by_name:
         (bound,) = metrics.bounds([part], [right], [mine.dtype], declared, dtype, saved_exact=False, shown=False)

@@ -34,8 +34,8 @@ def test_replay_and_compare(recorded: Path, tmp_path: Path) -> None:
     assert " equal" in done.out and "WRONG" not in done.out
     both = ferryman("compare", str(recorded), str(tmp_path / "r" / "replay.json"))
     assert both.code == 0 and "proven by hash" in both.out and "equal (" in both.out
-    found = json.loads(ferryman("compare", str(recorded), str(tmp_path / "r" / "replay.json"), "--json").out)
-    assert found["kind"] == "ferryman-compare" and len(found["sides"]) == 2
+    comparison = json.loads(ferryman("compare", str(recorded), str(tmp_path / "r" / "replay.json"), "--json").out)
+    assert comparison["kind"] == "ferryman-compare" and len(comparison["sides"]) == 2
     plain = ferryman("compare", str(tmp_path / "r" / "replayed.json"), str(tmp_path / "r" / "replay.json"))
     assert plain.code == 0 and "all within bounds" in plain.out
 
@@ -43,9 +43,9 @@ def test_replay_and_compare(recorded: Path, tmp_path: Path) -> None:
 def test_replay_as_json_writes_nothing(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = ferryman("replay", str(recorded), "--device", "cpu", "--backend", "torch", "--json")
-    found = json.loads(done.out)
-    assert done.code == 0 and found["kind"] == "ferryman-replay" and found["schema_version"] == 1
-    assert {e["explanation"] for e in found["explained"]} == {"equal"}
+    replay = json.loads(done.out)
+    assert done.code == 0 and replay["kind"] == "ferryman-replay" and replay["schema_version"] == 1
+    assert {e["explanation"] for e in replay["explained"]} == {"equal"}
     assert os.listdir(tmp_path) == []
 
 

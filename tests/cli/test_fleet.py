@@ -24,8 +24,8 @@ ASK = ("check", "--device", "cpu", "--op", "silu_mul", "--backend", "torch")
 
 
 def cells(folder: Path) -> list[dict[str, Any]]:
-    found = json.loads((folder / "check.json").read_text())["cells"]
-    return [{k: v for k, v in one.items() if k != "seconds"} for one in found]
+    timed_cells = json.loads((folder / "check.json").read_text())["cells"]
+    return [{k: v for k, v in one.items() if k != "seconds"} for one in timed_cells]
 
 
 @pytest.fixture
@@ -36,19 +36,19 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     Path("/tmp/ray").mkdir(exist_ok=True)  # Ray notes an address there, whatever its temporary folder is
-    made = Cluster(
+    ray_cluster = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20},
     )
     try:
-        yield made
+        yield ray_cluster
     finally:
         ray.shutdown()
-        made.shutdown()
+        ray_cluster.shutdown()
 
 
-def add(made: Any, **resources: Any) -> Any:
-    return made.add_node(object_store_memory=100 << 20, **resources)
+def add(ray_cluster: Any, **resources: Any) -> Any:
+    return ray_cluster.add_node(object_store_memory=100 << 20, **resources)
 
 
 def busy(name: str, wait: float = 90) -> int:
@@ -136,16 +136,16 @@ def test_a_benchmark_and_a_tuning_lose_no_cell_to_a_killed_worker(nodes: Any, tm
         env = {**os.environ, "PYTHONPATH": path}
         running = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         os.kill(busy(verb), signal.SIGKILL)
-        told, said = running.communicate(timeout=240)
+        output, said = running.communicate(timeout=240)
         if verb == "bench":
             assert running.returncode == 0, said
-            found = [(c["op"], c["case"]) for c in json.loads(out.read_text())["cells"]]
+            cell_keys = [(c["op"], c["case"]) for c in json.loads(out.read_text())["cells"]]
         else:
-            assert told.startswith("{"), (told, said)
-            outcomes = json.loads(told)["outcomes"]
-            found = [(one["op"], one["case"]) for one in outcomes]
+            assert output.startswith("{"), (output, said)
+            outcomes = json.loads(output)["outcomes"]
+            cell_keys = [(one["op"], one["case"]) for one in outcomes]
             # a noisy machine writes nothing of a cell, and says so
             assert all(one["entry"] is not None or "noise" in one["result"] for one in outcomes), outcomes
             assert running.returncode == (0 if all(one["entry"] for one in outcomes) else 1), said
-        assert found == [("softmax", found[0][1]), ("silu_mul", found[-1][1])] and len(set(found)) == 2
+        assert cell_keys == [("softmax", cell_keys[0][1]), ("silu_mul", cell_keys[-1][1])] and len(set(cell_keys)) == 2
         assert not list(tmp_path.glob("*.fleet.jsonl"))

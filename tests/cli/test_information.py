@@ -71,8 +71,8 @@ def test_doctor_says_why_each_backend_is_or_is_not_usable(tmp_path: Path) -> Non
 def test_a_cache_is_measured_and_an_unwritable_one_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kernel.bin").write_bytes(b"x" * 1500)
-    found = doctor._cache("ours", tmp_path)
-    assert (found["files"], found["bytes"], found["problem"]) == (1, 1500, None)
+    cache = doctor._cache("ours", tmp_path)
+    assert (cache["files"], cache["bytes"], cache["problem"]) == (1, 1500, None)
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)  # the superuser may write anywhere
     assert "cannot be written" in doctor._cache("ours", tmp_path / "not" / "there")["problem"]
 

@@ -28,13 +28,13 @@ SOURCE = (Path(__file__).parent / "user_kernels.py").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("user")
-    (made / "my_kernels.py").write_text(SOURCE)
-    (made / "broken.py").write_text("import torch\nraise RuntimeError('no compiler')\n")
-    (made / "leaves.py").write_text("import sys\nsys.exit(4)\n")
-    (made / "dies.py").write_text("import os\nos._exit(6)\n")
-    (made / "slow.py").write_text("import time\ntime.sleep(600)\n")
-    return made
+    user_folder = tmp_path_factory.mktemp("user")
+    (user_folder / "my_kernels.py").write_text(SOURCE)
+    (user_folder / "broken.py").write_text("import torch\nraise RuntimeError('no compiler')\n")
+    (user_folder / "leaves.py").write_text("import sys\nsys.exit(4)\n")
+    (user_folder / "dies.py").write_text("import os\nos._exit(6)\n")
+    (user_folder / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    return user_folder
 
 
 @pytest.fixture(autouse=True)
@@ -263,8 +263,8 @@ def test_bad_use_is_one_message(folder: Path, arguments: tuple[str, ...], messag
 )
 def test_what_cannot_be_loaded_says_why(folder: Path, where: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        found = kernel_adapter.load(kernel_adapter.parse(f"{folder}/{where}"))
-        kernel_adapter.Adapter(found, registry.primitive("rms_norm"), where)
+        user_kernel = kernel_adapter.load(kernel_adapter.parse(f"{folder}/{where}"))
+        kernel_adapter.Adapter(user_kernel, registry.primitive("rms_norm"), where)
 
 
 def test_options_of_a_kernel_need_one() -> None:

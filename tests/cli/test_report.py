@@ -43,9 +43,9 @@ def test_every_format_goes_where_it_is_wanted(saved: Path, tmp_path: Path) -> No
         str(out / "a.xml"),
         "--json",
     )
-    told = json.loads(done.out)
-    assert told["verdict"] == "FAIL" and told["counts"]["FAIL"] == 2
-    assert told["written"] == [str(out / name) for name in ("a.html", "a.md", "a.xml")]
+    summary = json.loads(done.out)
+    assert summary["verdict"] == "FAIL" and summary["counts"]["FAIL"] == 2
+    assert summary["written"] == [str(out / name) for name in ("a.html", "a.md", "a.xml")]
     assert (out / "a.md").read_text("utf-8").startswith("# Parity on")
     assert ET.parse(out / "a.xml").getroot().get("failures") == "2"
     assert not saved.with_suffix(".html").exists()

@@ -39,15 +39,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def children(pid: int) -> list[int]:
     """Processes below one, at any depth."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == pid and fields[0] != "Z":
-            found += [int(path.parent.name), *children(int(path.parent.name))]
-    return found
+            pids += [int(path.parent.name), *children(int(path.parent.name))]
+    return pids
 
 
 def alive(pid: int) -> bool:
@@ -70,16 +70,16 @@ def test_a_worker_that_spins_ends_with_the_command(folder: Path, number: signal.
     )
     try:
         deadline = time.monotonic() + 120
-        while not (found := [p for p in children(command.pid) if b"porting.kernel.worker" in _command_line(p)]):
+        while not (workers := [p for p in children(command.pid) if b"porting.kernel.worker" in _command_line(p)]):
             assert time.monotonic() < deadline and command.poll() is None
             time.sleep(0.1)
         time.sleep(1)
         command.send_signal(number)
         command.wait(5)
         deadline = time.monotonic() + 5
-        while any(map(alive, found)) and time.monotonic() < deadline:
+        while any(map(alive, workers)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not any(map(alive, found))
+        assert not any(map(alive, workers))
     finally:
         command.kill()
         command.wait()
@@ -342,17 +342,17 @@ print(json.dumps(found))
 
 @needs_triton
 def test_a_right_bfloat16_kernel_is_simulated(folder: Path) -> None:
-    found = json.loads(python("-c", SOME_CASES, TRITON_INTERPRET="1"))
-    assert len(found) >= 5 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(python("-c", SOME_CASES, TRITON_INTERPRET="1"))
+    assert len(verdicts) >= 5 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 
 @needs_triton
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a driver is here")
 def test_without_a_driver_and_without_interpretation_nothing_ran(folder: Path) -> None:
-    found = json.loads(python("-c", SOME_CASES, TRITON_INTERPRET="0"))
-    launched = [verdict for verdict, why in found.values() if "set TRITON_INTERPRET=1" in str(why)]
+    verdicts = json.loads(python("-c", SOME_CASES, TRITON_INTERPRET="0"))
+    launched = [verdict for verdict, why in verdicts.values() if "set TRITON_INTERPRET=1" in str(why)]
     assert len(launched) >= 5 and set(launched) == {"NOT_RUN"}
-    assert "FAIL" not in {verdict for verdict, _ in found.values()}, found
+    assert "FAIL" not in {verdict for verdict, _ in verdicts.values()}, verdicts
 
 
 def test_a_kernels_own_seed_is_fresh_and_repeats(folder: Path) -> None:
@@ -411,12 +411,13 @@ def test_a_users_command_finds_its_signals_and_its_locale_as_they_were(monkeypat
     """What starts it is Python, which ignores two signals and may name a locale."""
     for name in ("LC_ALL", "LC_CTYPE", "LANG"):
         monkeypatch.delenv(name, raising=False)
-    told = [
+    shell_command = [
         "sh",
         "-c",
         "grep SigIgn /proc/self/status; env | grep LC_CTYPE; set -o pipefail 2>/dev/null; yes | head -1",
     ]
     plain, ours = (
-        subprocess.run(command, capture_output=True, text=True, check=False) for command in (told, bound(told))
+        subprocess.run(command, capture_output=True, text=True, check=False)
+        for command in (shell_command, bound(shell_command))
     )
     assert (ours.stdout, ours.stderr, ours.returncode) == (plain.stdout, plain.stderr, plain.returncode)

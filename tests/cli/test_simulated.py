@@ -40,9 +40,9 @@ def test_assumptions_need_the_simulator() -> None:
 
 
 def test_assumptions_keep_their_defaults() -> None:
-    found = simulated_route.assumptions_of(["estimates=below", "mfma_order=pairs", "estimates=below"])
-    assert found == Assumptions(mfma_order="pairs", estimates="below")
-    assert simulated_route.flags(found) == {
+    assumptions = simulated_route.assumptions_of(["estimates=below", "mfma_order=pairs", "estimates=below"])
+    assert assumptions == Assumptions(mfma_order="pairs", estimates="below")
+    assert simulated_route.flags(assumptions) == {
         "simulator.mfma_order": "pairs",
         "simulator.mfma_subnormals": "kept",
         "simulator.xf32": "truncate",

@@ -59,6 +59,6 @@ def main() -> dict[str, Any]:
 if __name__ == "__main__":
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = main()
-    found["warnings"] = [str(s.message) for s in said if "artefact" in str(s.message)]
-    sys.stdout.write(json.dumps(found) + "\n")
+        report = main()
+    report["warnings"] = [str(s.message) for s in said if "artefact" in str(s.message)]
+    sys.stdout.write(json.dumps(report) + "\n")

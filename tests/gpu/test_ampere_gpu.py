@@ -62,8 +62,8 @@ def _able() -> None:
 
 @pytest.fixture
 def here() -> Iterator[StandIn]:
-    with stand_in_route.on(profile("a100"), "cuda:0") as found:
-        yield found
+    with stand_in_route.on(profile("a100"), "cuda:0") as a100:
+        yield a100
 
 
 def cell(op: str, case: Case | None = None, dtype: torch.dtype = torch.bfloat16) -> Cell:
@@ -102,11 +102,14 @@ def _names(op: str) -> set[str]:
 @pytest.mark.parametrize("op", TILES)
 def test_tiles_that_no_case_of_the_check_reaches(here: StandIn, op: str) -> None:
     for case in TILES[op]:
-        found = cell(op, case)
-        assert found.verdict == "SIMULATED", (case.name, found.reason)
+        judged_cell = cell(op, case)
+        assert judged_cell.verdict == "SIMULATED", (case.name, judged_cell.reason)
         differentiable = registry.primitive(op).gradient.backward is not None
-        assert found.gates["G7"].outcome == ("pass" if differentiable else "n/a"), (case.name, found.gates["G7"])
-        assert str(found.reason).startswith(ROUTE) and " x" in str(found.reason)
+        assert judged_cell.gates["G7"].outcome == ("pass" if differentiable else "n/a"), (
+            case.name,
+            judged_cell.gates["G7"],
+        )
+        assert str(judged_cell.reason).startswith(ROUTE) and " x" in str(judged_cell.reason)
 
 
 def test_products_in_tf32_and_ieee(here: StandIn) -> None:
@@ -117,8 +120,8 @@ def test_products_in_tf32_and_ieee(here: StandIn) -> None:
         for precision in ("highest", "high"):
             torch.set_float32_matmul_precision(precision)
             for case in (*cases[:3], *TILES["linear"]):
-                found = cell("linear", case, torch.float32)
-                assert found.verdict == "SIMULATED", (precision, case.name, found.reason)
+                judged_cell = cell("linear", case, torch.float32)
+                assert judged_cell.verdict == "SIMULATED", (precision, case.name, judged_cell.reason)
         asked = {kernel.asm["ptx"].count("mma.sync") > 0 for _, kernel in here._kernels.values()}
         assert asked == {False, True}, "IEEE products on the FMA units, tf32's on the matrix unit"
     finally:
@@ -135,20 +138,20 @@ def test_what_ran_is_the_older_devices_ptx_forward_and_backward(here: StandIn) -
         y.sum().backward()
     assert here.launches["_norm", "sm_80", arch] == here.launches["_matmul", "sm_80", arch] - 2 == 70
     assert here.launches["_norm_backward", "sm_80", arch] == 1
-    for made, compiled in here._kernels.values():
+    for assembled, compiled in here._kernels.values():
         assert code_objects.arch_of(compiled.asm["cubin"]) == arch and ".target sm_80" in compiled.asm["ptx"]
-        assert "wgmma" not in compiled.asm["ptx"] and made.resources["shared"] <= profile("a100").shared_memory
-    assert any("mma.sync" in made.ptx for made, _ in here._kernels.values())
+        assert "wgmma" not in compiled.asm["ptx"] and assembled.resources["shared"] <= profile("a100").shared_memory
+    assert any("mma.sync" in assembled.ptx for assembled, _ in here._kernels.values())
 
 
 def test_afterwards_the_device_is_itself_again() -> None:
     x = torch.randn(64, 512, dtype=torch.bfloat16, device="cuda:0")
     with use("triton"):
-        with stand_in_route.on(profile("a100"), "cuda:0") as found:
+        with stand_in_route.on(profile("a100"), "cuda:0") as a100:
             ops.rms_norm(x, None)
-            counted = sum(found.launches.values())
+            counted = sum(a100.launches.values())
         ops.rms_norm(x, None)
-    assert counted == 1 == sum(found.launches.values())
+    assert counted == 1 == sum(a100.launches.values())
     assert redirect.current() is None and torch.autograd.is_multithreading_enabled()
 
 
@@ -171,8 +174,10 @@ def test_an_instruction_changed_in_the_ptx_fails(
 ) -> None:
     """So what is judged is this PTX, and not code that Triton compiled for the device."""
     monkeypatch.setattr(triton_stand_in, "_assembled", _edited(old, new))
-    found = cell(op)
-    assert found.verdict == "FAIL" and any(gate.outcome == "fail" for gate in found.gates.values()), found
+    judged_cell = cell(op)
+    assert judged_cell.verdict == "FAIL" and any(gate.outcome == "fail" for gate in judged_cell.gates.values()), (
+        judged_cell
+    )
 
 
 def _planted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -192,8 +197,8 @@ WIDE = Case("x 64 512 weight 8192", {"x": TensorSpec((64, 512)), "weight": Tenso
 def test_a_wrong_configuration_fails(monkeypatch: pytest.MonkeyPatch, here: StandIn) -> None:
     """Tiles of half the width that the launcher's grid is for: half of the result is never computed."""
     _planted(monkeypatch, BLOCK_N=32)
-    found = cell("linear", WIDE)
-    assert found.verdict == "FAIL", found
+    judged_cell = cell("linear", WIDE)
+    assert judged_cell.verdict == "FAIL", judged_cell
 
 
 def test_a_configuration_beyond_the_older_devices_shared_memory_is_not_run(
@@ -201,8 +206,10 @@ def test_a_configuration_beyond_the_older_devices_shared_memory_is_not_run(
 ) -> None:
     """12 stages of 64 x 64 x 64 are 176 KiB: an H200 would take them, an A100 does not."""
     _planted(monkeypatch, stages=12)
-    found = cell("linear", WIDE)
-    assert found.verdict == "QUARANTINED" and "sm_80" in str(found.reason) and not here.launches, found
+    judged_cell = cell("linear", WIDE)
+    assert judged_cell.verdict == "QUARANTINED" and "sm_80" in str(judged_cell.reason) and not here.launches, (
+        judged_cell
+    )
 
 
 def test_the_command() -> None:

@@ -61,11 +61,11 @@ def compiled(factory: pytest.TempPathFactory, ops: list[str] | None) -> Path:
     serving, profiles = aot.Shapes((), ()), [profile_for(torch.device("cuda", 0))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FERRYMAN_CACHE_DIR", str(factory.mktemp("cache")))
-        made = aot.compile_all(profiles, ops=ops, dtypes=["bfloat16"], serving=serving, jobs=os.cpu_count())
+        compilation = aot.compile_all(profiles, ops=ops, dtypes=["bfloat16"], serving=serving, jobs=os.cpu_count())
         out = factory.mktemp("artefacts")
-        aot.write(made, out)
-    assert made.manifest.counts()["QUARANTINED"] == 0
-    assert [m.reason for m in made.manifest.modules if m.file is None] == []
+        aot.write(compilation, out)
+    assert compilation.manifest.counts()["QUARANTINED"] == 0
+    assert [m.reason for m in compilation.manifest.modules if m.file is None] == []
     return out
 
 
@@ -81,8 +81,8 @@ def fresh(tmp_path: Path, *command: str, **environment: str) -> dict[str, Any]:
         [sys.executable, *command], env={**env, **environment}, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 def deploy(tmp_path: Path, *names: str, **environment: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 
 @pytest.fixture(scope="module")
-def found() -> Benchmark:
+def benchmark() -> Benchmark:
     return bench.run(
         ops=["rms_norm", "rms_norm_backward", "linear"],
         device="cuda",
@@ -39,11 +39,11 @@ def test_ceilings_are_those_of_the_device() -> None:
         assert 0.3 * profile.peaks["bf16"].rate < limits.product_flops_per_s < profile.peaks["bf16"].rate
 
 
-def test_every_contender_is_timed_and_no_faster_than_it_can_be(found: Benchmark) -> None:
-    assert {p.name: p.reason for p in found.peers} == {"torch-eager": None, "torch-compile": None}
-    trusted = [cell for cell in found.cells if not cell.untrusted]
-    assert len(trusted) > len(found.cells) / 2, [cell.untrusted for cell in found.cells]
-    assert all("clock" in why for cell in found.cells for why in cell.untrusted)  # a card at its power cap
+def test_every_contender_is_timed_and_no_faster_than_it_can_be(benchmark: Benchmark) -> None:
+    assert {p.name: p.reason for p in benchmark.peers} == {"torch-eager": None, "torch-compile": None}
+    trusted = [cell for cell in benchmark.cells if not cell.untrusted]
+    assert len(trusted) > len(benchmark.cells) / 2, [cell.untrusted for cell in benchmark.cells]
+    assert all("clock" in why for cell in benchmark.cells for why in cell.untrusted)  # a card at its power cap
     for cell in trusted:
         times = {t.name: t for t in cell.times}
         assert times["triton"].trials and times["torch"].trials and times["copy"].trials
@@ -54,11 +54,11 @@ def test_every_contender_is_timed_and_no_faster_than_it_can_be(found: Benchmark)
                 continue
             assert one.spread is not None and one.spread < 1.5, (cell.op, cell.case, one.name, one.trials)
             assert one.role == "reference" or (one.host_seconds or 0) > 0
-    assert "NVML" in report.markdown(found) or torch.version.hip is not None
+    assert "NVML" in report.markdown(benchmark) or torch.version.hip is not None
 
 
-def test_short_calls_are_replayed_from_graphs(found: Benchmark) -> None:
-    small = next(c for c in found.cells if c.op == "rms_norm" and c.case == "16x4096")
+def test_short_calls_are_replayed_from_graphs(benchmark: Benchmark) -> None:
+    small = next(c for c in benchmark.cells if c.op == "rms_norm" and c.case == "16x4096")
     for one in small.times:
         assert one.method == "graph replay" and one.note is None, (one.name, one.note)
         assert (one.seconds or 1) < 20e-6
@@ -72,8 +72,8 @@ def test_the_copy_is_as_fast_as_a_copy_can_be_whatever_its_size(more: int) -> No
     device = torch.device("cuda", torch.cuda.current_device())
     size = (1 << 28) + more
     copies = ceilings.copies(size, device)
-    made = clock.timer([copies() for _ in range(2)], device)
-    assert size / made.cold() > 0.9 * ceilings.measure(device, torch.bfloat16).copy_bytes_per_s
+    timer = clock.timer([copies() for _ in range(2)], device)
+    assert size / timer.cold() > 0.9 * ceilings.measure(device, torch.bfloat16).copy_bytes_per_s
 
 
 def test_graph_replay_and_events_agree_on_a_call_that_hides_its_launch() -> None:
@@ -86,7 +86,7 @@ def test_graph_replay_and_events_agree_on_a_call_that_hides_its_launch() -> None
     assert replayed.cold() == pytest.approx(by_graph, rel=0.15)
 
 
-def test_warm_inputs_are_read_faster_than_cold_ones(found: Benchmark) -> None:
+def test_warm_inputs_are_read_faster_than_cold_ones(benchmark: Benchmark) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     cache = detect(device).l2_bytes or 32 << 20
     count = cache // 8  # float32: half of the cache
@@ -107,9 +107,9 @@ def test_what_cannot_be_captured_is_timed_by_events_and_says_so() -> None:
 
 def test_a_tuned_lockfile_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock.json"
-    found = tuning.tune(path, ["rms_norm"], device="cuda")
-    assert [o.result for o in found] == ["written"] * 2, found
-    entry = next(o.entry for o in found if o.case == "16x4096")
+    outcomes = tuning.tune(path, ["rms_norm"], device="cuda")
+    assert [o.result for o in outcomes] == ["written"] * 2, outcomes
+    entry = next(o.entry for o in outcomes if o.case == "16x4096")
     assert entry is not None and all(c.seconds for c in entry.candidates), entry
     device = torch.device("cuda", torch.cuda.current_device())
     assert tuning.check(path, detect(device)).holds

@@ -46,12 +46,12 @@ def test_a_hardware_row_counts_its_launches_and_is_evidence(tmp_path: Path) -> N
     (root / "tests" / "test_k.py").write_text(SUITE)
     commit(root)
     known = matrices.read(root / "ferryman.yaml")
-    made = run.run(root, known, known.row("gpu"), tmp_path / "out").record
-    counts = {case.id.partition("::")[2]: case.launches for case in made.cases}
+    record = run.run(root, known, known.row("gpu"), tmp_path / "out").record
+    counts = {case.id.partition("::")[2]: case.launches for case in record.cases}
     assert counts["test_launches"] and counts["test_launches"] >= 3  # ones, add, sum
     assert counts["test_copies_only"] == counts["test_host"] == 0
-    assert made.launches == sum(n for n in counts.values() if n is not None)
-    assert made.device.name == torch.cuda.get_device_name() and made.numerics
+    assert record.launches == sum(n for n in counts.values() if n is not None)
+    assert record.device.name == torch.cuda.get_device_name() and record.numerics
     ((one,), problems) = evidence.collect([tmp_path / "out"])
     import datetime
 

@@ -27,9 +27,9 @@ def test_what_is_shipped_for_this_device_predicts_what_it_takes() -> None:
     profile = detect(GPU)
     if not cost.knows("rms_norm", profile):
         pytest.skip(f"no costs are shipped for {profile.name}")
-    found = bench.run(ops=["rms_norm", "linear"], device="cuda")
+    benchmark = bench.run(ops=["rms_norm", "linear"], device="cuda")
     near = 0
-    for cell in found.cells:
+    for cell in benchmark.cells:
         x = torch.empty(8192, 8192, device="meta", dtype=torch.bfloat16)
         if not cell.case.startswith("8192x8192"):
             continue
@@ -49,9 +49,9 @@ def test_what_is_shipped_for_this_device_predicts_what_it_takes() -> None:
 @pytest.fixture(scope="module")
 def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("lock") / "lock.json"
-    found = tuning.tune(path, ["softmax", "silu_mul"], grid_name="full", device="cuda")
+    outcomes = tuning.tune(path, ["softmax", "silu_mul"], grid_name="full", device="cuda")
     # A region whose clocks never held still is not written, and that is right: no other is left out.
-    assert not [(o.op, o.case, o.result) for o in found if o.entry is None and "the SM clock moved" not in o.result]
+    assert not [(o.op, o.case, o.result) for o in outcomes if o.entry is None and "the SM clock moved" not in o.result]
     return path
 
 
@@ -77,9 +77,9 @@ def test_regret_is_judged_in_a_process_of_its_own(lock: Path, tmp_path: Path) ->
         timeout=240,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])},
     )
-    found = json.loads(out.read_text())
-    assert len(found["cells"]) == 12 and not [c for c in found["cells"] if "failed" in c]
-    tuned = [c for c in found["cells"] if c["half"] == "tuned"]
+    report = json.loads(out.read_text())
+    assert len(report["cells"]) == 12 and not [c for c in report["cells"] if "failed" in c]
+    tuned = [c for c in report["cells"] if c["half"] == "tuned"]
     assert 4 <= len(tuned) <= 5 and {c["source"] for c in tuned} == {"lockfile"}
     for half in ("tuned", "untuned"):
-        assert found["halves"][half]["counts"] >= 1 and found["halves"][half]["regret"]["median"] <= 0.05
+        assert report["halves"][half]["counts"] >= 1 and report["halves"][half]["regret"]["median"] <= 0.05

@@ -81,7 +81,7 @@ def test_compiled_attention_is_the_vendors_call_with_the_right_gradients(dtype: 
         torch._dynamo.reset()
         function = torch.compile(attend, fullgraph=True, dynamic=True)
         for length, shift in lengths:
-            made = [
+            inputs = [
                 torch.randn(2 * heads * length * head_dim + shift, device=GPU)
                 .to(dtype)[shift:]
                 .view(2, length, heads, head_dim)
@@ -89,19 +89,19 @@ def test_compiled_attention_is_the_vendors_call_with_the_right_gradients(dtype: 
                 .requires_grad_()
                 for heads in (4, 2, 2)
             ]
-            wide = [x.detach().double().requires_grad_() for x in made]
+            wide = [x.detach().double().requires_grad_() for x in inputs]
             with ferryman.trace() as seen:
-                out = function(*made)
+                out = function(*inputs)
             exact = ops.attention.primitive.body(*wide, True, None, None, 0.0, None)[0]
             grad = torch.randn_like(out)
-            found = [out, *torch.autograd.grad(out, made, grad)]
+            results = [out, *torch.autograd.grad(out, inputs, grad)]
             expected = [exact, *torch.autograd.grad(exact, wide, grad.double())]
             assert sum(seen.calls.values()) == calls
             assert {(op, registry.implementation(op, name).backend) for op, name in seen.calls} <= {
                 ("attention", "torch"),
                 ("attention", "triton"),
             }
-            for got, want in zip(found, expected, strict=True):
+            for got, want in zip(results, expected, strict=True):
                 assert (got.double() - want).norm() <= 2 * torch.finfo(dtype).eps * want.norm()
 
 

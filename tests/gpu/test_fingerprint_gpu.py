@@ -27,9 +27,9 @@ def _facts(document: Fingerprint, key: str) -> dict[str, Any]:
 
 
 def _matrix(document: Fingerprint, dtype: str, name: str) -> dict[str, Any]:
-    found = document.values(f"matrix.{dtype}.{name}")
-    assert found, f"nothing measured {dtype} {name}"
-    return found
+    matrix = document.values(f"matrix.{dtype}.{name}")
+    assert matrix, f"nothing measured {dtype} {name}"
+    return matrix
 
 
 def test_the_table_is_complete(document: Fingerprint) -> None:
@@ -96,19 +96,19 @@ def _name(fact: Fact) -> tuple[str, str, str]:
 
 
 def test_the_profile_is_not_contradicted(document: Fingerprint) -> None:
-    found = fp.compare(detect("cuda"), document.facts, unstated=False)
-    assert [f for f in found if f.outcome == "contradicted"] == []
+    findings = fp.compare(detect("cuda"), document.facts, unstated=False)
+    assert [f for f in findings if f.outcome == "contradicted"] == []
 
 
 def test_verifying_is_quick_and_agrees(document: Fingerprint) -> None:
     profile = detect("cuda")
     fp.verify(profile, "cuda")  # the libraries start
     began = time.perf_counter()
-    found = fp.verify(profile, "cuda")
+    findings = fp.verify(profile, "cuda")
     assert time.perf_counter() - began < 2.0
-    assert found and {f.path: f.outcome for f in found if f.outcome == "contradicted"} == {}
+    assert findings and {f.path: f.outcome for f in findings if f.outcome == "contradicted"} == {}
     whole = {f.path: f.outcome for f in fp.compare(profile, document.facts, unstated=False)}
-    assert all(whole[f.path] == "confirmed" for f in found if f.outcome == "confirmed")
+    assert all(whole[f.path] == "confirmed" for f in findings if f.outcome == "confirmed")
 
 
 def test_flags_are_left_alone() -> None:

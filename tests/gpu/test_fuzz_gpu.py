@@ -38,14 +38,14 @@ def test_there_are_enough() -> None:
 def _taken(op: Primitive, line: Implementation, *sizes: fuzz.Sizes) -> list[tuple[Case, torch.dtype]]:
     """Up to 24 drawn cases that a line does not refuse, by their shapes, strides and dtypes."""
     profile = detect(CUDA)
-    found: list[tuple[Case, torch.dtype]] = []
+    accepted_cases: list[tuple[Case, torch.dtype]] = []
     for case, dtype in itertools.chain.from_iterable(fuzz.cases(op, 20_000, 0, own) for own in sizes):
         view = select.View.of(op, grid.on_meta(op, case, dtype), profile)
         if not select.refusals(line, view, profile):
-            found.append((case, dtype))
-        if len(found) == 24:
+            accepted_cases.append((case, dtype))
+        if len(accepted_cases) == 24:
             break
-    return found
+    return accepted_cases
 
 
 def _of_another(op: Primitive, line: Implementation) -> bool:
@@ -82,9 +82,9 @@ def test_every_implementation_holds(name: str) -> None:
             continue
         if not counts[line.name, "PASS"]:  # alignment that random sizes seldom have, or long rows
             sizes = WIDE if "logits" in op.names else LONG if "norm_backward" in name else ALIGNED
-            found = [check_cell(op, line, case, dtype, CUDA, profile) for case, dtype in _taken(op, line, sizes, TILES)]
-            wrong = [f"{cell.verdict} {cell.reason}" for cell in found if cell.verdict not in ("PASS", "UNIMPLEMENTED")]
-            assert not wrong and any(cell.verdict == "PASS" for cell in found), (line.name, wrong[:5])
+            cells = [check_cell(op, line, case, dtype, CUDA, profile) for case, dtype in _taken(op, line, sizes, TILES)]
+            wrong = [f"{cell.verdict} {cell.reason}" for cell in cells if cell.verdict not in ("PASS", "UNIMPLEMENTED")]
+            assert not wrong and any(cell.verdict == "PASS" for cell in cells), (line.name, wrong[:5])
             continue
         cases = TEMPLATES * EACH
         assert counts[line.name, "PASS"] + counts[line.name, "UNIMPLEMENTED"] == cases

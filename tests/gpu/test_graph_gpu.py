@@ -44,18 +44,18 @@ def _run(mode: str | None, place: Any, dtype: torch.dtype) -> tuple[torch.Tensor
         for _ in range(3):
             compiled(x)
         with ferryman.trace() as ran:
-            made = compiled(x).clone()
+            result = compiled(x).clone()
         exact = model.double()(x.double())
-    return made, exact, report, ran
+    return result, exact, report, ran
 
 
 @pytest.mark.parametrize("place", ["all", "auto"])
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_layer_is_as_near_to_float64_as_without_our_ops(place: str, mode: str | None) -> None:
     """An op that is placed rounds its results, as eager PyTorch does; Inductor keeps some of them in float32."""
-    made, exact, report, ran = _run(mode, place, torch.bfloat16)
+    result, exact, report, ran = _run(mode, place, torch.bfloat16)
     plain = _eager(torch.bfloat16) if place == "all" else _run(mode, "none", torch.bfloat16)[0]
-    ours, theirs = ((m.double() - exact).abs().mean() for m in (made, plain))
+    ours, theirs = ((m.double() - exact).abs().mean() for m in (result, plain))
     assert ours <= 1.1 * theirs  # fewer or the same roundings
     if place == "all":
         assert report.calls()["rms_norm"] == 1 and report.calls()["attention"] == 1

@@ -39,23 +39,23 @@ def test_real_widths_on_the_devices_own_kernels(name: str, dtype: str) -> None:
     """Forward and backward, Ferryman's kernels alone: neither torch nor the definition may serve a call."""
     modes_too = dtype == "bfloat16"  # a compilation takes most of a minute
     with ferryman.use(native(), "triton"):
-        found = check_model(name, device=GPU, dtype=dtype, run_modes=modes_too)
-    assert (found.verdict, found.reasons) == ("PASS", [])
-    assert found.cuts == ["4 layers"] and not found.unsupported
-    served = {by for c in found.calls for by in c.served}
+        result = check_model(name, device=GPU, dtype=dtype, run_modes=modes_too)
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    assert result.cuts == ["4 layers"] and not result.unsupported
+    served = {by for c in result.calls for by in c.served}
     assert served <= {native(), "triton"}, served
-    forward = {c.op: set(c.served) for c in found.calls if c.phase == "forward"}
+    forward = {c.op: set(c.served) for c in result.calls if c.phase == "forward"}
     assert set(forward) == {"attention", "rms_norm", "rope", "silu_mul"}
-    ran = {m.mode: m.verdict for m in found.modes}
+    ran = {m.mode: m.verdict for m in result.modes}
     assert ran == ({"torch.compile": "PASS", "CUDA graph": "PASS"} if modes_too else {})
-    assert found.exact == "float64" and found.first_divergence is None
+    assert result.exact == "float64" and result.first_divergence is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
 def test_real_widths_as_dispatch_chooses(name: str) -> None:
-    found = check_model(name, device=GPU, dtype="bfloat16")
-    assert (found.verdict, found.reasons) == ("PASS", [])
-    assert not found.fallbacks
+    result = check_model(name, device=GPU, dtype="bfloat16")
+    assert (result.verdict, result.reasons) == ("PASS", [])
+    assert not result.fallbacks
 
 
 def bench(family: str, dtype: torch.dtype, backward: bool = True, faults: Any = None, tiny: bool = True) -> Bench:
@@ -120,10 +120,10 @@ def no_limits(distance: Any) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_compiled_layers_match_eager_ones(dtype: torch.dtype) -> None:
-    held = bench("qwen3", dtype)
-    found = modes.compiled(held, no_limits)
-    assert (found.verdict, found.reason) == ("PASS", "")
-    assert [m.path for m in found.modules] == held.layers
+    model_bench = bench("qwen3", dtype)
+    result = modes.compiled(model_bench, no_limits)
+    assert (result.verdict, result.reason) == ("PASS", "")
+    assert [m.path for m in result.modules] == model_bench.layers
 
 
 def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
@@ -131,22 +131,22 @@ def test_a_fault_that_only_the_compiled_module_has_is_named() -> None:
         out: torch.Tensor = own(x)
         return out * 1.02 if torch.compiler.is_compiling() else out
 
-    held = bench("qwen3", torch.bfloat16, faults={"model.layers.2.mlp": when_compiled})
-    assert first_divergence(held.modules()) is None
-    found = modes.compiled(held, no_limits)
-    assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
-    assert found.first_divergence.path == "model.layers.2.mlp"
+    model_bench = bench("qwen3", torch.bfloat16, faults={"model.layers.2.mlp": when_compiled})
+    assert first_divergence(model_bench.modules()) is None
+    result = modes.compiled(model_bench, no_limits)
+    assert result.verdict == "FAIL" and result.first_divergence is not None, result.reason
+    assert result.first_divergence.path == "model.layers.2.mlp"
 
 
 @pytest.mark.parametrize("name", ["torch", "own"])
 def test_graph_replay_matches_eager(name: str) -> None:
     """On the captured input, on another, and again; forward alone, and forward with backward."""
     with ferryman.use(*(("torch",) if name == "torch" else (native(), "triton"))):
-        held = bench("qwen3", torch.bfloat16)
-        found = modes.graph_replay(held)
-    assert (found.verdict, found.reason) == ("PASS", "")
-    assert "tensors are bitwise those of the eager run" in found.bitwise
-    assert {t.direction for m in found.modules for t in m.tensors} == {"forward", "backward"}
+        model_bench = bench("qwen3", torch.bfloat16)
+        result = modes.graph_replay(model_bench)
+    assert (result.verdict, result.reason) == ("PASS", "")
+    assert "tensors are bitwise those of the eager run" in result.bitwise
+    assert {t.direction for m in result.modules for t in m.tensors} == {"forward", "backward"}
 
 
 def test_a_fault_that_only_the_captured_module_has_is_named() -> None:
@@ -154,17 +154,17 @@ def test_a_fault_that_only_the_captured_module_has_is_named() -> None:
         out: torch.Tensor = own(x)
         return out * 1.05 if torch.cuda.is_current_stream_capturing() else out
 
-    held = bench("llama", torch.bfloat16, backward=False, faults={"model.layers.1.mlp": when_captured})
-    found = modes.graph_replay(held)
-    assert found.verdict == "FAIL" and found.first_divergence is not None, found.reason
-    assert found.first_divergence.path == "model.layers.1.mlp"
+    model_bench = bench("llama", torch.bfloat16, backward=False, faults={"model.layers.1.mlp": when_captured})
+    result = modes.graph_replay(model_bench)
+    assert result.verdict == "FAIL" and result.first_divergence is not None, result.reason
+    assert result.first_divergence.path == "model.layers.1.mlp"
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma"])
 def test_the_other_families(name: str) -> None:
     with ferryman.use(native(), "triton"):
-        found = check_model(name, device=GPU, dtype="bfloat16", backward=False, run_modes=False)
-    assert (found.verdict, found.reasons) == ("PASS", [])
+        result = check_model(name, device=GPU, dtype="bfloat16", backward=False, run_modes=False)
+    assert (result.verdict, result.reasons) == ("PASS", [])
 
 
 def test_a_padded_batch_generates_the_same_text() -> None:
@@ -211,11 +211,11 @@ def test_the_compiled_layer_keeps_its_speed_and_its_graph() -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    again = found["recompilations_on_unseen_lengths"]
+    report = json.loads(done.stdout)
+    again = report["recompilations_on_unseen_lengths"]
     assert again["forward"]["ported"] == 0
     assert again["training"]["ported"] <= again["training"]["unported"]  # Inductor's own guards
-    forward = [c for c in found["cases"] if c["mode"] == "forward"]
+    forward = [c for c in report["cases"] if c["mode"] == "forward"]
     slow = [c for c in forward if c["replayed"]["speed"] < 0.98]
     busy = [c for c in forward if c["unported_us"] < 1.1 * c["replayed"]["unported_us"]]
     assert len(forward) == 4 and busy and slow == [], json.dumps(forward)

@@ -39,15 +39,15 @@ def test_rope_over_its_arguments_has_the_bits_of_rope(
 ) -> None:
     cos, sin = (torch.randn(1, seq, rotary, device=GPU, dtype=dtype) for _ in range(2))
     for heads_first, name in itertools.product((False, True), backends("rope_")):
-        made = [torch.randn(2, seq, heads, dim, device=GPU, dtype=dtype).transpose(1, 2) for heads in (32, 8)]
+        inputs = [torch.randn(2, seq, heads, dim, device=GPU, dtype=dtype).transpose(1, 2) for heads in (32, 8)]
         if heads_first:
-            made = [x.contiguous() for x in made]
+            inputs = [x.contiguous() for x in inputs]
         with ferryman.use(name):
-            expected = ops.rope(*made, cos, sin, interleaved=interleaved)
+            expected = ops.rope(*inputs, cos, sin, interleaved=interleaved)
             for _ in range(RUNS):
-                given = [x.clone() for x in made]
-                found = ops.rope_(*given, cos, sin, interleaved=interleaved)
-                assert all(f is g and torch.equal(f, e) for f, g, e in zip(found, given, expected, strict=True)), name
+                given = [x.clone() for x in inputs]
+                rotated = ops.rope_(*given, cos, sin, interleaved=interleaved)
+                assert all(f is g and torch.equal(f, e) for f, g, e in zip(rotated, given, expected, strict=True)), name
 
 
 @pytest.mark.parametrize(
@@ -100,23 +100,23 @@ def test_a_training_step_neither_waits_nor_holds_a_second_matrix() -> None:
             torch.cuda.set_sync_debug_mode("error" if measured else "default")
             try:
                 loss = ops.cross_entropy_inplace_grad(logits, labels) * scale
-                (found,) = torch.autograd.grad(loss, source)
+                (gradient,) = torch.autograd.grad(loss, source)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         assert torch.cuda.max_memory_allocated() - before <= 1.1 * matrix  # what `source * 1` hands back
         # rounded once (the scales are powers of two), from float32 sums that are 1e-6 off at most
-        error = (found.double() - exact).abs() / (2.0**-8 * exact.abs() + 1e-6 * scale / rows)
+        error = (gradient.double() - exact).abs() / (2.0**-8 * exact.abs() + 1e-6 * scale / rows)
         assert error.max() <= 1, error.max()
 
 
 def test_ligers_forms_in_place_are_timed_beside_ours() -> None:
-    found = bench.run(
+    benchmark = bench.run(
         ops=["rope_", "cross_entropy_inplace_grad"], device="cuda", peer_names=["liger"], peers_from=PEERS
     )
-    if found.peers[0].reason is not None:
-        pytest.skip(found.peers[0].reason)
-    assert len(found.cells) == 2
-    for cell in found.cells:
+    if benchmark.peers[0].reason is not None:
+        pytest.skip(benchmark.peers[0].reason)
+    assert len(benchmark.cells) == 2
+    for cell in benchmark.cells:
         assert cell.untrusted == [], cell.untrusted
         times = {t.name: t for t in cell.times}
         assert times["liger"].skipped is None and times["triton"].skipped is None, (cell.op, times["liger"].skipped)

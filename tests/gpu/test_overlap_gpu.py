@@ -25,17 +25,17 @@ def _ours(x: Tensor, between: Callable[[], None]) -> Tensor:
     with ferryman.use("cuda"):
         scaled = ops.rms_norm(x.view(-1, WIDTH))
         between()
-        made = ops.silu_mul(scaled, scaled).view(-1)
+        activated = ops.silu_mul(scaled, scaled).view(-1)
     between()
-    return made
+    return activated
 
 
 class _Chain:
     """Ours between kernels of others that take long, a fill, and another stream's work, over the same few buffers."""
 
     def __init__(self) -> None:
-        made = torch.Generator(GPU).manual_seed(0)
-        self.source = torch.randn(N, generator=made, device=GPU)
+        generator = torch.Generator(GPU).manual_seed(0)
+        self.source = torch.randn(N, generator=generator, device=GPU)
         self.x = torch.empty(N, dtype=torch.bfloat16, device=GPU)
         self.total = torch.zeros(N, device=GPU)
         self.side = torch.cuda.Stream(GPU)

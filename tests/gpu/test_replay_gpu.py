@@ -47,19 +47,19 @@ def lines() -> list[tuple[Primitive, Implementation]]:
 def shifted(x: Tensor, by: int) -> Tensor:
     """The same memory, holes between rows included, copied to ``by`` elements into a storage of its own."""
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    made = torch.empty(span + by, dtype=x.dtype, device=x.device)
-    made[by:].copy_(x.as_strided((span,), (1,), x.storage_offset()))
-    return made.as_strided(x.shape, x.stride(), by)
+    storage = torch.empty(span + by, dtype=x.dtype, device=x.device)
+    storage[by:].copy_(x.as_strided((span,), (1,), x.storage_offset()))
+    return storage.as_strided(x.shape, x.stride(), by)
 
 
 def moved(args: tuple[Any, ...], by: int) -> tuple[Any, ...]:
     return tuple(shifted(a, by) if isinstance(a, Tensor) else a for a in args)
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     return all(
         a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.nan_to_num(nan=7.5), b.nan_to_num(nan=7.5))
-        for a, b in zip(as_tuple(found), as_tuple(expected), strict=True)
+        for a, b in zip(as_tuple(actual), as_tuple(expected), strict=True)
     )
 
 
@@ -168,19 +168,19 @@ def test_a_thread_that_called_nothing_of_cuda_before() -> None:
         with ferryman.use(name):
             for _ in range(4):
                 expected = ops.rms_norm(x)
-        found: list[Any] = []
+        results: list[Any] = []
 
-        def work(name: str = name, x: Tensor = x, found: list[Any] = found) -> None:
+        def work(name: str = name, x: Tensor = x, results: list[Any] = results) -> None:
             try:
                 with ferryman.use(name):
-                    found.append(ops.rms_norm(x))
+                    results.append(ops.rms_norm(x))
             except BaseException as error:  # noqa: BLE001 - judged below
-                found.append(error)
+                results.append(error)
 
         worker = threading.Thread(target=work)
         worker.start()
         worker.join()
-        assert isinstance(found[0], Tensor) and torch.equal(found[0], expected), (name, found)
+        assert isinstance(results[0], Tensor) and torch.equal(results[0], expected), (name, results)
 
 
 def test_triton_launch_hooks_see_every_launch() -> None:
@@ -289,8 +289,8 @@ def test_a_launcher_that_raises_on_stand_ins_serves_the_call_that_would_have_rec
         if replay.recording() is not None:
             raised.append(1)
             raise RuntimeError("no kernel for the meta device")
-        made: Tensor = launch(*args)
-        return made
+        out: Tensor = launch(*args)
+        return out
 
     monkeypatch.setattr(registry, "launcher", lambda asked: odd if asked is line else known(asked))
     plan.drop_plans()

@@ -46,10 +46,10 @@ def _target(index: int = 0) -> Target:
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    found = _target()
-    backend = cuda.CudaBackend() if found.vendor == "nvidia" else hip.HipBackend()
-    assert backend.probe(found.vendor) == ()
-    return found
+    device_target = _target()
+    backend = cuda.CudaBackend() if device_target.vendor == "nvidia" else hip.HipBackend()
+    assert backend.probe(device_target.vendor) == ()
+    return device_target
 
 
 def _random(*shape: int, dtype: torch.dtype, scale: float = 1.0, device: str = "cuda") -> Tensor:
@@ -160,8 +160,8 @@ def test_activations(dtype: torch.dtype, target: Target) -> None:
             (activation.gelu_mul_backward, ("tanh",), gelu_backward_reference(*wide, "tanh")),
             (activation.gelu_mul_backward, ("none",), gelu_backward_reference(*wide, "none")),
         ):
-            for made, (y, slack) in zip(_thrice(kernel, grad, g, u, *rest, target), expected, strict=True):
-                _close(made, y, slack)
+            for gradient, (y, slack) in zip(_thrice(kernel, grad, g, u, *rest, target), expected, strict=True):
+                _close(gradient, y, slack)
     fused = _random(33, 2 * 1032, dtype=dtype)
     g, u = fused.split(1032, -1)
     _close(
@@ -170,8 +170,8 @@ def test_activations(dtype: torch.dtype, target: Target) -> None:
         40 * UNIT[F32] * (g * u).abs(),
     )
     grad = _random(33, 1032, dtype=dtype)
-    made = activation.silu_mul_backward(grad, g, u, target)
-    for one, (y, slack) in zip(made, silu_backward_reference(grad.double(), g.double(), u.double()), strict=True):
+    gradients = activation.silu_mul_backward(grad, g, u, target)
+    for one, (y, slack) in zip(gradients, silu_backward_reference(grad.double(), g.double(), u.double()), strict=True):
         _close(one, y, slack)
 
 
@@ -208,9 +208,9 @@ def test_rope(x: torch.dtype, c: torch.dtype, interleaved: bool, target: Target)
         # the transposed rotation: <rope(x), g> == <x, backward(g)>
         grads = [_random(*x.shape, dtype=x.dtype, scale=2.0) for x in (q, k)]
         back = _thrice(rope.rope_backward, *grads, cos, sin, interleaved, target)
-        for tensor, out, grad, found in zip((q, k), got, grads, back, strict=True):
-            assert torch.equal(found[..., r:], grad[..., r:])
-            there, here = (out.double() * grad.double()), (tensor.double() * found.double())
+        for tensor, out, grad, grad_x in zip((q, k), got, grads, back, strict=True):
+            assert torch.equal(grad_x[..., r:], grad[..., r:])
+            there, here = (out.double() * grad.double()), (tensor.double() * grad_x.double())
             size = there.abs().sum() * UNIT[tensor.dtype] * 2
             assert float((there.sum() - here.sum()).abs()) <= float(size) + 1e-3
 

@@ -20,14 +20,14 @@ recorded = pytest.mark.skipif(not (H200.exists() and PLANTED.exists()), reason="
 @pytest.mark.slow
 @recorded
 def test_the_h200_and_this_cpu_agree_with_the_oracle() -> None:
-    held = capsule.load(H200)
-    assert held.size <= 16 * 2**20
-    assert held.results.environment.vendor == "nvidia" and held.manifest.machine.driver
-    recorded_ops = {case.op for case in held.manifest.cases}
+    recording = capsule.load(H200)
+    assert recording.size <= 16 * 2**20
+    assert recording.results.environment.vendor == "nvidia" and recording.manifest.machine.driver
+    recorded_ops = {case.op for case in recording.manifest.cases}
     assert recorded_ops <= set(registry.primitives()) and len(recorded_ops) >= 23, "what came later is in the next one"
-    ran = {c.implementation for c in held.results.cells if c.verdict == "PASS"}
+    ran = {c.implementation for c in recording.results.cells if c.verdict == "PASS"}
     assert {"torch", "triton", "cuda", "definition"} <= ran
-    document = replay(held, "cpu")
+    document = replay(recording, "cpu")
     said = Counter(each.explanation for each in document.explained)
     wrong = [(e.op, e.implementation, e.dtype, e.case, e.detail) for e in document.explained if e.explanation in WRONG]
     assert wrong == [] and said["not judged"] == 0 and not failed(document)

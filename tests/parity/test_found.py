@@ -197,10 +197,10 @@ def test_every_one_of_these_cases_can_fail() -> None:
         kernel = registry.launcher(serving(op, implementation))
 
         def wrong(*given: Any, kernel: Any = kernel) -> Any:
-            made = kernel(*given)
-            one = made if isinstance(made, torch.Tensor) else made[0]
+            output = kernel(*given)
+            one = output if isinstance(output, torch.Tensor) else output[0]
             bad = torch.where(one.isnan(), 0.0, torch.nan).to(one.dtype) if one.numel() else one.double()
-            return bad if isinstance(made, torch.Tensor) else (bad, *made[1:])
+            return bad if isinstance(output, torch.Tensor) else (bad, *output[1:])
 
         assert check_cell(primitive, strict(op), case, dtype, kernel=wrong).verdict == "FAIL"
 
@@ -236,10 +236,10 @@ def test_any_strides_hold_the_values_between_guards(layout: str) -> None:
 def test_a_given_tensor_is_copied_with_its_strides_and_alignment() -> None:
     base = torch.arange(64.0)
     for x in (base[3:35].reshape(4, 8)[:, ::2], base[1:9].expand(3, 8), base.as_strided((3, 4), (2, 1), 5), base[5]):
-        held = Buffer.holding(x, CPU)
-        assert torch.equal(held.tensor, x) and held.tensor.stride() == x.stride()
-        assert held.tensor.data_ptr() % 16 == x.data_ptr() % 16 and held.tensor.data_ptr() != x.data_ptr()
-        assert held.untouched()
+        buffer = Buffer.holding(x, CPU)
+        assert torch.equal(buffer.tensor, x) and buffer.tensor.stride() == x.stride()
+        assert buffer.tensor.data_ptr() % 16 == x.data_ptr() % 16 and buffer.tensor.data_ptr() != x.data_ptr()
+        assert buffer.untouched()
 
 
 def test_terms_that_are_equal_are_known() -> None:
@@ -259,8 +259,8 @@ def test_bytes_of_tensors_with_odd_strides() -> None:
 
 def test_rows_of_a_scalar_and_of_nothing() -> None:
     for shape in ((), (0,), (2, 0), (0, 3), (3,), (2, 3)):
-        made = fill("nonfinite").make(Draw.of(0, "softmax", "c", "x", shape, F32, CPU))
-        assert made.shape == shape
+        tensor = fill("nonfinite").make(Draw.of(0, "softmax", "c", "x", shape, F32, CPU))
+        assert tensor.shape == shape
 
 
 @pytest.mark.parametrize(

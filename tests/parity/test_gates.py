@@ -36,11 +36,11 @@ def judged(
     line: Implementation | None = None,
 ) -> list[Cell]:
     """The cells to which a gate applies."""
-    primitive, found = registry.primitive(op), []
+    primitive, cells = registry.primitive(op), []
     for dtype in dtypes:
         for each in [case] if case is not None else cases_of(primitive):
-            found.append(check_cell(primitive, line or strict(op), each, dtype, kernel=kernel))
-    return [c for c in found if gate in c.gates and c.gates[gate].outcome != "n/a"]
+            cells.append(check_cell(primitive, line or strict(op), each, dtype, kernel=kernel))
+    return [c for c in cells if gate in c.gates and c.gates[gate].outcome != "n/a"]
 
 
 # --- G1, exact probes

@@ -48,8 +48,8 @@ class Analytic(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        found = gradients(ctx.forward, ctx.backward, ctx.args, ctx.outputs, grads)
-        return None, None, *(found.get(n) for n in ctx.forward.names)
+        grad_of = gradients(ctx.forward, ctx.backward, ctx.args, ctx.outputs, grads)
+        return None, None, *(grad_of.get(n) for n in ctx.forward.names)
 
 
 def gradients(
@@ -109,11 +109,11 @@ def test_the_definition_equals_autograd(op: str) -> None:
                 allow_unused=True,
             )
         with torch.no_grad():
-            found = gradients(forward, backward, args, outputs, cotangents)
+            grad_of = gradients(forward, backward, args, outputs, cotangents)
         for name, want in zip(names, expected, strict=True):
             torch.testing.assert_close(
-                found[name],
-                torch.zeros_like(found[name]) if want is None else want,
+                grad_of[name],
+                torch.zeros_like(grad_of[name]) if want is None else want,
                 rtol=1e-9,
                 atol=1e-9,
                 equal_nan=True,
@@ -141,7 +141,7 @@ MOST, DRAWN = 48, 12  # elements of a case that are moved one by one; cases of a
 
 def tiny(forward: Primitive) -> list[tuple[tuple[Any, ...], list[str]]]:
     """Inputs drawn from the op's whole domain, few enough to move each, and without kinks, NaN or saturation."""
-    found = []
+    draws = []
     own = {fill.name for fill in registry.evidence(forward).fills if fill.independent}  # drawn, not written down
     for case, _ in fuzz.cases(forward, 12_000, sizes=TINY):
         floats = {n: a for n, a in case.args.items() if isinstance(a, TensorSpec) and a.dtype in FLOATS}
@@ -155,10 +155,10 @@ def tiny(forward: Primitive) -> list[tuple[tuple[Any, ...], list[str]]]:
             continue  # where numbers are equal a choice leaps
         elements = [args[forward.names.index(n)].numel() for n in names]
         if all(elements) and 3 <= sum(elements) <= MOST:
-            found.append((args, names))
-        if len(found) == DRAWN:
-            return found
-    raise AssertionError(f"{forward.name}: {len(found)} of {DRAWN} tiny cases")
+            draws.append((args, names))
+        if len(draws) == DRAWN:
+            return draws
+    raise AssertionError(f"{forward.name}: {len(draws)} of {DRAWN} tiny cases")
 
 
 @pytest.mark.parametrize("op", BACKWARD)

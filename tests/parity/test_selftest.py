@@ -81,9 +81,9 @@ def test_every_bug_of_the_list_has_a_rule() -> None:
 
 
 def test_edits_fit_their_source_and_nothing_else() -> None:
-    found = sources.candidates("softmax")
-    assert len(found) > 100 and len({e.operator for e in found}) >= 12
-    for edit in spread(found, 40, 0):
+    edits = sources.candidates("softmax")
+    assert len(edits) > 100 and len({e.operator for e in edits}) >= 12
+    for edit in spread(edits, 40, 0):
         text = sources.text_of(edit.file)
         assert edit.apply(text) != text
         with pytest.raises(EditError):
@@ -118,8 +118,8 @@ def test_survivors_of_the_first_cells_are_left_for_later() -> None:
     cells = session.Cells("softmax", setting, 0, "torch")
     known = {m.name: m for m in planting.catalogue(["softmax"], 1)}
     for name, first, fate in (("read_as_if_contiguous.x", 1, None), ("zero_row.y", 1, "caught")):
-        found = session.evaluate(known[name], known[name].right(), cells, setting, False, first)
-        assert (found and found.outcome) == fate
+        record = session.evaluate(known[name], known[name].right(), cells, setting, False, first)
+        assert (record and record.outcome) == fate
     assert not cells._draws
 
 
@@ -142,10 +142,10 @@ def test_a_dtype_reaches_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_watched_kernel_tells_every_statement() -> None:
     """At the lines where it stands in the file, whatever is put between."""
     (path,) = [e.file for e in sources.candidates("softmax") if e.file.startswith("ops/")][:1]
-    told = ast.parse(sources._telling(path))
+    tree = ast.parse(sources._telling(path))
     names = python.jitted(ast.parse(sources.text_of(path)))
     kernels = {n.name: n for n in ast.parse(sources.text_of(path)).body if isinstance(n, ast.FunctionDef)}
-    for function in (n for n in told.body if isinstance(n, ast.FunctionDef) and n.name in names):
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in names):
         calls = [n for n in ast.walk(function) if python.called(n) == "ferryman_reached"]
         lines = sorted(ast.literal_eval(n.args[1]) for n in calls if isinstance(n, ast.Call))
         own = kernels[function.name]
@@ -176,8 +176,8 @@ def test_where_the_right_kernel_refuses_a_mutant_says_nothing() -> None:
 
     mutant, cells = _edited(refuses, refuses)
     cells.cases = cells.cases[:2]
-    found = session.evaluate(mutant, refuses, cells, cells.setting, False)
-    assert found is not None and found.outcome == "not run" and "nothing here reaches it" in str(found.reason)
+    record = session.evaluate(mutant, refuses, cells, cells.setting, False)
+    assert record is not None and record.outcome == "not run" and "nothing here reaches it" in str(record.reason)
 
 
 def test_what_the_budget_does_not_decide_is_not_run_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +186,9 @@ def test_what_the_budget_does_not_decide_is_not_run_and_said(monkeypatch: pytest
     mutant, cells = _edited(right, right)
     cells.warm(right, mutant.line, 2)
     cells.warm(right, mutant.line, None, 0.0)
-    found = session.evaluate(mutant, right, cells, cells.setting, False)
-    assert found is not None and found.outcome == "not run" and found.undecided
-    assert f"{len(cells.order()) - 2} cells not tried" in str(found.reason)
+    record = session.evaluate(mutant, right, cells, cells.setting, False)
+    assert record is not None and record.outcome == "not run" and record.undecided
+    assert f"{len(cells.order()) - 2} cells not tried" in str(record.reason)
     late = cells.order()[-1][0].name
 
     def wrong(*args: Any) -> Any:
@@ -197,8 +197,8 @@ def test_what_the_budget_does_not_decide_is_not_run_and_said(monkeypatch: pytest
     specs = {c.name: c.args["x"].shape for c in cells.cases}
     assert cells.unknown(*cells.order()[-1])
     monkeypatch.setattr(session, "_drawn", lambda *_: session._Drawn(200, True, "draw 1"))
-    found = session.evaluate(dataclasses.replace(mutant, make=lambda: wrong), right, cells, cells.setting, False)
-    assert found is not None and found.outcome == "caught" and not found.undecided
+    record = session.evaluate(dataclasses.replace(mutant, make=lambda: wrong), right, cells, cells.setting, False)
+    assert record is not None and record.outcome == "caught" and not record.undecided
 
 
 def test_an_undecided_edit_is_taken_up_again(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_a_kernel_that_takes_its_arguments_memory_is_not_run(monkeypatch: pytest
     mutant, cells = _edited(right, right)
     cells.warm(right, mutant.line, 2)
     monkeypatch.setattr(session, "call", call)
-    found = session.evaluate(mutant, right, cells, cells.setting, False)
-    assert found is not None and found.outcome == "not run" and "x has no memory" in str(found.reason)
+    record = session.evaluate(mutant, right, cells, cells.setting, False)
+    assert record is not None and record.outcome == "not run" and "x has no memory" in str(record.reason)
 
 
 def test_an_endless_mutant_ends_with_its_share() -> None:
@@ -253,12 +253,12 @@ def test_an_edit_of_cpp_changes_the_units_that_hold_it(monkeypatch: pytest.Monke
     edit = next(e for e in units.candidates("softmax") if e.file == "softmax.cuh" and e.operator == "sign")
     text = units._text(edit.file)
     unit = Unit("k", f'#line 1 "softmax.cuh"\n{text}\nKERNEL')
-    made = units.edited(unit, edit)
-    assert made.source == unit.source.replace(text, edit.apply(text)) != unit.source
+    edited_unit = units.edited(unit, edit)
+    assert edited_unit.source == unit.source.replace(text, edit.apply(text)) != unit.source
     other = Unit("k", "KERNEL")
     assert units.edited(other, edit) is other
     located = f'\t.file\t1 "softmax.cuh"\n\t.loc\t1 {edit.line} 3\n'
-    code = {unit: f"{located}\tv_add_f32\n", made: f"{located.replace(' 3', ' 4')}\tv_add_f32 ; note\n"}
+    code = {unit: f"{located}\tv_add_f32\n", edited_unit: f"{located.replace(' 3', ' 4')}\tv_add_f32 ; note\n"}
     asked: list[Unit] = []
 
     def assembly(one: Unit, arch: str, keep: bool = True) -> str:
@@ -267,7 +267,7 @@ def test_an_edit_of_cpp_changes_the_units_that_hold_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(simt_offline, "assembly", assembly)
     assert not units.changes(unit, edit, "gfx942")
-    code[made] = "\tv_sub_f32\n"
+    code[edited_unit] = "\tv_sub_f32\n"
     assert units.changes(unit, edit, "gfx90a")
     elsewhere = Unit("other", unit.source)
     code[elsewhere] = '\t.file\t1 "rows.cuh"\n\t.loc\t1 1 1\n'
@@ -324,9 +324,9 @@ def test_right_results_have_the_strides_that_are_declared() -> None:
 
 def test_cpp_variants_lie_side_by_side() -> None:
     text = "void f() {\n    float x = a * b;\n    store(p, x + 1.0f);\n}\n"
-    found = dict(enumerate(cpp.edits(text, "f.cuh"), 1))
-    made = cpp.schemata(text, "f.cuh", found)
-    assert all(f"ferryman_mutant == {n}" in made for n in found)
+    variants = dict(enumerate(cpp.edits(text, "f.cuh"), 1))
+    schema = cpp.schemata(text, "f.cuh", variants)
+    assert all(f"ferryman_mutant == {n}" in schema for n in variants)
     edits = {e.new for e in cpp.edits("void f() {\n    m = platform::fmax(m, v.at(i)) + g(v.at(i));\n}\n", "f.cuh")}
     assert any(new == "(m)" for new in edits) and "(i)" in edits  # no `platform::(m)`, no `v.(i)`
     assert cpp.refused("mutant:2:5: error: no match") == {2}
@@ -365,16 +365,16 @@ def test_what_a_worker_forked_ends_with_it(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_worker_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither where it is killed, nor where the folder is of a fork, whose exit runs no clean-up."""
-    made = tmp_path / "made"
+    note = tmp_path / "made"
     fork = (
         "import pathlib; from ferryman.porting.mutate import sources; "
         "from ferryman.porting.selftest.worker import forked; "
-        f"write = lambda: pathlib.Path({str(made)!r}).write_text(sources.load('m', 'A = 1').__file__); "
+        f"write = lambda: pathlib.Path({str(note)!r}).write_text(sources.load('m', 'A = 1').__file__); "
         "forked(lambda: (write(), os.kill(os.getppid(), 9), time.sleep(60)), 60.0)"
     )
     with pytest.raises(RuntimeError, match="code -9"):
         _begun(monkeypatch, fork, 60.0)
-    module = Path(made.read_text())
+    module = Path(note.read_text())
     assert module.name == "m.py" and not module.exists() and not module.parent.exists()
 
 

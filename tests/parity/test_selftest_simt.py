@@ -43,8 +43,8 @@ TODAY = os.environ.get("FERRYMAN_SELFTEST_DATE") or datetime.datetime.now(dateti
 
 def _line(op: str) -> Any:
     """The op's line in C++ that every call may take; None where the emulation has no such kernel."""
-    found = [line for line in registry.implementations(op) if line.where.endswith(f".simt_kernels:{op}")]
-    return found[0] if found else None
+    lines = [line for line in registry.implementations(op) if line.where.endswith(f".simt_kernels:{op}")]
+    return lines[0] if lines else None
 
 
 OPS = [op for op in registry.primitives() if _line(op)]
@@ -66,19 +66,19 @@ class _Emulated:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[host.EmulatedRuntime]:
-    found = host.EmulatedRuntime(WAVE, tmp_path)
-    with host.in_force(found):
-        yield found
+    emulator = host.EmulatedRuntime(WAVE, tmp_path)
+    with host.in_force(emulator):
+        yield emulator
 
 
 def _planted(source: str, most: int) -> dict[int, Edit]:
     """Edits of the files that a joined source is made of; their own text begins at each `#line 1`."""
     files = {piece.partition('"')[0] for piece in source.split('#line 1 "')[1:]}
-    found: list[Edit] = []
+    edits: list[Edit] = []
     for path in sorted(sources.ROOT.rglob("*.cuh")):
         if path.name in files:
-            found += cpp.edits(path.read_text("utf-8"), path.name)
-    return dict(enumerate(spread(found, most, int(TODAY)), 1))
+            edits += cpp.edits(path.read_text("utf-8"), path.name)
+    return dict(enumerate(spread(edits, most, int(TODAY)), 1))
 
 
 def _with(source: str, chosen: dict[int, Edit]) -> str:
@@ -150,13 +150,13 @@ def test_mutants_of_the_portable_kernels_are_caught(op: str, runtime: host.Emula
             record = session.new_record(mutant).model_copy(update={"outcome": "equivalent"})
             for runtime.order in (0, 1):  # a missing barrier shows as a result that depends on the order of threads
                 for case, dtype in cells.order():
-                    found = session.judged_alone(mutant, emulated, cells, case, dtype)
-                    if found is not None:
-                        return found
+                    judgement = session.judged_alone(mutant, emulated, cells, case, dtype)
+                    if judgement is not None:
+                        return judgement
             return record
 
-        found = worker.forked(judged, 60.0)
-        records.append(session.not_run(mutant, found) if isinstance(found, str) else found)
+        outcome = worker.forked(judged, 60.0)
+        records.append(session.not_run(mutant, outcome) if isinstance(outcome, str) else outcome)
     fates = Counter(r.outcome for r in records)
     missed = [(r.operator, r.note) for r in records if r.outcome == "missed"]
     assert fates["caught"] >= 4, (op, TODAY, fates, f"{refused} refused by the compiler")

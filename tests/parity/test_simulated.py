@@ -65,9 +65,9 @@ def check(device: str, **more: Any) -> Counter[tuple[str, str]]:
 
 
 def test_cells_run_on_the_simulated_device() -> None:
-    found = check("mi300x", ops=["softmax", "rope"], dtypes=["bf16"], jobs=1)
-    assert found["triton", "SIMULATED"] >= 35 and found["hip", "SIMULATED"] >= 30
-    assert not any(verdict == "PASS" for _, verdict in found)
+    counts = check("mi300x", ops=["softmax", "rope"], dtypes=["bf16"], jobs=1)
+    assert counts["triton", "SIMULATED"] >= 35 and counts["hip", "SIMULATED"] >= 30
+    assert not any(verdict == "PASS" for _, verdict in counts)
 
 
 def simulable(backend: str) -> list[str]:
@@ -84,12 +84,12 @@ def test_every_op_on_the_simulated_device(op: str, device: str) -> None:
         pytest.skip("the simulator has no v_sub_u32 with clamp, which its kernel has on gfx950")
     week = datetime.datetime.now(datetime.timezone.utc).isocalendar().week
     dtypes = ("bf16",) if device == "mi355x" else tuple(DTYPES[(i + week) % 3] for i in range(3))
-    found = check(device, ops=[op], dtypes=dtypes, jobs=1, thin=True)
+    counts = check(device, ops=[op], dtypes=dtypes, jobs=1, thin=True)
     cells = len(cases_of(registry.primitive(op)))
     # some refuse a dtype, or odd sizes; where each case has one dtype alone, what refuses the case's own counts more
     least = cells / (3 if device == "mi355x" else 4)
     for backend in ("triton", "hip"):
-        assert op not in simulable(backend) or found[backend, "SIMULATED"] >= least, (week, found)
+        assert op not in simulable(backend) or counts[backend, "SIMULATED"] >= least, (week, counts)
 
 
 def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
@@ -114,10 +114,10 @@ def test_long_rows_with_their_gradient_on_the_simulated_device() -> None:
         given = logits.clone()
         with Simulator(few, profile=known) as simulator:
             launch = simulator.wrap(loss_kernels.cross_entropy_inplace_grad, over=(0,))
-            found = launch(given, labels, -100, smoothing, few)
+            outputs = launch(given, labels, -100, smoothing, few)
             assert simulator.take() == []
-        assert found[2] is given
-        assert off(op, (logits, labels, -100, smoothing), found, torch.bfloat16, line) <= 1
+        assert outputs[2] is given
+        assert off(op, (logits, labels, -100, smoothing), outputs, torch.bfloat16, line) <= 1
 
 
 # Small shapes take small tiles: fewer units make the launcher take the large ones, with ragged edges.
@@ -186,8 +186,8 @@ def test_verdicts_hold_under_each_assumption(variant: dict[str, str]) -> None:
         ops, dtypes = ["linear"], ["f32"]
     else:
         ops, dtypes = ["linear", "attention"], ["bf16"]
-    found = check("mi300x", ops=ops, dtypes=dtypes, assumptions=Assumptions(**variant))
-    assert found["triton", "SIMULATED"] >= 20
+    counts = check("mi300x", ops=ops, dtypes=dtypes, assumptions=Assumptions(**variant))
+    assert counts["triton", "SIMULATED"] >= 20
 
 
 def test_triton_and_the_simt_source_agree() -> None:

@@ -16,8 +16,8 @@ def _run(op: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     profile = select.profile_for(args[0].device)
     view = select.View.of(known, given, profile)
     line = next(x for x in registry.asked(op, ("triton",)) if not select.refusals(x, view, profile))
-    found: tuple[Tensor, ...] = registry.launcher(line)(*given, target)
-    return found
+    outputs: tuple[Tensor, ...] = registry.launcher(line)(*given, target)
+    return outputs
 
 
 def attention(*args: Any) -> tuple[Tensor, ...]:

@@ -41,10 +41,10 @@ def shared(names: list[str], q: Tensor, k: Tensor, causal: bool, target: Any) ->
 def target() -> Any:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    found = select.target_of(select.profile_for(GPU))
-    if found.arch != "sm_90" or "wgmma" not in found.features:
-        pytest.skip(f"{found.arch} is not Hopper")
-    return found
+    device_target = select.target_of(select.profile_for(GPU))
+    if device_target.arch != "sm_90" or "wgmma" not in device_target.features:
+        pytest.skip(f"{device_target.arch} is not Hopper")
+    return device_target
 
 
 @pytest.fixture
@@ -257,10 +257,10 @@ def test_dispatch_follows_the_flag(ran: list[str], target: Any) -> None:
         for _ in range(2):
             for asked in (False, True):
                 with asked_to_be_deterministic(asked):
-                    found = [backward(*given) for _ in range(6)]
-                for got in found:
+                    gradients = [backward(*given) for _ in range(6)]
+                for got in gradients:
                     judge(got, grad_out, None, q, k, v, out, lse, True, 128**-0.5)
-                    assert not asked or torch.equal(got[0], found[0][0])
+                    assert not asked or torch.equal(got[0], gradients[0][0])
     names = shared(FUSED, q, k, True, target)
     assert ran[: len(names)] == names and APART[2] in ran and ran.count(FUSED[2]) + ran.count(APART[2]) <= 24
 

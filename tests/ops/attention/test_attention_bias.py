@@ -37,10 +37,10 @@ def _arguments(name: str, dtype: torch.dtype) -> dict[str, Any]:
     shape, options = MASKS[name]
     draw = torch.Generator().manual_seed(2)
     sizes = {"q": (2, 4, 37, 24), "k": (2, 2, 50, 24), "v": (2, 2, 50, 16), "grad_out": (2, 4, 37, 16), "mask": shape}
-    made: dict[str, Any] = {n: torch.randn(size, generator=draw).to(dtype) for n, size in sizes.items()}
+    tensors: dict[str, Any] = {n: torch.randn(size, generator=draw).to(dtype) for n, size in sizes.items()}
     if len(shape) > 1 and shape[-1] > 1:
-        made["mask"][..., 11] = -math.inf
-    given = {"causal": False, "scale": None, "window": None, "softcap": 0.0, **OP.added, **made, **options}
+        tensors["mask"][..., 11] = -math.inf
+    given = {"causal": False, "scale": None, "window": None, "softcap": 0.0, **OP.added, **tensors, **options}
     out, lse = OP.body(*(given[n] for n in OP.names))
     given |= {"out": out, "lse": lse.float(), "grad_lse": torch.randn(lse.shape, generator=draw), "need_mask": True}
     return {n: given[n] for n in BACKWARD.names}
@@ -49,13 +49,13 @@ def _arguments(name: str, dtype: torch.dtype) -> dict[str, Any]:
 def _judge() -> dict[str, str]:
     from ferryman.testing import assert_parity
 
-    found = {}
+    verdicts = {}
     for number, name in enumerate(MASKS):
         (cell,) = assert_parity(
             "attention_backward", LINE, _arguments(name, (torch.float32, torch.float16)[number % 2])
         )
-        found[name] = cell.verdict
-    return found
+        verdicts[name] = cell.verdict
+    return verdicts
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_it_is_right_however_the_mask_is_broadcast() -> None:
     command = [sys.executable, str(Path(__file__).resolve())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
-    assert list(found) == list(MASKS) and set(found.values()) == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert list(verdicts) == list(MASKS) and set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.gpu

@@ -172,11 +172,11 @@ def test_kernels_with_another_generator_are_not_chosen() -> None:
     few = torch.empty(2, 8, 1, 128, dtype=torch.bfloat16, device="meta")
     seeds = torch.empty(2, dtype=torch.int64, device="meta")
     for device in ("h200", "a100-sxm-80", "mi300x"):
-        told = ferryman.explain("attention", q, q, q, dropout_p=0.1, dropout_seed=seeds, device=device)
-        takes = {row.implementation for row in told.rows if not any("dropout_p" in why for why in row.reasons)}
+        explanation = ferryman.explain("attention", q, q, q, dropout_p=0.1, dropout_seed=seeds, device=device)
+        takes = {row.implementation for row in explanation.rows if not any("dropout_p" in why for why in row.reasons)}
         masked = {"triton.masked", "triton.masked_decode"}  # for calls with a mask
         assert takes == {"torch.composed", "triton.decode", "triton.tiled", "definition"} | masked
-        assert told.chosen == "triton.tiled", (device, told.chosen)
+        assert explanation.chosen == "triton.tiled", (device, explanation.chosen)
         decoding = ferryman.explain("attention", few, q, q, dropout_p=0.1, dropout_seed=seeds, device=device)
         assert str(decoding.chosen).startswith("triton."), device
         args = (q, None, q, q, q, q, q[..., 0].float())
@@ -203,8 +203,8 @@ def test_compiled_in_one_graph_with_a_seed_that_is_drawn_in_it() -> None:
 
     def call(q: Tensor) -> Tensor:
         seeds = torch.randint(2**63 - 1, (2,), device=q.device)
-        found: Tensor = ops.attention(q, q, q, causal=True, dropout_p=0.5, dropout_seed=seeds)
-        return found
+        out: Tensor = ops.attention(q, q, q, causal=True, dropout_p=0.5, dropout_seed=seeds)
+        return out
 
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -257,5 +257,5 @@ def test_the_triton_kernels_drop_the_same_interpreted_with_a_hoppers_tiles() -> 
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 8 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -96,13 +96,13 @@ COMPILED = {
 def _call(options: dict[str, Any], queries: int, keys: int) -> tuple[Any, ...]:
     q = torch.randn(2, queries, 4, 32).transpose(1, 2)
     k, v = torch.randn(2, 2, keys, 32), torch.randn(2, 2, keys, 32)
-    made = dict(options)
-    if "mask" in made:
+    call_options = dict(options)
+    if "mask" in call_options:
         seen = torch.rand(2, 1, queries, keys) < 0.6
-        made["mask"] = seen if made["mask"] == "bool" else torch.randn(1, 4, queries, keys)
-    if "key_range" in made:
-        made["key_range"] = torch.tensor([[0, keys], [20, keys - 30]], dtype=torch.int32)
-    given = {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": None, **OP.added, **made}
+        call_options["mask"] = seen if call_options["mask"] == "bool" else torch.randn(1, 4, queries, keys)
+    if "key_range" in call_options:
+        call_options["key_range"] = torch.tensor([[0, keys], [20, keys - 30]], dtype=torch.int32)
+    given = {"causal": False, "scale": None, "window": None, "softcap": 0.0, "mask": None, **OP.added, **call_options}
     return (q, k, v, *(given[name] for name in OP.names[3:]))
 
 
@@ -165,15 +165,15 @@ def _on_h100(**options: Any) -> tuple[Any, ...]:
 def test_it_serves_nothing_that_was_not_compiled_and_says_what_to_do() -> None:
     args, here = _on_h100(), profile("h100")
     view = select.View.of(OP, args, here)
-    told = select.refusals(LINE, view, here, absent=True)
-    assert told == ["prepared is not compiled; required: compiled for such calls before (ferryman.prepare)"]
+    reasons = select.refusals(LINE, view, here, absent=True)
+    assert reasons == ["prepared is not compiled; required: compiled for such calls before (ferryman.prepare)"]
     flex_variants.add(flex_variants.variant_of(*_asked(args)), lambda *given: given[0].shape[2] == 300)
     assert select.refusals(LINE, view, here, absent=True) == []
     longer = torch.empty(2, 8, 301, 64, dtype=torch.bfloat16, device="meta")
     other = (longer, *args[1:])
-    assert select.refusals(LINE, select.View.of(OP, other, here), here, absent=True) == told
+    assert select.refusals(LINE, select.View.of(OP, other, here), here, absent=True) == reasons
     windowed = _on_h100(window=64)
-    assert select.refusals(LINE, select.View.of(OP, windowed, here), here, absent=True) == told
+    assert select.refusals(LINE, select.View.of(OP, windowed, here), here, absent=True) == reasons
 
 
 def test_it_is_asked_for_in_vain_before() -> None:
@@ -181,8 +181,8 @@ def test_it_is_asked_for_in_vain_before() -> None:
     with ferryman.use(attention="torch.flex"), pytest.raises(Unsupported, match="required: a device of nvidia or amd"):
         ops.attention(q, q, q)
     dropping = _on_h100(dropout_p=0.1, dropout_seed=torch.empty(2, dtype=torch.int64, device="meta"))
-    told = select.refusals(LINE, select.View.of(OP, dropping, profile("h100")), profile("h100"), absent=True)
-    assert any(why.startswith("dropout_p is 0.1") for why in told)
+    reasons = select.refusals(LINE, select.View.of(OP, dropping, profile("h100")), profile("h100"), absent=True)
+    assert any(why.startswith("dropout_p is 0.1") for why in reasons)
 
 
 def test_untuned_dispatch_does_not_choose_it_even_where_it_is_compiled() -> None:
@@ -211,11 +211,11 @@ def test_prepare_leaves_out_what_cannot_serve_and_refuses_tensors_without_data()
 
 def test_prepare_compiles_once_and_lets_dispatch_choose_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a compiler that stands in for Inductor, and the CPU for a device that it serves."""
-    made: list[Any] = []
+    variants: list[Any] = []
 
     class Standing:
         def __init__(self, variant: Any, given: Any) -> None:
-            made.append(variant)
+            variants.append(variant)
 
         def serves(self, *given: Any) -> bool:
             return True
@@ -231,9 +231,9 @@ def test_prepare_compiles_once_and_lets_dispatch_choose_anew(monkeypatch: pytest
     monkeypatch.setattr(registry, "implementations", lambda op: (line,))
     args = _call({"causal": True}, 200, 330)
     before = preparing.plan._generation
-    found = preparing.ready(OP, args, profile("cpu"))
-    assert found == (("torch.flex",), {}) and len(made) == 1 and preparing.plan._generation == before + 1
-    assert preparing.ready(OP, args, profile("cpu"))[0] == ("torch.flex",) and len(made) == 1
+    ready_lines = preparing.ready(OP, args, profile("cpu"))
+    assert ready_lines == (("torch.flex",), {}) and len(variants) == 1 and preparing.plan._generation == before + 1
+    assert preparing.ready(OP, args, profile("cpu"))[0] == ("torch.flex",) and len(variants) == 1
     assert preparing.plan._generation == before + 1
     assert preparing.ready(OP, args, profile("cpu"), ["triton"]) == ((), {})
 

@@ -23,10 +23,10 @@ U32 = 2.0**-24
 def target() -> Any:
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    found = select.target_of(select.profile_for(GPU))
-    if found.arch != "sm_90" or "wgmma" not in found.features:
-        pytest.skip(f"{found.arch} is not Hopper")
-    return found
+    device_target = select.target_of(select.profile_for(GPU))
+    if device_target.arch != "sm_90" or "wgmma" not in device_target.features:
+        pytest.skip(f"{device_target.arch} is not Hopper")
+    return device_target
 
 
 @pytest.fixture
@@ -213,11 +213,11 @@ def test_gradients_pair_with_it(ran: list[str], target: Any) -> None:
     q, k, v = (x.detach().requires_grad_() for x in made(1, 4, 2, 384, 384, 64, torch.bfloat16))
     with ferryman.use("triton"):
         ops.attention(q, k, v, causal=True).float().square().sum().backward()
-    found = [x.grad.float() for x in (q, k, v)]
+    gradients = [x.grad.float() for x in (q, k, v)]
     assert ran[0] == "attention_forward_hopper"
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     scores = leaves[0] @ leaves[1].repeat_interleave(2, 1).mT * 64**-0.5
     p = scores.masked_fill(hidden(384, 384), -math.inf).softmax(-1)
     (p @ leaves[2].repeat_interleave(2, 1)).square().sum().backward()
-    for mine, leaf in zip(found, leaves, strict=True):
+    for mine, leaf in zip(gradients, leaves, strict=True):
         assert (mine - leaf.grad).norm() <= 0.01 * leaf.grad.norm()

@@ -131,14 +131,14 @@ def _judge(first: int) -> dict[str, str]:
     """Every fourth mask by all gates, in the dtypes that are interpreted in turns."""
     from ferryman.testing import assert_parity
 
-    found = {}
+    verdicts = {}
     for number, name in enumerate(MASKS):
         if number % 4 == first:
             for line in _lines(name):
                 dtype = (torch.float16, torch.float32)[number // 4 % 2]
                 (cell,) = assert_parity("attention", line, _arguments(name, dtype))
-                found[f"{name} {line}"] = cell.verdict
-    return found
+                verdicts[f"{name} {line}"] = cell.verdict
+    return verdicts
 
 
 def _tiles() -> dict[str, str]:
@@ -146,18 +146,18 @@ def _tiles() -> dict[str, str]:
     from ferryman.porting.inputs.cases import cases_of
     from ferryman.porting.judging.parity import check_cell
 
-    found = {}
+    verdicts = {}
     for case in (case for case in cases_of(OP) if case.tier == "small" and case.args.get("mask") is not None):
         for device in ("mi300x", "h200"):
             one = registry.implementation("attention", TILED)
             cell = check_cell(OP, one, case, torch.float16, simulate=profile(device), times=1)
-            found[f"{case.name} {device}"] = cell.verdict
-    return found
+            verdicts[f"{case.name} {device}"] = cell.verdict
+    return verdicts
 
 
 def _unseen() -> dict[str, bool]:
     """A block that no row of a tile sees is not visited: NaN there reaches nobody."""
-    found = {}
+    unaffected = {}
     for line, queries, filled in ((TILED, 33, 64), (DECODE, 1, 192)):
         given = _arguments("decode, static cache", torch.float32)
         given["q"], given["mask"] = torch.randn(4, 4, queries, 32), _static_cache(4, queries, 1200, filled)
@@ -166,8 +166,10 @@ def _unseen() -> dict[str, bool]:
         clean = launcher(*_positional(given), target)
         given["k"][:, :, filled:], given["v"][:, :, filled:] = math.nan, math.nan
         poisoned = launcher(*_positional(given), target)
-        found[line] = all(torch.equal(a, b) and bool(a.isfinite().all()) for a, b in zip(clean, poisoned, strict=True))
-    return found
+        unaffected[line] = all(
+            torch.equal(a, b) and bool(a.isfinite().all()) for a, b in zip(clean, poisoned, strict=True)
+        )
+    return unaffected
 
 
 def _listed() -> dict[str, bool]:
@@ -175,7 +177,7 @@ def _listed() -> dict[str, bool]:
     from ferryman.ops.attention import masked_kernels
     from ferryman.ops.attention.scores import visible_in
 
-    found, kept = {}, {}
+    correct, kept = {}, {}
     lists_of = masked_kernels._lists
 
     def keeping(*args: Any) -> Any:
@@ -218,8 +220,8 @@ def _listed() -> dict[str, bool]:
                     for kind in (0, 1):
                         got = lists[table, kind, : int(counts[table, kind])].tolist()
                         right = right and got == wanted[kind]
-        found[name] = right
-    return found
+        correct[name] = right
+    return correct
 
 
 def _worker(what: str) -> Any:
@@ -233,15 +235,15 @@ def _worker(what: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(4))
 def test_any_mask_is_right(first: int) -> None:
-    found = _worker(f"judge {first}")
-    assert len(found) == sum(len(_lines(name)) for name in list(MASKS)[first::4])
-    assert set(found.values()) == {"SIMULATED"}, found
+    verdicts = _worker(f"judge {first}")
+    assert len(verdicts) == sum(len(_lines(name)) for name in list(MASKS)[first::4])
+    assert set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.slow
 def test_the_ops_cases_are_right_with_devices_tiles() -> None:
-    found = _worker("tiles")
-    assert len(found) == 12 and set(found.values()) == {"SIMULATED"}, found
+    verdicts = _worker("tiles")
+    assert len(verdicts) == 12 and set(verdicts.values()) == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.slow
@@ -251,8 +253,8 @@ def test_blocks_that_nobody_sees_are_not_visited() -> None:
 
 @pytest.mark.slow
 def test_lists_are_what_the_definition_leaves() -> None:
-    found = _worker("listed")
-    assert len(found) >= 15 and all(found.values()), found
+    correct = _worker("listed")
+    assert len(correct) >= 15 and all(correct.values()), correct
 
 
 # -------------------------------------------------------------------------------------------------- choice and launches
@@ -279,8 +281,8 @@ def test_it_is_chosen_where_it_is_asked_for_and_only_with_a_mask(device: str) ->
             assert decision is not None and decision.implementation.name == name
     view = select.View.of(OP, _on_meta(200, None), here)
     for name in (TILED, DECODE):
-        told = select.refusals(registry.implementation("attention", name), view, here, absent=True)
-        assert any("required: a mask" in why for why in told)
+        reasons = select.refusals(registry.implementation("attention", name), view, here, absent=True)
+        assert any("required: a mask" in why for why in reasons)
 
 
 def test_launches_follow_from_metadata_alone() -> None:

@@ -66,12 +66,12 @@ def _captured_and_replayed(line: str, queries: int, keys: int) -> None:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = ops.attention(**given, mask=mask, return_lse=True)
+            outputs = ops.attention(**given, mask=mask, return_lse=True)
     for each, result in zip(reversed(masks), reversed(wanted), strict=True):
         mask.copy_(each)
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(found[0], result[0]) and torch.equal(found[1], result[1])
+        assert torch.equal(outputs[0], result[0]) and torch.equal(outputs[1], result[1])
     assert bool((wanted[2][0] == 0).all()) and bool((wanted[2][1] == -math.inf).all())
 
 
@@ -103,7 +103,7 @@ def _nothing_prepared() -> Any:
 
 def _flex_cases() -> list[str]:
     """The op's small cases that flex's conditions allow in 16 bits, dropout and narrow heads apart."""
-    found = []
+    names = []
     for case in cases_of(OP):
         args = case.args
         narrow = min(args["q"].shape[3], args["v"].shape[3]) < 16
@@ -114,8 +114,8 @@ def _flex_cases() -> list[str]:
             and args["k"].shape[2]
             and args["q"].shape[2]
         ):
-            found.append(case.name)
-    return found
+            names.append(case.name)
+    return names
 
 
 @pytest.mark.parametrize("name", _flex_cases())

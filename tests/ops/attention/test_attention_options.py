@@ -117,7 +117,7 @@ def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
     with ferryman.trace() as traced:
         out = ops.attention(q, k, v, causal=True, sinks=sinks)
         weight = torch.randn_like(out)
-        found = torch.autograd.grad(out, leaves, weight)
+        gradients = torch.autograd.grad(out, leaves, weight)
     assert {op for op, _ in traced.calls} == {"attention", "attention_backward"}
     wide = [x.detach().double().requires_grad_() for x in leaves]
     scores = wide[0] @ wide[1].repeat_interleave(2, 1).mT / 4
@@ -129,7 +129,7 @@ def test_a_sink_learns_as_a_column_of_the_softmax_does() -> None:
     args = double(tuple(x.detach() if isinstance(x, Tensor) else x for x in given))
     full_args = (*args, True, None, None, 0.0, None, sinks.detach().double(), None, None, False, 0.0, None)
     terms = BACKWARD.limits.bound(full_args, BACKWARD.body(*full_args))
-    for got, want, term in zip(found, wanted, terms, strict=False):
+    for got, want, term in zip(gradients, wanted, terms, strict=False):
         # the backward's own bound, and what the saved output's and log-sum-exp's float32 roundings move
         room = 2.0**-24 * (2 * term["accumulate"] + want.abs() + 8 * term["storage"] if "storage" in term else 0.0)
         room = room if isinstance(room, Tensor) else 2.0**-24 * (2 * term["accumulate"] + want.abs())
@@ -147,9 +147,9 @@ def test_a_bias_learns_by_the_composed_line_and_tritons_own() -> None:
     assert float((bias.grad.double() - wide[1].grad).abs().max()) < 2.0**-24 * 6 * 6 * 16  # type: ignore[operator]
     out, lse = ops.attention(q.detach(), q.detach(), q.detach(), mask=bias.detach(), return_lse=True)
     args = (torch.ones_like(out), None, *[q.detach()] * 3, out, lse, False, None, None, 0.0, bias.detach())
-    told = ferryman.explain("attention_backward", *args, need_mask=True, device="h200").rows
-    refused = {r.implementation for r in told if any("no gradient of a float mask" in why for why in r.reasons)}
-    assert refused == {r.implementation for r in told} - {"torch.composed", "triton.biased", "definition"}
+    rows = ferryman.explain("attention_backward", *args, need_mask=True, device="h200").rows
+    refused = {r.implementation for r in rows if any("no gradient of a float mask" in why for why in r.reasons)}
+    assert refused == {r.implementation for r in rows} - {"torch.composed", "triton.biased", "definition"}
     here = ferryman.explain("attention_backward", *args, need_mask=True, device="h200")
     assert here.chosen == "triton.biased"  # nothing composes scores where a fused way is
 
@@ -171,8 +171,8 @@ def test_a_line_that_cannot_says_so(what: str) -> None:
     if what == "chunk":
         more["chunk"] = 64
     lines, reason = H200_REFUSES[what]
-    told = ferryman.explain("attention", q, q, v, **more, device="h200").rows
-    refused = {row.implementation for row in told if any(reason in why for why in row.reasons)}
+    rows = ferryman.explain("attention", q, q, v, **more, device="h200").rows
+    refused = {row.implementation for row in rows if any(reason in why for why in row.reasons)}
     assert refused >= lines and "triton.tiled" not in refused
 
 
@@ -199,8 +199,8 @@ def test_compiled_in_one_graph() -> None:
     ends = torch.tensor([[1, 7]], dtype=torch.int32)
 
     def call(q: Tensor, sinks: Tensor, ends: Tensor) -> Tensor:
-        found: Tensor = ops.attention(q, q, q[..., :5], causal=True, sinks=sinks, key_range=ends, chunk=3)
-        return found
+        out: Tensor = ops.attention(q, q, q[..., :5], causal=True, sinks=sinks, key_range=ends, chunk=3)
+        return out
 
     torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -248,5 +248,5 @@ def test_the_triton_kernels_serve_the_options_interpreted_with_a_hoppers_tiles()
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 6 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -33,10 +33,10 @@ def test_a_mask_is_traced_where_cudnn_reads_it(kind: str, keys: int, whole: bool
     torch._dynamo.reset()
     q, k, v = (torch.randn(2, n, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for n in (96, keys, keys))
     mask = _mask(kind, 96, keys)
-    found: list[str] = []
+    targets: list[str] = []
 
     def looking(graph: torch.fx.GraphModule, given: Any) -> Any:
-        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return torch._inductor.compile(graph, given)
 
     def call(*args: torch.Tensor) -> torch.Tensor:
@@ -45,8 +45,8 @@ def test_a_mask_is_traced_where_cudnn_reads_it(kind: str, keys: int, whole: bool
     with torch.no_grad():
         got = torch.compile(call, fullgraph=True, backend=looking)(q, k, v, mask)
         wanted = ops.attention(q.double().float(), k.float(), v.float(), mask=mask if kind == "bool" else mask.float())
-    assert any("ferryman.attention" in name for name in found) == whole
-    assert any("cudnn" in name for name in found) != whole
+    assert any("ferryman.attention" in name for name in targets) == whole
+    assert any("cudnn" in name for name in targets) != whole
     # rounding of P and of the output to 8 bits, of values of unit variance, and the blind rows exactly
     assert (got.float() - wanted).norm() < 2.0**-7 * wanted.norm()
     blind = wanted.abs().amax(-1) == 0
@@ -56,12 +56,12 @@ def test_a_mask_is_traced_where_cudnn_reads_it(kind: str, keys: int, whole: bool
 def test_a_mask_stays_the_ops_where_a_gradient_is_needed() -> None:
     torch._dynamo.reset()
     q, k, v = (torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    found: list[str] = []
+    targets: list[str] = []
 
     def looking(graph: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
     mask = _mask("bool", 64, 64)
     torch.compile(lambda: ops.attention(q, k, v, mask=mask), fullgraph=True, backend=looking)().sum().backward()
-    assert any("ferryman.attention" in name for name in found) and bool(torch.isfinite(q.grad).all())
+    assert any("ferryman.attention" in name for name in targets) and bool(torch.isfinite(q.grad).all())

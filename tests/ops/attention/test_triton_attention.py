@@ -529,9 +529,9 @@ def _worker(arguments: list[str], interpret: bool, timeout: float) -> Any:
 )
 def test_within_bounds_of_float64(first: int) -> None:
     cases = list(CASES)[first : first + 10]
-    found = _worker(["interpret", *cases], True, 280)
+    ratios = _worker(["interpret", *cases], True, 280)
     for case in cases:
-        errors = {name: ratio for name, ratio in found[case].items() if name != "seconds"}
+        errors = {name: ratio for name, ratio in ratios[case].items() if name != "seconds"}
         assert "error" not in errors, (case, errors["error"])
         prefixes = ("", "no-lse-") if case in REPEATED else ("",)
         assert set(errors) == {"out", "lse"} | {f"{prefix}grad_{x}" for prefix in prefixes for x in "qkv"}, case
@@ -539,9 +539,9 @@ def test_within_bounds_of_float64(first: int) -> None:
 
 
 def test_properties() -> None:
-    found = _worker(["interpret", *CHECKS], True, 280)
-    assert {name: result["error"] for name, result in found.items() if "error" in result} == {}
-    assert list(found) == list(CHECKS)
+    results = _worker(["interpret", *CHECKS], True, 280)
+    assert {name: result["error"] for name, result in results.items() if "error" in result} == {}
+    assert list(results) == list(CHECKS)
 
 
 def _check_compiled(rows: list[dict[str, Any]], arch: str, dtype: str, dims: tuple[int, ...]) -> None:
@@ -619,9 +619,9 @@ def test_long_pieces_have_a_hoppers_unit_for_themselves(
 
     target = TARGETS[arch]
     config = kernels._decode_config(target, dtype, dim)
-    found = kernels._own_splits(config, target, dtype, dim, programs, keys)
-    assert found == splits
-    assert kernels._reads_ahead(config, target, dtype, dim, programs * found, keys // found) == ahead
+    split_count = kernels._own_splits(config, target, dtype, dim, programs, keys)
+    assert split_count == splits
+    assert kernels._reads_ahead(config, target, dtype, dim, programs * split_count, keys // split_count) == ahead
 
 
 DIMS = (64, 80, 128, 256)
@@ -634,12 +634,12 @@ def test_compiles(arch: str) -> None:
 
 def _matrix() -> list[tuple[str, str, tuple[int, ...]]]:
     """Every size of head on every arch, half of them in each dtype; on sm_90 and gfx942 all in all."""
-    found = []
+    combinations = []
     for i, arch in enumerate(arch for arch in TARGETS if arch != "cpu"):
         for j, dtype in enumerate(("float32", "float16", "bfloat16")):
             whole = arch in ("sm_90", "gfx942")
-            found.append((arch, dtype, DIMS if whole else tuple(sorted(DIMS[(i + j + n) % 4] for n in (0, 2)))))
-    return found
+            combinations.append((arch, dtype, DIMS if whole else tuple(sorted(DIMS[(i + j + n) % 4] for n in (0, 2)))))
+    return combinations
 
 
 @pytest.mark.slow

@@ -77,10 +77,10 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
 
 def test_the_slopes_that_the_bounds_take_are_the_largest() -> None:
     z = torch.linspace(-30, 30, 600_001, dtype=torch.float64, requires_grad=True)
-    found = z * torch.sigmoid(z)
+    derivative = z * torch.sigmoid(z)
     for limit in (bounds.SLOPE, bounds.BEND, bounds.THIRD):
-        (found,) = torch.autograd.grad(found.sum(), z, create_graph=True)
-        assert 0.98 * limit < float(found.detach().abs().max()) <= limit
+        (derivative,) = torch.autograd.grad(derivative.sum(), z, create_graph=True)
+        assert 0.98 * limit < float(derivative.detach().abs().max()) <= limit
     slope = torch.autograd.grad((z * torch.sigmoid(z)).sum(), z)[0]
     assert 0.99 * bounds.SPAN < float(slope.max() - slope.min()) <= bounds.SPAN
 
@@ -224,5 +224,5 @@ def test_the_triton_kernels_are_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 2 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 2 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

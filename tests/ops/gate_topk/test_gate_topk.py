@@ -29,11 +29,11 @@ def router(home: str, kind: str, config: str, **more: Any) -> Any:
     import transformers
 
     module = importlib.import_module(f"transformers.models.{home}.modeling_{home}")
-    made = getattr(module, kind)(getattr(transformers, config)(hidden_size=16, **more)).double()
+    layer = getattr(module, kind)(getattr(transformers, config)(hidden_size=16, **more)).double()
     torch.manual_seed(0)
-    for p in made.parameters():
+    for p in layer.parameters():
         torch.nn.init.normal_(p)
-    return made
+    return layer
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_the_definition_is_a_models_router(home: str, kind: str, config: str, mo
         bias = module.e_score_correction_bias.float()
     args = tuple(bias if isinstance(a, str) and a == "bias" else a for a in args)
     logits, weights, ids = module(torch.randn(50, 16).double())
-    found, places = ops.gate_topk(logits.float(), *args)
+    topk_weights, places = ops.gate_topk(logits.float(), *args)
     order, theirs = places.argsort(-1), ids.argsort(-1)
     assert torch.equal(places.gather(1, order), ids.gather(1, theirs))
     weights = weights.detach()
-    error = (found.detach().gather(1, order) - weights.gather(1, theirs)).abs()
+    error = (topk_weights.detach().gather(1, order) - weights.gather(1, theirs)).abs()
     assert float((error / weights.abs().max()).max()) <= 64 * 2.0**-24
 
 
@@ -195,8 +195,8 @@ def test_the_oracle_of_a_gradient_holds_where_a_sigmoid_is_1() -> None:
 def test_hostile_ids_of_a_backward_count_nothing() -> None:
     logits, grad = torch.randn(2, 4), torch.ones(2, 3)
     ids = torch.tensor([[0, 7, -1], [2**31 - 1, -(2**31), 4]], dtype=torch.int32)
-    found = ops.gate_topk_backward(grad, logits, ids, "sigmoid", False, 1.0)
-    assert float(found[0, 0]) > 0 and not bool(found[0, 1:].any()) and not bool(found[1].any())
+    grad_logits = ops.gate_topk_backward(grad, logits, ids, "sigmoid", False, 1.0)
+    assert float(grad_logits[0, 0]) > 0 and not bool(grad_logits[0, 1:].any()) and not bool(grad_logits[1].any())
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_the_triton_kernels_are_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 2 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 2 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 
 def test_materialised_cases_fit() -> None:

@@ -127,18 +127,18 @@ class Jittered(Router):
         return Router.forward(self, x)
 
 
-def parts(made: Any) -> dict[str, Tensor]:
+def parts(outputs: Any) -> dict[str, Tensor]:
     """By kind, each token's experts by their numbers."""
-    i = next(t for t in made if not t.is_floating_point())
+    i = next(t for t in outputs if not t.is_floating_point())
     order = i.argsort(-1)
-    found = {str(n): t if t.shape != i.shape else t.gather(1, order) for n, t in enumerate(made)}
-    return {n: t.float() for n, t in found.items()}
+    by_kind = {str(n): t if t.shape != i.shape else t.gather(1, order) for n, t in enumerate(outputs)}
+    return {n: t.float() for n, t in by_kind.items()}
 
 
 def counted(run: Callable[[], Any]) -> tuple[Any, dict[str, int]]:
     with ferryman.trace() as traced:
-        made = run()
-    return made, {op: n for (op, _), n in traced.calls.items()}
+        outputs = run()
+    return outputs, {op: n for (op, _), n in traced.calls.items()}
 
 
 LINEAR, LINEAR_BACKWARD = registry.primitive("linear"), registry.primitive("linear_backward")
@@ -181,8 +181,8 @@ def exactly(model: Router, x: Tensor, kind: torch.dtype) -> tuple[tuple[Tensor, 
     return (z, w.gather(1, order), slopes[1]), (off_z, off_w.gather(1, order), off_slope)
 
 
-def held(found: Tensor, exact: Tensor, off: Tensor) -> bool:
-    return bool(((found.double() - exact).abs() <= off).all())
+def held(actual: Tensor, exact: Tensor, off: Tensor) -> bool:
+    return bool(((actual.double() - exact).abs() <= off).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -192,14 +192,14 @@ def test_routers_are_served_and_learn(kind: type[Router], dtype: torch.dtype) ->
     model, x = kind().to(dtype), torch.randn(7, 40).to(dtype)
     wanted = model(x)
     report = port(model)
-    found, calls = counted(lambda: model(x))
+    outputs, calls = counted(lambda: model(x))
     assert calls == report.calls() == {"gate_topk": 1, "linear": 1}
-    assert [t.dtype for t in found] == [t.dtype for t in wanted] and [t.shape for t in found] == [
+    assert [t.dtype for t in outputs] == [t.dtype for t in wanted] and [t.shape for t in outputs] == [
         t.shape for t in wanted
     ]
-    weights = next(t for t in found if t.is_floating_point() and t.shape[1] == 4)
+    weights = next(t for t in outputs if t.is_floating_point() and t.shape[1] == 4)
     (z, w, slope), (off_z, off_w, off_slope) = exactly(model, x, weights.dtype)
-    for name, t in parts(found).items():
+    for name, t in parts(outputs).items():
         if not wanted[int(name)].is_floating_point():
             assert torch.equal(t, parts(wanted)[name])
         else:
@@ -215,9 +215,9 @@ def test_numbers_that_change_later_go_to_the_module() -> None:
         model, x = Grouped(), torch.randn(7, 40)
         port(model)
         setattr(model, name, value)
-        found, calls = counted(lambda m=model, x=x: m(x))
+        outputs, calls = counted(lambda m=model, x=x: m(x))
         unport(model)
-        assert "gate_topk" not in calls and all(torch.equal(a, b) for a, b in zip(found, model(x), strict=True)), name
+        assert "gate_topk" not in calls and all(torch.equal(a, b) for a, b in zip(outputs, model(x), strict=True)), name
 
 
 @pytest.mark.parametrize("kind", [BestOne, Weighted, Backwards, Cooled, Least, OtherEps, Jittered])
@@ -246,7 +246,7 @@ def test_families_route_by_the_op(family: str) -> None:
     report = port(model)
     routed = [site for site in report.ported if site.role == "gate_topk"]
     with ferryman.trace() as traced:
-        made = run(model)
-        made.logits.float().sum().backward()
+        output = run(model)
+        output.logits.float().sum().backward()
     calls = {op: sum(n for (o, _), n in traced.calls.items() if o == op) for op, _ in traced.calls}
     assert len(routed) == report.calls()["gate_topk"] == calls["gate_topk"] == calls["gate_topk_backward"] > 0

@@ -57,13 +57,13 @@ def matrices(
         q, k = (x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt() for x in (q, k))
     q, k = (x.repeat_interleave(shared, 2) for x in (q, k))
     s = torch.zeros(v.shape[0], v.shape[2], width, v.shape[3], dtype=v.dtype) if state is None else state
-    made = []
+    outputs = []
     for t in range(v.shape[1]):
         key, rate = k[:, t, :, :, None], beta[:, t, :, None, None]
         turn = torch.eye(width, dtype=v.dtype) - rate * key @ key.mT
         s = turn @ (s if g is None else g[:, t, :, None, None].exp() * s) + rate * key @ v[:, t, :, None, :]
-        made.append((q[:, t, :, None, :] @ s).squeeze(2) * (width**-0.5 if scale is None else scale))
-    return torch.stack(made, 1) if made else torch.zeros_like(v), s
+        outputs.append((q[:, t, :, None, :] @ s).squeeze(2) * (width**-0.5 if scale is None else scale))
+    return torch.stack(outputs, 1) if outputs else torch.zeros_like(v), s
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,7 +85,7 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     values = (q, k, v, g, beta, None, None, True)
     exact = OP.body(*double(values))
     terms = OP.limits.bound(double(values), exact)
-    made: list[Tensor] = []
+    pieces: list[Tensor] = []
     kept: Tensor | None = None
     at = 0
     for size in split:
@@ -93,10 +93,10 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
             now = slice(at, at + size)
             y, kept = gated_delta_rule(q[:, now], k[:, now], v[:, now], g[:, now], beta[:, now], kept, None, True)
         assert list(trace.calls) == [("gated_delta_rule", "torch")]
-        made.append(y)
+        pieces.append(y)
         at += size
     whole, final = gated_delta_rule(*values)
-    for y, state in ((torch.cat(made, 1), kept), (whole, final)):
+    for y, state in ((torch.cat(pieces, 1), kept), (whole, final)):
         assert state is not None and y.dtype is dtype and state.dtype is torch.float32
         assert ratio(y, exact[0], terms[0], UNITS[dtype]) <= 1 and ratio(state, exact[1], terms[1], 2.0**-24) <= 1
 
@@ -188,8 +188,8 @@ def test_the_backward_is_autograd_of_the_product_of_matrices(name: str) -> None:
     want = torch.autograd.grad(
         matrices(*given), [v for v in given if isinstance(v, Tensor)], (known["grad_y"], known["grad_final_state"])
     )
-    found = BACKWARD.body(*backward_args(known))
-    there = [g for g, names in zip(found, OP.gradient.owners, strict=True) if known[names[0]] is not None]
+    gradients = BACKWARD.body(*backward_args(known))
+    there = [g for g, names in zip(gradients, OP.gradient.owners, strict=True) if known[names[0]] is not None]
     for got, exact in zip(there, want, strict=True):
         assert float((got - exact).abs().max()) <= 2.0**-44 * float(exact.abs().max())
 
@@ -203,13 +203,13 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
     with ferryman.trace() as trace:
         results = ops.gated_delta_rule(*values)
         cotangents = [known[f"grad_{n}"].to(o.dtype) for n, o in zip(OP.outputs, results, strict=True)]
-        found = torch.autograd.grad(results, [v for v in values if isinstance(v, Tensor)], cotangents)
+        gradients = torch.autograd.grad(results, [v for v in values if isinstance(v, Tensor)], cotangents)
     assert set(trace.calls) == {("gated_delta_rule", "torch"), ("gated_delta_rule_backward", "torch")}
     known |= {f"grad_{n}": c.double() for n, c in zip(OP.outputs, cotangents, strict=True)}
     exact = BACKWARD.body(*backward_args(known))
     every = zip(exact, BACKWARD.limits.bound(backward_args(known), exact), OP.gradient.owners, strict=True)
     there = [(want, terms) for want, terms, names in every if known[names[0]] is not None]
-    for got, (want, terms) in zip(found, there, strict=True):
+    for got, (want, terms) in zip(gradients, there, strict=True):
         assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
 
 
@@ -228,8 +228,10 @@ def test_planted_errors_of_gradients_are_beyond_their_bounds() -> None:
         "not normalised": BACKWARD.body(*backward_args(known | {"qk_l2norm": False})),
         "a token late": tuple(x.roll(1, 1) for x in exact),
     }
-    for name, found in wrong.items():
-        seen = [ratio(got, want, terms, 2.0**-24) > 3 for got, want, terms in zip(found, exact, bounds, strict=True)]
+    for name, gradients in wrong.items():
+        seen = [
+            ratio(got, want, terms, 2.0**-24) > 3 for got, want, terms in zip(gradients, exact, bounds, strict=True)
+        ]
         # the final state asks no query, and the first one is forgotten before it
         assert all(seen[1:5] if name == "no gradient of the state" else seen), (name, seen)
 
@@ -257,8 +259,8 @@ def test_the_triton_backward_is_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 1 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 1 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 
 def test_few_tokens_have_a_line_of_their_own_in_triton() -> None:
@@ -292,16 +294,16 @@ def remember(
     ask, key = (x.repeat_interleave(share, 1) for x in (ask, key))
     ask = ask / ask.shape[-1] ** 0.5
     if before is None:
-        held = say.new_zeros(say.shape[0], say.shape[1], ask.shape[-1], say.shape[-1])
+        memory = say.new_zeros(say.shape[0], say.shape[1], ask.shape[-1], say.shape[-1])
     else:
-        held = before.to(say.dtype)
+        memory = before.to(say.dtype)
     out = torch.zeros_like(say)
     for i in range(say.shape[2]):
-        held = fade[:, :, i].exp()[..., None, None] * held
-        wrong = say[:, :, i] - torch.einsum("bhkv,bhk->bhv", held, key[:, :, i])
-        held = held + torch.einsum("bhk,bhv->bhkv", key[:, :, i], rate[:, :, i, None] * wrong)
-        out[:, :, i] = torch.einsum("bhkv,bhk->bhv", held, ask[:, :, i])
-    return out.transpose(1, 2).to(kind), held if keep else None
+        memory = fade[:, :, i].exp()[..., None, None] * memory
+        wrong = say[:, :, i] - torch.einsum("bhkv,bhk->bhv", memory, key[:, :, i])
+        memory = memory + torch.einsum("bhk,bhv->bhkv", key[:, :, i], rate[:, :, i, None] * wrong)
+        out[:, :, i] = torch.einsum("bhkv,bhk->bhv", memory, ask[:, :, i])
+    return out.transpose(1, 2).to(kind), memory if keep else None
 
 
 def forget(
@@ -319,14 +321,14 @@ def forget(
     if normal:
         ask, key = unit(ask), unit(key)
     ask = ask / ask.shape[-1] ** 0.5
-    held = say.new_zeros(say.shape[0], say.shape[1], ask.shape[-1], say.shape[-1]) if before is None else before
+    memory = say.new_zeros(say.shape[0], say.shape[1], ask.shape[-1], say.shape[-1]) if before is None else before
     out = torch.zeros_like(say)
     for i in range(say.shape[2]):
-        wrong = say[:, :, i] - (held * key[:, :, i, :, None]).sum(-2)
-        held = fade[:, :, i].exp()[..., None, None] * held
-        held = held + key[:, :, i, :, None] * (rate[:, :, i, None] * wrong)[:, :, None]
-        out[:, :, i] = (held * ask[:, :, i, :, None]).sum(-2)
-    return out.transpose(1, 2), held if keep else None
+        wrong = say[:, :, i] - (memory * key[:, :, i, :, None]).sum(-2)
+        memory = fade[:, :, i].exp()[..., None, None] * memory
+        memory = memory + key[:, :, i, :, None] * (rate[:, :, i, None] * wrong)[:, :, None]
+        out[:, :, i] = (memory * ask[:, :, i, :, None]).sum(-2)
+    return out.transpose(1, 2), memory if keep else None
 
 
 def drawn(dtype: torch.dtype, shared: int = 2) -> tuple[Tensor, ...]:
@@ -346,9 +348,9 @@ def test_a_delta_rule_is_found_by_what_it_computes(dtype: torch.dtype) -> None:
         for normal in (False, True):
             wanted, last = remember(q, k, v, g, beta, keep, state, normal)
             with ferryman.trace() as trace:
-                found, kept = served.replacement(q, k, v, g, beta, normal=normal, before=state, keep=keep)
-            assert dict(trace.calls) == {("gated_delta_rule", "torch"): 1} and found.dtype is dtype
-            assert float((found - wanted).norm()) <= max(UNITS[dtype], 2.0**-18) * float(wanted.norm())
+                out, kept = served.replacement(q, k, v, g, beta, normal=normal, before=state, keep=keep)
+            assert dict(trace.calls) == {("gated_delta_rule", "torch"): 1} and out.dtype is dtype
+            assert float((out - wanted).norm()) <= max(UNITS[dtype], 2.0**-18) * float(wanted.norm())
             assert (kept is None) == (last is None) == (not keep)
 
 
@@ -361,9 +363,9 @@ def test_gradients_come_from_the_op_and_no_token_goes_to_the_function() -> None:
     assert not trace.calls
     learned = [x.clone().requires_grad_() for x in (q, *rest)]
     with ferryman.trace() as trace:
-        found = torch.autograd.grad(served.replacement(*learned)[0].square().sum(), learned)
+        gradients = torch.autograd.grad(served.replacement(*learned)[0].square().sum(), learned)
     assert dict(trace.calls) == {("gated_delta_rule", "torch"): 1, ("gated_delta_rule_backward", "torch"): 1}
-    for got, want in zip(found, torch.autograd.grad(remember(*learned)[0].square().sum(), learned), strict=True):
+    for got, want in zip(gradients, torch.autograd.grad(remember(*learned)[0].square().sum(), learned), strict=True):
         assert float((got - want).norm()) <= 2.0**-16 * float(want.norm())
 
 
@@ -387,16 +389,16 @@ def test_it_is_found_in_a_models_layer() -> None:
     model.zero_grad(set_to_none=True)
     report = ferryman.port(model)
     with ferryman.trace() as trace:
-        found = model(ids).logits
-        found.square().mean().backward()
-    made = {op: n for (op, _), n in trace.calls.items()}
-    assert made["gated_delta_rule_backward"] == made["gated_delta_rule"]
+        logits = model(ids).logits
+        logits.square().mean().backward()
+    counts = {op: n for (op, _), n in trace.calls.items()}
+    assert counts["gated_delta_rule_backward"] == counts["gated_delta_rule"]
     for name, parameter in model.named_parameters():
         # not the sums over all tokens of what cancels: there the model's own function is off by 1e-3
         if name in slopes and parameter.dim() > 1:
             assert parameter.grad is not None
             assert float((parameter.grad - slopes[name]).norm()) <= 2.0**-12 * float(slopes[name].norm()), name
-    assert made["gated_delta_rule"] >= 1 and made["gated_rms_norm"] == made["gated_delta_rule"]
+    assert counts["gated_delta_rule"] >= 1 and counts["gated_rms_norm"] == counts["gated_delta_rule"]
     assert "gated_delta_rule" in report.maybe() and "gated_delta_rule" not in report.calls()
-    assert float((found - wanted).norm()) <= 2.0**-16 * float(wanted.norm())
-    assert functional.cosine_similarity(found.flatten(), wanted.flatten(), 0) > 0.99999
+    assert float((logits - wanted).norm()) <= 2.0**-16 * float(wanted.norm())
+    assert functional.cosine_similarity(logits.flatten(), wanted.flatten(), 0) > 0.99999

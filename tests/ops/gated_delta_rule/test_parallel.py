@@ -83,9 +83,9 @@ def interpreted(program: str, *args: str) -> Any:
 )
 def test_it_passes_every_gate_interpreted(device: str, dtype: str) -> None:
     """Ragged lengths, a state and none, deep decays, whole numbers; RDNA has other chunks."""
-    found = interpreted(INTERPRETED, device, dtype, "chunks", "exact_chunks")
-    assert len(found) == 6
-    wrong = {name: told for name, told in found.items() if told[:2] != ["triton.parallel", "SIMULATED"]}
+    outcomes = interpreted(INTERPRETED, device, dtype, "chunks", "exact_chunks")
+    assert len(outcomes) == 6
+    wrong = {name: outcome for name, outcome in outcomes.items() if outcome[:2] != ["triton.parallel", "SIMULATED"]}
     assert not wrong
 
 
@@ -132,8 +132,8 @@ print(json.dumps(found))
 
 def test_hostile_systems_stay_inside_the_bounds_interpreted() -> None:
     """Keys nearly or quite the same, reflections (beta |k|^2 = 2), decays of nothing, no rate, a large first state."""
-    found = interpreted(HOSTILE)
-    assert len(found) == 6 and all(value <= 1 for values in found.values() for value in values), found
+    ratios = interpreted(HOSTILE)
+    assert len(ratios) == 6 and all(value <= 1 for values in ratios.values() for value in values), ratios
 
 
 @pytest.mark.gpu

@@ -188,8 +188,8 @@ class Last(nn.Module):
 
 def calls(run: Callable[[], Any]) -> tuple[Any, dict[Any, int]]:
     with ferryman.trace() as traced:
-        found = run()
-    return found, dict(traced.calls)
+        output = run()
+    return output, dict(traced.calls)
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
@@ -203,11 +203,11 @@ def test_a_gated_norm_is_found_by_what_it_computes(kind: type[nn.Module], dtype:
     # whether an optional gate is given, is the caller's
     assert report.calls() == ({"gated_rms_norm": 1} if kind is Last else {})
     assert report.maybe() == (frozenset() if kind is Last else {"gated_rms_norm"})
-    found, made = calls(lambda: module(x, z))
-    assert made == {("gated_rms_norm", "torch"): 1} and found.dtype is wanted.dtype
-    apart = float((found - wanted).detach().abs().max() / wanted.detach().abs().max())
+    output, served = calls(lambda: module(x, z))
+    assert served == {("gated_rms_norm", "torch"): 1} and output.dtype is wanted.dtype
+    apart = float((output - wanted).detach().abs().max() / wanted.detach().abs().max())
     assert apart <= max(2 * UNITS[dtype], 2.0**-18)  # 64 units of float32
-    found.float().square().mean().backward()
+    output.float().square().mean().backward()
     assert next(module.parameters()).grad is not None
 
 
@@ -216,8 +216,8 @@ def test_a_gate_that_is_not_given_goes_to_the_module() -> None:
     x = torch.randn(2, 48)
     wanted = module(x)
     ferryman.port(module)
-    found, made = calls(lambda: module(x, door=None))
-    assert torch.equal(found, wanted) and made == {} and torch.equal(module(x), wanted)
+    output, served = calls(lambda: module(x, door=None))
+    assert torch.equal(output, wanted) and served == {} and torch.equal(module(x), wanted)
     assert calls(lambda: module(signal=x, door=x))[1] == {("gated_rms_norm", "torch"): 1}
 
 
@@ -227,9 +227,9 @@ def test_x_in_float32_beside_narrower_weights_is_served() -> None:
     x, z = torch.randn(3, 48), torch.randn(3, 48).bfloat16()
     wanted = module(x, z)
     ferryman.port(module)
-    found, made = calls(lambda: module(x, z))
-    assert made == {("gated_rms_norm", "torch"): 1} and found.dtype is wanted.dtype is torch.float32
-    assert float((found - wanted).detach().abs().max() / wanted.detach().abs().max()) <= 2.0**-20
+    output, served = calls(lambda: module(x, z))
+    assert served == {("gated_rms_norm", "torch"): 1} and output.dtype is wanted.dtype is torch.float32
+    assert float((output - wanted).detach().abs().max() / wanted.detach().abs().max()) <= 2.0**-20
     assert calls(lambda: module(x.bfloat16(), z.float()))[1] == {}
 
 
@@ -239,6 +239,6 @@ def test_a_look_alike_is_none(fault: str) -> None:
     x, z = torch.randn(3, 48), torch.randn(3, 48)
     wanted = module(x, z)
     report = ferryman.port(nn.Sequential(module))
-    found, made = calls(lambda: module(x, z))
-    assert "gated_rms_norm" not in report.calls() and ("gated_rms_norm", "torch") not in made
-    assert float((found - wanted).detach().abs().max() / wanted.detach().abs().max()) <= 2.0**-20  # its own code ran
+    output, served = calls(lambda: module(x, z))
+    assert "gated_rms_norm" not in report.calls() and ("gated_rms_norm", "torch") not in served
+    assert float((output - wanted).detach().abs().max() / wanted.detach().abs().max()) <= 2.0**-20  # its own code ran

@@ -39,9 +39,9 @@ def test_the_definition_and_the_call_write_what_a_loop_writes(name: str) -> None
     for got, want in zip(OP.body(*values), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     with ferryman.trace() as trace:
-        found = kv_append(k, v, k_cache, v_cache, slots)
+        caches = kv_append(k, v, k_cache, v_cache, slots)
     assert list(trace.calls) == [("kv_append", "torch")]
-    assert found[0].data_ptr() == k_cache.data_ptr() and found[1].data_ptr() == v_cache.data_ptr()
+    assert caches[0].data_ptr() == k_cache.data_ptr() and caches[1].data_ptr() == v_cache.data_ptr()
     for got, want in zip((k_cache, v_cache), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
@@ -100,5 +100,5 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 6 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

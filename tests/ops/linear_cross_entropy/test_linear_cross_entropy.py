@@ -99,9 +99,9 @@ def test_many_blocks_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
         assert float((loss.detach() - exact_loss).abs()) <= unit * float(
             terms["accumulate"] + terms["logits"] + exact_loss.abs()
         )
-        for leaf, wanted, found in zip(leaves, exact, backward.limits.bound(args, exact), strict=True):
+        for leaf, wanted, grad_terms in zip(leaves, exact, backward.limits.bound(args, exact), strict=True):
             assert leaf.grad is not None
-            allowed = unit * (sum(found[n] for n in ("accumulate", "logits", "slope", "split-k")) + wanted.abs())
+            allowed = unit * (sum(grad_terms[n] for n in ("accumulate", "logits", "slope", "split-k")) + wanted.abs())
             assert bool(((leaf.grad - wanted).abs() <= allowed + 2.0**-126).all())
 
 
@@ -166,5 +166,5 @@ def test_the_triton_kernels_are_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 6 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 6 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -133,5 +133,5 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 8 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 8 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

@@ -40,16 +40,16 @@ def test_every_form_fits_and_compiles_for_hopper_alone() -> None:
     except BackendUnavailable as error:
         pytest.skip(str(error))
     assert units(simt_offline.target_for("sm_80")) == [] and units(simt_offline.target_for("gfx942")) == []
-    made = units(simt_offline.target_for("sm_90"))
-    assert len({u.name for u in made}) == len(made) == 2 * len(forms())
+    hopper_units = units(simt_offline.target_for("sm_90"))
+    assert len({u.name for u in hopper_units}) == len(hopper_units) == 2 * len(forms())
     for form in forms():
         assert form.shared <= 232_448 and form.threads <= 1024
-    for unit in made:
+    for unit in hopper_units:
         artefact = simt_offline.compile_unit(unit, "sm_90")
-        found = artefact.resources
-        assert found["spill_stores"] == found["spill_loads"] == 0, unit.name
+        resources = artefact.resources
+        assert resources["spill_stores"] == resources["spill_loads"] == 0, unit.name
         limit = 65_536 // (384 if re.match(r"linear_wide_b?f16_128", unit.name) else 256)
-        assert found["registers"] <= limit and not re.search(r"wgmma.*serializ", artefact.log), unit.name
+        assert resources["registers"] <= limit and not re.search(r"wgmma.*serializ", artefact.log), unit.name
 
 
 def test_shared_memory_is_what_the_kernels_lay_out() -> None:

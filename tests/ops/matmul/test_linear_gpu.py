@@ -107,12 +107,12 @@ def test_two_streams_at_once() -> None:
         streams = [torch.cuda.Stream() for _ in sets]
         torch.cuda.synchronize()
         for _ in range(30):
-            found = []
+            outputs = []
             for stream, given in zip(streams, sets, strict=True):
                 with torch.cuda.stream(stream):
-                    found.append(ops.linear(*given))
+                    outputs.append(ops.linear(*given))
             torch.cuda.synchronize()
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
 def test_unaligned_and_transposed_operands() -> None:
@@ -154,8 +154,8 @@ def test_each_product_reads_what_the_one_before_wrote(m: int, captured: bool) ->
             return
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = chain(lambda: None)
+            output = chain(lambda: None)
     for _ in range(5):
-        found.zero_()
+        output.zero_()
         graph.replay()
-        assert torch.equal(found, expected)
+        assert torch.equal(output, expected)

@@ -114,15 +114,15 @@ def test_gpt_oss_experts_are_an_activation_with_biases_and_its_gradients(backend
         cotangent, leaves = cotangent.float(), [leaf.detach().float().requires_grad_() for leaf in leaves]
     x, weights, gate_up, gate_up_bias, down, down_bias = leaves
     args = (x, gate_up.mT, down.mT, ids, weights, "swiglu_oai_interleaved", torch.cat([gate_up_bias, down_bias], 1))
-    made = (LAYER.body if backend is None else ops.moe_experts)(*args)
+    output = (LAYER.body if backend is None else ops.moe_experts)(*args)
     unit = U if backend is None else 2.0**-24
     doubled = double(tuple(a.detach() if isinstance(a, Tensor) else a for a in args))
     (terms,) = LAYER.limits.bound(doubled, (exact.detach(),))
-    assert inside(made.double(), exact, terms, unit)
+    assert inside(output.double(), exact, terms, unit)
     assert not inside(LAYER.body(*doubled[:5], "swiglu_oai", doubled[6]), exact, terms, 100 * unit)
     assert not inside(LAYER.body(*doubled[:5], "silu", doubled[6]), exact, terms, 100 * unit)
-    found = [torch.autograd.grad(made, leaves, cotangent), theirs]
-    mine, theirs = ((g[0], g[2].mT, g[4].mT, g[1], torch.cat([g[3], g[5]], 1)) for g in found)
+    gradients = [torch.autograd.grad(output, leaves, cotangent), theirs]
+    mine, theirs = ((g[0], g[2].mT, g[4].mT, g[1], torch.cat([g[3], g[5]], 1)) for g in gradients)
     limits = registry.primitive("moe_experts_backward").limits.bound(
         (cotangent.double(), *doubled, *(True,) * 5), theirs
     )
@@ -227,8 +227,8 @@ def test_gradients_of_products_by_grouped_mm_are_the_same(offsets: tuple[int, ..
     )
     args: Any = (grad, x, weight, torch.tensor(offsets, dtype=torch.int32))
     exact = registry.primitive("grouped_linear_backward").body(*double(args), True, True)
-    found = grouped_mm_backward(*args, True, True, None)  # type: ignore[arg-type]
-    for got, want in zip(found, exact, strict=True):
+    gradients = grouped_mm_backward(*args, True, True, None)  # type: ignore[arg-type]
+    for got, want in zip(gradients, exact, strict=True):
         assert torch.equal(got.double(), want.bfloat16().double())
     assert [t.numel() > 0 for t in grouped_mm_backward(*args, False, True, None)] == [False, True]  # type: ignore[arg-type]
 
@@ -270,9 +270,9 @@ def test_many_rows_of_wide_experts_go_to_cutlass_on_hopper(
 ) -> None:
     experts, slots = layer[:2]
     args = _layer(rows * experts // slots, *layer, dtype)
-    told = ferryman.explain(ops.moe_experts, *args, device=device)
-    assert told.chosen == first
-    assert told.source == ("menu" if first == "torch.grouped_mm" else "profile")
+    explanation = ferryman.explain(ops.moe_experts, *args, device=device)
+    assert explanation.chosen == first
+    assert explanation.source == ("menu" if first == "torch.grouped_mm" else "profile")
     back = ferryman.explain("moe_experts_backward", args[0], *args, "silu", None, *[True] * 5, device=device)
     assert back.chosen == first
     x, weight, ends = _meta(rows * experts, 2048, dtype=dtype), _meta(experts, 512, 2048, dtype=dtype), experts
@@ -281,8 +281,8 @@ def test_many_rows_of_wide_experts_go_to_cutlass_on_hopper(
     offsets = _meta(ends, dtype=torch.int32)
     assert ferryman.explain(ops.grouped_linear, x, weight, offsets, device=device).chosen == alone
     grad = _meta(len(x), 512, dtype=dtype)
-    told = ferryman.explain("grouped_linear_backward", grad, x, weight, offsets, True, True, device=device)
-    assert told.chosen == alone
+    explanation = ferryman.explain("grouped_linear_backward", grad, x, weight, offsets, True, True, device=device)
+    assert explanation.chosen == alone
 
 
 def test_requests_and_measured_times_go_before_a_line_that_leads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,11 +294,14 @@ def test_requests_and_measured_times_go_before_a_line_that_leads(monkeypatch: py
     times = {"triton": (1e-3, 0.01), "torch.grouped_mm": (2e-3, 0.01)}
     monkeypatch.setattr(cost, "knows", lambda op, profile: True)
     monkeypatch.setattr(cost, "predictions", lambda op, work, profile: times)
-    told = ferryman.explain(ops.moe_experts, *args, device="h100")
-    assert (told.chosen, told.source) == ("triton", "predicted by the cost model")
+    explanation = ferryman.explain(ops.moe_experts, *args, device="h100")
+    assert (explanation.chosen, explanation.source) == ("triton", "predicted by the cost model")
     monkeypatch.setattr(cost, "predictions", lambda op, work, profile: {})
-    told = ferryman.explain(ops.moe_experts, *args, device="h100")
-    assert (told.chosen, told.source) == ("torch.grouped_mm", "menu") and "which leads for such calls" in str(told)
+    explanation = ferryman.explain(ops.moe_experts, *args, device="h100")
+    assert (explanation.chosen, explanation.source) == (
+        "torch.grouped_mm",
+        "menu",
+    ) and "which leads for such calls" in str(explanation)
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
@@ -355,5 +358,5 @@ def test_the_triton_kernels_are_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 7 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 7 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

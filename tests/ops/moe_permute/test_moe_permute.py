@@ -27,8 +27,8 @@ def test_permute_is_a_loop_over_experts_and_slots(case: str) -> None:
     x, ids, experts = values("moe_permute", case)
     source = [s for e in range(experts) for s, own in enumerate(ids.flatten().tolist()) if own == e]
     flat = torch.tensor([e for e in ids.flatten().tolist() if 0 <= e < experts], dtype=torch.int64)
-    rows, offsets, found = PERMUTE.body(x, ids, experts)
-    assert found.tolist() == source + [-1] * (ids.numel() - len(source))
+    rows, offsets, permuted_source = PERMUTE.body(x, ids, experts)
+    assert permuted_source.tolist() == source + [-1] * (ids.numel() - len(source))
     assert offsets.tolist() == torch.bincount(flat, minlength=experts).cumsum(0).tolist()
     assert torch.equal(rows[: len(source)], x[[s // ids.shape[1] for s in source]])
     assert not rows[len(source) :].any()
@@ -94,17 +94,17 @@ def test_with_grouped_linear_they_are_a_layer_of_experts_and_its_gradients(hosti
     parts = ops.moe_combine(y, source, weights)
     whole = ops.moe_experts(x, gate_up, down, ids, weights)
     args = (x.detach(), gate_up.detach(), down.detach(), ids, weights.detach(), "silu", None)
-    for made in (parts, whole):
-        assert off(registry.primitive("moe_experts"), args, (made.detach(),), torch.float32) <= 1
+    for output in (parts, whole):
+        assert off(registry.primitive("moe_experts"), args, (output.detach(),), torch.float32) <= 1
     leaves = (x, gate_up, down, weights)
     cotangent = torch.randn(19, 24, generator=draw)
     backward = registry.primitive("moe_experts_backward")
     needs = dict.fromkeys(("need_x", "need_gate_up", "need_down", "need_topk_weights"), True) | {"need_bias": False}
     given = dict(zip(("x", "gate_up", "down", "topk_ids", "topk_weights", "activation", "bias"), args, strict=True))
     values = [(given | needs | {"grad": cotangent})[name] for name in backward.names]
-    for made in (parts, whole):
-        found = torch.autograd.grad(made, leaves, cotangent, retain_graph=True)
-        assert off(backward, values, (*found, x.new_empty(0)), torch.float32) <= 1
+    for output in (parts, whole):
+        gradients = torch.autograd.grad(output, leaves, cotangent, retain_graph=True)
+        assert off(backward, values, (*gradients, x.new_empty(0)), torch.float32) <= 1
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -52,11 +52,11 @@ def _args(op: str, rows: int, n: int, dtype: torch.dtype, weight: torch.dtype | 
     return (grad, x, w, 1e-6) if op == "rms_norm_backward" else (grad, x, w, b, 1e-5)
 
 
-def _judge(op: str, args: Args, found: tuple[Tensor, ...]) -> None:
+def _judge(op: str, args: Args, outputs: tuple[Tensor, ...]) -> None:
     primitive = registry.primitive(op)
     exact = tuple(a.double() if isinstance(a, Tensor) else a for a in args)
     oracle = primitive.body(*exact)
-    for actual, expected, terms in zip(found, oracle, primitive.limits.bound(exact, oracle), strict=True):
+    for actual, expected, terms in zip(outputs, oracle, primitive.limits.bound(exact, oracle), strict=True):
         assert actual.shape == expected.shape
         if expected.numel() == 0:
             continue
@@ -70,8 +70,8 @@ def _run(runtime: host.EmulatedRuntime, op: str, args: Args, form: Form, where: 
     def kernel(*given: Any) -> tuple[Tensor, ...]:
         return kernels.launch(op, given[:-1], given[-1], form)
 
-    found: tuple[Tensor, ...] = runtime.call(kernel, args, where)
-    return found
+    outputs: tuple[Tensor, ...] = runtime.call(kernel, args, where)
+    return outputs
 
 
 # of x, weight and bias
@@ -108,37 +108,37 @@ def _examples(form: Form, types: tuple[int, ...] | None = None) -> Iterator[tupl
 
 
 def _collect(folder: Any, types: tuple[int, ...] | None = None) -> host.EmulatedRuntime:
-    found = host.EmulatedRuntime(32, folder)
-    with host.in_force(found):
+    emulator = host.EmulatedRuntime(32, folder)
+    with host.in_force(emulator):
         for form in ALL:
             for op, args in _examples(form, types):
-                _run(found, op, args, form, _where(form))
-    return found
+                _run(emulator, op, args, form, _where(form))
+    return emulator
 
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
-    found = _collect(request.config.cache.mkdir("ferryman-simt"))
-    with host.in_force(found):
+    emulator = _collect(request.config.cache.mkdir("ferryman-simt"))
+    with host.in_force(emulator):
         for op, args in _examples(_WIDE, (_PLAIN,)):
-            _run(found, op, args, _WIDE, _where(_WIDE))
+            _run(emulator, op, args, _WIDE, _where(_WIDE))
         for op in OPS:  # the gates' cases
             kernel = registry.launcher(registry.implementation(op, "cuda"))
             for dtype in (F32, F16, BF16):
                 for _, args in _small_cases(op, dtype):
-                    found.call(kernel, args, host.target(32, 232_448, 2))
-        found.load(found.compile_collected())
-        yield found
+                    emulator.call(kernel, args, host.target(32, 232_448, 2))
+        emulator.load(emulator.compile_collected())
+        yield emulator
 
 
 def _in_every_order(runtime: host.EmulatedRuntime, form: Form, types: tuple[int, ...] | None = None) -> None:
     for op, args in _examples(form, types):
-        found = []
+        runs = []
         for runtime.order in (0, 1, 2):
-            found.append(_run(runtime, op, args, form, _where(form)))
-        _judge(op, args, found[0])
-        for other in found[1:]:
-            for a, b in zip(found[0], other, strict=True):
+            runs.append(_run(runtime, op, args, form, _where(form)))
+        _judge(op, args, runs[0])
+        for other in runs[1:]:
+            for a, b in zip(runs[0], other, strict=True):
                 assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (op, args[0].shape)
 
 
@@ -234,8 +234,8 @@ def test_every_kernel_compiles_without_spills(arch: str) -> None:
     )
     target = dataclasses.replace(simt_offline.target_for(arch), shared_memory=WIDE_SHARED_MEMORY)
     for unit, names in host.joined(kernels.units(target)):
-        found = simt_offline.compile_unit(unit, arch).resources
-        assert max(found["spill_stores"], found["spill_loads"]) <= unit.spills_allowed, (names, found)
+        resources = simt_offline.compile_unit(unit, arch).resources
+        assert max(resources["spill_stores"], resources["spill_loads"]) <= unit.spills_allowed, (names, resources)
         assert arch != "sm_90" or unit.spills_allowed == 0
 
 

@@ -41,11 +41,11 @@ def _args(op: str, rows: int, n: int, dtype: torch.dtype, weight: torch.dtype | 
     return (*given, w, torch.randn(n, device=GPU), 1e-5) if op.startswith("layer") else (*given, w, 1e-6)
 
 
-def _judge(op: str, args: tuple[Any, ...], found: tuple[Tensor, ...]) -> None:
+def _judge(op: str, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
     primitive = registry.primitive(op)
     exact = tuple(a.double() if isinstance(a, Tensor) else a for a in args)
     oracle = primitive.body(*exact)
-    for actual, expected, terms in zip(found, oracle, primitive.limits.bound(exact, oracle), strict=True):
+    for actual, expected, terms in zip(outputs, oracle, primitive.limits.bound(exact, oracle), strict=True):
         if expected.numel() == 0:
             continue
         slack = UNIT[F32] * terms["accumulate"] + terms.get("absolute", 0.0)

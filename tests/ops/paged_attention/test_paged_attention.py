@@ -36,10 +36,10 @@ def one_by_one(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lengt
             continue
         slots = [(int(table[b, t // size]), t % size) for t in range(length)]
         k, v = (torch.stack([cache[slot] for slot in slots], 1) for cache in (k_cache, v_cache))
-        found = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             q[b, :, None], k, v, scale=scale, enable_gqa=groups != q.shape[1]
         )
-        out[b] = found[:, 0]
+        out[b] = attended[:, 0]
     return out
 
 
@@ -142,5 +142,5 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 4 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 4 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts

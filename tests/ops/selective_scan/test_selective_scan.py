@@ -72,13 +72,13 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     x, dt, a, b, c, d, z, bias, kept, softplus = values
     exact, last = OP.body(*wide)
     terms, state_terms = OP.limits.bound(wide, (exact, last))
-    found = []
+    pieces = []
     for parts in zip(*(m.split(split, 1) for m in (x, dt, b, c, z)), strict=True):
         with ferryman.trace() as trace:
             y, kept = ops.selective_scan(parts[0], parts[1], a, parts[2], parts[3], d, parts[4], bias, kept, softplus)
         assert list(trace.calls) == [("selective_scan", "torch")]
-        found.append(y)
-    assert ratio(torch.cat(found, 1), exact, terms, UNITS[dtype]) <= 1
+        pieces.append(y)
+    assert ratio(torch.cat(pieces, 1), exact, terms, UNITS[dtype]) <= 1
     assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
 
 
@@ -193,7 +193,7 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
     with ferryman.trace() as trace:
         outputs = ops.selective_scan(*values)
         weights = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
-        found = torch.autograd.grad(outputs, leaves, weights)
+        gradients = torch.autograd.grad(outputs, leaves, weights)
     wide = [v.detach().double() if isinstance(v, Tensor) else v for v in values]
     given = dict(zip(OP.names, wide, strict=True)) | dict(
         zip(OP.gradient_names(), (w.double() for w in weights), strict=True)
@@ -202,13 +202,13 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
     exact = [
         g for g, names in zip(BACKWARD.body(*args), OP.gradient.owners, strict=True) if given[names[0]] is not None
     ]
-    return args, list(found), exact, trace.calls
+    return args, list(gradients), exact, trace.calls
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
 @pytest.mark.parametrize("name", LEARNED)
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
-    args, found, exact, calls = slopes(name, dtype)
+    args, gradients, exact, calls = slopes(name, dtype)
     assert set(calls) == {("selective_scan", "torch"), ("selective_scan_backward", "torch")}
     every = BACKWARD.limits.bound(args, BACKWARD.body(*args))
     there = [
@@ -216,7 +216,7 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
         for t, names in zip(every, OP.gradient.owners, strict=True)
         if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
     ]
-    for got, want, terms in zip(found, exact, there, strict=True):
+    for got, want, terms in zip(gradients, exact, there, strict=True):
         assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
 
 
@@ -230,12 +230,12 @@ def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -
     want = torch.autograd.grad(y, leaves, weight)
     known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
     args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
-    found = BACKWARD.body(*args)
-    terms = BACKWARD.limits.bound(args, found)
+    gradients = BACKWARD.body(*args)
+    terms = BACKWARD.limits.bound(args, gradients)
     there = [i for i, names in enumerate(OP.gradient.owners) if known[names[0]] is not None]
     for i, exact in zip(there, want, strict=True):
         room = 2.0**-53 * 64 * (16 + y.shape[1]) * (terms[i]["accumulate"] + exact.abs()) + 1e-300
-        assert bool(((found[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
+        assert bool(((gradients[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:

@@ -27,17 +27,17 @@ emulated = pytest.mark.skipif(host.host_compiler() is None, reason="needs g++ or
 
 def _runtime(folder: Path) -> host.EmulatedRuntime:
     """Every unit that a launch on Hopper may need, collected."""
-    found = host.EmulatedRuntime(32, folder)
-    found.collected = {u.name: u for u in kernels.units(simt_offline.target_for("sm_90"))}
-    return found
+    emulator = host.EmulatedRuntime(32, folder)
+    emulator.collected = {u.name: u for u in kernels.units(simt_offline.target_for("sm_90"))}
+    return emulator
 
 
 @pytest.fixture(scope="module")
 def runtime(request: pytest.FixtureRequest) -> Iterator[host.EmulatedRuntime]:
-    found = _runtime(request.config.cache.mkdir("ferryman-simt"))
-    found.load(found.compile_collected())
-    with host.in_force(found):
-        yield found
+    emulator = _runtime(request.config.cache.mkdir("ferryman-simt"))
+    emulator.load(emulator.compile_collected())
+    with host.in_force(emulator):
+        yield emulator
 
 
 def _run(runtime: host.EmulatedRuntime, e: Example, form: Form | None) -> tuple[Tensor, ...]:
@@ -67,13 +67,13 @@ def test_every_form_in_every_order_of_its_threads(
     form: Form, dtype: torch.dtype, runtime: host.EmulatedRuntime
 ) -> None:
     for name, make in EXAMPLES.items():
-        found = []
+        runs = []
         for runtime.order in (0, 1, 2):
             e = make(dtype)
             if form.fits(e.n, dtype.itemsize, True):
-                found.append(_run(runtime, e, form))
-        for other in found[1:]:
-            for a, b in zip(found[0], other, strict=True):
+                runs.append(_run(runtime, e, form))
+        for other in runs[1:]:
+            for a, b in zip(runs[0], other, strict=True):
                 assert torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8)), name
 
 
@@ -129,8 +129,8 @@ def test_every_kernel_compiles_for_hopper_without_spills() -> None:
         kernels.units(simt_offline.target_for("sm_80")) == [] and kernels.units(simt_offline.target_for("gfx942")) == []
     )
     for unit in kernels.units(simt_offline.target_for("sm_90")):
-        found = simt_offline.compile_unit(unit, "sm_90").resources
-        assert found["spill_stores"] == found["spill_loads"] == 0, (unit.name, found)
+        resources = simt_offline.compile_unit(unit, "sm_90").resources
+        assert resources["spill_stores"] == resources["spill_loads"] == 0, (unit.name, resources)
 
 
 EXPECTED, STORED = "platform::arrival_expect(arrival, parts * 16);", "if (lane < CLUSTER) platform::cluster_post"

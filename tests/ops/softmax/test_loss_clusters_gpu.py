@@ -109,13 +109,13 @@ def test_calls_on_several_streams_share_nothing() -> None:
         streams = [torch.cuda.Stream() for _ in sets]
         for _ in range(10):
             given = [x.clone() for x, _ in sets]
-            found = []
+            concurrent_losses = []
             torch.cuda.synchronize()
             for stream, x, (_, labels) in zip(streams, given, sets, strict=True):
                 with torch.cuda.stream(stream):
-                    found.append(ops.cross_entropy_inplace_grad(x, labels))
+                    concurrent_losses.append(ops.cross_entropy_inplace_grad(x, labels))
             torch.cuda.synchronize()
-            assert all(torch.equal(a, b) for a, b in zip(found, losses, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(concurrent_losses, losses, strict=True))
             assert all(torch.equal(a, b) for a, (b, _) in zip(given, expected, strict=True))
 
 

@@ -94,13 +94,13 @@ def test_tokens_after_each_other_give_what_all_give_at_once(dtype: torch.dtype, 
     x, dt, a, b, c, d, bias, kept, softplus, *_ = values
     exact, last = OP.body(*wide)
     terms, state_terms = OP.limits.bound(wide, (exact, last))
-    found = []
+    pieces = []
     for parts in zip(*(m.split(split, 1) for m in (x, dt, b, c)), strict=True):
         with ferryman.trace() as trace:
             y, kept = ssd_scan(parts[0], parts[1], a, parts[2], parts[3], d, bias, kept, softplus)
         assert list(trace.calls) == [("ssd_scan", "torch")]
-        found.append(y)
-    assert ratio(torch.cat(found, 1), exact, terms, UNITS[dtype]) <= 1
+        pieces.append(y)
+    assert ratio(torch.cat(pieces, 1), exact, terms, UNITS[dtype]) <= 1
     assert kept.dtype == torch.float32 and ratio(kept, last, state_terms, 2.0**-24) <= 1
     whole, final = ssd_scan(*values)
     assert ratio(whole, exact, terms, UNITS[dtype]) <= 1 and ratio(final, last, state_terms, 2.0**-24) <= 1
@@ -212,7 +212,7 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
     with ferryman.trace() as trace:
         outputs = ops.ssd_scan(*values)
         weights = [torch.randn(o.shape, generator=generator).to(o.dtype) for o in outputs]
-        found = torch.autograd.grad(outputs, leaves, weights)
+        gradients = torch.autograd.grad(outputs, leaves, weights)
     wide = [v.detach().double() if isinstance(v, Tensor) else v for v in values]
     given = dict(zip(OP.names, wide, strict=True)) | dict(
         zip(OP.gradient_names(), (w.double() for w in weights), strict=True)
@@ -221,13 +221,13 @@ def slopes(name: str, dtype: torch.dtype) -> tuple[tuple[Any, ...], list[Tensor]
     exact = [
         g for g, names in zip(BACKWARD.body(*args), OP.gradient.owners, strict=True) if given[names[0]] is not None
     ]
-    return args, list(found), exact, trace.calls
+    return args, list(gradients), exact, trace.calls
 
 
 @pytest.mark.parametrize("dtype", UNITS, ids=str)
 @pytest.mark.parametrize("name", LEARNED)
 def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
-    args, found, exact, calls = slopes(name, dtype)
+    args, gradients, exact, calls = slopes(name, dtype)
     assert set(calls) == {("ssd_scan", "torch"), ("ssd_scan_backward", "torch")}
     every = BACKWARD.limits.bound(args, BACKWARD.body(*args))
     there = [
@@ -235,7 +235,7 @@ def test_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> Non
         for t, names in zip(every, OP.gradient.owners, strict=True)
         if dict(zip(BACKWARD.names, args, strict=True))[names[0]] is not None
     ]
-    for got, want, terms in zip(found, exact, there, strict=True):
+    for got, want, terms in zip(gradients, exact, there, strict=True):
         assert ratio(got, want, terms, UNITS[got.dtype]) <= 1
 
 
@@ -249,12 +249,12 @@ def test_the_definitions_backward_is_autograd_of_the_sum_over_pairs(name: str) -
     want = torch.autograd.grad(y, leaves, weight)
     known = dict(zip(OP.names, (v.detach() if isinstance(v, Tensor) else v for v in given), strict=True))
     args = tuple({"grad_y": weight, "grad_final_state": None, **known}[n] for n in BACKWARD.names)
-    found = BACKWARD.body(*args)
-    terms = BACKWARD.limits.bound(args, found)
+    gradients = BACKWARD.body(*args)
+    terms = BACKWARD.limits.bound(args, gradients)
     there = [i for i, names in enumerate(OP.gradient.owners) if known[names[0]] is not None]
     for i, exact in zip(there, want, strict=True):
         room = 2.0**-53 * 64 * (16 + y.shape[1]) * (terms[i]["accumulate"] + exact.abs()) + 1e-300
-        assert bool(((found[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
+        assert bool(((gradients[i] - exact).abs() <= room).all()), OP.gradient.owners[i]
 
 
 def test_a_planted_error_of_a_gradient_is_beyond_its_bound() -> None:
@@ -311,8 +311,8 @@ def test_the_triton_kernel_is_right_interpreted() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == 3 and {verdict for verdict, _ in found.values()} == {"SIMULATED"}, found
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 3 and {verdict for verdict, _ in verdicts.values()} == {"SIMULATED"}, verdicts
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
@@ -343,7 +343,7 @@ def test_a_walk_from_the_end_gives_each_state_whether_all_are_kept_or_some(
         want = [first]
         for t in range(length - 1):
             want.append((2 * want[-1][0] + t, want[-1][1] + 1))
-        found = list(bounds.reversed_walk(advance, first, length))
-        assert [t for t, _ in found] == list(reversed(range(length)))
-        assert all(torch.equal(a, b) for t, state in found for a, b in zip(state, want[t], strict=True))
+        walk = list(bounds.reversed_walk(advance, first, length))
+        assert [t for t, _ in walk] == list(reversed(range(length)))
+        assert all(torch.equal(a, b) for t, state in walk for a, b in zip(state, want[t], strict=True))
         assert len(steps) <= (length if kept else 2 * length), "a state is computed once where all are kept"
