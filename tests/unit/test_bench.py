@@ -261,7 +261,7 @@ def test_bad_names_and_folders(tmp_path: Path) -> None:
 def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "peers"
     found = {a.name: a for a in peers.adapters(folder, None)}
-    libraries = {"cudnn", "fa2", "fa4", "liger", "flag-gems", "conch", "quack"}
+    libraries = {"cudnn", "fa2", "fa4", "fla", "liger", "flag-gems", "conch", "quack"}
     assert set(found) == {"torch-eager", "torch-compile", "sdpa"} | libraries
     for one in found.values():
         assert one.peer().reason is not None or one.peer().version
