@@ -47,9 +47,9 @@ def normed(model: Base, *given: Tensor) -> Tensor:
     return seen[0]
 
 
-def beyond(norm: nn.LayerNorm, total: Tensor, found: Tensor) -> float:
+def beyond(norm: nn.LayerNorm, total: Tensor, output: Tensor) -> float:
     """How far a norm of a sum is off, in bounds of layer_norm."""
-    return off(NORM, (total, norm.weight.detach(), norm.bias.detach(), norm.eps), (found.detach(),), total.dtype)
+    return off(NORM, (total, norm.weight.detach(), norm.bias.detach(), norm.eps), (output.detach(),), total.dtype)
 
 
 class PostNorm(Base):
@@ -180,10 +180,10 @@ def made(kind: type[Base], dtype: torch.dtype = torch.float32) -> tuple[Base, Te
 def counted(call: Callable[[], Any]) -> dict[str, int]:
     with ferryman.trace() as traced:
         call()
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for (op, _), n in traced.calls.items():
-        found[op] = found.get(op, 0) + n
-    return found
+        counts[op] = counts.get(op, 0) + n
+    return counts
 
 
 def _twice(x: Tensor, other: Tensor | None) -> Callable[[nn.Module], Any]:
@@ -195,18 +195,18 @@ def _twice(x: Tensor, other: Tensor | None) -> Callable[[nn.Module], Any]:
 @pytest.mark.parametrize("kind", FUSED, ids=lambda k: k.__name__)
 def test_an_addition_goes_into_the_norm_that_reads_it(kind: type[Base], given: bool, dtype: torch.dtype) -> None:
     model, x, other = made(kind, dtype)
-    found = generic.compare(model.eval(), _twice(x, other if given else None))
-    assert found.ok and found.restored and not found.miscounted, found.reasons
-    assert found.calls["add_layer_norm"] == FUSED[kind][given] == found.calls["add_layer_norm_backward"]
-    assert found.calls.get("layer_norm", 0) == (kind is Both)
+    parity = generic.compare(model.eval(), _twice(x, other if given else None))
+    assert parity.ok and parity.restored and not parity.miscounted, parity.reasons
+    assert parity.calls["add_layer_norm"] == FUSED[kind][given] == parity.calls["add_layer_norm_backward"]
+    assert parity.calls.get("layer_norm", 0) == (kind is Both)
 
 
 @pytest.mark.parametrize("kind", APART, ids=lambda k: k.__name__)
 def test_a_norm_of_anything_else_stays_apart(kind: type[Base]) -> None:
     model, x, other = made(kind)
     for given in (None, other):
-        found = generic.compare(model.eval(), _twice(x, given))
-        assert found.ok and "add_layer_norm" not in found.calls, (found.reasons, dict(found.calls))
+        parity = generic.compare(model.eval(), _twice(x, given))
+        assert parity.ok and "add_layer_norm" not in parity.calls, (parity.reasons, dict(parity.calls))
 
 
 def test_what_training_draws_is_the_same() -> None:
@@ -216,9 +216,9 @@ def test_what_training_draws_is_the_same() -> None:
     port(model)
     torch.manual_seed(5)
     with ferryman.trace() as traced:
-        found = model(x)
+        output = model(x)
     assert {op for op, _ in traced.calls} == {"add_layer_norm", "linear"}
-    assert beyond(model.norm, total, found) <= 1
+    assert beyond(model.norm, total, output) <= 1
 
 
 def test_calls_are_said_exactly_where_two_sides_lead_to_one_norm() -> None:
@@ -249,11 +249,11 @@ def test_a_hook_or_autocast_keeps_the_norm_apart() -> None:
     handle.remove()
     assert "add_layer_norm" in counted(lambda: model(x)) and len(seen) == 1
     with torch.autocast("cpu", torch.bfloat16):
-        found, calls = model(x), counted(lambda: model(x))
+        output, calls = model(x), counted(lambda: model(x))
         unport(model)
         total, wanted = normed(model, x), model(x)
-    assert "layer_norm" in calls and "add_layer_norm" not in calls and found.dtype == wanted.dtype
-    assert beyond(model.norm, total, found) <= 1
+    assert "layer_norm" in calls and "add_layer_norm" not in calls and output.dtype == wanted.dtype
+    assert beyond(model.norm, total, output) <= 1
     total = normed(model, x)
     port(model)
     own = model.norm.forward

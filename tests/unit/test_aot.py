@@ -35,11 +35,11 @@ def test_targets_are_profiles_aliases_and_arches() -> None:
 
 
 def test_all_is_every_card_and_every_arch() -> None:
-    found = aot.profiles_for(["all"])
+    profiles = aot.profiles_for(["all"])
     assert {p.name for p in catalogue().values() if not p.generic and p.vendor in ("nvidia", "amd")} <= {
-        p.name for p in found
+        p.name for p in profiles
     }
-    assert {p.arch for p in found} >= ARCHES
+    assert {p.arch for p in profiles} >= ARCHES
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def command(code: str) -> list[str]:
 def test_a_toolchain_that_dies_hangs_or_refuses_costs_its_kernel_alone() -> None:
     seen: list[str] = []
     began = time.monotonic()
-    made = aot.compile_all(
+    compilation = aot.compile_all(
         aot.profiles_for(["h200"]),
         ops=["rope"],
         backends=["cuda"],
@@ -116,26 +116,26 @@ def test_a_toolchain_that_dies_hangs_or_refuses_costs_its_kernel_alone() -> None
         progress=lambda done, total, label: seen.append(f"{done}/{total} {label}"),
     )
     assert time.monotonic() - began < 60
-    found = {e.kernel: (e.verdict, e.reason) for e in made.manifest.entries}
-    assert found["good"] == ("COMPILED_ONLY", None)
-    verdict, reason = found["aborts"]
+    verdicts = {e.kernel: (e.verdict, e.reason) for e in compilation.manifest.entries}
+    assert verdicts["good"] == ("COMPILED_ONLY", None)
+    verdict, reason = verdicts["aborts"]
     assert verdict == "QUARANTINED" and "ended with code -6" in str(reason) and "Cannot select" in str(reason)
-    assert found["hangs"] == ("QUARANTINED", "no result within 2 s (time limit); its process was killed")
-    assert found["refused"] == ("QUARANTINED", "PassManager::run failed")
-    assert found["option"] == ("QUARANTINED", "ArgumentError: options is ['bogus']")
-    assert found["spills"] == ("FAIL", "spills: 8 bytes a thread, required at most 4")
-    assert made.manifest.counts() == {"COMPILED_ONLY": 1, "FAIL": 1, "QUARANTINED": 4}
-    assert made.manifest.toolchain == {"fake": "1"}
-    told = [(m.name, m.file, m.reason) for m in made.manifest.modules]
-    assert told == [("__triton_launcher", None, "Failed to find C compiler")]
+    assert verdicts["hangs"] == ("QUARANTINED", "no result within 2 s (time limit); its process was killed")
+    assert verdicts["refused"] == ("QUARANTINED", "PassManager::run failed")
+    assert verdicts["option"] == ("QUARANTINED", "ArgumentError: options is ['bogus']")
+    assert verdicts["spills"] == ("FAIL", "spills: 8 bytes a thread, required at most 4")
+    assert compilation.manifest.counts() == {"COMPILED_ONLY": 1, "FAIL": 1, "QUARANTINED": 4}
+    assert compilation.manifest.toolchain == {"fake": "1"}
+    launchers = [(m.name, m.file, m.reason) for m in compilation.manifest.modules]
+    assert launchers == [("__triton_launcher", None, "Failed to find C compiler")]
     assert seen[0] == "1/1 listing h200 cuda rope" and sorted(seen[1:])[-1].startswith("7/7 ")
 
 
 def test_a_worker_that_cannot_start_is_an_entry_for_all_its_kernels() -> None:
-    made = aot.compile_all(
+    compilation = aot.compile_all(
         aot.profiles_for(["h200"]), ops=["rope"], backends=["cuda"], command=command("raise SystemExit('no toolchain')")
     )
-    (entry,) = made.manifest.entries
+    (entry,) = compilation.manifest.entries
     assert (entry.kernel, entry.verdict) == ("all", "QUARANTINED")
     assert entry.reason == "its process ended with code 1: no toolchain"
 
@@ -207,16 +207,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "DTYPES", ("bfloat16",))
         patch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        made = aot.compile_all(aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2)
+        compilation = aot.compile_all(
+            aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2
+        )
         out = tmp_path_factory.mktemp("artefacts")
-        aot.write(made, out)
-        yield out, made
+        aot.write(compilation, out)
+        yield out, compilation
 
 
 def test_every_kernel_is_in_the_manifest_with_its_file(folder: Any) -> None:
-    out, made = folder
+    out, compilation = folder
     manifest = artefacts.read(out)
-    assert manifest == made.manifest and manifest.counts()["COMPILED_ONLY"] == len(manifest.entries) > 60
+    assert manifest == compilation.manifest and manifest.counts()["COMPILED_ONLY"] == len(manifest.entries) > 60
     assert {(e.profile, e.arch, e.backend, e.kind) for e in manifest.entries} == {
         ("h200", "sm_90", "triton", "cubin"),
         ("mi300x", "gfx942", "triton", "hsaco"),
@@ -254,15 +256,15 @@ def test_the_manifest_fits_the_published_schema(folder: Any) -> None:
 def test_a_second_run_compiles_nothing_and_rebuilds_what_is_damaged(
     folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, made = folder
+    _, compilation = folder
     monkeypatch.setattr(groups, "DTYPES", ("bfloat16",))
-    name = made.images[made.manifest.entries[0].file]
+    name = compilation.images[compilation.manifest.entries[0].file]
     spoilt = cache.folder() / name[:2] / name
     spoilt.write_bytes(spoilt.read_bytes()[:-5])
     again = aot.compile_all(aot.profiles_for(["h200"]), ops=["rope"], backends=["triton"], jobs=1)
     assert [e.cached for e in again.manifest.entries].count(False) == 1
     assert len(again.damaged) == 1 and spoilt.name in again.damaged[0]
-    first = {e.key: e.sha256 for e in made.manifest.entries}
+    first = {e.key: e.sha256 for e in compilation.manifest.entries}
     assert all(first[e.key] == e.sha256 for e in again.manifest.entries)  # compilation is reproducible
     aot.write(again, tmp_path)
     (tmp_path / "objects" / ("f" * 64 + ".cubin")).write_bytes(b"of an older manifest")
@@ -273,15 +275,15 @@ def test_a_second_run_compiles_nothing_and_rebuilds_what_is_damaged(
 
 
 def test_a_cache_that_loses_an_entry_leaves_the_old_folder(folder: Any, tmp_path: Path) -> None:
-    out, made = folder
+    out, compilation = folder
     (tmp_path / "manifest.json").write_text("the old one")
-    name = next(iter(made.images.values()))
+    name = next(iter(compilation.images.values()))
     path = cache.folder() / name[:2] / name
     whole = path.read_bytes()
     for damage, message in ((lambda: path.write_bytes(whole[:-1]), "is damaged"), (path.unlink, "the cache lost")):
         damage()
         with pytest.raises(OSError, match=f"{message}.*run it again"):
-            aot.write(made, tmp_path)
+            aot.write(compilation, tmp_path)
         assert (tmp_path / "manifest.json").read_text() == "the old one"
     path.write_bytes(whole)
-    assert artefacts.read(out) == made.manifest
+    assert artefacts.read(out) == compilation.manifest

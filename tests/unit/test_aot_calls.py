@@ -60,7 +60,7 @@ def launches(profile: str, backend: str) -> dict[str, Any]:
 
     known = known_as(profile)
     target = target_of(known)
-    found: dict[str, Any] = {}
+    coverage: dict[str, Any] = {}
     for family in (f.name for f in registry.families()):
         listed = [
             groups.Group(
@@ -78,12 +78,12 @@ def launches(profile: str, backend: str) -> dict[str, Any]:
             if groups.family_of(op) != family:
                 continue
             launched = calls.launched([op], backend, known, target, torch.bfloat16, OTHERS).keys()
-            found[op.name] = {
+            coverage[op.name] = {
                 "tried": len(launched),
                 "unlisted": len(launched - alone),
                 "missing": sorted(launched - serving),
             }
-    return found
+    return coverage
 
 
 @functools.cache

@@ -51,9 +51,9 @@ def test_a_good_kernel_passes_every_gate_of_its_vendor() -> None:
     shared = {"registers", "shared", "threads", "occupancy", "matrix", "wide_loads", "code_bytes"}
     assert set(nvidia) == shared | {"spills"}
     assert set(amd) == shared | {"vgpr_spills", "sgpr_spills", "scratch", "buffer_loads"}
-    for found in (nvidia, amd):
-        assert all(gate.passed for gate in found.values())
-        assert gates.failures(list(found.values())) is None
+    for verdicts in (nvidia, amd):
+        assert all(gate.passed for gate in verdicts.values())
+        assert gates.failures(list(verdicts.values())) is None
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_what_does_not_fit_fails_with_actual_against_required(
     device: str, change: dict[str, int], gate: str, says: str
 ) -> None:
     base: dict[str, int] = CUBIN if profile(device).vendor == "nvidia" else HSACO
-    found = judged(device, {**base, **change})
-    failed = [name for name, g in found.items() if not g.passed]
+    verdicts = judged(device, {**base, **change})
+    failed = [name for name, g in verdicts.items() if not g.passed]
     assert failed[0] == gate and set(failed) <= {gate, "occupancy"}  # what exceeds a block leaves room for none
-    failed_as, poor = gates.failures(list(found.values())), gates.poor_form(list(found.values()))
+    failed_as, poor = gates.failures(list(verdicts.values())), gates.poor_form(list(verdicts.values()))
     # what is slow is right: dispatch may choose it where nothing better is there
     assert says in str(poor if gate in gates.FORM else failed_as)
     assert (failed_as is None) == (gate in gates.FORM)
@@ -114,8 +114,8 @@ def test_what_its_author_allowed_passes() -> None:
 
 def test_what_was_not_reported_is_not_judged() -> None:
     simt: dict[str, Any] = {"registers": 64, "shared": 64, "spill_stores": 4, "spill_loads": 4, "code_bytes": 900}
-    found = judged("h200", simt, allowed=0, aligned=False)
-    assert set(found) == {"registers", "shared", "spills", "code_bytes"} and not found["spills"].passed
+    verdicts = judged("h200", simt, allowed=0, aligned=False)
+    assert set(verdicts) == {"registers", "shared", "spills", "code_bytes"} and not verdicts["spills"].passed
     assert "wide_loads" not in judged("h200", {**CUBIN, "wide_loads": 0}, aligned=False)
     assert "occupancy" not in judged("generic-rdna3", HSACO)  # its cards differ in registers
 
@@ -142,5 +142,5 @@ def test_what_was_not_reported_is_not_judged() -> None:
     ],
 )
 def test_occupancy(device: str, used: dict[str, int], waves: int) -> None:
-    found = gates.waves(used, profile(device))
-    assert found is not None and found[0] == waves
+    occupancy = gates.waves(used, profile(device))
+    assert occupancy is not None and occupancy[0] == waves

@@ -36,8 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(groups, "DTYPES", ("bfloat16",))
         patch.setenv("FERRYMAN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         out = tmp_path_factory.mktemp("artefacts")
-        made = aot.compile_all(aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2)
-        aot.write(made, out)
+        compilation = aot.compile_all(
+            aot.profiles_for(["h200,mi300x"]), ops=["rope"], backends=["triton", "hip"], jobs=2
+        )
+        aot.write(compilation, out)
     return out
 
 
@@ -62,8 +64,8 @@ def jit(profile: str, artefacts_folder: Path | None, cache: Path, dtype: str = "
     command = [sys.executable, str(WORKER), profile, "rope", dtype]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 # ---------------------------------------------------------------------------------------------------- Triton's own JIT
@@ -71,20 +73,20 @@ def jit(profile: str, artefacts_folder: Path | None, cache: Path, dtype: str = "
 
 @pytest.mark.parametrize("profile", ["h200", "mi300x"])
 def test_a_launch_that_matches_compiles_nothing(folder: Path, tmp_path: Path, profile: str) -> None:
-    found = jit(profile, folder, tmp_path)
-    assert found["compiled"] == [] and found["warnings"] == [] and found["refused"] == []
+    report = jit(profile, folder, tmp_path)
+    assert report["compiled"] == [] and report["warnings"] == [] and report["refused"] == []
     # every launch was served by an ELF file, under the very key that the JIT's arguments have
-    assert len(found["loaded"]) >= 40 and set(found["loaded"]) == {b"\x7fELF".hex()}
-    assert all(found["keys"])
+    assert len(report["loaded"]) >= 40 and set(report["loaded"]) == {b"\x7fELF".hex()}
+    assert all(report["keys"])
     # and so is the C module that Triton builds for its signature, and its driver's; AMD's are built on the machine
-    assert found["hosted"] == [True] * (2 * len(found["loaded"]) if profile == "h200" else 0)
+    assert report["hosted"] == [True] * (2 * len(report["loaded"]) if profile == "h200" else 0)
     assert not list(tmp_path.iterdir())  # Triton's own cache stays empty
 
 
 @pytest.mark.parametrize(("profile", "dtype"), [("l4", "bfloat16"), ("h200", "float16")])
 def test_a_launch_that_does_not_match_is_compiled(folder: Path, tmp_path: Path, profile: str, dtype: str) -> None:
-    found = jit(profile, folder, tmp_path, dtype)
-    assert found["loaded"] == [] and len(found["compiled"]) >= 40 and found["warnings"] == []
+    report = jit(profile, folder, tmp_path, dtype)
+    assert report["loaded"] == [] and len(report["compiled"]) >= 40 and report["warnings"] == []
 
 
 def test_damaged_and_refused_artefacts(copy: Path, tmp_path: Path) -> None:
@@ -102,15 +104,15 @@ def test_damaged_and_refused_artefacts(copy: Path, tmp_path: Path) -> None:
                 entry.update(verdict="FAIL", reason="shared: 300000 bytes a block, required at most 232448")
 
     change(copy, fail)
-    found = jit("h200", copy, tmp_path / "cache")
+    report = jit("h200", copy, tmp_path / "cache")
     damaged = {e.key for e in entries if not (copy / str(e.file)).exists() or e.key in (cut.key, swapped.key)}
     damaged |= {e.key for e in entries if not (copy / str(e.metadata)).exists()}
-    assert len(found["warnings"]) == len(damaged - {failing.key})  # one for each kernel, not for each launch
-    assert all("is not used (" in text and "compiling instead" in text for text in found["warnings"])
-    assert set(found["refused"]) == {
+    assert len(report["warnings"]) == len(damaged - {failing.key})  # one for each kernel, not for each launch
+    assert all("is not used (" in text and "compiling instead" in text for text in report["warnings"])
+    assert set(report["refused"]) == {
         "refused by its resource gates: shared: 300000 bytes a block, required at most 232448"
     }
-    assert found["compiled"] and found["loaded"]
+    assert report["compiled"] and report["loaded"]
 
 
 # --------------------------------------------------------------------------------------- Triton's modules for the host
@@ -189,9 +191,9 @@ def test_modules_for_another_python_are_built_here(
             warnings.simplefilter("always")
             with pytest.raises(FileNotFoundError, match="/no/such/compiler"):
                 building(*launcher_of_rope())
-        told = [str(w.message) for w in said]
-        assert len(told) == (turn == 0)
-        assert all("and this is cpython-399-x86_64-linux-gnu" in text for text in told)
+        messages = [str(w.message) for w in said]
+        assert len(messages) == (turn == 0)
+        assert all("and this is cpython-399-x86_64-linux-gnu" in text for text in messages)
 
 
 def test_a_users_own_way_to_build_comes_after_the_artefacts(
@@ -387,8 +389,8 @@ def kernel(p):
 def _chain(folder: Path, factor: int = 2, operator: str = "*", first: str = "") -> str:
     """`triton_artefacts.code` of a kernel, in a process that asked for Triton's key of another function first."""
     (folder / "chain.py").write_text(_CHAIN.format(factor=factor, operator=operator))
-    told = f"chain.{first}.cache_key; " if first else ""
-    script = f"import chain; {told}from ferryman.backends import triton_artefacts as t; print(t.code(chain.kernel))"
+    prelude = f"chain.{first}.cache_key; " if first else ""
+    script = f"import chain; {prelude}from ferryman.backends import triton_artefacts as t; print(t.code(chain.kernel))"
     path = os.pathsep.join([str(folder), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", script]

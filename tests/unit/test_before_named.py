@@ -17,14 +17,14 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a case starts a
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command = [sys.executable, "-m", "tests.unit.before_named", str(tmp_path_factory.mktemp("programs"))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    by_case: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return by_case
 
 
 @pytest.mark.parametrize("case", before_named.CASES)
-def test_it_works_before_an_op_is_named(case: str, told: dict[str, str]) -> None:
-    assert told[case] == "ok", told[case]
+def test_it_works_before_an_op_is_named(case: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[case] == "ok", outcomes[case]

@@ -74,8 +74,8 @@ def test_contenders_take_turns_and_only_right_peers_are_timed(quick: None, tmp_p
     adapter(tmp_path, "broken", "raise RuntimeError('no such kernel')")
     adapter(tmp_path, "other", "raise NotServed('no such shapes')")
     adapter(tmp_path, "absent", "return None", reason="it is not installed")
-    found = bench.run(ops=["silu_mul"], device="cpu", peer_names=None, peers_from=tmp_path)
-    (cell,) = found.cells
+    benchmark = bench.run(ops=["silu_mul"], device="cpu", peer_names=None, peers_from=tmp_path)
+    (cell,) = benchmark.cells
     times = {t.name: t for t in cell.times}
     assert {n for n, t in times.items() if t.trials} == {"torch", "right", "copy"}
     for name in ("torch", "right", "copy"):
@@ -89,7 +89,7 @@ def test_contenders_take_turns_and_only_right_peers_are_timed(quick: None, tmp_p
     )
     assert "the op gives" in str(times["short"].skipped)
     assert times["broken"].skipped == "RuntimeError: no such kernel" and "no such shapes" in str(times["other"].skipped)
-    assert "absent" not in times and {p.name: p.reason for p in found.peers}["absent"] == "it is not installed"
+    assert "absent" not in times and {p.name: p.reason for p in benchmark.peers}["absent"] == "it is not installed"
     assert "TRITON_INTERPRET" in str(times["triton"].skipped)
     assert (
         cell.sets == 4
@@ -97,9 +97,9 @@ def test_contenders_take_turns_and_only_right_peers_are_timed(quick: None, tmp_p
         and cell.bytes
         == SILU.cost(*grid.inputs(SILU, registry.evidence(SILU).cases()[0], torch.bfloat16, 0, CPU)).bytes
     )
-    text = report.markdown(found)
+    text = report.markdown(benchmark)
     assert "no roofline" in text and "| right (peer) |" in text and "absent took no part: it is not installed" in text
-    assert report.standing(found)[0].startswith("silu_mul: ")
+    assert report.standing(benchmark)[0].startswith("silu_mul: ")
 
 
 OVER = """own = gate.clone()
@@ -167,8 +167,8 @@ def test_a_cell_that_cannot_be_made_does_not_end_the_others(quick: None, monkeyp
         "it failed: MemoryError: of 2 GiB"
     ]
     assert lost.bytes > 0 and timed.times[0].seconds
-    found = bench.Benchmark(**(dict(bench.run(ops=["softmax"], device="cpu")) | {"cells": [lost, timed]}))
-    assert document.parse(json.loads(document.dumps(found)), "it").cells[0] == lost and report.markdown(found)
+    benchmark = bench.Benchmark(**(dict(bench.run(ops=["softmax"], device="cpu")) | {"cells": [lost, timed]}))
+    assert document.parse(json.loads(document.dumps(benchmark)), "it").cells[0] == lost and report.markdown(benchmark)
 
 
 def test_an_implementation_that_serves_nothing_here_is_refused() -> None:
@@ -180,12 +180,12 @@ def test_a_cpu_is_known_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     facts = tmp_path / "cpuinfo"
     facts.write_text("processor\t: 0\nmodel name\t: A CPU of 3 GHz\n")
     monkeypatch.setattr(results, "Path", lambda path: facts if path == "/proc/cpuinfo" else Path(path))
-    for there, told in ((True, "A CPU of 3 GHz"), (False, platform.processor() or platform.machine())):
+    for there, cpu_name in ((True, "A CPU of 3 GHz"), (False, platform.processor() or platform.machine())):
         if not there:
             facts.unlink()
         results._processor.cache_clear()
         here = results.environment(CPU, runner.select.profile_for(CPU), 0, "small")
-        assert here.device_name == told
+        assert here.device_name == cpu_name
     results._processor.cache_clear()
 
 
@@ -260,19 +260,19 @@ def test_bad_names_and_folders(tmp_path: Path) -> None:
 
 def test_this_projects_adapters_load_and_say_why_they_cannot_run() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "peers"
-    found = {a.name: a for a in peers.adapters(folder, None)}
+    adapters = {a.name: a for a in peers.adapters(folder, None)}
     libraries = {"cudnn", "fa2", "fa4", "fla", "liger", "flag-gems", "conch", "quack"}
-    assert set(found) == {"torch-eager", "torch-compile", "sdpa"} | libraries
-    for one in found.values():
+    assert set(adapters) == {"torch-eager", "torch-compile", "sdpa"} | libraries
+    for one in adapters.values():
         assert one.peer().reason is not None or one.peer().version
         assert set(one.ops) <= set(registry.primitives())
     gate, up = torch.randn(4, 8), torch.randn(4, 8)
-    eager = found["torch-eager"].ops
+    eager = adapters["torch-eager"].ops
     for name, op in ((n, registry.primitives()[n]) for n in eager):
         case = registry.evidence(op).cases()[0]
         args = grid.inputs(op, case, torch.float32, 0, CPU)
         try:
-            assert peers.wrong(op, args, found["torch-eager"].call_of(name, args)()) is None, name
+            assert peers.wrong(op, args, adapters["torch-eager"].call_of(name, args)()) is None, name
         except peers.NotServed:
             assert name in ("attention", "rope")
     assert torch.equal(eager["silu_mul"](gate, up)(), torch.nn.functional.silu(gate) * up)
@@ -326,9 +326,9 @@ def listing(times: list[dict[str, Any]]) -> Benchmark:
 def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     path.write_text(document.dumps(made({"triton": [1e-6, 2e-6, 3e-6]})))
-    found = document.load(path)
-    assert found == made({"triton": [1e-6, 2e-6, 3e-6]})
-    (times,) = found.cells[0].times
+    benchmark = document.load(path)
+    assert benchmark == made({"triton": [1e-6, 2e-6, 3e-6]})
+    (times,) = benchmark.cells[0].times
     assert times.seconds == 2e-6 and times.spread == pytest.approx(3.0)
 
 
@@ -337,7 +337,7 @@ def change(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "is not a Ferryman benchmark"),
@@ -346,23 +346,23 @@ def change(raw: dict[str, Any], **more: Any) -> dict[str, Any]:
         ('{"kind": "ferryman-benchmark", "schema_version": 1}', "is damaged"),
     ],
 )
-def test_files_that_are_no_benchmarks(text: str, told: str, tmp_path: Path) -> None:
+def test_files_that_are_no_benchmarks(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(ResultError, match=told):
+    with pytest.raises(ResultError, match=message):
         document.load(path)
 
 
 def test_damaged_documents(tmp_path: Path) -> None:
     raw = json.loads(document.dumps(made({"triton": [1e-6]})))
     cell = raw["cells"][0]
-    for broken, told in (
+    for broken, message in (
         (raw | {"cells": [cell, cell]}, "stands twice"),
         (raw | {"cells": [cell | {"times": [cell["times"][0] | {"trials": [0.0]}]}]}, "a time that is none"),
         (raw | {"extra": 1}, "extra"),
         (raw | {"ceilings": raw["ceilings"] | {"copy_bytes_per_s": 0}}, "copy_bytes"),
     ):
-        with pytest.raises(ResultError, match=told):
+        with pytest.raises(ResultError, match=message):
             document.parse(broken, "x")
     with pytest.raises(ResultError, match="cannot be read"):
         document.load(tmp_path / "none.json")
@@ -379,9 +379,9 @@ def verdict(before: Benchmark, now: Benchmark, again: Benchmark | None = None) -
         assert again is not None
         return again
 
-    (found,) = compare(before, now, None if again is None else timed)
+    (outcome,) = compare(before, now, None if again is None else timed)
     assert asked in ([], [frozenset({("rms_norm", "16x4096")})])
-    return found
+    return outcome
 
 
 STILL = [1e-5, 1.001e-5, 1.002e-5]
@@ -404,11 +404,11 @@ def test_a_change_within_the_noise_of_both_runs_is_none() -> None:
 
 def test_a_regression_is_confirmed_by_a_fresh_run_or_it_is_none() -> None:
     before = made({"triton": STILL})
-    found = verdict(before, slowed(1.2), slowed(1.18))
-    assert (found.verdict, found.ratio, found.confirmed) == ("slower", pytest.approx(1.2), pytest.approx(1.18))
-    assert regressed([found])
-    found = verdict(before, slowed(1.2), slowed(1.0))
-    assert found.verdict == "not confirmed" and not regressed([found])
+    outcome = verdict(before, slowed(1.2), slowed(1.18))
+    assert (outcome.verdict, outcome.ratio, outcome.confirmed) == ("slower", pytest.approx(1.2), pytest.approx(1.18))
+    assert regressed([outcome])
+    outcome = verdict(before, slowed(1.2), slowed(1.0))
+    assert outcome.verdict == "not confirmed" and not regressed([outcome])
     assert verdict(before, slowed(0.9), slowed(2.0)).verdict == "faster"  # nothing to confirm: nothing is timed again
 
 
@@ -422,34 +422,34 @@ def test_a_copy_or_a_peer_that_is_slower_is_shown_and_fails_nothing() -> None:
     def again(only: Any) -> Benchmark:
         raise AssertionError("nothing of ours is slower")
 
-    found = compare(cell(1.0), cell(2.0), again)
-    assert {c.name: (c.role, c.verdict) for c in found} == {
+    changes = compare(cell(1.0), cell(2.0), again)
+    assert {c.name: (c.role, c.verdict) for c in changes} == {
         "triton": ("implementation", "same"),
         "cudnn": ("peer", "peer slower"),
         "copy": ("reference", "device slower"),
     }
-    assert not regressed(found)
+    assert not regressed(changes)
 
 
 def test_a_fresh_run_acquits_only_by_a_time() -> None:
     before, slow = made({"triton": STILL}), slowed(1.2)
     gone = listing([{"name": "triton", "role": "implementation", "skipped": "RuntimeError: died"}])
-    found = verdict(before, slow, gone)
-    assert (found.verdict, found.reason) == ("no longer timed", "RuntimeError: died") and regressed([found])
-    found = verdict(before, slow, made({"triton": STILL}))
-    assert found.verdict == "not confirmed"
+    outcome = verdict(before, slow, gone)
+    assert (outcome.verdict, outcome.reason) == ("no longer timed", "RuntimeError: died") and regressed([outcome])
+    outcome = verdict(before, slow, made({"triton": STILL}))
+    assert outcome.verdict == "not confirmed"
     hot = made({"triton": [2e-5] * 3}, untrusted=["clocks were lowered: heat"])
-    found = verdict(before, slow, hot)
-    assert (found.verdict, found.reason) == ("untrusted", "clocks were lowered: heat") and not regressed([found])
+    outcome = verdict(before, slow, hot)
+    assert (outcome.verdict, outcome.reason) == ("untrusted", "clocks were lowered: heat") and not regressed([outcome])
     assert verdict(before, slow, made({"triton": STILL}, noise=0.5)).verdict == "too noisy"
-    (found,) = compare(before, slow, lambda only: listing([]))
-    assert found.verdict == "no longer timed" and regressed([found])
+    (outcome,) = compare(before, slow, lambda only: listing([]))
+    assert outcome.verdict == "no longer timed" and regressed([outcome])
 
 
 def test_times_that_are_too_noisy_to_be_told_apart_are_not_the_same() -> None:
     for old, new in ((0.21, 0.0), (0.0, 1e9)):
-        found = verdict(made({"triton": STILL}, noise=old), made({"triton": STILL}, noise=new))
-        assert found.verdict == "too noisy" and "required: at most 20%" in str(found.reason)
+        outcome = verdict(made({"triton": STILL}, noise=old), made({"triton": STILL}, noise=new))
+        assert outcome.verdict == "too noisy" and "required: at most 20%" in str(outcome.reason)
     assert verdict(made({"triton": STILL}, noise=0.2), made({"triton": STILL}, noise=0.2)).verdict == "same"
     assert verdict(made({"triton": STILL}), made({"triton": [1e-5, 1e-5, 1.5e-5]})).verdict == "too noisy"
 
@@ -462,14 +462,14 @@ def test_untrusted_times_make_no_verdict() -> None:
 
 
 def test_contenders_on_one_side_and_other_devices() -> None:
-    found = {
+    verdicts = {
         c.name: c.verdict
         for c in compare(made({"triton": STILL, "cuda": STILL}), made({"triton": STILL, "hip": STILL}))
     }
-    assert found == {"triton": "same", "cuda": "no longer timed", "hip": "only now"}
+    assert verdicts == {"triton": "same", "cuda": "no longer timed", "hip": "only now"}
     both = made({"triton": STILL, "cuda": STILL, "definition": STILL})
-    found = {c.name: c.verdict for c in compare(both, made({"triton": STILL}), asked=("triton",))}
-    assert found == {"triton": "same", "cuda": "only before", "definition": "only before"}  # not asked for
+    verdicts = {c.name: c.verdict for c in compare(both, made({"triton": STILL}), asked=("triton",))}
+    assert verdicts == {"triton": "same", "cuda": "only before", "definition": "only before"}  # not asked for
     before = made({"triton": STILL})
     other = before.model_copy(
         update={"environment": before.environment.model_copy(update={"device_name": "NVIDIA A100"})}
@@ -498,9 +498,9 @@ def skipped(role: str) -> list[dict[str, Any]]:
 
 def test_one_of_ours_that_is_no_longer_timed_is_a_regression_and_a_peer_is_not() -> None:
     before = made({"triton": STILL, "cuda": STILL})
-    found = {c.name: c for c in compare(before, listing(skipped("implementation")))}
-    assert (found["triton"].verdict, found["triton"].reason) == ("no longer timed", "no room")
-    assert found["cuda"].verdict == "same" and regressed(list(found.values()))
+    changes = {c.name: c for c in compare(before, listing(skipped("implementation")))}
+    assert (changes["triton"].verdict, changes["triton"].reason) == ("no longer timed", "no room")
+    assert changes["cuda"].verdict == "same" and regressed(list(changes.values()))
     peers_before = [one | {"role": "peer", "trials": STILL, "skipped": None} for one in skipped("peer")]
     gone = compare(listing(peers_before), listing(skipped("peer")))
     assert {c.name: c.verdict for c in gone} == {"triton": "only before", "cuda": "same"} and not regressed(gone)
@@ -531,9 +531,9 @@ def test_samples_become_ranges() -> None:
     watch = condition.Watch(lambda: next(answers), "NVML")
     watch.sample()
     watch.sample()
-    found = watch.condition()
-    assert (found.sm_clock_mhz, found.power_w, found.temperature_c) == ((1755, 1980), (650.0, 699.5), 64)
-    assert found.throttled_by == ["power cap"] and condition.watch(CPU).condition().sm_clock_mhz is None
+    watched = watch.condition()
+    assert (watched.sm_clock_mhz, watched.power_w, watched.temperature_c) == ((1755, 1980), (650.0, 699.5), 64)
+    assert watched.throttled_by == ["power cap"] and condition.watch(CPU).condition().sm_clock_mhz is None
 
 
 # -------------------------------------------------------------------------------------------------------- rendering
@@ -541,9 +541,9 @@ def test_samples_become_ranges() -> None:
 
 @pytest.mark.skipif(not plots.available(), reason="no matplotlib")
 def test_plots_stand_alone() -> None:
-    found = report.figures(made({"triton": STILL, "cuda": STILL}))
-    assert set(found) == {"share-of-the-roofline-reached", "time-against-the-least-possible-time", "key"}
-    for svg in found.values():
+    svgs = report.figures(made({"triton": STILL, "cuda": STILL}))
+    assert set(svgs) == {"share-of-the-roofline-reached", "time-against-the-least-possible-time", "key"}
+    for svg in svgs.values():
         assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg" style="--text:')
 
 
@@ -614,7 +614,7 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
     os.mkfifo(tmp_path / "pipe")
     for name in ("run.md", "run-key.svg"):
         (tmp_path / name).write_text(same.read_text())
-    for given, told in (
+    for given, message in (
         (["--compare", str(other)], "of another device"),
         (["--compare", str(same), "--dtype", "f32"], "of another dtype: bfloat16, here float32"),
         (["--compare", str(same)], "of other cells: rms_norm 16x4096 (1 in all), here silu_mul "),
@@ -631,7 +631,7 @@ def test_what_cannot_be_compared_or_written_is_refused_before_anything_is_timed(
         (["--out", str(tmp_path)], "it is a folder; choose another --out"),
     ):
         done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", *given)
-        assert done.code == 2 and told in done.err and "Traceback" not in done.err, (given, done.err)
+        assert done.code == 2 and message in done.err and "Traceback" not in done.err, (given, done.err)
     assert {path.name for path in tmp_path.iterdir()} == {
         "other.json",
         "same.json",
@@ -656,20 +656,20 @@ def test_a_table_that_cannot_be_written_was_printed(
 
 def test_a_documents_contenders_stand_once_and_its_noise_is_a_number(tmp_path: Path) -> None:
     raw = json.loads(document.dumps(made({"torch": STILL})))
-    for name, edit, told in (
+    for name, edit, message in (
         ("twice", {"times": raw["cells"][0]["times"] * 2}, "has a contender twice"),
         ("noise", {"noise": "Infinity"}, "noise"),
         ("less", {"noise": -1.0}, "noise"),
     ):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(raw | {"cells": [raw["cells"][0] | edit]}))
-        with pytest.raises(ResultError, match=f"damaged: .*{told}"):
+        with pytest.raises(ResultError, match=f"damaged: .*{message}"):
             document.load(path)
 
 
 def test_an_adapter_that_cannot_say_what_it_is_is_one_message(tmp_path: Path) -> None:
     body = "NAME = {!r}\ndef available(): {}\ndef version(): return '1'\nOPS = {}\n"
-    for text, told in (
+    for text, message in (
         (body.format("torch", "return None", "{}"), "has the NAME 'torch'; required: "),
         (body.format("a b", "return None", "{}"), "has the NAME 'a b'; required: "),
         (body.format("mine", "return None", "[]"), "has OPS of list; required: a dict"),
@@ -678,7 +678,7 @@ def test_an_adapter_that_cannot_say_what_it_is_is_one_message(tmp_path: Path) ->
     ):
         (tmp_path / "one.py").write_text(text)
         done = ferryman("bench", "--op", "silu_mul", "--device", "cpu", "--peers", "all", "--peers-from", str(tmp_path))
-        assert done.code == 2 and told in done.err and "Traceback" not in done.err, (told, done.err)
+        assert done.code == 2 and message in done.err and "Traceback" not in done.err, (message, done.err)
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text(body.format("mine", "return None", "{}"))
     with pytest.raises(FerrymanError, match="two adapters of .* have the NAME 'mine'"):
@@ -694,7 +694,7 @@ def test_an_op_that_is_named_twice_is_timed_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--op", "rms_nrm"], "unknown op 'rms_nrm'; nearest: rms_norm"),
         (["--implementation", "tritn"], "unknown backend or implementation 'tritn'; nearest: triton"),
@@ -706,10 +706,10 @@ def test_an_op_that_is_named_twice_is_timed_once() -> None:
         (["--device", "h200"], "required: a device that is here"),
     ],
 )
-def test_bad_use_is_one_message(arguments: list[str], told: str) -> None:
+def test_bad_use_is_one_message(arguments: list[str], message: str) -> None:
     given = arguments if "--device" in arguments else [*arguments, "--device", "cpu"]
     done = ferryman("bench", *given)
-    assert done.code == 2 and told in done.err and "Traceback" not in done.err
+    assert done.code == 2 and message in done.err and "Traceback" not in done.err
 
 
 class _Fixed(clock.Timer):
@@ -736,34 +736,35 @@ def test_contenders_that_take_turns_by_samples_meet_the_same_clocks() -> None:
     apart = {}
     for turns in (1, clock.SAMPLES):
         _Capped.samples = 0
-        made = [contender.Contender(n, "implementation", lambda args: print, timer=_Capped(1.0)) for n in "abcde"]
+        contenders = [contender.Contender(n, "implementation", lambda args: print, timer=_Capped(1.0)) for n in "abcde"]
         asked: list[str] = []
-        contender.trials(made, asked.append, turns)
-        middle = [statistics.median(c.trials) for c in made]
+        contender.trials(contenders, asked.append, turns)
+        middle = [statistics.median(c.trials) for c in contenders]
         apart[turns] = max(middle) / min(middle) - 1
-        assert [len(c.trials) for c in made] == [contender.TRIALS] * 5 and len(asked) == 6 * contender.TRIALS * turns
+        assert [len(c.trials) for c in contenders] == [contender.TRIALS] * 5
+        assert len(asked) == 6 * contender.TRIALS * turns
         assert asked[:12] == [*"abcdea", *"edcbaa"]
     assert apart[clock.SAMPLES] < 0.06 < 0.1 < apart[1]
 
 
 def test_what_is_hopeless_is_timed_once() -> None:
     timers = {"a": _Fixed(1.0), "b": _Fixed(1.9), "c": _Fixed(2.1)}
-    made = [
+    contenders = [
         contender.Contender(name, "implementation", lambda args: print, timer=timer) for name, timer in timers.items()
     ]
-    kept = contender.promising(made)
-    assert [c.name for c in kept] == ["a", "b"] and made[2].trials == [2.1] and made[0].trials == []
+    kept = contender.promising(contenders)
+    assert [c.name for c in kept] == ["a", "b"] and contenders[2].trials == [2.1] and contenders[0].trials == []
     assert contender.trials(kept) == 0.0 and contender.promising([]) == []
-    assert [len(c.trials) for c in made] == [contender.TRIALS, contender.TRIALS, 1] and timers["c"].asked == 1
+    assert [len(c.trials) for c in contenders] == [contender.TRIALS, contender.TRIALS, 1] and timers["c"].asked == 1
 
 
 def test_what_was_clearly_behind_when_it_was_made_ready_is_not_timed_again() -> None:
     timers = {"a": _Fixed(1.0), "b": _Fixed(1.0), "c": _Fixed(1.0), "d": _Fixed(1.0)}
     for name, rough in {"a": 1.2, "b": 4.7, "c": 4.9}.items():  # of d nothing is known before
         timers[name].rough = rough
-    made = [
+    contenders = [
         contender.Contender(name, "implementation", lambda args: print, timer=timer) for name, timer in timers.items()
     ]
     started: list[str] = []
-    assert [c.name for c in contender.promising(made, started.append)] == ["a", "b", "d"] == started
-    assert made[2].trials == [4.9] and timers["c"].asked == 0
+    assert [c.name for c in contender.promising(contenders, started.append)] == ["a", "b", "d"] == started
+    assert contenders[2].trials == [4.9] and timers["c"].asked == 0

@@ -60,12 +60,12 @@ def test_its_call_is_served_and_counted(kind: type) -> None:
     torch.manual_seed(0)
     model, x = Attends(kind()), normal(2, 9, 32)
     wanted, causal = model(x), model(x, causal=True)
-    held = dict(vars(kind))
+    attributes = dict(vars(kind))
     report = port(model)
     assert report.calls()["attention"] == 1 and "attention" not in report.maybe()
     assert _attention_calls(lambda: model(x)) == 1
     assert far(model(x), wanted) < FAR and far(model(x, causal=True), causal) < FAR
-    assert dict(vars(kind)) == held and type(model.processor) is kind  # nothing of the callable changed
+    assert dict(vars(kind)) == attributes and type(model.processor) is kind  # nothing of the callable changed
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert _attention_calls(lambda other=other: other(x)) == 1 and torch.equal(other(x), model(x))
     torch._dynamo.reset()
@@ -103,14 +103,14 @@ class Biased(nn.Module):
         super().__init__()
         self.learns, self.qkv, self.bias = learns, nn.Linear(32, 96), nn.Linear(32, 9)
 
-    def made(self, x: Tensor) -> Tensor:
+    def score_bias(self, x: Tensor) -> Tensor:
         return self.bias(x).unsqueeze(1)
 
 
 class Made(Biased):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        beside = self.made(x)
+        beside = self.score_bias(x)
         if mask is not None:
             beside = beside.masked_fill(mask, -1e9)
         return F.scaled_dot_product_attention(q, k, v, beside)
@@ -128,8 +128,10 @@ class Given(Biased):
 def test_attention_with_a_bias_that_learns_is_not_claimed(kind: type[Biased]) -> None:
     model, x = kind(True), torch.randn(2, 9, 32)
     report = port(model)
-    made = _attention_calls(lambda: model(x, torch.zeros(2, 1, 9, 9, dtype=torch.bool) if kind is Made else None))
-    assert report.calls(1).get("attention", 0) == made == (kind is Given)
+    attention_calls = _attention_calls(
+        lambda: model(x, torch.zeros(2, 1, 9, 9, dtype=torch.bool) if kind is Made else None)
+    )
+    assert report.calls(1).get("attention", 0) == attention_calls == (kind is Given)
     with torch.no_grad():
         assert _attention_calls(lambda: model(x)) == 1 and ("attention" in report.maybe()) is (kind is Made)
 
@@ -141,5 +143,5 @@ def test_families_with_such_a_bias_count_exactly(family: str) -> None:
 
     model = bundled.build(family, True, torch.float32)
     ferryman._integrate()
-    found = generic.compare(model, bundled.inputs_of(family, True, model))
-    assert found.ok and not found.miscounted
+    parity = generic.compare(model, bundled.inputs_of(family, True, model))
+    assert parity.ok and not parity.miscounted

@@ -72,12 +72,12 @@ def written(folder: Path, **documents: Results) -> list[Path]:
 def test_two_vendors_within_bounds_each_with_its_own_roofline(tmp_path: Path) -> None:
     nvidia = results(machine("h200", "nvidia"), [cell("a"), cell("b")], [timed(80)])
     amd = results(machine("mi300x", "amd"), [cell("a", ratio=0.7), cell("b")], [timed(55)])
-    found = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd))
-    (row,) = found.rows
+    comparison = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd))
+    (row,) = comparison.rows
     assert (row.explanation, row.cases, row.common) == ("all within bounds", {"all within bounds": 2}, 2)
     assert [p.percent_of_roofline for p in row.sides] == [80, 55] and [p.ratio for p in row.sides] == [0.5, 0.7]
-    assert [s.label for s in found.sides] == ["A", "B"] and not compare.failed(found)
-    assert "made by each side from counters" in found.notes[0]
+    assert [s.label for s in comparison.sides] == ["A", "B"] and not compare.failed(comparison)
+    assert "made by each side from counters" in comparison.notes[0]
 
 
 def test_what_a_vendor_did_not_run_is_not_run(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_what_a_vendor_did_not_run_is_not_run(tmp_path: Path) -> None:
         ],
     )
     third = results(machine("b580", "intel"), [])
-    found = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd, intel=third))
-    rows = {row.implementation: row for row in found.rows}
+    comparison = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd, intel=third))
+    rows = {row.implementation: row for row in comparison.rows}
     assert [p.verdict for p in rows["cuda"].sides] == ["PASS", "NOT_RUN", "NOT_RUN"]
     assert [p.verdict for p in rows["triton"].sides] == ["PASS", "SIMULATED", "NOT_RUN"]
-    assert {row.explanation for row in found.rows} == {"did not run"}
+    assert {row.explanation for row in comparison.rows} == {"did not run"}
     assert rows["cuda"].who == rows["triton"].who == ["B", "C"] and rows["cuda"].common == 0
     assert rows["cuda"].sides[2].reason == "not in its document"
-    assert not compare.failed(found)
+    assert not compare.failed(comparison)
 
 
 def test_cases_that_ran_on_both_speak_for_the_row_and_the_others_are_counted(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_whoever_is_wrong_is_named_and_the_exit_is_not_clean(tmp_path: Path, ver
     gates = {"G2": Gate(outcome="fail", reason="far")}
     nvidia = results(machine("h200", "nvidia"), [cell("a"), cell("b")])
     amd = results(machine("mi300x", "amd"), [cell("a"), cell("b", verdict, reason="G2: far", gates=gates)])
-    found = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd))
-    (row,) = found.rows
+    comparison = compare.compare(written(tmp_path, nvidia=nvidia, amd=amd))
+    (row,) = comparison.rows
     assert row.explanation == ("wrong" if verdict == "FAIL" else "not judged")
     assert row.who == ["B"] and row.detail == "b: B: G2: far" and row.sides[1].verdict == verdict
-    assert compare.failed(found)
+    assert compare.failed(comparison)
 
 
 def test_nothing_ran_anywhere_is_a_failure(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_a_capsule_and_its_replays_are_proven_to_share_inputs(tmp_path: Path) ->
     for name in ("b", "c"):
         document = replay(capsule.load(path), "cpu", backends=["definition"])
         (tmp_path / f"{name}.json").write_text(document.model_dump_json(), encoding="utf-8")
-    found = compare.compare([path, tmp_path / "b.json", tmp_path / "c.json"])
-    assert [s.role for s in found.sides] == ["recorded", "replayed", "replayed"], "A's recording counts once"
-    assert {row.explanation for row in found.rows} == {"equal"} and not compare.failed(found)
-    assert found.notes[0] == "every side had the inputs of one capsule, proven by hash"
+    comparison = compare.compare([path, tmp_path / "b.json", tmp_path / "c.json"])
+    assert [s.role for s in comparison.sides] == ["recorded", "replayed", "replayed"], "A's recording counts once"
+    assert {row.explanation for row in comparison.rows} == {"equal"} and not compare.failed(comparison)
+    assert comparison.notes[0] == "every side had the inputs of one capsule, proven by hash"
 
 
 def test_seeds_that_differ_are_said(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ PLACES = 2000
 
 
 def test_a_capsule_is_read_back() -> None:
-    held = capsule.loads(small())
-    assert held.size == len(small()) < 32_000
-    assert {cell.op for cell in held.results.cells} == {"cross_entropy"}
-    assert {cell.verdict for cell in held.results.cells} == {"PASS"}
-    assert held.sha256 == capsule.loads(small()).sha256
+    loaded = capsule.loads(small())
+    assert loaded.size == len(small()) < 32_000
+    assert {cell.op for cell in loaded.results.cells} == {"cross_entropy"}
+    assert {cell.verdict for cell in loaded.results.cells} == {"PASS"}
+    assert loaded.sha256 == capsule.loads(small()).sha256
 
 
 def test_every_case_of_every_op_travels() -> None:
@@ -46,17 +46,17 @@ def test_every_case_of_every_op_travels() -> None:
     for op in registry.primitives().values():
         for tier in TIERS:
             for case in cases_of(op, tier):
-                held = CaseRecord.model_validate_json(recorded(op, case).model_dump_json())
-                assert case_of(held) == case, (op.name, case.name)
+                record = CaseRecord.model_validate_json(recorded(op, case).model_dump_json())
+                assert case_of(record) == case, (op.name, case.name)
 
 
 def test_tensors_of_every_dtype_are_held() -> None:
     """What an argument or an output may be: dtypes of storage and of indices."""
     names = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
-    made = [torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names]
-    _, held, _ = container.unpack(container.pack("{}", {container.digest(x): x for x in made}))
-    for x in made:
-        assert held[container.digest(x)].dtype == x.dtype and torch.equal(held[container.digest(x)], x)
+    tensors = [torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names]
+    _, unpacked, _ = container.unpack(container.pack("{}", {container.digest(x): x for x in tensors}))
+    for x in tensors:
+        assert unpacked[container.digest(x)].dtype == x.dtype and torch.equal(unpacked[container.digest(x)], x)
 
 
 def test_a_flipped_bit_is_refused_at_every_place() -> None:
@@ -146,10 +146,10 @@ def test_a_manifest_whose_hash_does_not_match_is_refused_though_the_file_hash_do
 
 
 def test_a_tensor_whose_hash_does_not_match_is_named() -> None:
-    def swap(held: dict[str, Tensor]) -> None:
-        name = next(n for n, t in held.items() if t.numel() and t.dim())
-        same = held[name].contiguous()  # other bits, whatever they mean: NaN + 1 and 512 + 1 may be what they were
-        held[name] = (same.view(torch.uint8) ^ 1).view(same.dtype)
+    def swap(tensors: dict[str, Tensor]) -> None:
+        name = next(n for n, t in tensors.items() if t.numel() and t.dim())
+        same = tensors[name].contiguous()  # other bits, whatever they mean: NaN + 1 and 512 + 1 may be what they were
+        tensors[name] = (same.view(torch.uint8) ^ 1).view(same.dtype)
 
     with pytest.raises(CapsuleError, match="the hash of tensor [0-9a-f]{16} does not match"):
         capsule.loads(forged(small(), lambda manifest: None, swap))
@@ -278,9 +278,9 @@ def test_a_case_that_asks_for_a_terabyte_is_refused_before_anything_runs(spec: d
     def edit(manifest: dict[str, Any]) -> None:
         manifest["cases"][0]["args"]["logits"] = spec
 
-    held = capsule.loads(forged(small(), edit))
+    loaded = capsule.loads(forged(small(), edit))
     with pytest.raises(CapsuleError, match=says):
-        replay(held, "cpu")
+        replay(loaded, "cpu")
 
 
 def test_an_intermediate_that_is_too_large_is_refused_before_anything_runs() -> None:

@@ -29,9 +29,9 @@ def recorded() -> bytes:
 
 
 def replayed(raw: bytes, port: Any = porter) -> ModelReplay:
-    held = capsule_model.loads(raw)
-    assert isinstance(held, ModelCapsule)
-    return replay_model(held, porter=port, device="cpu")
+    loaded = capsule_model.loads(raw)
+    assert isinstance(loaded, ModelCapsule)
+    return replay_model(loaded, porter=port, device="cpu")
 
 
 class Broken:

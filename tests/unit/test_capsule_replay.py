@@ -52,8 +52,8 @@ def test_an_implementation_that_a_lacks_is_run_and_never_counted_as_agreement() 
 
 
 def test_a_capsule_holds_inputs_outputs_errors_gradients_and_the_machine() -> None:
-    held = capsule.loads(two_implementations())
-    manifest = held.manifest
+    loaded = capsule.loads(two_implementations())
+    manifest = loaded.manifest
     assert {c.op for c in manifest.cases} == {"softmax", "softmax_backward"}  # the backward primitive: the gradients
     assert all(given.hashes for given in manifest.inputs)
     backward = [g for g in manifest.inputs if manifest.cases[g.case].op == "softmax_backward"]
@@ -61,12 +61,12 @@ def test_a_capsule_holds_inputs_outputs_errors_gradients_and_the_machine() -> No
     whole = [o for run in manifest.runs for o in run.outputs if o.tiles is None]
     tiled = [o for run in manifest.runs for o in run.outputs if o.tiles is not None]
     assert len(whole) > 20 and len(tiled) > 20
-    assert all(digest(held.tensors[o.stored]) == o.hash for o in whole if o.stored)
-    assert {c.ratio is not None for c in held.results.cells if c.verdict == "PASS"} >= {True}
-    facts = held.results.environment
+    assert all(digest(loaded.tensors[o.stored]) == o.hash for o in whole if o.stored)
+    assert {c.ratio is not None for c in loaded.results.cells if c.verdict == "PASS"} >= {True}
+    facts = loaded.results.environment
     assert facts.versions["torch"] == str(torch.__version__) and "float32_matmul_precision" in facts.flags
     assert "cuda_matmul_tf32" in manifest.machine.flags and manifest.machine.memory_bytes
-    assert held.results.timings
+    assert loaded.results.timings
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,8 @@ def planted() -> bytes:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: bytes = module.planted("cpu", dtypes=["bf16"], backends=["torch", "definition"])
-    return made
+    raw: bytes = module.planted("cpu", dtypes=["bf16"], backends=["torch", "definition"])
+    return raw
 
 
 def test_a_planted_error_is_named(planted: bytes) -> None:
@@ -124,8 +124,8 @@ def test_a_wrong_kernel_here_is_b_and_a_stays_right() -> None:
         return registry.launcher(registry.implementation("softmax", "torch"))(*args) * 2
 
     document = replayed(two_implementations(), kernels={("softmax", "torch"): doubled}, ops=["softmax"])
-    found = explanations(document, implementation="torch")
-    assert found["B is wrong"] > 20 and found["A is wrong"] == found["both are wrong"] == 0
+    counts = explanations(document, implementation="torch")
+    assert counts["B is wrong"] > 20 and counts["A is wrong"] == counts["both are wrong"] == 0
     assert replay_results.failed(document)
 
 
@@ -134,9 +134,9 @@ def test_another_order_of_summation_is_within_both_bounds() -> None:
         return registry.launcher(registry.implementation("softmax", "torch"))(x.flip(-1), target).flip(-1)
 
     document = replayed(two_implementations(), kernels={("softmax", "torch"): reversed_rows}, ops=["softmax"])
-    found = explanations(document, implementation="torch", dtype="float32")
-    assert found["both within bounds"] > 3
-    assert found["both within bounds"] + found["equal"] == found.total()
+    counts = explanations(document, implementation="torch", dtype="float32")
+    assert counts["both within bounds"] > 3
+    assert counts["both within bounds"] + counts["equal"] == counts.total()
 
 
 def test_other_inputs_are_mistrusted_with_the_reason() -> None:
@@ -180,10 +180,10 @@ def test_a_stored_input_that_was_exchanged_is_noticed() -> None:
     stored = [g for g in first.inputs if g.stored]
     assert stored[0].stored["y"] != stored[1].stored["y"]
 
-    def prune(held: dict[str, Tensor]) -> None:
+    def prune(tensors: dict[str, Tensor]) -> None:
         still = {g.stored["y"] for g in stored[1:]} | {o.stored for r in first.runs for o in r.outputs}
         if stored[0].stored["y"] not in still:
-            del held[stored[0].stored["y"]]
+            del tensors[stored[0].stored["y"]]
 
     document = replayed(forged(raw, exchange, prune))
     assert explanations(document)["not judged"] >= 1
@@ -194,24 +194,24 @@ def test_elements_that_another_machine_may_round_apart_are_stored(monkeypatch: p
     monkeypatch.setattr(cases, "STORED_BYTES", 0)
     monkeypatch.setattr(cases, "NOISE", 2.0**-32)  # a small case has too few elements for 2^-40
     raw = record(ops=["softmax_backward"], device="cpu", dtypes=["f32"], backends=["definition"])
-    held = capsule.loads(raw)
-    patched = [given for given in held.manifest.inputs if given.patched]
+    loaded = capsule.loads(raw)
+    patched = [given for given in loaded.manifest.inputs if given.patched]
     assert patched
-    assert all(held.tensors[h].numel() == 0 for given in held.manifest.inputs for h in given.stored.values())
-    counts = [len(held.tensors[p.at]) for given in patched for p in given.patched.values()]
-    elements = sum(torch.Size(c.args["x"].shape).numel() for c in held.manifest.cases)  # type: ignore[union-attr]
+    assert all(loaded.tensors[h].numel() == 0 for given in loaded.manifest.inputs for h in given.stored.values())
+    counts = [len(loaded.tensors[p.at]) for given in patched for p in given.patched.values()]
+    elements = sum(torch.Size(c.args["x"].shape).numel() for c in loaded.manifest.cases)  # type: ignore[union-attr]
     assert 20 < sum(counts) < elements / 50
     honest, at_risk = cases.arguments, patched[0].patched["y"]
 
     def elsewhere(*args: Any) -> Any:
-        made = honest(*args)
-        if "y" in made.buffers and args[0].name == held.manifest.cases[patched[0].case].case:
-            place = torch.unravel_index(held.tensors[at_risk.at], made.buffers["y"].tensor.shape)
-            made.buffers["y"].tensor[place] *= 1 + 2.0**-23  # the next float32
-        return made
+        arguments = honest(*args)
+        if "y" in arguments.buffers and args[0].name == loaded.manifest.cases[patched[0].case].case:
+            place = torch.unravel_index(loaded.tensors[at_risk.at], arguments.buffers["y"].tensor.shape)
+            arguments.buffers["y"].tensor[place] *= 1 + 2.0**-23  # the next float32
+        return arguments
 
     monkeypatch.setattr(cases, "arguments", elsewhere)
-    assert explanations(replay(held, "cpu"), implementation="definition").keys() == {"equal"}
+    assert explanations(replay(loaded, "cpu"), implementation="definition").keys() == {"equal"}
 
     def unpatched(manifest: dict[str, Any]) -> None:
         manifest["inputs"] = [{**given, "patched": {}} for given in manifest["inputs"]]
@@ -299,9 +299,9 @@ def test_a_declared_class_that_explains_a_difference_is_named() -> None:
         manifest["results"]["summary"] = _summary(manifest["results"])
 
     document = replayed(forged(recorded, declare))
-    found = [e for e in document.explained if e.explanation == "A's declared class explains it"]
-    assert found
-    for e in found:
+    named = [e for e in document.explained if e.explanation == "A's declared class explains it"]
+    assert named
+    for e in named:
         assert e.a.plain is not None and e.a.ratio is not None and e.a.ratio <= 1 < e.a.plain
         assert e.detail is not None and "A declares fp32 with p rounded" in e.detail
     found_here = explanations(document, implementation="definition")
@@ -375,10 +375,10 @@ def test_a_replay_is_written_and_read_back(tmp_path: Path) -> None:
 def test_a_damaged_replay_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
     import json
 
-    found = json.loads(replayed(small()).model_dump_json())
-    change(found)
+    raw = json.loads(replayed(small()).model_dump_json())
+    change(raw)
     path = tmp_path / "replay.json"
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path.write_text(json.dumps(raw), encoding="utf-8")
     with pytest.raises(ResultError, match=says):
         replay_results.load(path)
 
@@ -415,5 +415,5 @@ def test_text_of_others_is_safe_to_print(tmp_path: Path) -> None:
     document["recorded"]["environment"]["device_name"] = "\x1b[31mred\ud800"
     path = tmp_path / "replay.json"
     path.write_text(json.dumps(document))
-    found = load(path)
-    assert isinstance(found, Replay) and found.recorded.environment.device_name == "\ufffd[31mred\ufffd"
+    loaded = load(path)
+    assert isinstance(loaded, Replay) and loaded.recorded.environment.device_name == "\ufffd[31mred\ufffd"

@@ -34,11 +34,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def hostile(world: World, place: Path) -> Merged:
     """Hostile text wherever a document may hold text."""
     jobs = world.jobs()
-    made = jobs["h200"].record
-    made["device"]["name"] = f"NVIDIA H200{HOSTILE}"
-    made["cases"][0].update(id=HOSTILE, outcome="failed", reason=HOSTILE)
-    made["collected"][0] = HOSTILE
-    made["exit_code"] = 1
+    run_record = jobs["h200"].record
+    run_record["device"]["name"] = f"NVIDIA H200{HOSTILE}"
+    run_record["cases"][0].update(id=HOSTILE, outcome="failed", reason=HOSTILE)
+    run_record["collected"][0] = HOSTILE
+    run_record["exit_code"] = 1
     jobs["gtest"].files["junit.xml"] = JUNIT.replace('name="b"', 'name="&lt;script&gt;::error::x"')
     jobs["mi300x"].folder = "<script>x"
     jobs["mi300x"].raw = "{"
@@ -63,47 +63,48 @@ class _Tags(html.parser.HTMLParser):
 
 
 def test_hostile_text_is_shown_and_does_nothing(world: World, tmp_path: Path) -> None:
-    found = hostile(world, tmp_path)
-    page = summary.html(found)
+    judgement = hostile(world, tmp_path)
+    page = summary.html(judgement)
     tags = _Tags()
     tags.feed(page)
     assert tags.open == [] and not {"script", "img", "iframe"} & tags.seen
     assert "&lt;script&gt;" in page and "\x1b" not in page and "\u202e" not in page
-    text = summary.markdown(found)
+    text = summary.markdown(judgement)
     assert "<script" not in text and "](http" not in text and "\x1b" not in text and "@all" not in text
     assert all(line.count("|") == 7 for line in text.splitlines() if line.startswith("| h200 "))
-    for line in summary.commands(found).splitlines():
+    for line in summary.commands(judgement).splitlines():
         assert line.startswith(("::error title=", "::warning title=")) and "\r" not in line
-    assert "\n::set-output" not in summary.commands(found)  # a command begins a line
-    root = ElementTree.fromstring(summary.junit(found))
+    assert "\n::set-output" not in summary.commands(judgement)  # a command begins a line
+    root = ElementTree.fromstring(summary.junit(judgement))
     assert {case.get("name") for case in root.iter("testcase")} == {row.id for row in world.matrix.rows}
-    badge = ElementTree.fromstring(summary.badge(found))
-    assert badge.tag.endswith("svg") and "script" not in summary.badge(found)
+    badge = ElementTree.fromstring(summary.badge(judgement))
+    assert badge.tag.endswith("svg") and "script" not in summary.badge(judgement)
 
 
 def test_renderings_and_documents_fit_their_schemas(world: World, tmp_path: Path) -> None:
     jobs = world.jobs()
-    found = world.judge(list(jobs.values()), tmp_path, history=[world.entry("h200"), world.entry("cpu")])
-    text = merged.dumps(found)
+    judgement = world.judge(list(jobs.values()), tmp_path, history=[world.entry("h200"), world.entry("cpu")])
+    text = merged.dumps(judgement)
     jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schema/ci-merged-v1.json").read_text())).validate(
         json.loads(text)
     )
     (tmp_path / "merged.json").write_text(text)
-    assert merged.load(tmp_path / "merged.json") == found
-    made = json.loads((tmp_path / "h200" / "record.json").read_text())
+    assert merged.load(tmp_path / "merged.json") == judgement
+    raw_record = json.loads((tmp_path / "h200" / "record.json").read_text())
     schema = json.loads((ROOT / "docs/schema/ci-record-v1.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(made)
+    jsonschema.Draft202012Validator(schema).validate(raw_record)
     assert (
-        records.dumps(records.parse(made, "x")) == records.Record.model_validate(made).model_dump_json(indent=1) + "\n"
+        records.dumps(records.parse(raw_record, "x"))
+        == records.Record.model_validate(raw_record).model_dump_json(indent=1) + "\n"
     )
-    assert "FAIL" not in summary.markdown(found) and "green: cpu, nvidia, amd" in summary.markdown(found)
-    assert "green: cpu, nvidia, amd" in summary.html(found)
+    assert "FAIL" not in summary.markdown(judgement) and "green: cpu, nvidia, amd" in summary.markdown(judgement)
+    assert "green: cpu, nvidia, amd" in summary.html(judgement)
 
 
 def test_long_reports_are_cut_and_say_so(world: World, tmp_path: Path) -> None:
-    found = world.judge([], tmp_path)
-    rows = [found.rows[0].model_copy(update={"id": f"row-{i}"}) for i in range(2000)]
-    text = summary.markdown(found.model_copy(update={"rows": rows}))
+    judgement = world.judge([], tmp_path)
+    rows = [judgement.rows[0].model_copy(update={"id": f"row-{i}"}) for i in range(2000)]
+    text = summary.markdown(judgement.model_copy(update={"rows": rows}))
     assert len(text) <= summary.MARKDOWN_LIMIT and "more lines; the merged document has them all" in text
 
 
@@ -147,8 +148,8 @@ def test_files_that_nobody_should_read_are_told(world: World, tmp_path: Path) ->
     runs, problems = evidence.collect([place, tmp_path / "absent"])
     assert runs == [] and len(problems) == 5
     assert sorted(p.code for p in problems) == ["alone", *["unreadable"] * 4]
-    found = world.judge([], place)
-    assert len(found.faults) == 4 and found.failures
+    judgement = world.judge([], place)
+    assert len(judgement.faults) == 4 and judgement.failures
 
 
 @pytest.mark.parametrize(
@@ -162,8 +163,8 @@ def test_files_that_nobody_should_read_are_told(world: World, tmp_path: Path) ->
 def test_junit_that_is_none_is_told(world: World, tmp_path: Path, text: str, message: str) -> None:
     job = world.job("gtest")
     job.files["junit.xml"] = text
-    found = world.judge([job], tmp_path)
-    assert any(message in w.text for w in state(found, "gtest").why) and "unreadable" in codes(found, "gtest")
+    judgement = world.judge([job], tmp_path)
+    assert any(message in w.text for w in state(judgement, "gtest").why) and "unreadable" in codes(judgement, "gtest")
 
 
 def test_a_history_that_disagrees_with_another_is_refused(world: World, tmp_path: Path) -> None:
@@ -186,9 +187,9 @@ def test_a_clock_that_ran_backwards_is_said_and_order_is_by_time(world: World, t
     path = tmp_path / "h.json"
     entries = [world.entry("h200", time=ago(days=1)), world.entry("h200", sha256="d" * 64, time=ago(days=3), met=False)]
     history.save(History(entries=entries), path)
-    found, told = history.load([path])
-    assert told == ["row h200: its history's clock ran backwards; runs are ordered by their times"]
-    assert [e.met for e in found.of("h200")] == [False, True]
+    loaded, notes = history.load([path])
+    assert notes == ["row h200: its history's clock ran backwards; runs are ordered by their times"]
+    assert [e.met for e in loaded.of("h200")] == [False, True]
 
 
 def test_the_history_tells_since_when_a_row_fails(world: World) -> None:
@@ -230,8 +231,8 @@ def test_merging_the_same_results_again_adds_nothing(world: World, tmp_path: Pat
     before = (tmp_path / "h.json").read_text()
     assert ferryman(*arguments).code == 0
     assert (tmp_path / "h.json").read_text() == before
-    found = merged.load(tmp_path / "m.json")
-    assert [r.green for r in found.rows] == [True, True, True, True, False, True]
+    judgement = merged.load(tmp_path / "m.json")
+    assert [r.green for r in judgement.rows] == [True, True, True, True, False, True]
     done = ferryman("ci", "summary", str(tmp_path / "m.json"), "--html", str(tmp_path / "d.html"), "--title", "T")
     assert done.code == 0 and "<h1>T" in (tmp_path / "d.html").read_text()
 
@@ -273,8 +274,8 @@ def test_only_signed_runs_count_where_signatures_are_required(world: World, tmp_
     for name, job in world.jobs().items():
         job.write(tmp_path)
         signing.sign(tmp_path / name / "record.json", keys / world.matrix.row(name).vendor)
-    found = world.judge([], tmp_path, signers=keys / "allowed", require=["nvidia", "amd"])
-    assert found.failures == [] and all(row.signed for row in found.rows)
+    judgement = world.judge([], tmp_path, signers=keys / "allowed", require=["nvidia", "amd"])
+    assert judgement.failures == [] and all(row.signed for row in judgement.rows)
 
 
 @pytest.mark.parametrize(
@@ -295,9 +296,9 @@ def test_a_forgery_of_name_and_fingerprint_needs_the_device_s_key(
         signing.sign(forged, keys / ("amd" if what == "edited" else what))
     if what == "edited":
         forged.write_text(forged.read_text().replace('"exit_code": 0', '"exit_code":  0'))
-    found = world.judge([], tmp_path, signers=keys / "allowed", require=["amd"])
-    row = state(found, "mi300x")
-    assert not row.met and code in codes(found, "mi300x") and found.failures
+    judgement = world.judge([], tmp_path, signers=keys / "allowed", require=["amd"])
+    row = state(judgement, "mi300x")
+    assert not row.met and code in codes(judgement, "mi300x") and judgement.failures
 
 
 def test_nothing_is_carried_where_signatures_are_required(world: World, tmp_path: Path, keys: Path) -> None:

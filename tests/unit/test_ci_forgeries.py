@@ -44,8 +44,8 @@ def case(attributes: str = "", inner: str = "") -> Callable[[Jobs, World], None]
 def hidden_cases(jobs: Jobs, world: World) -> None:
     """The file says failed; the record says passed in cases of its own."""
     case(inner='<failure message="no"/>')(jobs, world)
-    made = jobs["gtest"].record
-    made["cases"] = [{"id": name, "outcome": "passed", "launches": None} for name in made["collected"]]
+    run_record = jobs["gtest"].record
+    run_record["cases"] = [{"id": name, "outcome": "passed", "launches": None} for name in run_record["collected"]]
 
 
 def edited(jobs: Jobs, world: World) -> None:
@@ -69,9 +69,9 @@ def negative(jobs: Jobs, world: World) -> None:
 def crashed_first(jobs: Jobs, world: World) -> None:
     """A kernel crashed the first run; the second went well."""
     jobs["first"] = world.job("h200").copied(folder="h200-first")
-    made = jobs["first"].record
-    made.update(exit_code=-11, started=ago(minutes=40), finished=ago(minutes=30), launches=2)
-    made["cases"] = made["cases"][:1]
+    run_record = jobs["first"].record
+    run_record.update(exit_code=-11, started=ago(minutes=40), finished=ago(minutes=30), launches=2)
+    run_record["cases"] = run_record["cases"][:1]
 
 
 def pruned(jobs: Jobs, world: World) -> None:
@@ -80,8 +80,8 @@ def pruned(jobs: Jobs, world: World) -> None:
 
 
 def fewer_bits(jobs: Jobs, world: World) -> None:
-    made = next(f for f in jobs["h200"].record["numerics"] if f["stated"] == "fp32")
-    made["measured"] = 14
+    finding = next(f for f in jobs["h200"].record["numerics"] if f["stated"] == "fp32")
+    finding["measured"] = 14
 
 
 def bare_pass(raw: dict[str, Any]) -> None:
@@ -117,10 +117,10 @@ def compiled(jobs: Jobs, world: World, change: Callable[[list[str]], list[str]] 
         raw["cells"].append(
             first | {"op": op, "implementation": backend, "dtype": dtype, "case": f"{i}: {kernel}(N=1)"}
         )
-    made = [results.Cell.model_validate(cell) for cell in raw["cells"]]
-    raw["summary"] = [row.model_dump() for row in results.summarise(made)]
+    kernel_cells = [results.Cell.model_validate(cell) for cell in raw["cells"]]
+    raw["summary"] = [row.model_dump() for row in results.summarise(kernel_cells)]
     raw["environment"].update(device="none", tier="compile")
-    raw["provenance"].update(manifest=[results.cell_id(cell) for cell in made], row="compile", kernels={})
+    raw["provenance"].update(manifest=[results.cell_id(cell) for cell in kernel_cells], row="compile", kernels={})
     job.files = {"check.json": json.dumps(raw)}
     job.record["collected"] = raw["provenance"]["manifest"]
 
@@ -255,8 +255,8 @@ DISHONEST = [
 def long_names(jobs: Jobs, world: World) -> None:
     """Ids with every letter that people use."""
     for row in ("h200", "mi300x", "cpu", "l4"):
-        made = jobs[row].record
-        made["collected"][0] = made["cases"][0]["id"] = "tests/test_k.py::test_µ[fp8 ≤ 2³, naïve-日本]"
+        run_record = jobs[row].record
+        run_record["collected"][0] = run_record["cases"][0]["id"] = "tests/test_k.py::test_µ[fp8 ≤ 2³, naïve-日本]"
 
 
 def same_settings(jobs: Jobs, world: World) -> None:
@@ -309,10 +309,10 @@ HONEST = [
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
     """By row; the kernels of a compile row are many, and stand in a world of their own."""
-    made = {name: tmp_path_factory.mktemp("forgeries") for name in ("", "compile")}
+    folders = {name: tmp_path_factory.mktemp("forgeries") for name in ("", "compile")}
     return {
-        "": World(make(made[""], MATRIX + L4 + BENCH)),
-        "compile": World(make(made["compile"], MATRIX + COMPILE)),
+        "": World(make(folders[""], MATRIX + L4 + BENCH)),
+        "compile": World(make(folders["compile"], MATRIX + COMPILE)),
     }
 
 
@@ -329,11 +329,11 @@ def judged(world: World, place: Path, situation: Situation) -> tuple[Merged, dic
 @pytest.mark.parametrize("situation", DISHONEST, ids=lambda s: s.name)
 def test_nothing_dishonest_is_green(worlds: dict[str, World], tmp_path: Path, situation: Situation) -> None:
     world = worlds.get(situation.row, worlds[""])
-    found, more = judged(world, tmp_path, situation)
-    row = state(found, situation.row)
+    judgement, more = judged(world, tmp_path, situation)
+    row = state(judgement, situation.row)
     assert not row.green and not row.met, situation.name
-    assert situation.code in codes(found, situation.row), (codes(found), row.why)
-    vendor = next(v for v in found.vendors if v.vendor == row.vendor)
+    assert situation.code in codes(judgement, situation.row), (codes(judgement), row.why)
+    vendor = next(v for v in judgement.vendors if v.vendor == row.vendor)
     assert not vendor.green or row.how != "hardware"
     assert world.judge([], tmp_path, require=[row.vendor], **more).failures, "the gate passes"
 
@@ -341,10 +341,10 @@ def test_nothing_dishonest_is_green(worlds: dict[str, World], tmp_path: Path, si
 @pytest.mark.parametrize("situation", HONEST, ids=lambda s: s.name)
 def test_nothing_honest_is_refused(worlds: dict[str, World], tmp_path: Path, situation: Situation) -> None:
     world = worlds.get(situation.row, worlds[""])
-    found, more = judged(world, tmp_path, situation)
-    row = state(found, situation.row)
+    judgement, more = judged(world, tmp_path, situation)
+    row = state(judgement, situation.row)
     assert row.met and not row.why, row.why
-    assert found.failures == []
+    assert judgement.failures == []
     assert world.judge([], tmp_path, require=["nvidia", "amd"], **more).failures == []
 
 
@@ -354,9 +354,9 @@ def test_a_vendor_that_was_only_timed_is_not_green(tmp_path: Path) -> None:
     jobs = {"bench": world.job("bench")}
     jobs["check"] = World(make(tmp_path / "other")).job("check")
     benched(jobs, world)
-    found = world.judge([jobs["bench"]], tmp_path / "results", require=["nvidia"])
-    assert state(found, "bench").met
-    assert not found.vendors[0].green and "timed alone" in found.failures[0]
+    judgement = world.judge([jobs["bench"]], tmp_path / "results", require=["nvidia"])
+    assert state(judgement, "bench").met
+    assert not judgement.vendors[0].green and "timed alone" in judgement.failures[0]
 
 
 def test_what_is_not_read_is_told(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def device(row: str, **values: Any) -> Callable[[Jobs, World], None]:
 
 def outcome(row: str, what: str, index: int = 1, **values: Any) -> Callable[[Jobs, World], None]:
     def change(jobs: Jobs, world: World) -> None:
-        made = jobs[row].record
-        made["cases"][index].update(outcome=what, **values)
-        counts = [c["launches"] for c in made["cases"] if c["launches"] is not None]
-        made["launches"] = sum(counts) if counts else None
+        run_record = jobs[row].record
+        run_record["cases"][index].update(outcome=what, **values)
+        counts = [c["launches"] for c in run_record["cases"] if c["launches"] is not None]
+        run_record["launches"] = sum(counts) if counts else None
 
     return change
 
@@ -75,14 +75,14 @@ def cells(change: Callable[[dict[str, Any]], None]) -> Callable[[Jobs, World], N
 
         def whole(raw: dict[str, Any]) -> None:
             change(raw)
-            found = [results.Cell.model_validate(cell) for cell in raw["cells"]]
-            raw["summary"] = [row.model_dump() for row in results.summarise(found)]
-            raw["provenance"]["manifest"] = sorted(map(results.cell_id, found))
+            changed_cells = [results.Cell.model_validate(cell) for cell in raw["cells"]]
+            raw["summary"] = [row.model_dump() for row in results.summarise(changed_cells)]
+            raw["provenance"]["manifest"] = sorted(map(results.cell_id, changed_cells))
             jobs["check"].record["collected"] = raw["provenance"]["manifest"]
 
         jobs["check"].files["check.json"] = document(world.matrix.row("check"), jobs["check"].record, whole)
-        made = json.loads(jobs["check"].files["check.json"])["cells"]
-        jobs["check"].record["launches"] = sum(cell["verdict"] == "PASS" for cell in made)
+        document_cells = json.loads(jobs["check"].files["check.json"])["cells"]
+        jobs["check"].record["launches"] = sum(cell["verdict"] == "PASS" for cell in document_cells)
 
     return apply
 
@@ -97,9 +97,9 @@ def raw_cells(change: Callable[[dict[str, Any]], None]) -> Callable[[Jobs, World
 def renamed(jobs: Jobs, world: World) -> None:
     """An H200's record, called an MI300X's in every word; its numbers stay."""
     jobs["mi300x"] = world.job("h200")
-    made = jobs["mi300x"].record
+    run_record = jobs["mi300x"].record
     mine = world.job("mi300x").record
-    made.update({k: mine[k] for k in ("row", "row_digest", "device", "kernels", "command")})
+    run_record.update({k: mine[k] for k in ("row", "row_digest", "device", "kernels", "command")})
     jobs["mi300x"].files["tests.json"] = "another"
 
 
@@ -125,9 +125,9 @@ def shared(jobs: Jobs, world: World) -> None:
 def retried(jobs: Jobs, world: World) -> None:
     """Failed, run again until it passed: both are here."""
     jobs["first"] = world.job("h200").copied(folder="h200-first")
-    made = jobs["first"].record
-    made.update(exit_code=1, started=ago(minutes=40), finished=ago(minutes=30))
-    made["cases"][0]["outcome"] = "failed"
+    run_record = jobs["first"].record
+    run_record.update(exit_code=1, started=ago(minutes=40), finished=ago(minutes=30))
+    run_record["cases"][0]["outcome"] = "failed"
     jobs["first"].files["tests.json"] = "another"
 
 
@@ -138,15 +138,15 @@ def picked(jobs: Jobs, world: World) -> dict[str, Any]:
 
 def fewer(jobs: Jobs, world: World) -> None:
     """A test is gone from the collection of the device alone."""
-    made = jobs["h200"].record
-    made["collected"], made["cases"] = made["collected"][:2], made["cases"][:2]
-    made["launches"] = 4
+    run_record = jobs["h200"].record
+    run_record["collected"], run_record["cases"] = run_record["collected"][:2], run_record["cases"][:2]
+    run_record["launches"] = 4
 
 
 def swapped(jobs: Jobs, world: World) -> None:
     """As many cases as must be, and one of them is another."""
-    made = jobs["h200"].record
-    made["collected"][2] = made["cases"][2]["id"] = "tests/test_k.py::test_easy"
+    run_record = jobs["h200"].record
+    run_record["collected"][2] = run_record["cases"][2]["id"] = "tests/test_k.py::test_easy"
 
 
 def other_ids(jobs: Jobs, world: World) -> None:
@@ -156,10 +156,10 @@ def other_ids(jobs: Jobs, world: World) -> None:
 def history_ids(jobs: Jobs, world: World) -> dict[str, Any]:
     """All rows lost the same test; the same sources had it yesterday."""
     for name in ("cpu", "h200", "mi300x"):
-        made = jobs[name].record
-        made["collected"], made["cases"] = made["collected"][:2], made["cases"][:2]
-        if made["launches"]:
-            made["launches"] = 4
+        run_record = jobs[name].record
+        run_record["collected"], run_record["cases"] = run_record["collected"][:2], run_record["cases"][:2]
+        if run_record["launches"]:
+            run_record["launches"] = 4
     return {"history": [world.entry("h200")]}
 
 
@@ -394,11 +394,11 @@ def judged(world: World, place: Path, situation: Situation) -> Merged:
 
 @pytest.mark.parametrize("situation", DISHONEST, ids=lambda s: s.name)
 def test_nothing_dishonest_is_green(world: World, tmp_path: Path, situation: Situation) -> None:
-    found = judged(world, tmp_path, situation)
-    row = state(found, situation.row)
+    judgement = judged(world, tmp_path, situation)
+    row = state(judgement, situation.row)
     assert not row.green and not row.met, situation.name
-    assert situation.code in codes(found, situation.row), (codes(found), row.why)
-    vendor = next(v for v in found.vendors if v.vendor == row.vendor)
+    assert situation.code in codes(judgement, situation.row), (codes(judgement), row.why)
+    vendor = next(v for v in judgement.vendors if v.vendor == row.vendor)
     assert not vendor.green or row.how != "hardware"
     required = [row.vendor] if row.how == "hardware" else []
     again = world.judge([], tmp_path, require=[*required], **_more(world, situation))
@@ -425,9 +425,9 @@ def older(jobs: Jobs, world: World) -> None:
 def broken_off(jobs: Jobs, world: World) -> None:
     """The machine went away in the first try; the second is whole."""
     jobs["first"] = world.job("h200").copied(folder="h200-first")
-    made = jobs["first"].record
-    made.update(exit_code=-15, started=ago(minutes=40), finished=ago(minutes=30), launches=2)
-    made["cases"] = made["cases"][:1]
+    run_record = jobs["first"].record
+    run_record.update(exit_code=-15, started=ago(minutes=40), finished=ago(minutes=30), launches=2)
+    run_record["cases"] = run_record["cases"][:1]
     jobs["first"].files["tests.json"] = "another"
 
 
@@ -511,20 +511,20 @@ HONEST = [
 
 @pytest.mark.parametrize("situation", HONEST, ids=lambda s: s.name)
 def test_nothing_honest_is_refused(world: World, tmp_path: Path, situation: Situation) -> None:
-    found = judged(world, tmp_path, situation)
-    row = state(found, situation.row)
+    judgement = judged(world, tmp_path, situation)
+    row = state(judgement, situation.row)
     assert row.met and not row.why, row.why
     assert row.green == (row.best == "PASS")
-    assert found.failures == []
+    assert judgement.failures == []
     again = world.judge([], tmp_path, require=["nvidia", "amd"], **_more(world, situation))
     assert again.failures == [] and all(v.green for v in again.vendors if v.vendor != "cpu")
 
 
 def test_a_vendor_that_only_simulated_is_not_green(world: World, tmp_path: Path) -> None:
     jobs = world.jobs("cpu", "gtest", "sim", "h200", "check")
-    found = world.judge(list(jobs.values()), tmp_path)
-    assert found.failures == [], "amd is not required"
-    states = {v.vendor: v for v in found.vendors}
+    judgement = world.judge(list(jobs.values()), tmp_path)
+    assert judgement.failures == [], "amd is not required"
+    states = {v.vendor: v for v in judgement.vendors}
     assert (states["amd"].verdict, states["amd"].green) == ("NOT_RUN", False)
     assert states["nvidia"].green and states["cpu"].green
     again = world.judge([], tmp_path, require=["nvidia", "amd"])
@@ -540,8 +540,8 @@ def test_a_missing_case_may_be_excused_by_the_matrix(tmp_path: Path) -> None:
     jobs = world.jobs()
     outcome("mi300x", "skipped", 2, launches=None)(jobs, world)
     record("mi300x", launches=4)(jobs, world)
-    found = world.judge(list(jobs.values()), tmp_path / "a")
-    assert state(found, "mi300x").green and state(found, "mi300x").excused == 1
+    judgement = world.judge(list(jobs.values()), tmp_path / "a")
+    assert state(judgement, "mi300x").green and state(judgement, "mi300x").excused == 1
     outcome("mi300x", "skipped", 1, launches=None)(jobs, world)
     record("mi300x", launches=2)(jobs, world)
     assert not state(world.judge(list(jobs.values()), tmp_path / "b"), "mi300x").met
@@ -553,10 +553,10 @@ def test_quarantine_is_never_green_and_ends(tmp_path: Path) -> None:
     jobs = world.jobs()
     outcome("mi300x", "failed")(jobs, world)
     record("mi300x", exit_code=1)(jobs, world)
-    found = world.judge(list(jobs.values()), tmp_path / "a")
-    row = state(found, "mi300x")
+    judgement = world.judge(list(jobs.values()), tmp_path / "a")
+    row = state(judgement, "mi300x")
     assert (row.verdict, row.green, row.quarantine) == ("QUARANTINED", False, "2026-12-01")
-    assert found.failures == [] and not next(v for v in found.vendors if v.vendor == "amd").green
+    assert judgement.failures == [] and not next(v for v in judgement.vendors if v.vendor == "amd").green
     assert world.judge([], tmp_path / "a", require=["amd"]).failures
     later = world.judge([], tmp_path / "a", now=NOW + datetime.timedelta(days=8))
     assert "expired-quarantine" in codes(later, "mi300x") and later.failures

@@ -79,10 +79,10 @@ def stranger(root: Path, test: str = TEST) -> Path:
 
 
 def tool(name: str) -> str:
-    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
+    command = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if command is None:
         pytest.skip(f"{name} is not installed (extra dev, Python 3.11)")
-    return found
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -109,22 +109,23 @@ def test_zizmor_finds_nothing(rendered: Path) -> None:
 
 
 def test_our_own_workflow_is_what_the_matrix_says() -> None:
-    made = initialise.plan(ROOT, ["github"]).files
-    (name,) = made
-    assert (ROOT / name).read_text("utf-8") == made[name], "run `ferryman ci init --force`"
+    planned = initialise.plan(ROOT, ["github"]).files
+    (name,) = planned
+    assert (ROOT / name).read_text("utf-8") == planned[name], "run `ferryman ci init --force`"
 
 
 def workflow(root: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((root / workflows.SYSTEMS["github"]).read_text("utf-8"))
-    return found
+    document: dict[str, Any] = yaml.safe_load((root / workflows.SYSTEMS["github"]).read_text("utf-8"))
+    return document
 
 
 @pytest.mark.parametrize("which", ["stranger", "ours"])
 def test_forks_never_reach_a_runner_of_one_s_own(rendered: Path, which: str) -> None:
-    found = workflow(rendered if which == "stranger" else ROOT)
-    assert "pull_request_target" not in found[True] and "workflow_run" not in found[True]  # YAML 1.1 reads on: as true
-    assert found["permissions"] == {}
-    for name, job in found["jobs"].items():
+    document = workflow(rendered if which == "stranger" else ROOT)
+    assert "pull_request_target" not in document[True]  # YAML 1.1 reads on: as true
+    assert "workflow_run" not in document[True]
+    assert document["permissions"] == {}
+    for name, job in document["jobs"].items():
         assert set(job["permissions"].values()) == {"read"}, name
         if job["runs-on"] != "ubuntu-latest":
             asked = " ".join(job["if"].split())
@@ -136,16 +137,16 @@ def test_forks_never_reach_a_runner_of_one_s_own(rendered: Path, which: str) -> 
             if step.get("uses", "").startswith("actions/checkout"):
                 assert step["with"]["persist-credentials"] is False
             assert "${{" not in step.get("run", ""), "an expression inside a script is code that others write"
-    gate = found["jobs"]["gate"]
+    gate = document["jobs"]["gate"]
     assert gate["if"] == "always()" and not any(name.startswith("hardware") for name in gate["needs"])
 
 
 def test_device_flags_and_images_are_the_vendors(rendered: Path) -> None:
     jobs = workflow(rendered)["jobs"]
-    found = {name: job["container"] for name, job in jobs.items() if "container" in job}
-    assert set(found) == {"hardware-nvidia", "hardware-amd", "hardware-jetson"}
-    assert found["hardware-nvidia"]["options"] == "--gpus all"
-    assert found["hardware-amd"]["options"] == "--device=/dev/kfd --device=/dev/dri --group-add video"
+    containers = {name: job["container"] for name, job in jobs.items() if "container" in job}
+    assert set(containers) == {"hardware-nvidia", "hardware-amd", "hardware-jetson"}
+    assert containers["hardware-nvidia"]["options"] == "--gpus all"
+    assert containers["hardware-amd"]["options"] == "--device=/dev/kfd --device=/dev/dri --group-add video"
     for known in workflows.data("images").values():
         assert re.fullmatch(r"[a-z0-9]+/[a-z0-9-]+:[\w.-]+", known["image"]), "a short name and a tag, no host"
 
@@ -203,9 +204,9 @@ def test_kernels_are_found_by_what_sources_say(tmp_path: Path, name: str, text: 
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / name).write_text(text)
     (tmp_path / "test_k.py").write_text("import triton\n")
-    found = initialise.search(tmp_path)
-    assert found.backends == backends and found.tests == ("test_k.py",)
-    text = initialise.matrix_text(found, ("cpu", "nvidia", "amd"))
+    survey = initialise.search(tmp_path)
+    assert survey.backends == backends and survey.tests == ("test_k.py",)
+    text = initialise.matrix_text(survey, ("cpu", "nvidia", "amd"))
     (tmp_path / "ferryman.yaml").write_text(text)
     rows = matrices.read(tmp_path / "ferryman.yaml").rows
     assert {row.vendor for row in rows} == {"cuda": {"cpu", "nvidia"}, "hip": {"cpu", "amd"}}.get(
@@ -271,13 +272,13 @@ class Runner:
 
 def _expression(text: str, matrix: dict[str, str]) -> str:
     """GitHub's expressions that these workflows have in env, for a push to main."""
-    found = re.fullmatch(r"\$\{\{ ([\w.]+) \}\}", text)
-    if found is None:
+    match = re.fullmatch(r"\$\{\{ ([\w.]+) \}\}", text)
+    if match is None:
         return text
     known = {f"matrix.{k}": v for k, v in matrix.items()} | {"github.event.pull_request.base.sha": ""}
     known |= {"github.token": "t", "github.repository": "o/r", "github.run_id": "1"}
     known |= {"github.event.repository.default_branch": "main"}
-    return known[found[1]]
+    return known[match[1]]
 
 
 @pytest.mark.slow

@@ -110,8 +110,8 @@ def test_pyproject_holds_a_matrix_too(tmp_path: Path) -> None:
     head = '[project]\nname = "x"\n\n[tool.ferryman.ci]\nschema = 1\n\n[[tool.ferryman.ci.rows]]\nvendor = "amd"\n'
     good = head + 'device = "mi300x"\nbackend = "hip"\nhow = "compile"\n'
     (tmp_path / "pyproject.toml").write_text(good)
-    found = matrices.read(matrices.find(tmp_path))
-    assert [row.id for row in found.rows] == ["mi300x-hip-compile"]
+    matrix = matrices.read(matrices.find(tmp_path))
+    assert [row.id for row in matrix.rows] == ["mi300x-hip-compile"]
     (tmp_path / "pyproject.toml").write_text(good.replace("compile", "guess"))
     with pytest.raises(MatrixError, match="^pyproject.toml:11: unknown how 'guess'"):
         matrices.read(tmp_path / "pyproject.toml")
@@ -157,9 +157,9 @@ def test_a_change_runs_what_it_reaches(repo: Path, name: str, chosen: set[str], 
     before = path.read_text() if path.exists() else None
     path.write_text("# changed\n" + (before or ""))
     try:
-        found = changes.decide(repo, matrices.read(repo / "ferryman.yaml"), base)
-        assert {d.row.id for d in found if d.chosen} == chosen
-        assert any(why in d.why for d in found)
+        decisions = changes.decide(repo, matrices.read(repo / "ferryman.yaml"), base)
+        assert {d.row.id for d in decisions if d.chosen} == chosen
+        assert any(why in d.why for d in decisions)
     finally:
         path.unlink() if before is None else path.write_text(before)
 
@@ -171,8 +171,8 @@ def test_a_removed_file_runs_everything_that_it_may_have_served(repo: Path) -> N
     path.unlink()
     try:
         git(repo, "rm", "-q", "--cached", "kernels/unused.py")
-        found = changes.decide(repo, matrices.read(repo / "ferryman.yaml"), base)
-        assert all(d.chosen for d in found) and "is gone" in found[0].why
+        decisions = changes.decide(repo, matrices.read(repo / "ferryman.yaml"), base)
+        assert all(d.chosen for d in decisions) and "is gone" in decisions[0].why
     finally:
         path.write_text(text)
         git(repo, "add", "-A")
@@ -238,8 +238,8 @@ def test_commands_are_the_same_whatever_folder_they_write_to(repo: Path) -> None
 
 def test_state_is_of_tracked_files(tmp_path: Path) -> None:
     root = repository(tmp_path / "r", MATRIX)
-    found = provenance.state(root)
-    assert found.commit == git(root, "rev-parse", "HEAD") and found.dirty is False
+    checkout = provenance.state(root)
+    assert checkout.commit == git(root, "rev-parse", "HEAD") and checkout.dirty is False
     (root / "new.txt").write_text("x")
     assert provenance.state(root).dirty is False
     (root / "kernels" / "k.py").write_text("x = 1\n")

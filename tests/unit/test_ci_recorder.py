@@ -94,8 +94,8 @@ def told(pytester: pytest.Pytester, *arguments: str, **files: str) -> tuple[dict
     plugins = ("-p", "no:hypothesispytest", "-p", "no:randomly", "--ferryman-record=tests.json")
     own = () if _installed() else ("-p", "pytest_ferryman")
     pytester.runpytest_inprocess(*own, *plugins, *arguments)
-    made = json.loads((pytester.path / "tests.json").read_text())
-    return {case["id"].rpartition("::")[2]: case["outcome"] for case in made["cases"]}, made
+    document = json.loads((pytester.path / "tests.json").read_text())
+    return {case["id"].rpartition("::")[2]: case["outcome"] for case in document["cases"]}, document
 
 
 def _installed() -> bool:
@@ -106,32 +106,32 @@ def _installed() -> bool:
 
 @pytest.mark.parametrize("conftest", [AS_PASSED, ALTERED, FORGOTTEN], ids=["made", "altered", "forgotten"])
 def test_a_plugin_that_says_passed_of_what_raised(pytester: pytest.Pytester, conftest: str) -> None:
-    found, made = told(pytester, conftest=conftest, test_it=SUITE)
-    assert found == {"test_right": "passed", "test_other": "passed", "test_skips": "skipped", "test_wrong": "rerun"}
-    reasons = [case["reason"] or "" for case in made["cases"]]
+    outcomes, document = told(pytester, conftest=conftest, test_it=SUITE)
+    assert outcomes == {"test_right": "passed", "test_other": "passed", "test_skips": "skipped", "test_wrong": "rerun"}
+    reasons = [case["reason"] or "" for case in document["cases"]]
     assert any("reported as passed, and it raised Skipped: no device" in reason for reason in reasons)
 
 
 def test_a_plugin_that_invents_reports(pytester: pytest.Pytester) -> None:
-    found, made = told(pytester, conftest=INVENTED, test_it=SUITE)
-    assert set(found.values()) == {"skipped"} and len(found) == 4
-    assert "nothing called it" in made["cases"][0]["reason"]
+    outcomes, document = told(pytester, conftest=INVENTED, test_it=SUITE)
+    assert set(outcomes.values()) == {"skipped"} and len(outcomes) == 4
+    assert "nothing called it" in document["cases"][0]["reason"]
 
 
 def test_a_plugin_that_runs_again_and_tells_the_last(pytester: pytest.Pytester) -> None:
-    found, _ = told(pytester, conftest=AGAIN, test_it=FLAKY)
-    assert found == {"test_flaky": "rerun"}
+    outcomes, _ = told(pytester, conftest=AGAIN, test_it=FLAKY)
+    assert outcomes == {"test_flaky": "rerun"}
 
 
 def test_an_outcome_of_another_name_is_a_run_again(pytester: pytest.Pytester) -> None:
-    found, _ = told(pytester, conftest=RETRIED, test_it="def test_a(): pass\n")
-    assert found == {"test_a": "rerun"}
+    outcomes, _ = told(pytester, conftest=RETRIED, test_it="def test_a(): pass\n")
+    assert outcomes == {"test_a": "rerun"}
 
 
 def test_what_xdist_s_workers_leave_out(pytester: pytest.Pytester) -> None:
-    found, made = told(pytester, "-n", "1", "-k", "right", test_it=SUITE)
-    assert found == {n: "passed" if n == "test_right" else "deselected" for n in found} and len(found) == 4
-    assert len(made["collected"]) == 4
+    outcomes, document = told(pytester, "-n", "1", "-k", "right", test_it=SUITE)
+    assert outcomes == {n: "passed" if n == "test_right" else "deselected" for n in outcomes} and len(outcomes) == 4
+    assert len(document["collected"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_xdist_s_workers_leave_out(pytester: pytest.Pytester) -> None:
 def test_a_file_that_is_kept_from_being_collected(
     pytester: pytest.Pytester, arguments: tuple[str, ...], conftest: str
 ) -> None:
-    found, made = told(
+    outcomes, document = told(
         pytester,
         *arguments,
         conftest=conftest,
@@ -155,8 +155,8 @@ def test_a_file_that_is_kept_from_being_collected(
         test_hard="def test_hard(): pass\n",
         test_none="VALUES = [1]\n",
     )
-    assert found == {"test_easy": "passed", "test_hard.py": "deselected"}
-    assert sorted(made["collected"]) == ["test_easy.py::test_easy", "test_hard.py"]
+    assert outcomes == {"test_easy": "passed", "test_hard.py": "deselected"}
+    assert sorted(document["collected"]) == ["test_easy.py::test_easy", "test_hard.py"]
 
 
 def test_a_folder_that_is_kept_from_being_collected(pytester: pytest.Pytester) -> None:
@@ -165,16 +165,16 @@ def test_a_folder_that_is_kept_from_being_collected(pytester: pytest.Pytester) -
         folder = pytester.path / name
         folder.mkdir(parents=True)
         (folder / "test_there.py").write_text("def test_there(): pass\n")
-    found, _ = told(pytester, test_easy="def test_easy(): pass\n")
-    assert found == {"test_easy": "passed", "gpu/deep/test_there.py": "deselected"}
+    outcomes, _ = told(pytester, test_easy="def test_easy(): pass\n")
+    assert outcomes == {"test_easy": "passed", "gpu/deep/test_there.py": "deselected"}
 
 
 def test_only_what_failed_before(pytester: pytest.Pytester) -> None:
     files = {"test_one": "def test_a(): assert 0\n\ndef test_b(): pass\n", "test_two": "def test_c(): pass\n"}
     told(pytester, **files)
     files["test_one"] = files["test_one"].replace("assert 0", "pass  ")
-    found, _ = told(pytester, "--lf", **files)
-    assert found["--last-failed"] == "deselected" and found["test_a"] == "passed"
+    outcomes, _ = told(pytester, "--lf", **files)
+    assert outcomes["--last-failed"] == "deselected" and outcomes["test_a"] == "passed"
 
 
 def test_parts_of_tests_count_with_them(pytester: pytest.Pytester) -> None:
@@ -193,9 +193,9 @@ def test_parts_of_tests_count_with_them(pytester: pytest.Pytester) -> None:
         @unittest.expectedFailure
         def test_expected(self): self.fail()
     """
-    found, _ = told(pytester, test_it=body)
+    outcomes, _ = told(pytester, test_it=body)
     expected = {"test_parts": "passed", "test_left": "skipped", "test_leaves": "skipped", "test_expected": "xfailed"}
-    assert found == expected
+    assert outcomes == expected
 
 
 def test_ids_of_any_length_are_kept_apart(pytester: pytest.Pytester) -> None:
@@ -205,6 +205,6 @@ def test_ids_of_any_length_are_kept_apart(pytester: pytest.Pytester) -> None:
     @pytest.mark.parametrize("s", [1, 2], ids=["x" * 5000 + "a", "x" * 5000 + "b"])
     def test_it(s): pass
     """
-    _, made = told(pytester, test_it=body)
-    ids = [case["id"] for case in made["cases"]]
-    assert len(set(ids)) == 2 and made["collected"] == ids and all(len(name) <= 2000 for name in ids)
+    _, document = told(pytester, test_it=body)
+    ids = [case["id"] for case in document["cases"]]
+    assert len(set(ids)) == 2 and document["collected"] == ids and all(len(name) <= 2000 for name in ids)

@@ -92,9 +92,9 @@ def record(repo: Path, row: str, out: Path, **options: Any) -> records.Record:
 
 
 def test_every_outcome_of_a_suite_is_recorded(repo: Path, tmp_path: Path) -> None:
-    made = record(repo, "all", tmp_path)
-    found = {case.id.partition("::")[2]: case.outcome for case in made.cases}
-    assert found == {
+    run_record = record(repo, "all", tmp_path)
+    outcomes = {case.id.partition("::")[2]: case.outcome for case in run_record.cases}
+    assert outcomes == {
         "test_right[1]": "passed",
         "test_right[2]": "passed",
         "test_skips": "skipped",
@@ -105,12 +105,12 @@ def test_every_outcome_of_a_suite_is_recorded(repo: Path, tmp_path: Path) -> Non
         "test_teardown": "error",
         "test_left_out": "deselected",
     }
-    assert sorted(made.collected) == sorted(case.id for case in made.cases)
-    assert made.exit_code == 1 and made.launches is None and made.device.kind == "cpu"
-    assert made.commit == git(repo, "rev-parse", "HEAD") and made.dirty is False
-    assert set(made.kernels) == {"ferryman.yaml", "pyproject.toml", "tests/test_all.py"}
+    assert sorted(run_record.collected) == sorted(case.id for case in run_record.cases)
+    assert run_record.exit_code == 1 and run_record.launches is None and run_record.device.kind == "cpu"
+    assert run_record.commit == git(repo, "rev-parse", "HEAD") and run_record.dirty is False
+    assert set(run_record.kernels) == {"ferryman.yaml", "pyproject.toml", "tests/test_all.py"}
     runs, problems = evidence.collect([tmp_path])
-    assert problems == [] and len(runs) == 1 and len(runs[0].items) == len(made.cases)
+    assert problems == [] and len(runs) == 1 and len(runs[0].items) == len(run_record.cases)
 
 
 def test_a_laptop_s_run_and_the_gate(repo: Path, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_laptop_s_run_and_the_gate(repo: Path, tmp_path: Path) -> None:
     assert done.code == 0 and "1 cases" in done.err
     done = ferryman("ci", "run", "script", "--root", str(repo), "--out", str(tmp_path))
     assert done.code == 0
-    made = ferryman("ci", "verify", str(tmp_path), "--root", str(repo), "--json")
-    rows = {row["id"]: row for row in json.loads(made.out)["rows"]}
-    assert made.code == 1, "the row all did not run"
+    gate = ferryman("ci", "verify", str(tmp_path), "--root", str(repo), "--json")
+    rows = {row["id"]: row for row in json.loads(gate.out)["rows"]}
+    assert gate.code == 1, "the row all did not run"
     assert (rows["some"]["green"], rows["script"]["green"]) == (True, True)
     assert (rows["gpu"]["verdict"], rows["all"]["verdict"]) == ("NOT_RUN", "NOT_RUN")
 
@@ -140,20 +140,20 @@ def test_results_below_the_repository_are_no_change_of_it(repo: Path) -> None:
 def test_a_module_that_cannot_be_imported_is_no_silence(repo: Path, tmp_path: Path) -> None:
     (repo / "tests" / "test_some.py").write_text("import no_such_module\n")
     try:
-        made = record(repo, "some", tmp_path)
+        run_record = record(repo, "some", tmp_path)
     finally:
         git(repo, "checkout", "-q", "tests")
-    assert [(c.id, c.outcome) for c in made.cases] == [("tests/test_some.py", "error")]
-    assert made.dirty is True and made.exit_code != 0
+    assert [(c.id, c.outcome) for c in run_record.cases] == [("tests/test_some.py", "error")]
+    assert run_record.dirty is True and run_record.exit_code != 0
 
 
 def test_a_command_without_end_is_ended(repo: Path, tmp_path: Path) -> None:
     (repo / "tool.py").write_text("import time\ntime.sleep(60)\n")
     try:
-        made = record(repo, "script", tmp_path, seconds=0.5)
+        run_record = record(repo, "script", tmp_path, seconds=0.5)
     finally:
         git(repo, "checkout", "-q", "tool.py")
-    assert made.exit_code == 124 and made.files == {}
+    assert run_record.exit_code == 124 and run_record.files == {}
 
 
 def test_a_row_of_a_device_that_is_not_here_says_so(repo: Path, tmp_path: Path) -> None:
@@ -186,29 +186,29 @@ def test_launches_are_kernels_and_nothing_else() -> None:
         def device_type(self) -> str:
             return f"DeviceType.{self._device}"
 
-    told = {
+    is_kernel = {
         ("_scale", "CUDA"): True,
         ("Memcpy HtoD", "CUDA"): False,
         ("Memset (Device)", "CUDA"): False,
         ("aten::add", "CPU"): False,
         ("CopyDeviceToHost", "CUDA"): False,
     }
-    assert {key: _kernel(Event(*key)) for key in told} == told
+    assert {key: _kernel(Event(*key)) for key in is_kernel} == is_kernel
 
 
 def test_results_carry_what_they_are_of(tmp_path: Path) -> None:
     from tests.unit.documents import document
 
-    made = document(right(), right(case="other"), right(implementation="user:mine", op="rope"))
-    found = provenance.stamped(made, given=provenance.State("a" * 40, ("x.py",)))
-    of = found.provenance
+    unstamped = document(right(), right(case="other"), right(implementation="user:mine", op="rope"))
+    stamped = provenance.stamped(unstamped, given=provenance.State("a" * 40, ("x.py",)))
+    of = stamped.provenance
     assert of is not None and (of.commit, of.dirty, of.row) == ("a" * 40, True, None)
-    assert of.manifest == sorted(results.cell_id(c) for c in made.cells)
+    assert of.manifest == sorted(results.cell_id(c) for c in unstamped.cells)
     assert set(of.kernels) == {"rms_norm"}, "a user's function is not one of ours"
     assert of.toolchain["torch"] and of.toolchain["ferryman"]
-    results.save(found, tmp_path / "check.json")
-    assert results.load(tmp_path / "check.json") == found
-    raw = json.loads(results.dumps(found))
+    results.save(stamped, tmp_path / "check.json")
+    assert results.load(tmp_path / "check.json") == stamped
+    raw = json.loads(results.dumps(stamped))
     raw["provenance"]["manifest"].pop()
     with pytest.raises(ResultError, match="1 cells stand in its manifest or its cells alone"):
         results.parse(raw)
@@ -260,11 +260,11 @@ def bench(times: dict[str, float], device: str = "NVIDIA H200", noise: float = 0
 
 
 def baseline(*runs: dict[str, float]) -> perf.Baseline:
-    found: perf.Baseline | None = None
+    known: perf.Baseline | None = None
     for times in runs:
-        found = perf.extended(found, bench(times), [])
-    assert found is not None
-    return found
+        known = perf.extended(known, bench(times), [])
+    assert known is not None
+    return known
 
 
 QUIET = [{"a": 1.00e-5, "b": 2e-5}, {"a": 1.01e-5, "b": 2e-5}, {"a": 1.00e-5, "b": 2e-5}, {"a": 0.99e-5, "b": 2e-5}]
@@ -277,8 +277,8 @@ def never(pairs: frozenset[tuple[str, str]]) -> Benchmark:
 
 def test_a_regression_is_slower_than_the_device_s_own_noise_twice() -> None:
     known = baseline(*QUIET)
-    found = {c.key[1]: c for c in perf.judge(known, bench({"a": 1.01e-5, "b": 2.01e-5}), never)}
-    assert {c.verdict for c in found.values()} == {"same"}
+    quiet = {c.key[1]: c for c in perf.judge(known, bench({"a": 1.01e-5, "b": 2.01e-5}), never)}
+    assert {c.verdict for c in quiet.values()} == {"same"}
     slow = bench({"a": 1.3e-5, "b": 2e-5})
     asked = []
 

@@ -175,8 +175,8 @@ def test_the_model_goes_before_regions_of_other_sizes(use_table: Any, monkeypatc
         (512, 1024, "triton", "predicted from 1 measured region, the nearest a factor of 2 away"),
         (256, 1024, "cuda", "predicted by the cost model"),
     ):
-        held = entry(rows, depth)
-        monkeypatch.setattr(lockfile, "entries", lambda op, profile, held=held: held)
+        entries = entry(rows, depth)
+        monkeypatch.setattr(lockfile, "entries", lambda op, profile, entries=entries: entries)
         decision = chosen(*args)
         assert (decision.implementation.name, decision.source) == (name, source)
     # of a candidate that came after the fit the model knows nothing: a far region does
@@ -190,9 +190,9 @@ def test_what_is_clearly_faster_goes_first_and_says_so(use_table: Any) -> None:
     decision = chosen(*args)
     assert decision.implementation.name == "cuda" and decision.source == "predicted by the cost model"
     assert decision.fallback is None and decision.seconds["cuda"] < decision.seconds["torch"]
-    told = ferryman.explain("linear", *args, device="h200")
-    assert told.chosen == "cuda" and "chosen, predicted by the cost model: about" in str(told)
-    assert told.to_dict()["source"] == decision.source
+    explanation = ferryman.explain("linear", *args, device="h200")
+    assert explanation.chosen == "cuda" and "chosen, predicted by the cost model: about" in str(explanation)
+    assert explanation.to_dict()["source"] == decision.source
     # faster, but by less than the fits' errors together: preference decides
     use_table(torch=(3e-6, 0.5, 0.5), cuda=(2.98e-6, 0.502, 0.502))
     assert (chosen(*args).implementation.name, chosen(*args).source) == ("torch", "profile")
@@ -234,7 +234,7 @@ def test_ranking_keeps_preference_but_for_clear_winners() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"fixed": -1e-6}, "fixed is -1e-06; required: more than 0"),
         ({"fixed": math.nan}, "fixed is nan"),
@@ -247,10 +247,10 @@ def test_ranking_keeps_preference_but_for_clear_winners() -> None:
         ({"weights": [0.1]}, "1 weights; required: 0, as there are places, finite"),
     ],
 )
-def test_a_hand_edited_file_is_refused(change: dict[str, Any], told: str) -> None:
+def test_a_hand_edited_file_is_refused(change: dict[str, Any], message: str) -> None:
     raw = json.loads(planted(torch=(3e-6, 0.5, 0.5)))
     raw["ops"]["linear 16"]["x weight"]["implementations"]["torch"] |= change
-    with pytest.raises(ProfileError, match="planted.*" + told.replace(".", r"\.")):
+    with pytest.raises(ProfileError, match="planted.*" + message.replace(".", r"\.")):
         cost.load(json.dumps(raw), "planted", "h200")
 
 
@@ -277,9 +277,9 @@ def test_a_damaged_file_costs_the_predictions_and_nothing_else(tmp_path: Path, m
 
 def test_what_is_shipped_is_whole_and_only_of_what_exists() -> None:
     folder = Path(str(cost.resources.files("ferryman.device_profiles"))) / "data"
-    found = sorted(folder.glob("*.costs.json"))
-    assert [f.name for f in found] == ["h200.costs.json"]
-    for file in found:
+    shipped = sorted(folder.glob("*.costs.json"))
+    assert [f.name for f in shipped] == ["h200.costs.json"]
+    for file in shipped:
         name = file.name.removesuffix(".costs.json")
         table, raw = cost.load(file.read_text(), file.name, name), json.loads(file.read_text())
         assert profile_of(name).name == name and raw["stamp"]["fitted"] and len(raw["stamp"]["from"]) >= 1
@@ -297,7 +297,7 @@ def entry(rows: int, width: int = 4096, **seconds: float) -> tuple[str, lockfile
     args = (meta(rows, width), meta(rows, width))
     work = cost.work_of(SILU, args)
     best = min(seconds, key=lambda name: seconds[name])
-    made = lockfile_entry.Entry(
+    record = lockfile_entry.Entry(
         implementation=best,
         seconds=seconds[best],
         kernels=lockfile_document.digest("silu_mul"),
@@ -305,7 +305,7 @@ def entry(rows: int, width: int = 4096, **seconds: float) -> tuple[str, lockfile
         flops=work.flops,
         candidates=[{"implementation": n, "seconds": s} for n, s in seconds.items()],
     )
-    return lockfile.region(SILU, args), made
+    return lockfile.region(SILU, args), record
 
 
 def predicted(rows: int, entries: dict[str, lockfile_entry.Entry], *lead: int, profile: Any = H200) -> Any:
@@ -317,31 +317,31 @@ def test_between_neighbours_times_are_those_of_the_closed_form() -> None:
     """Neighbours one and two powers of two away weigh 1 and 1/4; logs of the ratios and of the level are averaged."""
     near_key, near_entry = entry(2048, a=1.0, b=1.05)
     far_key, far_entry = entry(256, a=4.0, b=1.0)
-    found = predicted(1024, {near_key: near_entry, far_key: far_entry})
+    prediction = predicted(1024, {near_key: near_entry, far_key: far_entry})
     scales = {r: cost.scale(cost.work_of(SILU, (meta(r, 4096),) * 2), H200) for r in (256, 1024, 2048)}
     level = math.exp((math.log(1.0 / scales[2048]) + 0.25 * math.log(1.0 / scales[256])) / 1.25) * scales[1024]
-    assert found.seconds["a"] == pytest.approx(level * math.exp(0.25 * math.log(4.0) / 1.25))
-    assert found.seconds["b"] == pytest.approx(level * math.exp(math.log(1.05) / 1.25))
-    assert (found.regions, found.distance) == (2, 1.0)
+    assert prediction.seconds["a"] == pytest.approx(level * math.exp(0.25 * math.log(4.0) / 1.25))
+    assert prediction.seconds["b"] == pytest.approx(level * math.exp(math.log(1.05) / 1.25))
+    assert (prediction.regions, prediction.distance) == (2, 1.0)
     # the nearest region's winner is a: taking its choice as it stands would have been another one
-    assert near_entry.implementation == "a" and found.ranked(["a", "b", "x"]) == ["b", "a", "x"]
-    assert str(found) == "predicted from 2 measured regions, the nearest a factor of 2 away"
+    assert near_entry.implementation == "a" and prediction.ranked(["a", "b", "x"]) == ["b", "a", "x"]
+    assert str(prediction) == "predicted from 2 measured regions, the nearest a factor of 2 away"
 
 
 def test_one_neighbour_gives_its_own_order_at_this_size() -> None:
     key, one = entry(4096, a=2e-3, b=1e-3)
-    found = predicted(8192, {key: one})
+    prediction = predicted(8192, {key: one})
     larger, there = (cost.scale(cost.work_of(SILU, (meta(r, 4096),) * 2), H200) for r in (8192, 4096))
-    assert found.seconds == pytest.approx({"a": 2e-3 * larger / there, "b": 1e-3 * larger / there})
-    assert found.ranked(["a", "b"]) == ["b", "a"]
+    assert prediction.seconds == pytest.approx({"a": 2e-3 * larger / there, "b": 1e-3 * larger / there})
+    assert prediction.ranked(["a", "b"]) == ["b", "a"]
     nearly = near.Prediction({"a": 1.005, "b": 1.0}, 1, 1.0)
     assert nearly.ranked(["a", "b"]) == ["a", "b"]  # one time, as for the tuner: preference decides
 
 
 def test_a_candidate_that_some_neighbours_lack_is_compared_with_the_best_of_those_that_have_it() -> None:
     (first, one), (second, other) = entry(512, a=1e-6, b=2e-6), entry(2048, a=1e-6)
-    found = predicted(1024, {first: one, second: other})
-    assert found.seconds["b"] == pytest.approx(2 * found.seconds["a"])
+    prediction = predicted(1024, {first: one, second: other})
+    assert prediction.seconds["b"] == pytest.approx(2 * prediction.seconds["a"])
 
 
 def test_every_call_of_a_region_is_served_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,13 +365,13 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
     args = (torch.empty(64, 64, device="meta"), None, 1e-6, False)
     op = ops.rms_norm.primitive
     times = {"cuda": 10e-6, "torch": 20e-6, "triton": 40e-6}
-    held = lockfile_entry.Entry(
+    measured = lockfile_entry.Entry(
         implementation="cuda",
         seconds=10e-6,
         kernels="0" * 64,
         candidates=[{"implementation": n, "seconds": s} for n, s in times.items()],
     )
-    monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, args): held})
+    monkeypatch.setattr(lockfile, "entries", lambda name, profile: {lockfile.region(op, args): measured})
     order = select._order(op, args, H200, lockfile.region(op, args), PLAIN)
     assert [line.name for line in order.lines][:3] == ["cuda", "torch", "triton"] and order.source == "lockfile"
 
@@ -379,8 +379,8 @@ def test_where_the_measured_choice_refuses_the_next_measured_one_serves(monkeypa
 def test_a_model_that_changes_nothing_is_not_named(use_table: Any) -> None:
     """Faster the more it is preferred: the model agrees."""
     use_table(**{name: (2e-6, 0.9 / (i + 1), 0.9 / (i + 1)) for i, name in enumerate(select.preferred(LINEAR, H200))})
-    found = chosen(meta(1024, 1024), meta(1024, 1024), None)
-    assert found.source == "profile"
+    decision = chosen(meta(1024, 1024), meta(1024, 1024), None)
+    assert decision.source == "profile"
 
 
 def test_a_fit_to_few_cells_orders_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,16 +468,16 @@ def test_dispatch_predicts_a_near_miss_and_marks_it_everywhere(locked: Path) -> 
     with ferryman.trace() as seen:
         for rows in (256, 512, 2048, 100_000):
             ops.rms_norm(torch.empty(rows, 64))
-    told = "predicted from 2 measured regions, the nearest a factor of 2 away"
+    predicted_from = "predicted from 2 measured regions, the nearest a factor of 2 away"
     assert seen.sources == {
         ("rms_norm", "torch", "lockfile"): 1,  # 256
-        ("rms_norm", "definition", told): 1,  # 512: the nearest alone says torch
+        ("rms_norm", "definition", predicted_from): 1,  # 512: the nearest alone says torch
         ("rms_norm", "definition", "lockfile"): 1,  # 2048
         ("rms_norm", "torch", "profile"): 1,  # too far
     }
     assert not seen.fallbacks
     explained = ferryman.explain("rms_norm", torch.empty(512, 64))
-    assert explained.chosen == "definition" and explained.source == told and told in str(explained)
+    assert explained.chosen == "definition" and explained.source == predicted_from and predicted_from in str(explained)
     by = {row.implementation: row.seconds for row in explained.rows}
     assert by["definition"] is not None and by["torch"] is not None and by["definition"] < by["torch"]
     measured = ferryman.explain("rms_norm", torch.empty(256, 64))
@@ -528,22 +528,22 @@ def test_an_entry_of_another_vendors_backend_is_no_measured_choice(locked: Path)
 
 
 def test_a_prediction_is_made_once_for_a_plan(locked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    regions = []
     predict = near.predict
-    monkeypatch.setattr(near, "predict", lambda *args: made.append(args[0]) or predict(*args))
+    monkeypatch.setattr(near, "predict", lambda *args: regions.append(args[0]) or predict(*args))
     for rows in (512, 512, 512, 400, 300):
         ops.rms_norm(torch.empty(rows, 64))
-    assert len(made) == 1  # they share a region
+    assert len(regions) == 1  # they share a region
     here, there = (ferryman.explain("rms_norm", torch.empty(rows, 64)) for rows in (512, 384))
     for one, other in zip(here.rows, there.rows, strict=True):
         if one.seconds is not None:  # by the bytes, on a device without rates
             assert other.seconds == pytest.approx(one.seconds * 384 / 512)
-    assert len(made) == 1
+    assert len(regions) == 1
     ops.rms_norm(torch.empty(1024, 64))
-    assert len(made) == 2
+    assert len(regions) == 2
     ferryman.reload()
     ops.rms_norm(torch.empty(1024, 64))
-    assert len(made) == 3
+    assert len(regions) == 3
 
 
 @pytest.mark.parametrize("value", [-1e-6, 0.0, math.nan, math.inf, "fast"])

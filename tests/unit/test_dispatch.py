@@ -126,12 +126,12 @@ def test_a_request_reaches_a_backward_on_another_thread() -> None:
 
 
 def test_threads_do_not_share_requests() -> None:
-    x, found = torch.randn(3, 8), []
+    x, implementations = torch.randn(3, 8), []
     with ferryman.use("definition"):
-        worker = threading.Thread(target=lambda: found.append(served(lambda: ops.rms_norm(x), "rms_norm")))
+        worker = threading.Thread(target=lambda: implementations.append(served(lambda: ops.rms_norm(x), "rms_norm")))
         worker.start()
         worker.join()
-    assert found == ["torch"]
+    assert implementations == ["torch"]
 
 
 def test_many_threads_on_warm_and_cold_keys() -> None:
@@ -296,9 +296,9 @@ def test_what_pytorch_serves_both_ways_is_its_own_differentiable_call(monkeypatc
     monkeypatch.setattr(plan, "REPLAYED", "cpu")
     plan.drop_plans()
     for _ in range(2):  # chosen, and from the plan
-        name, found = made(x)
+        name, gradients = made(x)
         assert "Bridge" not in name and "Addmm" in name
-        assert all(map(torch.equal, found, wanted))
+        assert all(map(torch.equal, gradients, wanted))
     with torch.no_grad():  # nothing of ours around it, either
         wanted = ops.linear(x, weight, bias)
         runs = {run.__name__ for run, _, _ in plan.runner_of(ops.linear.primitive).plans.values()}
@@ -598,11 +598,11 @@ def test_writers_merge_and_do_not_lose_each_others_entries(tmp_path: Path) -> No
         w.start()
     for w in workers:
         w.join()
-    found = lockfile_document.load(path).choices["rms_norm"]
-    assert {entry.seconds for entry in found.values()} == {i + 1.0 for i in range(32)}
+    entries = lockfile_document.load(path).choices["rms_norm"]
+    assert {entry.seconds for entry in entries.values()} == {i + 1.0 for i in range(32)}
     lockfile_document.record(path, here, {"rms_norm": {_key(torch.empty(4, 1)): _entry(seconds=77.0)}})
-    found = lockfile_document.load(path).choices["rms_norm"]
-    assert len(found) == 32 and found[_key(torch.empty(4, 1))].seconds == 77.0  # the newest wins
+    entries = lockfile_document.load(path).choices["rms_norm"]
+    assert len(entries) == 32 and entries[_key(torch.empty(4, 1))].seconds == 77.0  # the newest wins
 
 
 def test_a_lockfile_of_another_machine_or_a_damaged_one_is_never_written_over(tmp_path: Path) -> None:
@@ -638,8 +638,8 @@ def test_which_stamps_hold(fact: str, locked: object, holds: bool, monkeypatch: 
     here = ferryman.devices()[-1]
     mine = lockfile_document.stamp(here) | {"torch": "2.13.0", "triton": "3.6.0", "cuda": "13.0", "driver": "13.0"}
     monkeypatch.setattr(lockfile_document, "stamp", lambda profile: mine)
-    made = lockfile_document.Lockfile.model_validate({"stamp": mine | {fact: locked}, "choices": {}})
-    assert (lockfile_document.differing(made, here) == []) is holds
+    document = lockfile_document.Lockfile.model_validate({"stamp": mine | {fact: locked}, "choices": {}})
+    assert (lockfile_document.differing(document, here) == []) is holds
 
 
 @pytest.mark.parametrize(
@@ -681,9 +681,9 @@ def test_a_lockfile_of_another_device_is_reported_and_ignored(tmp_path: Path, mo
 def test_explain_answers_for_a_device_that_is_not_here() -> None:
     x = torch.empty(8, 64, dtype=torch.bfloat16, device="meta")
     for device, expected in {"mi300x": "hip", "h200": "cuda"}.items():
-        found = ferryman.explain("rms_norm", x, device=device)
-        assert not found.here and "not probed" in str(found)
-        verdicts = {r.implementation: r.verdict for r in found.rows}
+        explanation = ferryman.explain("rms_norm", x, device=device)
+        assert not explanation.here and "not probed" in str(explanation)
+        verdicts = {r.implementation: r.verdict for r in explanation.rows}
         assert verdicts[expected] in ("chosen", "available")
         assert verdicts["hip" if expected == "cuda" else "cuda"] == "refused"
     with pytest.raises(UnknownName, match="nearest"):

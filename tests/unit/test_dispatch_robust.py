@@ -78,14 +78,14 @@ def test_a_compile_failure_in_two_threads_at_once(planted: Any, grads: bool) -> 
 
     planted(refuse)
     weight = W.clone().requires_grad_(grads)
-    found: list[Tensor] = []
-    with warnings.catch_warnings(record=True) as told:
+    outputs: list[Tensor] = []
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        raised = together(*[lambda: found.append(ops.rms_norm(X, weight))] * 2)
+        raised = together(*[lambda: outputs.append(ops.rms_norm(X, weight))] * 2)
     assert raised == [] and len(runs) == 2
     with ferryman.use("torch"):
-        assert all(torch.equal(y, ops.rms_norm(X, weight)) for y in found) and len(found) == 2
-    assert sum(issubclass(w.category, QuarantineWarning) for w in told) == 1
+        assert all(torch.equal(y, ops.rms_norm(X, weight)) for y in outputs) and len(outputs) == 2
+    assert sum(issubclass(w.category, QuarantineWarning) for w in caught) == 1
 
 
 def test_another_backends_failure_inside_is_not_the_lines_own(planted: Any) -> None:
@@ -106,13 +106,13 @@ def test_a_reload_beside_a_running_choice_leaves_no_stale_plan(monkeypatch: pyte
     known: Callable[..., Any] = getattr(module, name)
 
     def overtaken(*args: Any, **more: Any) -> Any:
-        made = known(*args, **more)
+        choice = known(*args, **more)
         monkeypatch.setattr(module, name, known)
         with monkeypatch.context() as patch:
             patch.setenv("FERRYMAN_BACKEND", "definition")
             ferryman.reload()
         monkeypatch.setenv("FERRYMAN_BACKEND", "definition")
-        return made
+        return choice
 
     if where == "warming":
         ops.rms_norm(X, W)
@@ -166,7 +166,7 @@ def test_a_subclass_sees_every_call_of_an_op() -> None:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make_input",
     [
         lambda: torch.view_as_complex(torch.randn(4, 16, 2)).conj().imag,
         lambda: torch._efficientzerotensor((4, 16)),
@@ -175,14 +175,14 @@ def test_a_subclass_sees_every_call_of_an_op() -> None:
 )
 @pytest.mark.parametrize("way", ["eager", "warm", "library", "inference"])
 def test_a_tensor_that_is_negative_by_a_bit_alone_is_made_plain_before_a_kernel_reads_it(
-    planted: Any, made: Callable[[], Tensor], way: str
+    planted: Any, make_input: Callable[[], Tensor], way: str
 ) -> None:
     def memory(x: Tensor, *others: Any) -> Tensor:
         """A kernel that goes by the address, as Triton's interpreter and every launcher of a GPU do."""
         assert not x.is_neg() and not x._is_zerotensor() and x.data_ptr()
         return x.as_strided(x.shape, x.stride()) * 3
 
-    x = made()
+    x = make_input()
     assert x.is_neg() or x._is_zerotensor()
     planted(memory)
     if way == "warm":

@@ -39,7 +39,7 @@ def built(name: str) -> nn.Module | None:
             if size > LARGEST:
                 return None
             model: nn.Module = bundled.random(auto.__name__, config, torch.float32).eval()
-            first, second = (found for found, _ in (generic.observe(model, run, False) for _ in range(2)))
+            first, second = (outputs for outputs, _ in (generic.observe(model, run, False) for _ in range(2)))
         except Exception:  # noqa: BLE001 - the library refuses a shrunk config, or such inputs, in many ways
             return None
     alike = first.keys() == second.keys() and all(torch.equal(first[n], second[n]) for n in first)
@@ -60,11 +60,11 @@ def test_families_that_nobody_listed_port_with_parity() -> None:
         if model is None:
             continue
         try:
-            found = generic.compare(model, run)
+            parity = generic.compare(model, run)
         except PortError as error:
             assert "nothing in" in str(error), (SEED, name, error)
             continue
-        assert found.ok and found.restored, (SEED, name, found.reasons)
+        assert parity.ok and parity.restored, (SEED, name, parity.reasons)
         compared.append(name)
         if len(compared) == DRAWN:
             break
@@ -79,9 +79,11 @@ def test_a_model_that_works_on_its_mask_gets_its_own(padded: bool) -> None:
     model = built("deepseek_v4")
     assert model is not None
     given = {"attention_mask": torch.tensor([[0] * 5 + [1] * 12, [1] * 17])} if padded else {}
-    found = generic.compare(model, lambda m: m(input_ids=torch.randint(3, family.TINY["vocab_size"], (2, 17)), **given))
-    assert found.ok and found.restored, found.reasons
-    assert "attention" in found.calls
+    parity = generic.compare(
+        model, lambda m: m(input_ids=torch.randint(3, family.TINY["vocab_size"], (2, 17)), **given)
+    )
+    assert parity.ok and parity.restored, parity.reasons
+    assert "attention" in parity.calls
 
 
 def test_a_copy_of_a_model_that_works_on_its_mask_is_the_same() -> None:

@@ -17,9 +17,9 @@ def test_a_product_of_rows_in_groups_is_made_in_float64() -> None:
     weights = torch.randn(3, 8, 16, dtype=torch.float64)
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     with exact.Widened(torch.float64):
-        made = torch._grouped_mm(x, weights, offs=ends)
+        product = torch._grouped_mm(x, weights, offs=ends)
     wanted = torch.cat([x[:2] @ weights[0], x[2:5] @ weights[2], x.new_zeros(2, 16)])
-    assert torch.equal(made, wanted) and made.requires_grad
+    assert torch.equal(product, wanted) and product.requires_grad
 
 
 def test_a_gradient_that_cancels_is_proven_and_a_wrong_one_is_not() -> None:
@@ -47,8 +47,8 @@ def test_a_small_gradient_is_held_to_its_own_size_unless_it_cancelled() -> None:
         return x * sizes + wrong * (x - x.detach())
 
     assert prove(scaled, lambda x: sizes * x, [(x,)], storage=()).ok
-    found = prove(scaled, lambda x: scaled(x, 2.0**-62), [(x,)], storage=())
-    assert "gradient 0 differs by" in found.reason
+    proof = prove(scaled, lambda x: scaled(x, 2.0**-62), [(x,)], storage=())
+    assert "gradient 0 differs by" in proof.reason
 
 
 def test_a_gradient_behind_a_sum_that_cancelled_is_held_to_what_units_of_the_inputs_move() -> None:
@@ -98,5 +98,5 @@ def test_a_second_run_may_differ_in_last_places_alone() -> None:
 
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert prove(lambda x: call(x, 2.0**-51), lambda x: x + x, [(x,)], storage=()).ok
-    found = prove(lambda x: call(x, 2.0**-20), lambda x: x + x, [(x,)], storage=())
-    assert not found.ok
+    proof = prove(lambda x: call(x, 2.0**-20), lambda x: x + x, [(x,)], storage=())
+    assert not proof.ok

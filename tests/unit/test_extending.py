@@ -76,10 +76,10 @@ print(json.dumps({"counts": found, "y": y.tolist(), "ran": [n for _, n in trace.
 def test_every_gate_and_fuzzing_pass(op: Path) -> None:
     done = run(op, "-c", JUDGED, "torch,definition")
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["counts"] == {"torch PASS": 13 * 3 + 40, "definition PASS": 13 * 3 + 40}
-    assert found["y"] == [[0.0, 2.5]] and found["ran"] == ["torch"]
-    assert set(found["h200"]) == {"torch", "triton", "definition"} and "first" in found["h200"].values()
+    report = json.loads(done.stdout)
+    assert report["counts"] == {"torch PASS": 13 * 3 + 40, "definition PASS": 13 * 3 + 40}
+    assert report["y"] == [[0.0, 2.5]] and report["ran"] == ["torch"]
+    assert set(report["h200"]) == {"torch", "triton", "definition"} and "first" in report["h200"].values()
 
 
 def test_the_triton_kernel_is_right_interpreted(op: Path) -> None:
@@ -122,9 +122,9 @@ def test_a_device_and_a_backend_are_found(tmp_path: Path) -> None:
     assert installed(tmp_path, "backend", "no_toolchain") == site
     done = run(site, "-c", OTHERS)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["units"] == 100 and found["broken"] == {}
-    assert found["reasons"] == ["no_toolchain is not installed: pip install no_toolchain"]
+    report = json.loads(done.stdout)
+    assert report["units"] == 100 and report["broken"] == {}
+    assert report["reasons"] == ["no_toolchain is not installed: pip install no_toolchain"]
 
 
 @pytest.mark.parametrize(

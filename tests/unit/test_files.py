@@ -128,11 +128,11 @@ def lists_of_models(model: type[BaseModel], seen: set[type]) -> Iterator[tuple[s
     seen.add(model)
     for name, field in model.model_fields.items():
         inner = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
-        held = [part for part in inner if issubclass(part, BaseModel)]
-        if held and get_origin(field.annotation) is list:
+        models = [part for part in inner if issubclass(part, BaseModel)]
+        if models and get_origin(field.annotation) is list:
             few = any(getattr(m, "max_length", None) is not None and m.max_length <= 1000 for m in field.metadata)
             yield f"{model.__name__}.{name}", few or any(isinstance(m, FailFast) for m in field.metadata)
-        for one in held:
+        for one in models:
             yield from lists_of_models(one, seen)
 
 
@@ -142,8 +142,8 @@ def test_a_list_of_wrong_items_is_one_error() -> None:
         *(results.Results, bench.Benchmark, fingerprint.Fingerprint, capsule.Manifest, artefacts.Manifest),
         *(history.History, merged.Merged, perf.Baseline, record.Record),
     )
-    found = [one for document in documents for one in lists_of_models(document, set())]
-    assert len(found) >= 20 and [name for name, bounded in found if not bounded] == []
+    lists = [one for document in documents for one in lists_of_models(document, set())]
+    assert len(lists) >= 20 and [name for name, bounded in lists if not bounded] == []
 
 
 NO_JSON = [b'{"a": NaN}', b'{"a": 1, "a": 2}', b'{"a": ' + b"9" * 6000 + b"}", b"\xff", b"[" * 9999]
@@ -291,10 +291,10 @@ def test_threads_that_build_one_kernel_read_whole_files(monkeypatch: pytest.Monk
 
     class Reading:
         def __init__(self, source: Any, group: dict[str, str], key: str) -> None:
-            found = {name.rsplit(".", 1)[1]: Path(path).read_bytes() for name, path in group.items()}
+            contents = {name.rsplit(".", 1)[1]: Path(path).read_bytes() for name, path in group.items()}
             places.add(Path(next(iter(group.values()))).parent)
-            if found["cubin"] != image or json.loads(found["json"]) != {"name": "k"}:
-                wrong.append(len(found["cubin"]))
+            if contents["cubin"] != image or json.loads(contents["json"]) != {"name": "k"}:
+                wrong.append(len(contents["cubin"]))
 
     monkeypatch.setattr(compiler, "CompiledKernel", Reading)
 

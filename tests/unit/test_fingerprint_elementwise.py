@@ -34,16 +34,16 @@ def test_an_error_of_so_many_ulp_is_measured(function: str) -> None:
         wrong[17] = (exact[17].float().double() + 5 * ulp[17]).float()
         return wrong
 
-    found = elementwise.probe_ulp(_wrong(function, off), function)
-    assert isinstance(found.value, float) and 4.5 <= found.value <= 5.5
-    assert found.detail["at"] == elementwise.sample(function)[0][17].item()
+    measurement = elementwise.probe_ulp(_wrong(function, off), function)
+    assert isinstance(measurement.value, float) and 4.5 <= measurement.value <= 5.5
+    assert measurement.detail["at"] == elementwise.sample(function)[0][17].item()
     rounded = elementwise.probe_ulp(_wrong(function, lambda got, *_: exact.float()), function)
     assert isinstance(rounded.value, float) and 0.45 < rounded.value <= 0.5
 
 
 def test_a_function_that_gives_nan_is_not_finite() -> None:
-    found = elementwise.probe_ulp(_wrong("exp", lambda got, *_: torch.full_like(got, math.nan)), "exp")
-    assert found.value == "not finite"
+    measurement = elementwise.probe_ulp(_wrong("exp", lambda got, *_: torch.full_like(got, math.nan)), "exp")
+    assert measurement.value == "not finite"
 
 
 def test_samples_are_pinned_and_normal() -> None:
@@ -100,8 +100,12 @@ def test_conversions() -> None:
     def truncating(op: str, x: Any, y: Any, z: Any, result: torch.dtype) -> torch.Tensor:
         return (x.view(torch.int32) & -65536).view(F32).to(result)
 
-    found = elementwise.probe_overflow(saturating, torch.float8_e5m2)
-    assert (found.value, found.detail["infinity"], found.detail["nan"]) == ("saturate", "saturate", "nan")
+    measurement = elementwise.probe_overflow(saturating, torch.float8_e5m2)
+    assert (measurement.value, measurement.detail["infinity"], measurement.detail["nan"]) == (
+        "saturate",
+        "saturate",
+        "nan",
+    )
     plain = elementwise.torch_apply(CPU)
     assert elementwise.probe_overflow(plain, torch.float8_e5m2).value == "inf"
     assert elementwise.probe_overflow(plain, torch.float8_e4m3fnuz).value == "nan"

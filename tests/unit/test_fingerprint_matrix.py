@@ -24,7 +24,7 @@ def _probe(unit: Unit, name: str) -> dict[str, matrix.Found]:
 
 
 def _values(unit: Unit, name: str) -> dict[str, object]:
-    return {key: found.value for key, found in _probe(unit, name).items()}
+    return {key: measurement.value for key, measurement in _probe(unit, name).items()}
 
 
 # The units of the literature: Fasi et al. (PeerJ CS 7:e330, 2021) for V100 and A100, Hickmann & Bradford and Khattak &
@@ -65,21 +65,21 @@ FUSED = [*JOINED, *APART]
 )
 def test_every_parameter_of_a_fused_unit(block: int, extra: int, rule: str, align: str, joined: bool) -> None:
     unit = Unit(block, 24 + extra, align_rule=align, stored=24, rule=rule, joined=joined)
-    found = _values(unit, "bfloat16")
-    assert (found["block"], found["accumulator_bits"], found["accumulator_rounding"]) == (
+    values = _values(unit, "bfloat16")
+    assert (values["block"], values["accumulator_bits"], values["accumulator_rounding"]) == (
         1 if block == 2 and not joined else block,
         24,
         rule,
     )
-    assert (found["aligned_bits"], found["aligned_rounding"]) == (24 + extra, align)
-    assert found["order"] == ("fused" if joined else "blocked")
+    assert (values["aligned_bits"], values["aligned_rounding"]) == (24 + extra, align)
+    assert values["order"] == ("fused" if joined else "blocked")
 
 
 @pytest.mark.parametrize(("bits", "rule"), [*itertools.product((8, 11, 14, 24), ROUNDINGS), (32, "toward-zero")])
 def test_accumulators_of_sequential_units(bits: int, rule: str) -> None:
-    found = _values(Unit(stored=bits, rule=rule), "bfloat16")
-    assert found["order"] == "sequential" and found["block"] == 1 and found["aligned_bits"] is None
-    assert (found["accumulator_bits"], found["accumulator_rounding"]) == (bits, rule)
+    values = _values(Unit(stored=bits, rule=rule), "bfloat16")
+    assert values["order"] == "sequential" and values["block"] == 1 and values["aligned_bits"] is None
+    assert (values["accumulator_bits"], values["accumulator_rounding"]) == (bits, rule)
 
 
 def test_a_float16_accumulator_that_overflows_is_probed_below_its_largest_number() -> None:
@@ -91,23 +91,24 @@ def test_a_float16_accumulator_that_overflows_is_probed_below_its_largest_number
         return torch.where(overflows, torch.tensor(math.nan, dtype=torch.float64), sums)
 
     form = FORMATS["float16"]
-    found = {f.name: f.value for f in matrix.probe_matrix(matrix.summing(multiply, form), form)}
-    assert (found["order"], found["accumulator_bits"]) == ("sequential", 11)
+    values = {f.name: f.value for f in matrix.probe_matrix(matrix.summing(multiply, form), form)}
+    assert (values["order"], values["accumulator_bits"]) == ("sequential", 11)
 
 
 def test_an_exact_unit_says_so() -> None:
-    found = _probe(Unit(16, None, stored=200), "bfloat16")
-    assert found["order"].value == "exact" and "60 bits" in str(found["order"].detail["words"])
-    assert found["accumulator_bits"].value == 60 and found["accumulator_bits"].detail == {"at_least": True}
-    assert found["block"].value is None and found["block"].reason
+    measurements = _probe(Unit(16, None, stored=200), "bfloat16")
+    assert measurements["order"].value == "exact" and "60 bits" in str(measurements["order"].detail["words"])
+    assert measurements["accumulator_bits"].value == 60
+    assert measurements["accumulator_bits"].detail == {"at_least": True}
+    assert measurements["block"].value is None and measurements["block"].reason
 
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_block_that_adds_without_loss(joined: bool) -> None:
-    found = _probe(Unit(4, None, stored=24, joined=joined), "float16")
-    assert (found["order"].value, found["block"].value) == ("fused" if joined else "blocked", 4)
-    assert found["aligned_bits"].value == 28 and found["aligned_bits"].detail["at_least"] is True
-    assert (found["aligned_rounding"].value, found["accumulator_bits"].value) == (None, 24)
+    measurements = _probe(Unit(4, None, stored=24, joined=joined), "float16")
+    assert (measurements["order"].value, measurements["block"].value) == ("fused" if joined else "blocked", 4)
+    assert measurements["aligned_bits"].value == 28 and measurements["aligned_bits"].detail["at_least"] is True
+    assert (measurements["aligned_rounding"].value, measurements["accumulator_bits"].value) == (None, 24)
 
 
 def test_a_sum_without_a_fixed_order_is_irregular() -> None:
@@ -118,9 +119,9 @@ def test_a_sum_without_a_fixed_order_is_irregular() -> None:
         order = torch.rand(terms.shape, generator=generator).argsort(-1)  # another one for each sum, as atomics give
         return terms.gather(1, order).float().cumsum(-1)[:, -1].double()
 
-    found = {f.name: f for f in matrix.probe_matrix(shuffled, form)}
-    assert found["order"].value == "irregular" and found["accumulator_bits"].value is None
-    assert "changes from call to call" in str(found["accumulator_bits"].reason)
+    measurements = {f.name: f for f in matrix.probe_matrix(shuffled, form)}
+    assert measurements["order"].value == "irregular" and measurements["accumulator_bits"].value is None
+    assert "changes from call to call" in str(measurements["accumulator_bits"].reason)
 
 
 def test_an_order_that_depends_on_the_place_is_irregular() -> None:
@@ -129,9 +130,9 @@ def test_an_order_that_depends_on_the_place_is_irregular() -> None:
         backwards = Unit(backwards=True).multiply(terms, torch.ones_like(terms))
         return torch.where(torch.arange(len(terms)) % 8 < 6, sums, backwards)
 
-    found, root = matrix.probe_order(edges, FORMATS["bfloat16"], 64, "order")
-    assert root is None and found.value == "irregular"
-    assert "depends on the place" in str(found.detail["words"])
+    order, root = matrix.probe_order(edges, FORMATS["bfloat16"], 64, "order")
+    assert root is None and order.value == "irregular"
+    assert "depends on the place" in str(order.detail["words"])
 
 
 def test_a_fixed_result_of_no_tree_is_irregular_and_says_where() -> None:
@@ -141,8 +142,8 @@ def test_a_fixed_result_of_no_tree_is_irregular_and_says_where() -> None:
         sums = Unit().multiply(terms, torch.ones_like(terms))
         return torch.where((terms[:, 0].abs() > 1) & (terms[:, 2].abs() > 1), 0.0, sums)
 
-    found, root = matrix.probe_order(odd, FORMATS["bfloat16"], 64, "order")
-    assert root is None and "no fixed order: term" in str(found.detail["words"])
+    order, root = matrix.probe_order(odd, FORMATS["bfloat16"], 64, "order")
+    assert root is None and "no fixed order: term" in str(order.detail["words"])
 
 
 def test_promotion_is_seen_and_measured() -> None:
@@ -151,30 +152,30 @@ def test_promotion_is_seen_and_measured() -> None:
     reduce = matrix.summing(unit.multiply, form)
     short = {f.name: f.value for f in matrix.probe_matrix(reduce, form)}
     assert (short["block"], short["accumulator_bits"]) == (32, 14)
-    found = {f.name: f for f in matrix.probe_long(reduce, form, terms=1024)}
-    assert str(found["order_1024"].detail["words"]).startswith("8 sums of 128 in a chain")
-    assert (found["order_1024"].value, found["partial_bits"].value) == ("blocked", 24)
-    assert found["partial_rounding"].value == "nearest-even"
+    measurements = {f.name: f for f in matrix.probe_long(reduce, form, terms=1024)}
+    assert str(measurements["order_1024"].detail["words"]).startswith("8 sums of 128 in a chain")
+    assert (measurements["order_1024"].value, measurements["partial_bits"].value) == ("blocked", 24)
+    assert measurements["partial_rounding"].value == "nearest-even"
     plain = Unit(32, 14, stored=24, rule="toward-zero")
-    found = {f.name: f for f in matrix.probe_long(matrix.summing(plain.multiply, form), form, terms=1024)}
+    measurements = {f.name: f for f in matrix.probe_long(matrix.summing(plain.multiply, form), form, terms=1024)}
     # one in 16 terms is placed, so two of each block of 32
-    assert found["order_1024"].detail["words"] == "32 at a time into the accumulator"
-    assert (found["order_1024"].value, found["partial_bits"].value) == ("fused", None)
+    assert measurements["order_1024"].detail["words"] == "32 at a time into the accumulator"
+    assert (measurements["order_1024"].value, measurements["partial_bits"].value) == ("fused", None)
 
 
 @pytest.mark.parametrize(("bits", "rule"), [*itertools.product((8, 11, 14, 20), ROUNDINGS)])
 def test_inputs_that_are_cut(bits: int, rule: str) -> None:
     unit = Unit(8, 26, rule="toward-zero", inputs=bits, input_rule=rule)
     form = FORMATS["tf32"]
-    found = [(f.name, f.value) for f in matrix.probe_inputs(matrix.summing(unit.multiply, form), form)]
-    assert found == [("input_bits", bits), ("input_rounding", rule)]
+    values = [(f.name, f.value) for f in matrix.probe_inputs(matrix.summing(unit.multiply, form), form)]
+    assert values == [("input_bits", bits), ("input_rounding", rule)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_inputs_that_are_used_whole(name: str) -> None:
     form = FORMATS[name]
-    found = list(matrix.probe_inputs(matrix.summing(Unit().multiply, form), form))
-    assert (found[0].value, found[1].value) == (form.bits, None)
+    measurements = list(matrix.probe_inputs(matrix.summing(Unit().multiply, form), form))
+    assert (measurements[0].value, measurements[1].value) == (form.bits, None)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -198,8 +199,8 @@ def test_subnormals_of_one_side_only_are_neither() -> None:
     def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return Unit().multiply(torch.where(left.abs() < 2.0**form.normal, 0.0, left), right)
 
-    found = next(iter(matrix.probe_subnormals(multiply, form, F32)))
-    assert found.value is None and "neither" in str(found.reason)
+    measurement = next(iter(matrix.probe_subnormals(multiply, form, F32)))
+    assert measurement.value is None and "neither" in str(measurement.reason)
 
 
 # -- the pieces

@@ -88,15 +88,15 @@ def test_a_lower_bound_confirms_what_lies_above_it() -> None:
 )
 def test_accumulation_classes(name: str, dtype: str, facts: dict[str, Any], outcome: str) -> None:
     said = replace(profile("cpu"), accumulation=FrozenMap({dtype: name}))
-    found = fp.compare(said, [_fact(f"matrix.{dtype}.{k}", v) for k, v in facts.items()], unstated=False)
-    assert [(f.path, f.outcome) for f in found] == [(f"numerics.accumulation.{dtype}", outcome)]
+    findings = fp.compare(said, [_fact(f"matrix.{dtype}.{k}", v) for k, v in facts.items()], unstated=False)
+    assert [(f.path, f.outcome) for f in findings] == [(f"numerics.accumulation.{dtype}", outcome)]
 
 
 def test_what_a_profile_could_state_is_listed(document: Fingerprint) -> None:
-    found = {f.path: f for f in fp.compare(profile("cpu"), document.facts)}
-    assert found["numerics.arithmetic.matrix.i8.exact"].outcome == "not stated"
-    assert found["numerics.arithmetic.matrix.i8.exact"].measured == "yes"
-    assert all(path.removeprefix("numerics.arithmetic.") in ARITHMETIC for path in found)
+    findings = {f.path: f for f in fp.compare(profile("cpu"), document.facts)}
+    assert findings["numerics.arithmetic.matrix.i8.exact"].outcome == "not stated"
+    assert findings["numerics.arithmetic.matrix.i8.exact"].measured == "yes"
+    assert all(path.removeprefix("numerics.arithmetic.") in ARITHMETIC for path in findings)
 
 
 def test_a_bias_is_not_measured_and_says_why() -> None:
@@ -124,11 +124,15 @@ def test_verify_measures_only_what_is_stated(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[str] = []
     plain = collect._ask
     monkeypatch.setattr(collect, "_ask", lambda step: (asked.append(f"{step.prefix} {step.names[0]}"), plain(step))[1])
-    found = fp.verify(_stating(ulp__torch__exp=4.0, matrix__i8__exact="yes", ulp__triton__exp=2.0), "cpu")
-    assert [f.outcome for f in found] == ["confirmed", "confirmed", "not measured"]
+    findings = fp.verify(_stating(ulp__torch__exp=4.0, matrix__i8__exact="yes", ulp__triton__exp=2.0), "cpu")
+    assert [f.outcome for f in findings] == ["confirmed", "confirmed", "not measured"]
     assert sorted(asked) == ["matrix.i8 exact", "ulp.torch exp"]
-    found = fp.verify(_stating(ulp__torch__exp=0.1), "cpu")
-    assert fp.contradicted(found) and found[0].reason is not None and found[0].reason.startswith("torch: ulp.torch.exp")
+    findings = fp.verify(_stating(ulp__torch__exp=0.1), "cpu")
+    assert (
+        fp.contradicted(findings)
+        and findings[0].reason is not None
+        and findings[0].reason.startswith("torch: ulp.torch.exp")
+    )
 
 
 def test_check_fails_where_the_profile_is_contradicted(document: Fingerprint) -> None:

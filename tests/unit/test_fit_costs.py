@@ -48,23 +48,24 @@ def work(m: int, n: int, k: int) -> cost.Work:
 def planted(
     fitting: ModuleType, name: str, known: cost.Coefficients, shapes: list[tuple[int, int, int]]
 ) -> list[object]:
-    found = []
+    cells = []
     for shape in shapes:
         seconds = known.seconds(work(*shape), H200)
         region = lockfile.region(LINEAR, arguments(*shape))
-        found.append(fitting.Measured("linear", "x".join(map(str, shape)), name, seconds, work(*shape), region))
-    return found
+        cells.append(fitting.Measured("linear", "x".join(map(str, shape)), name, seconds, work(*shape), region))
+    return cells
 
 
 KNOWN = cost.Coefficients(4e-6, 0.85, 0.6, 0.01, 1, {})
 
 
 def test_known_coefficients_come_back(fitting: ModuleType) -> None:
-    made = fitting.fit(planted(fitting, "torch", KNOWN, SHAPES), H200)
-    assert (made.fixed, made.memory, made.compute) == pytest.approx((4e-6, 0.85, 0.6), rel=0.02)
-    assert made.cells == 15 and made.error < 0.02
-    assert made.sizes["x"] == (0.0, 13.0, 12.0, 12.0) and made.sizes["weight"] == (10.0, math.log2(14_336), 12.0, 12.0)
-    assert made.covers(work(4, 4096, 4096)) and not made.covers(work(4, 4096, 16_384))
+    coefficients = fitting.fit(planted(fitting, "torch", KNOWN, SHAPES), H200)
+    assert (coefficients.fixed, coefficients.memory, coefficients.compute) == pytest.approx((4e-6, 0.85, 0.6), rel=0.02)
+    assert coefficients.cells == 15 and coefficients.error < 0.02
+    assert coefficients.sizes["x"] == (0.0, 13.0, 12.0, 12.0)
+    assert coefficients.sizes["weight"] == (10.0, math.log2(14_336), 12.0, 12.0)
+    assert coefficients.covers(work(4, 4096, 4096)) and not coefficients.covers(work(4, 4096, 16_384))
 
 
 # a forward's facts need no data, a backward's come from a forward that ran
@@ -85,15 +86,15 @@ def test_what_is_fitted_is_the_call_that_was_timed_and_that_dispatch_sees(
 def test_one_bad_cell_does_not_turn_a_fit(fitting: ModuleType) -> None:
     cells = planted(fitting, "torch", KNOWN, SHAPES)
     bad = fitting.Measured("linear", "bad", "torch", 50 * cells[7].seconds, cells[7].work, "")  # type: ignore[attr-defined]
-    made = fitting.fit([*cells[:7], bad, *cells[8:]], H200)
-    assert (made.fixed, made.memory, made.compute) == pytest.approx((4e-6, 0.85, 0.6), rel=0.1)
+    coefficients = fitting.fit([*cells[:7], bad, *cells[8:]], H200)
+    assert (coefficients.fixed, coefficients.memory, coefficients.compute) == pytest.approx((4e-6, 0.85, 0.6), rel=0.1)
 
 
 def test_one_cell_is_met_by_what_bounds_it_and_claims_no_small_error(fitting: ModuleType) -> None:
     cells = planted(fitting, "torch", KNOWN, [(8192, 8192, 8192)])
-    made = fitting.fit(cells, H200)
-    assert made.seconds(cells[0].work, H200) == pytest.approx(cells[0].seconds, rel=0.02)  # type: ignore[attr-defined]
-    assert made.error == fitting.FEW_ERROR and made.cells == 1
+    coefficients = fitting.fit(cells, H200)
+    assert coefficients.seconds(cells[0].work, H200) == pytest.approx(cells[0].seconds, rel=0.02)  # type: ignore[attr-defined]
+    assert coefficients.error == fitting.FEW_ERROR and coefficients.cells == 1
 
 
 def test_the_regret_of_cells_left_out_is_that_of_the_planted_times(fitting: ModuleType) -> None:
@@ -101,10 +102,10 @@ def test_the_regret_of_cells_left_out_is_that_of_the_planted_times(fitting: Modu
     fast = cost.Coefficients(2e-6, 0.9, 0.8, 0.01, 1, {})
     slow = cost.Coefficients(4e-6, 0.45, 0.4, 0.01, 1, {})
     cells = planted(fitting, "cuda", fast, SHAPES) + planted(fitting, "torch", slow, SHAPES)
-    found = fitting.regret(cells, H200)["linear 16"]
-    assert found.pop("preference") == pytest.approx([1.0] * 15)
-    assert found["near regions"] == found["dispatch"] == [0.0] * 15
-    assert found["cost model"] == [1.0, *[0.0] * 13, 1.0]  # nothing as small, or as large, is left: preference
+    regrets = fitting.regret(cells, H200)["linear 16"]
+    assert regrets.pop("preference") == pytest.approx([1.0] * 15)
+    assert regrets["near regions"] == regrets["dispatch"] == [0.0] * 15
+    assert regrets["cost model"] == [1.0, *[0.0] * 13, 1.0]  # nothing as small, or as large, is left: preference
     # whole weights left out: of those at the edge nothing is known, the one between is predicted
     whole = fitting.regret(cells, H200, whole=True)["linear 16"]["cost model"]
     assert whole == [*[1.0] * 5, *[0.0] * 5, *[1.0] * 5]
@@ -119,11 +120,13 @@ def test_what_the_formula_misses_is_found_at_its_place(fitting: ModuleType) -> N
         dataclasses.replace(c, seconds=c.seconds * (1.5 if "x14336x" in c.case else 1.0))
         for c in planted(fitting, "torch", KNOWN, SHAPES)
     ]
-    made = fitting.fit(cells, H200)
-    plain = dataclasses.replace(made, places=(), weights=())
-    assert len(made.places) == len(made.weights) == 15
+    coefficients = fitting.fit(cells, H200)
+    plain = dataclasses.replace(coefficients, places=(), weights=())
+    assert len(coefficients.places) == len(coefficients.weights) == 15
     missed = {
-        width: [math.log(made.seconds(c.work, H200) / c.seconds) for c in cells if c.case.split("x")[1] == width]
+        width: [
+            math.log(coefficients.seconds(c.work, H200) / c.seconds) for c in cells if c.case.split("x")[1] == width
+        ]
         for width in ("1024", "14336")
     }
     formula = [math.log(plain.seconds(c.work, H200) / c.seconds) for c in cells if c.case.split("x")[1] == "14336"]
@@ -135,11 +138,11 @@ def test_what_is_written_is_what_dispatch_reads(fitting: ModuleType) -> None:
     text = fitting.written(fitted, H200, {"fitted": "today"})
     ((group, kinds),) = cost.load(text, "text", "h200").items()
     assert group == "linear 16" and set(kinds) == {"x weight"}  # three calls of one row, and of 16, are too few
-    read, made = kinds["x weight"]["torch"], fitted[group]["x weight"]["torch"]
-    assert read.memory == pytest.approx(made.memory, rel=1e-3) and len(read.places) == 15
-    assert read.sizes["weight"] == pytest.approx(made.sizes["weight"], abs=1e-3)
+    read, coefficients = kinds["x weight"]["torch"], fitted[group]["x weight"]["torch"]
+    assert read.memory == pytest.approx(coefficients.memory, rel=1e-3) and len(read.places) == 15
+    assert read.sizes["weight"] == pytest.approx(coefficients.sizes["weight"], abs=1e-3)
     for one in planted(fitting, "torch", KNOWN, SHAPES):
-        assert read.seconds(one.work, H200) == pytest.approx(made.seconds(one.work, H200), rel=2e-3)  # type: ignore[attr-defined]
+        assert read.seconds(one.work, H200) == pytest.approx(coefficients.seconds(one.work, H200), rel=2e-3)  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) < 400 and text.count("\n") < 200  # lists of numbers on one line
     # six are enough
     more = planted(fitting, "torch", KNOWN, [*SHAPES, *((1, n, 4096) for n in (2048, 3072, 5120))])
@@ -151,10 +154,10 @@ def test_published_results_and_lockfiles_are_read(fitting: ModuleType, tmp_path:
     linear = list(fitting.cells(results / "linear.json", H200))
     rows = json.loads((results / "linear.json").read_text())["rows"]
     assert len(linear) == 2 * len(rows) and linear[0].seconds == rows[0]["us"] * 1e-6
-    found = list(fitting.cells(results / "full" / "softmax.json", H200))
-    softmax = next(c for c in found if (c.case, c.implementation) == ("8192x8192", "cuda"))
+    softmax_cells = list(fitting.cells(results / "full" / "softmax.json", H200))
+    softmax = next(c for c in softmax_cells if (c.case, c.implementation) == ("8192x8192", "cuda"))
     assert softmax.work.bytes == 2 * 2 * 8192 * 8192
-    assert {c.implementation for c in found} == {"torch", "triton", "cuda"}  # no peer, no copy
+    assert {c.implementation for c in softmax_cells} == {"torch", "triton", "cuda"}  # no peer, no copy
     entry = lockfile_entry.Entry(
         implementation="torch",
         seconds=1e-5,
@@ -232,8 +235,8 @@ def test_a_file_without_times_fails_and_says_what_was_left_out(
 ) -> None:
     before = data.read_text()
     stale = locked(tmp_path / "stale.json", kernels="0" * 64)
-    told = run(fitting, monkeypatch, "h200", stale, "--write", "--drop")
-    assert "no times in" in str(told) and "stale.json (2 stale)" in str(told) and data.read_text() == before
+    message = run(fitting, monkeypatch, "h200", stale, "--write", "--drop")
+    assert "no times in" in str(message) and "stale.json (2 stale)" in str(message) and data.read_text() == before
     unknown = locked(tmp_path / "unknown.json", case="3x3 bfloat16")
     assert "unknown.json (2 of unknown cases)" in str(run(fitting, monkeypatch, "h200", unknown))
     assert "unknown.json: 0 times; left out: 2 of unknown cases" in capsys.readouterr().out
@@ -249,8 +252,8 @@ def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
     fitting: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, file = data.read_text(), locked(tmp_path / "lock.json")
-    told = run(fitting, monkeypatch, "h200", file, "--write")
-    assert "would vanish: linear 16 (op" in str(told) and data.read_text() == before
+    message = run(fitting, monkeypatch, "h200", file, "--write")
+    assert "would vanish: linear 16 (op" in str(message) and data.read_text() == before
     assert run(fitting, monkeypatch, "h200", file) == 0 and data.read_text() == before
     data.write_text("[")
     assert run(fitting, monkeypatch, "h200", file, "--write") == 2
@@ -261,7 +264,7 @@ def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "cannot be read"),
         ('{"kind": "ferryman-lock', "is not JSON"),
@@ -276,7 +279,7 @@ def test_an_op_vanishes_from_the_costs_only_where_that_is_asked_for(
 def test_a_file_that_cannot_be_read_is_one_line(
     fitting: ModuleType,
     text: str | None,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -286,7 +289,7 @@ def test_a_file_that_cannot_be_read_is_one_line(
         path.write_text(text)
     assert run(fitting, monkeypatch, "h200", path) == 2
     complaint = capsys.readouterr().err
-    assert told in complaint and complaint.startswith("fit_costs: ") and complaint.count("\n") == 1
+    assert message in complaint and complaint.startswith("fit_costs: ") and complaint.count("\n") == 1
 
 
 def test_an_unknown_profile_is_one_line(

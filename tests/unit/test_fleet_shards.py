@@ -32,20 +32,20 @@ JOB = {
 
 
 def cell(name: str, case: str, verdict: Any = "PASS", reason: str | None = None) -> list[Any]:
-    made = Cell(
+    record = Cell(
         op="softmax", implementation=name, device="cpu", dtype="float32", case=case, verdict=verdict, reason=reason
     )
-    return [made.model_dump_json(), 0.5]
+    return [record.model_dump_json(), 0.5]
 
 
 def test_every_group_is_in_one_shard_and_shards_are_of_about_equal_cost() -> None:
     cost = {("compiled", "op", "float32", f"c{i}"): 0.1 + (i % 17) for i in range(300)}
     cost |= {("interpreted", "op", "float32", f"c{i}"): 5.0 for i in range(40)}
-    found = shards.divided(cost, workers=4)
-    assert Counter(g for one in found for g in one) == Counter(list(cost))
-    assert all(len({g[0] for g in one}) == 1 for one in found), "a process interprets Triton or does not"
-    loads = [round(sum(cost[g] for g in one), 6) for one in found]
-    assert len(found) >= 16 and max(loads) <= shards.TARGET_SECONDS + 17.1
+    parts = shards.divided(cost, workers=4)
+    assert Counter(g for one in parts for g in one) == Counter(list(cost))
+    assert all(len({g[0] for g in one}) == 1 for one in parts), "a process interprets Triton or does not"
+    loads = [round(sum(cost[g] for g in one), 6) for one in parts]
+    assert len(parts) >= 16 and max(loads) <= shards.TARGET_SECONDS + 17.1
     assert loads == sorted(loads, reverse=True)
 
 
@@ -72,9 +72,9 @@ def test_a_journal_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     first.close(done=False)
     path.write_bytes(path.read_bytes()[:-20])  # the machine went down while it wrote
     second = Journal(path, "request")
-    made = _Cells(PLAN, second, None)
-    assert made.resumed == 1 and made.done == {("compiled", "softmax", "float32", "one")}
-    assert sorted((c.implementation, c.case) for c in made.cells()) == [("definition", "one"), ("torch", "one")]
+    collected = _Cells(PLAN, second, None)
+    assert collected.resumed == 1 and collected.done == {("compiled", "softmax", "float32", "one")}
+    assert sorted((c.implementation, c.case) for c in collected.cells()) == [("definition", "one"), ("torch", "one")]
     second.close(done=False)
     other = Journal(path, "another request")
     assert other.other and other.entries == [] and path.with_suffix(".old.jsonl").exists()
@@ -83,26 +83,26 @@ def test_a_journal_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_cell_whose_process_died_runs_once_more_and_then_fails() -> None:
-    made, died = _Cells(PLAN, Journal(None, ""), None), "its process ended with code -9: it said nothing"
+    collected, died = _Cells(PLAN, Journal(None, ""), None), "its process ended with code -9: it said nothing"
     value = {
         "host": "h",
         "cells": [cell("torch", "one"), cell("definition", "one", "FAIL", died), cell("torch", "two")],
     }
-    more = made.take([JOB, "cpu"], value)
+    more = collected.take([JOB, "cpu"], value)
     ((again, name),) = more.values()
     assert again["only"] == [("softmax", "float32", "one")] and again["lines"] == {"softmax": ["definition"]}
-    assert name == "cpu" and len(made.cells()) == 2
-    assert made.take([again, "cpu"], {"host": "h", "cells": [cell("definition", "one", "FAIL", died)]}) == {}
-    assert Counter(c.verdict for c in made.cells()) == {"PASS": 2, "FAIL": 1}
-    made.lost([JOB, "cpu"], "3 workers died at it")  # what had arrived stays
-    assert Counter(c.verdict for c in made.cells()) == {"PASS": 2, "FAIL": 1, "NOT_RUN": 1}
+    assert name == "cpu" and len(collected.cells()) == 2
+    assert collected.take([again, "cpu"], {"host": "h", "cells": [cell("definition", "one", "FAIL", died)]}) == {}
+    assert Counter(c.verdict for c in collected.cells()) == {"PASS": 2, "FAIL": 1}
+    collected.lost([JOB, "cpu"], "3 workers died at it")  # what had arrived stays
+    assert Counter(c.verdict for c in collected.cells()) == {"PASS": 2, "FAIL": 1, "NOT_RUN": 1}
 
 
 def test_a_value_that_comes_twice_counts_once() -> None:
-    made = _Cells(PLAN, Journal(None, ""), None)
+    collected = _Cells(PLAN, Journal(None, ""), None)
     for _ in range(2):
-        made.take([JOB, "cpu"], {"host": "h", "cells": [cell("torch", "one"), cell("torch", "two")]})
-    assert len(made.cells()) == 2
+        collected.take([JOB, "cpu"], {"host": "h", "cells": [cell("torch", "one"), cell("torch", "two")]})
+    assert len(collected.cells()) == 2
 
 
 def test_claims_are_by_vendor_and_profile() -> None:
@@ -135,7 +135,7 @@ def test_only_the_cells_that_are_asked_for_run() -> None:
     op, cases = registry.primitive("silu_mul"), [c.name for c in cases_of(registry.primitive("silu_mul"))]
     lines = [x for x in registry.implementations("silu_mul") if x.name == "torch"]
     ask = [(op.name, "float32", cases[0]), (op.name, "bfloat16", cases[2])]
-    found = check_op(
+    cells = check_op(
         op, lines, (torch.float32, torch.bfloat16), "small", 0, torch.device("cpu"), detect("cpu"), only=set(ask)
     )
-    assert sorted((c.op, c.dtype, c.case) for c in found) == sorted(ask)
+    assert sorted((c.op, c.dtype, c.case) for c in cells) == sorted(ask)

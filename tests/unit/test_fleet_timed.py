@@ -29,11 +29,11 @@ LIMITS = {"copy_bytes_per_s": 1e9, "copy_bytes": 1 << 20, "product_flops_per_s":
 
 
 def test_a_plan_has_the_cells_of_a_single_process() -> None:
-    found = remote_timed.plan({**ASK, "lockfile": None}, "cpu")
+    planned = remote_timed.plan({**ASK, "lockfile": None}, "cpu")
     pairs = [(op.name, case.name) for op, case in runner.cells_of(ASK["ops"], "full", torch.device("cpu"))]
-    assert [(op, case) for op, case, _ in found["cells"]] == pairs and len(pairs) == 2
-    assert found["ceilings"] is None  # a tuning needs none
-    seconds = {(op, case): cost for op, case, cost in found["cells"]}
+    assert [(op, case) for op, case, _ in planned["cells"]] == pairs and len(pairs) == 2
+    assert planned["ceilings"] is None  # a tuning needs none
+    seconds = {(op, case): cost for op, case, cost in planned["cells"]}
     assert min(seconds.values()) >= 2.0 and len(set(seconds.values())) == 2
 
 
@@ -59,12 +59,12 @@ def test_what_workers_measured_goes_into_the_lockfile_that_there_is(tmp_path: Pa
         ["gelu_mul", f"{GATE} approximate=tanh", _entry("gelu_mul", 1e-6)],
         ["silu_mul", other, _entry("silu_mul", 3e-6)],
     ]
-    made = remote_timed.merge({**ASK, "path": "mine.json"}, before, measured, "cpu")
-    assert made is not None
-    (tmp_path / "made").write_text(made, encoding="utf-8")
-    held, others = lockfile_document.holding(lockfile_document.load(tmp_path / "made"))
-    assert not others and {op: len(entries) for op, entries in held.items()} == {"silu_mul": 2, "gelu_mul": 1}
-    assert {region: e.seconds for region, e in held["silu_mul"].items()} == {GATE: 2e-6, other: 3e-6}
+    merged = remote_timed.merge({**ASK, "path": "mine.json"}, before, measured, "cpu")
+    assert merged is not None
+    (tmp_path / "made").write_text(merged, encoding="utf-8")
+    choices, others = lockfile_document.holding(lockfile_document.load(tmp_path / "made"))
+    assert not others and {op: len(entries) for op, entries in choices.items()} == {"silu_mul": 2, "gelu_mul": 1}
+    assert {region: e.seconds for region, e in choices["silu_mul"].items()} == {GATE: 2e-6, other: 3e-6}
     assert remote_timed.merge(ASK, None, [], "cpu") is None
 
 
@@ -78,12 +78,12 @@ def test_a_plan_leaves_out_what_no_implementation_that_is_asked_for_serves() -> 
 
 
 def test_a_tuning_on_a_node_gives_what_it_measured_and_not_what_it_held(tmp_path: Path) -> None:
-    held = _written(tmp_path / "held", gelu_mul=f"{GATE} approximate=tanh")
-    asked = {**ASK, "ops": ["silu_mul"], "again": False, "silence": 60.0, "lockfile": held}
+    lockfile = _written(tmp_path / "held", gelu_mul=f"{GATE} approximate=tanh")
+    asked = {**ASK, "ops": ["silu_mul"], "again": False, "silence": 60.0, "lockfile": lockfile}
     ((op, case, _),) = remote_timed.plan({**asked, "path": "mine.json"}, "cpu")["cells"]
-    found = remote_timed.tune(asked, [[op, case]], None, "cpu")
-    (outcome,) = found["outcomes"]
-    written = [name for name, _, _ in found["entries"]]
+    tuning = remote_timed.tune(asked, [[op, case]], None, "cpu")
+    (outcome,) = tuning["outcomes"]
+    written = [name for name, _, _ in tuning["entries"]]
     assert written == (["silu_mul"] if outcome["result"] == "written" else [])  # a noisy machine writes nothing
 
 
@@ -112,7 +112,7 @@ def test_bad_use_is_said_before_a_cluster_or_a_file_is_made(tmp_path: Path) -> N
     with pytest.raises(UnknownName, match="softmox"):
         timed.tune("ray", CPU, tmp_path / "lock.json", ["softmox"])
     assert list(tmp_path.iterdir()) == []
-    for given, told in (
+    for given, message in (
         (("bench", "--jobs", "2"), "--on beside it"),
         (("bench", "--on", "ray", "--peers", "all"), "no --on beside it"),
         (("tune", "--on", "ray", "--check"), "no --on beside it"),
@@ -120,4 +120,4 @@ def test_bad_use_is_said_before_a_cluster_or_a_file_is_made(tmp_path: Path) -> N
         (("tune", "--on", "ray", "--grid", "smal"), "smal"),
     ):
         done = command(*given, "--device", "cpu")
-        assert done.code == 2 and told in done.err, done.err
+        assert done.code == 2 and message in done.err, done.err

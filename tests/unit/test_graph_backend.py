@@ -138,8 +138,8 @@ def test_a_tensor_written_over_in_a_region_stays() -> None:
         return w * (y * scale)
 
     args = (normal(3, 64), normal(64))
-    report, _, made = rewritten(function, args)
-    assert placed(report) == {} and torch.equal(made, function(*args))
+    report, _, output = rewritten(function, args)
+    assert placed(report) == {} and torch.equal(output, function(*args))
 
 
 def test_angles_that_are_learnt_keep_their_gradient() -> None:

@@ -18,11 +18,11 @@ X, W = (3, 5, 64), (64,)
 
 
 def _right(op: str, function: Any, args: Any, times: int = 1) -> None:
-    report, _, made = rewritten(function, args)
+    report, _, output = rewritten(function, args)
     assert placed(report).get(op) == times, [(e.op, e.verdict, e.reason) for e in report.entries]
     # what the graph gives now: in float32 the same sums in another order, in 16 bits fewer roundings (4 of 2^-8)
     limit = 2.0**-6 if args[0].dtype in HALF else 2.0**-18
-    assert far(made, function(*args)) < limit
+    assert far(output, function(*args)) < limit
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))
@@ -66,10 +66,10 @@ def test_a_norm_after_an_addition_is_one_op(name: str, dtype: torch.dtype) -> No
 
 def _wrong(op: str, function: Any, args: Any) -> None:
     """The op does not make the result, and what was placed within is right."""
-    report, gm, made = rewritten(function, args)
+    report, gm, output = rewritten(function, args)
     assert op not in at_output(report, gm), [(e.op, e.where, e.verdict) for e in report.entries]
     if args[0].dtype == torch.float32 and placed(report):
-        assert far(made, function(*args)) < 2.0**-16
+        assert far(output, function(*args)) < 2.0**-16
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=("float32", "bfloat16"))

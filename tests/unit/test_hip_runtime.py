@@ -87,11 +87,11 @@ def test_without_rocms_libraries_everything_says_so() -> None:
         [sys.executable, "-c", WITHOUT], env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    said = " ".join(found["reasons"])
+    report = json.loads(done.stdout)
+    said = " ".join(report["reasons"])
     assert "the HIP runtime cannot be loaded" in said and "hipRTC cannot be loaded" in said and "install ROCm" in said
-    assert found["compile"][0] == "BackendUnavailable" and "install ROCm's hiprtc" in found["compile"][1]
-    assert found["runtime"][0] == "RuntimeError" and "libamdhip64" in found["runtime"][1]
+    assert report["compile"][0] == "BackendUnavailable" and "install ROCm's hiprtc" in report["compile"][1]
+    assert report["runtime"][0] == "RuntimeError" and "libamdhip64" in report["runtime"][1]
 
 
 def test_without_hip_python_everything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,11 +159,11 @@ def test_a_table_that_is_old_is_named(larger: Path) -> None:
         table.write_text(
             changed.replace('    "further_006": (', '    "further_gone": (').replace("further_006(", "gone(")
         )
-        told = python(larger, "-c", _OLD).splitlines()
+        lines = python(larger, "-c", _OLD).splitlines()
     finally:
         table.write_text(kept)
-    assert "further_005" in told[0] and "run: make docs" in told[0]
-    assert told[1] == "[2.0, 2.0, 2.0]" == told[2]
+    assert "further_005" in lines[0] and "run: make docs" in lines[0]
+    assert lines[1] == "[2.0, 2.0, 2.0]" == lines[2]
 
 
 _OLD = """

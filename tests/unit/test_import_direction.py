@@ -94,27 +94,27 @@ Graph = dict[str, set[str]]
 
 def graph(sources: Mapping[str, str], packages: Collection[str] = ()) -> Graph:
     """Module -> the modules that it imports. A name in a module is that module's; a submodule is its own."""
-    found: Graph = {}
+    imported: Graph = {}
     for module, source in sources.items():
         tree = _Executed().visit(ast.parse(source))
-        found[module] = set()
+        imported[module] = set()
         for _, name in imports(tree, module, module in packages):
             while name and name not in sources:
                 name = name.rpartition(".")[0]
             if name and name != module:
-                found[module].add(name)
-    return found
+                imported[module].add(name)
+    return imported
 
 
 def rooms_of(modules: Graph, package: str) -> Graph:
     """The same between what a package holds: its modules, and its folders as one each."""
-    found: Graph = {}
+    rooms: Graph = {}
     for module, others in modules.items():
         if module.startswith(package + "."):
             mine = module.removeprefix(package + ".").partition(".")[0]
             theirs = {o.removeprefix(package + ".").partition(".")[0] for o in others if o.startswith(package + ".")}
-            found.setdefault(mine, set()).update(theirs - {mine})
-    return found
+            rooms.setdefault(mine, set()).update(theirs - {mine})
+    return rooms
 
 
 def circles(edges: Graph) -> list[list[str]]:
@@ -145,17 +145,17 @@ def faults(path: Path, source: str) -> list[str]:
     allowed = MAY[mine] | {mine} | (set() if mine in LEAVES else LEAVES)
     if kernel:
         allowed = allowed | {"backends"}
-    found = []
+    violations = []
     for line, name in imports(ast.parse(source), module, path.name == "__init__.py"):
         where = f"{relative}:{line} imports {name}"
         if name.split(".")[0] == "ferryman":
             if room(name) not in allowed:
-                found.append(f"{where}: {mine} may import {', '.join(sorted(allowed))}")
+                violations.append(f"{where}: {mine} may import {', '.join(sorted(allowed))}")
             if kernel and (name.endswith(".definition") or ".definition." in name):
-                found.append(f"{where}: an implementation must not import the meaning that judges it")
+                violations.append(f"{where}: an implementation must not import the meaning that judges it")
         elif name.split(".")[0] in TOOLCHAINS and mine == "ops" and not kernel:
-            found.append(f"{where}: a definition or a menu imports no toolchain")
-    return found
+            violations.append(f"{where}: a definition or a menu imports no toolchain")
+    return violations
 
 
 def test_there_is_something_to_look_at() -> None:
@@ -216,8 +216,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_no_room_imports_itself_by_way_of_others() -> None:
     """At every level of folders: the rooms of the package, those of porting, the files and folders of backends."""
     modules, packages = ours()
-    found = {package: circles(rooms_of(modules, package)) for package in packages}
-    assert {package: groups for package, groups in found.items() if groups} == {}
+    cycles = {package: circles(rooms_of(modules, package)) for package in packages}
+    assert {package: groups for package, groups in cycles.items() if groups} == {}
 
 
 def test_porting_has_rooms_only() -> None:
@@ -226,7 +226,7 @@ def test_porting_has_rooms_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sources", "found"),
+    ("sources", "expected"),
     [
         ({"a": "import b", "b": "import a"}, [["a", "b"]]),
         ({"a": "import b", "b": "def f():\n    import c", "c": "from a import x"}, [["a", "b", "c"]]),
@@ -238,8 +238,8 @@ def test_porting_has_rooms_only() -> None:
         ({"a": "import b\nimport c", "b": "import c", "c": ""}, []),
     ],
 )
-def test_a_circle_is_found(sources: dict[str, str], found: list[list[str]]) -> None:
-    assert circles(graph(sources, ["p"])) == found
+def test_a_circle_is_found(sources: dict[str, str], expected: list[list[str]]) -> None:
+    assert circles(graph(sources, ["p"])) == expected
 
 
 def test_a_circle_of_rooms_is_found_where_no_module_is_in_one() -> None:

@@ -143,8 +143,8 @@ def test_a_lockfile_of_an_earlier_version_keeps_its_times(version: int, measured
     entry["kernels"] = earlier("rms_norm_backward") if measured == "with these kernels" else "0" * 64
     path = tmp_path / "lock.json"
     path.write_text(json.dumps({**raw, "version": version, "choices": {"rms_norm_backward": {region: entry}}}))
-    found = lockfile_migrate.migrate(path)
+    migrated = lockfile_migrate.migrate(path)
     (after,) = lockfile_document.load(path).choices["rms_norm_backward"].values()
-    assert (found.held, found.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
+    assert (migrated.held, migrated.stale) == ((1, 0) if measured == "with these kernels" else (0, 1))
     assert (after.seconds, len(after.candidates)) == (entry["seconds"], len(entry["candidates"]))
-    assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (found.held == 1)
+    assert (after.kernels == kernel_code.digest("rms_norm_backward")) is (migrated.held == 1)

@@ -25,13 +25,13 @@ def _wrong(count: int, seed: int, folder: Path) -> list[str]:
     missed = []
     for specimen, home in zip(given, load(given, folder), strict=True):
         module = getattr(home, specimen.name)(WIDTH)
-        found = role_of(module)
-        if isinstance(found, Role):
+        recognition = role_of(module)
+        if isinstance(recognition, Role):
             # a guard may keep what is wrong away: then every input must still give the module's own result
             if any(not _unchanged(module, x) for x in _shows()):
-                missed.append(f"{specimen.op}, {specimen.fault}: {found.expression}\n{specimen.source}")
+                missed.append(f"{specimen.op}, {specimen.fault}: {recognition.expression}\n{specimen.source}")
             continue
-        if not isinstance(found, Refusal) or not found.reason:
+        if not isinstance(recognition, Refusal) or not recognition.reason:
             missed.append(f"{specimen.op}, {specimen.fault}: not named\n{specimen.source}")
     return missed
 
@@ -62,9 +62,9 @@ def _recognised(count: int, seed: int, folder: Path) -> list[str]:
     missed = []
     for specimen, home in zip(given, load(given, folder), strict=True):
         module = getattr(home, specimen.name)(WIDTH)
-        found = role_of(module)
-        if not isinstance(found, Role) or found.op != specimen.op:
-            missed.append(f"{specimen.op}: {found}\n{specimen.source}")
+        recognition = role_of(module)
+        if not isinstance(recognition, Role) or recognition.op != specimen.op:
+            missed.append(f"{specimen.op}: {recognition}\n{specimen.source}")
         elif any(not _unchanged(module, x) for x in _shows()[:1]):
             missed.append(f"{specimen.op}: another result\n{specimen.source}")
     return missed
@@ -94,11 +94,11 @@ def test_500_in_disguise(tmp_path: Path) -> None:
 
 def _passed(module: nn.Module, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     """The result and the gradients, 0 where there is none."""
-    made = [t.clone().requires_grad_(t.is_floating_point()) for t in given]
-    found = module(*made)
-    leaves = [t for t in (*made, *module.parameters()) if t.requires_grad]
-    slopes = torch.autograd.grad(found.square().sum(), leaves, allow_unused=True)
-    return [found.detach(), *(torch.zeros_like(x) if s is None else s for s, x in zip(slopes, leaves, strict=True))]
+    inputs = [t.clone().requires_grad_(t.is_floating_point()) for t in given]
+    output = module(*inputs)
+    leaves = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
+    slopes = torch.autograd.grad(output.square().sum(), leaves, allow_unused=True)
+    return [output.detach(), *(torch.zeros_like(x) if s is None else s for s, x in zip(slopes, leaves, strict=True))]
 
 
 def _whole(specimen: Specimen, module: nn.Module) -> tuple[bool, bool]:
